@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import blockbuster.blockbuster as _blockbuster
+import hypothesis
 import pytest
-from blockbuster import BlockBuster, blockbuster_ctx
 
+import everloop
+
+_OUR_CODE = str(Path(everloop.__file__).parent) + os.sep
+_OUR_TESTS = str(Path(__file__).parent) + os.sep
 _IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 _LOOPBACK_NAMES = {"localhost", "ip6-localhost", "::1", "", "0.0.0.0", "::"}
+
+# A shared machine may stall for longer than hypothesis' deadline; the time-out of each test is enough.
+hypothesis.settings.register_profile("everloop", deadline=None, derandomize=_IN_CI, database=None)
+hypothesis.settings.load_profile("everloop")
 
 
 @pytest.fixture(autouse=True)
@@ -28,21 +38,66 @@ def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERLOOP_HOME", str(home / ".everloop"))
 
 
+def _called_from_a_test(*_: Any, **__: Any) -> bool:
+    """True when the blocking call was made by test code (a fake tool, say) rather than by Everloop itself."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_OUR_CODE):
+            return False
+        if name.startswith(_OUR_TESTS) and name != __file__:
+            return True
+        if frame.f_back is None:
+            return True
+        frame = frame.f_back
+    return True
+
+
+def _either(first: Callable[..., bool], second: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda *args, **kwargs: first(*args, **kwargs) or second(*args, **kwargs)
+
+
+def _first_line_of_ours() -> str:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not frame.f_code.co_filename.startswith(_OUR_CODE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename.removeprefix(_OUR_CODE)}:{frame.f_lineno}"
+
+
 @pytest.fixture(autouse=True)
-def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[BlockBuster | None]:
-    """Fail a test in which Everloop's own code makes a blocking call inside the event loop."""
+def _nothing_blocks_the_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test in which Everloop's own code makes a blocking call inside the event loop.
+
+    The error is raised at the call and remembered, since a turn turns exceptions into replies.
+    """
     if request.node.get_closest_marker("may_block"):
-        yield None
+        yield
         return
-    with blockbuster_ctx("everloop") as guard:
-        yield guard
+    blocked: list[str] = []
+
+    class Blocked(_blockbuster.BlockingError):
+        def __init__(self, func: str) -> None:
+            super().__init__(func)
+            blocked.append(f"{func} at {_first_line_of_ours()}")
+
+    guard = _blockbuster.BlockBuster(everloop)
+    for function in guard.functions.values():
+        function.can_block_predicate = _either(function.can_block_predicate, _called_from_a_test)
+    monkeypatch.setattr(_blockbuster, "BlockingError", Blocked)
+    guard.activate()
+    try:
+        yield
+    finally:
+        guard.deactivate()
+    if blocked:
+        pytest.fail("the event loop was blocked by " + "; ".join(dict.fromkeys(blocked)), pytrace=False)
 
 
 def _is_loopback(address: Any) -> bool:
     if not isinstance(address, tuple):
         return True  # a Unix socket's path
     host = str(address[0])
-    return host in _LOOPBACK_NAMES or host.startswith("127.") or host.startswith("::ffff:127.")
+    return host in _LOOPBACK_NAMES or host.startswith(("127.", "::ffff:127."))
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +109,7 @@ def _no_outside_network(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     def guarded(method: Any) -> Any:
         def connect(self: socket.socket, address: Any) -> Any:
             if not _is_loopback(address):
-                raise OSError(f"test tried to reach {address!r}: only loopback is allowed in tests")
+                raise OSError(f"a test tried to reach {address!r}: only loopback is allowed in tests")
             return method(self, address)
 
         return connect
@@ -63,11 +118,24 @@ def _no_outside_network(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     monkeypatch.setattr(socket.socket, "connect_ex", guarded(socket.socket.connect_ex))
 
 
+def _refuse_skip(report: Any) -> None:
+    report.outcome = "failed"
+    report.longrepr = f"skipped, but in CI nothing may be missing: {report.longrepr}"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """In CI a skip is a failure: the machine lacks something. Tests marked `platform` may still be skipped."""
     report = yield
     if _IN_CI and report.skipped and not hasattr(report, "wasxfail") and not item.get_closest_marker("platform"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped in CI, where nothing may be missing: {report.longrepr}"
+        _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """The same for a whole file that is skipped while it is collected."""
+    report = yield
+    if _IN_CI and report.skipped and not collector.get_closest_marker("platform"):
+        _refuse_skip(report)
     return report

@@ -1,3 +1,68 @@
-"""Everloop: a self-hosted agent runtime that never drops a turn."""
+"""Everloop: a self-hosted agent runtime that never drops a turn.
+
+The public names below are loaded on first use, so that `import everloop` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AgentLoop",
+    "Config",
+    "ContextBuilder",
+    "InboundMessage",
+    "LLMProvider",
+    "LLMResponse",
+    "MessageBus",
+    "OutboundMessage",
+    "SessionManager",
+    "Tool",
+    "ToolCallRequest",
+    "ToolRegistry",
+    "__version__",
+    "tool",
+]
+
+TYPE_CHECKING = False  # typing's own constant would cost its import
+if TYPE_CHECKING:
+    from everloop.agents.loop import AgentLoop
+    from everloop.bus import InboundMessage, MessageBus, OutboundMessage
+    from everloop.config import Config
+    from everloop.context.builder import ContextBuilder
+    from everloop.providers.base import LLMProvider, LLMResponse, ToolCallRequest
+    from everloop.store.sessions import SessionManager
+    from everloop.tools.base import Tool, tool
+    from everloop.tools.registry import ToolRegistry
+
+_HOMES = {
+    "AgentLoop": "everloop.agents.loop",
+    "Config": "everloop.config",
+    "ContextBuilder": "everloop.context.builder",
+    "InboundMessage": "everloop.bus",
+    "LLMProvider": "everloop.providers.base",
+    "LLMResponse": "everloop.providers.base",
+    "MessageBus": "everloop.bus",
+    "OutboundMessage": "everloop.bus",
+    "SessionManager": "everloop.store.sessions",
+    "Tool": "everloop.tools.base",
+    "ToolCallRequest": "everloop.providers.base",
+    "ToolRegistry": "everloop.tools.registry",
+    "tool": "everloop.tools.base",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module and keep it."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

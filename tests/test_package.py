@@ -1,0 +1,59 @@
+"""The package's root: light to import, complete, and honest about its version."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+
+import pytest
+
+import everloop
+
+
+def run_python(code: str) -> str:
+    """The standard output of a fresh interpreter that runs the code."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_the_package_loads_nothing_but_the_standard_library():
+    loaded = json.loads(
+        run_python(
+            "import sys; before = set(sys.modules); import everloop; import json;"
+            "print(json.dumps(sorted({name.partition('.')[0] for name in set(sys.modules) - before})))"
+        )
+    )
+    assert set(loaded) - set(sys.stdlib_module_names) == {"everloop"}
+
+
+def test_importing_the_package_loads_no_other_module_of_ours():
+    loaded = run_python("import sys, everloop; print(*[name for name in sys.modules if name.startswith('everloop')])")
+    assert loaded.split() == ["everloop"]
+
+
+def test_importing_the_package_takes_under_three_milliseconds():
+    code = (
+        "import time; start = time.process_time(); import everloop; print((time.process_time() - start) * 1000)"
+    )
+    assert min(float(run_python(code)) for _ in range(5)) < 3
+
+
+@pytest.mark.parametrize("name", everloop.__all__)
+def test_every_public_name_resolves(name):
+    assert getattr(everloop, name) is getattr(everloop, name)
+
+
+def test_every_public_name_is_listed_by_dir():
+    assert set(everloop.__all__) <= set(dir(everloop))
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="AgentLop"):
+        everloop.AgentLop  # noqa: B018
+
+
+def test_the_version_is_the_one_that_was_installed():
+    assert everloop.__version__ == importlib.metadata.version("everloop")

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import blockbuster.blockbuster as _blockbuster
@@ -40,14 +41,12 @@ def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _called_from_a_test(*_: Any, **__: Any) -> bool:
     """True when the blocking call was made by test code (a fake tool, say) rather than by Everloop itself."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_OUR_CODE):
             return False
         if name.startswith(_OUR_TESTS) and name != __file__:
-            return True
-        if frame.f_back is None:
             return True
         frame = frame.f_back
     return True

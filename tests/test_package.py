@@ -35,9 +35,7 @@ def test_importing_the_package_loads_no_other_module_of_ours():
 
 
 def test_importing_the_package_takes_under_three_milliseconds():
-    code = (
-        "import time; start = time.process_time(); import everloop; print((time.process_time() - start) * 1000)"
-    )
+    code = "import time; start = time.process_time(); import everloop; print((time.process_time() - start) * 1000)"
     assert min(float(run_python(code)) for _ in range(5)) < 3
 
 

@@ -1,5 +1,6 @@
 # Everything starts with a private .venv made from requirements.lock; a second run finds it ready.
-#   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make bench   make lint   make types   make chaos
+#   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make bench   make lint   make format
+#   make types   make chaos   make clean
 #   PYTHON=/path/to/python3 picks the interpreter; make lock renews the lock file (needs uv).
 
 # The folder of this file, so that `make -f "some where/Makefile" test` works from anywhere.
@@ -9,7 +10,7 @@ HERE := $(shell pwd -P)
 ifneq ($(ROOT),$(HERE))
 
 .PHONY: all
-all chat test bench lint types chaos lock setup clean:
+all chat test bench lint format types chaos lock setup clean:
 	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
 
 else
@@ -23,7 +24,7 @@ ARGS ?=
 # A moved clone or a removed interpreter makes the stamp worthless.
 $(shell [ -x $(PY) ] && [ "$$(cat $(STAMP) 2>/dev/null)" = "$$(pwd -P)" ] || rm -f $(STAMP))
 
-.PHONY: chat test bench lint types chaos lock setup clean
+.PHONY: chat test bench lint format types chaos lock setup clean
 .DEFAULT_GOAL := chat
 
 chat: $(STAMP)
@@ -39,8 +40,12 @@ lint: $(STAMP)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 
+format: $(STAMP)
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
 types: $(STAMP)
-	@$(PY) -m mypy
+	@$(PY) -m mypy src tests $(wildcard benchmarks)
 
 chaos: $(STAMP)
 	@$(PY) -m pytest -q -n 0 -m chaos --timeout 0 $(ARGS)

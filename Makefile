@@ -1,67 +1,72 @@
-# Everything starts with a private .venv made from requirements.lock; a second run finds it ready.
+# Everything starts with a private .venv made from the lock files; a second run finds it ready.
 #   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make bench   make lint   make format
 #   make types   make chaos   make clean
-#   PYTHON=/path/to/python3 picks the interpreter; make lock renews the lock file (needs uv).
+#   PYTHON=/path/to/python3 picks the interpreter; make lock renews the lock files (needs uv).
 
 # The folder of this file, so that `make -f "some where/Makefile" test` works from anywhere.
-ROOT := $(shell cd "$$(dirname "$$(printf '%s' '$(MAKEFILE_LIST)' | sed 's/^ //')")" && pwd -P)
+ROOT := $(shell cd "$$(dirname "$$(printf '%s' '$(subst ','\'',$(MAKEFILE_LIST))' | sed 's/^ //')")" && pwd -P)
 HERE := $(shell pwd -P)
+
+.PHONY: chat test bench lint format types chaos lock setup clean
+.DEFAULT_GOAL := chat
 
 ifneq ($(ROOT),$(HERE))
 
-.PHONY: all
-all chat test bench lint format types chaos lock setup clean:
+chat test bench lint format types chaos lock setup clean:
 	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
 
 else
 
 SHELL := /bin/sh
 PY := .venv/bin/python
-STAMP := .venv/.installed
+READY := .venv/.ready
+READY_DEV := .venv/.ready-dev
 UV ?= uv
+COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
+	--no-emit-index-url --no-emit-find-links $(ARGS) --group build pyproject.toml
 ARGS ?=
 
-# A moved clone or a removed interpreter makes the stamp worthless.
-$(shell [ -x $(PY) ] && [ "$$(cat $(STAMP) 2>/dev/null)" = "$$(pwd -P)" ] || rm -f $(STAMP))
+# A moved clone or a removed interpreter makes the stamps worthless.
+$(shell [ -x $(PY) ] && [ "$$(cat $(READY) 2>/dev/null)" = "$$(pwd -P)" ] || rm -f $(READY) $(READY_DEV))
 
-.PHONY: chat test bench lint format types chaos lock setup clean
-.DEFAULT_GOAL := chat
+chat: $(READY)
+	@.venv/bin/everloop $(ARGS)
 
-chat: $(STAMP)
-	@$(PY) -c 'import sys; from everloop.cli.main import main; sys.exit(main())' $(ARGS)
-
-test: $(STAMP)
+test: $(READY_DEV)
 	@$(PY) -m pytest -q $(ARGS)
 
-bench: $(STAMP)
+bench: $(READY_DEV)
 	@$(PY) benchmarks/run.py $(ARGS)
 
-lint: $(STAMP)
+lint: $(READY_DEV)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 
-format: $(STAMP)
+format: $(READY_DEV)
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-types: $(STAMP)
+types: $(READY_DEV)
 	@$(PY) -m mypy src tests $(wildcard benchmarks)
 
-chaos: $(STAMP)
+chaos: $(READY_DEV)
 	@$(PY) -m pytest -q -n 0 -m chaos --timeout 0 $(ARGS)
 
-setup: $(STAMP)
+setup: $(READY_DEV)
 	@:
 
-$(STAMP): requirements.lock pyproject.toml scripts/setup.sh
+$(READY): requirements.lock pyproject.toml scripts/setup.sh
 	@sh scripts/setup.sh
 
+$(READY_DEV): $(READY) requirements-dev.lock
+	@sh scripts/setup.sh dev
+
 lock:
-	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev \
-		--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) -o requirements.lock pyproject.toml
+	$(COMPILE) -o requirements.lock
+	$(COMPILE) -c requirements.lock --extra dev -o requirements-dev.lock
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests $(wildcard benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 endif

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Makes .venv in the current folder: the pinned packages, checked against their hashes, then Everloop itself.
+# With the argument "dev" it adds the packages for tests, lint and types to a .venv that is there.
 set -eu
 
 fail() {
@@ -11,36 +12,53 @@ new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
 
-if [ -n "${PYTHON:-}" ]; then
-    new_enough "$PYTHON" || fail "PYTHON=$PYTHON is not Python 3.11 or newer; give the path of one that is"
-    python=$PYTHON
-else
-    python=
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then
+        new_enough "$PYTHON" || fail "PYTHON=$PYTHON is not Python 3.11 or newer; give the path of one that is"
+        echo "$PYTHON"
+        return
+    fi
     for name in python3 python3.14 python3.13 python3.12 python3.11; do
-        if new_enough "$name"; then python=$name && break; fi
+        if new_enough "$name"; then
+            echo "$name"
+            return
+        fi
     done
-    [ -n "$python" ] || fail "Python 3.11 or newer is needed and none was found; install it (Debian/Ubuntu:" \
-        "apt install python3 python3-venv, macOS: brew install python) or set PYTHON=/path/to/python3"
-fi
-"$python" -c 'import venv, ensurepip' 2>/dev/null ||
-    fail "$python has no venv module; install it (Debian/Ubuntu: apt install python3-venv) and run make again"
+    fail "Python 3.11 or newer is needed and none was found; install it (Debian/Ubuntu: apt install python3" \
+        "python3-venv, macOS: brew install python) or set PYTHON=/path/to/python3"
+}
 
-rm -f .venv/.installed
-if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+make_venv() {
+    python=$(find_python)
+    "$python" -c 'import venv, ensurepip' 2>/dev/null ||
+        fail "$python has no venv module; install it (Debian/Ubuntu: apt install python3-venv) and run make again"
     echo "Making .venv with $("$python" --version)"
     "$python" -m venv --clear .venv || fail "could not make .venv here; see the message above"
-fi
+}
 
-echo "Installing the packages of requirements.lock (checked against their hashes)"
-# Only the names are shown; pip's warnings and errors go to standard error untouched.
-status=$(
-    {
-        { .venv/bin/python -m pip install --disable-pip-version-check --require-hashes -r requirements.lock || echo "failed" >&3; } |
-            awk '/^(Collecting|Processing) / { sub(/.*\//, "", $2); print "  " $2; fflush() }' >&4
-    } 3>&1
-) 4>&1
-[ -z "$status" ] || fail "the packages could not be installed; see pip's message above (is the network there?)"
-.venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable . ||
-    fail "Everloop itself could not be installed; see pip's message above"
-pwd -P >.venv/.installed
+pip_install() {
+    .venv/bin/python -m pip install --disable-pip-version-check "$@"
+}
+
+# Only the names of new packages are shown; pip's warnings and errors go to standard error untouched.
+# What must be built is built with the pinned tools of requirements.lock, so nothing unpinned is fetched.
+install_pinned() {
+    echo "Installing the packages of $1 (checked against their hashes)"
+    rm -f .venv/.failed
+    { pip_install --require-hashes --no-build-isolation --use-pep517 -r "$1" || touch .venv/.failed; } |
+        awk '/^(Collecting|Processing) / { sub(/.*\//, "", $2); sub(/-(py[23]|cp3).*/, "", $2); print "  " $2; fflush() }'
+    [ ! -e .venv/.failed ] || fail "the packages could not be installed; see pip's message above (is the network there?)"
+}
+
+if [ "${1:-}" = dev ]; then
+    install_pinned requirements-dev.lock
+    touch .venv/.ready-dev
+else
+    .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
+    rm -f .venv/.ready .venv/.ready-dev
+    install_pinned requirements.lock
+    pip_install --quiet --no-deps --no-build-isolation --editable . ||
+        fail "Everloop itself could not be installed; see pip's message above"
+    pwd -P >.venv/.ready
+fi
 echo "Ready."

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import everloop
+
+ROOT = Path(__file__).parent.parent
 
 
 def run_python(code: str) -> str:
@@ -55,3 +60,14 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
 
 def test_the_version_is_the_one_that_was_installed():
     assert everloop.__version__ == importlib.metadata.version("everloop")
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+def test_a_lock_file_pins_everything_by_hash_and_names_no_index(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    pinned = re.findall(r"^([a-z0-9-]+)==\S+.*\\\n +--hash=sha256:", text, re.MULTILINE)
+    assert len(pinned) == len(re.findall(r"^\S", text, re.MULTILINE))
+    assert "://" not in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = project["dependencies"] + (project["optional-dependencies"]["dev"] if "dev" in name else [])
+    assert {re.split("[<>=!~]", line)[0].replace("_", "-") for line in wanted} <= set(pinned)

@@ -1,0 +1,134 @@
+"""What a tool is: a subclass of `Tool`, or a function under `@tool`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+from .hints import parameters_of, split_docstring
+from .threads import in_thread
+
+Replay = Literal["safe", "never"]
+P = ParamSpec("P")
+R = TypeVar("R")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+class ToolError(Exception):
+    """A failure that a tool explains to the model itself: what is wrong and what to do instead."""
+
+
+class Tool:
+    """One capability of the agent. A subclass needs `name`, `description`, `parameters` and `execute`.
+
+    Each may be a class attribute or a property. `execute` gives text; other results are turned into text.
+    """
+
+    replay: Replay = "never"  # "safe": a call that was cut off by a crash may be run again
+    parallel: bool = True  # may run beside other calls of its round
+    timeout: float | None = None  # seconds; None: the registry's default; inf: none
+
+    if TYPE_CHECKING:  # to a type checker these are properties, which attributes may override; not the other way round
+
+        @property
+        def name(self) -> str: ...
+        @property
+        def description(self) -> str: ...
+        @property
+        def parameters(self) -> dict[str, Any]: ...
+
+    else:
+        name = ""
+        description = ""
+        parameters = {"type": "object", "properties": {}}
+
+    async def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the work. The arguments come by name, validated against `parameters`."""
+        raise NotImplementedError(f"{type(self).__name__} has no execute()")
+
+
+class FunctionTool(Tool, Generic[P, R]):
+    """A tool made from a function; calling it calls the function, as if it were not decorated.
+
+    A function that is not async runs in a thread. A thread cannot be killed: after a time-out or a cancelled
+    turn it goes on to its end, and what it returns is thrown away.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+    def __init__(self, function: Callable[P, R], local: dict[str, Any], **options: Any) -> None:
+        called = getattr(function, "__name__", type(function).__name__)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"@tool {called}(): a generator cannot be a tool: return the whole result")
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.parameters, self._conversions = parameters_of(function, local)
+        self.name = check_name(options.pop("name", None) or called)
+        documented, _ = split_docstring(inspect.getdoc(function) or "")
+        self.description = options.pop("description", None) or documented or self.name.replace("_", " ")
+        self._is_async = inspect.iscoroutinefunction(function)
+        for option, value in options.items():
+            setattr(self, option, value)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    async def execute(self, /, **kwargs: Any) -> Any:
+        for name, convert in self._conversions.items():
+            if name in kwargs:
+                kwargs[name] = convert(kwargs[name])
+        function: Callable[..., Any] = self.function
+        if self._is_async:
+            return await function(**kwargs)
+        result = await in_thread(function, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    def __repr__(self) -> str:
+        return f"<tool {self.name}>"
+
+
+@overload
+def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    replay: Replay = "never",
+    parallel: bool = True,
+    timeout: float | None = None,
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    replay: Replay = "never",
+    parallel: bool = True,
+    timeout: float | None = None,
+) -> Any:
+    """Make a tool from a function with type hints and a docstring, with options or without.
+
+    A hint that has no JSON form is a TypeError here and now, naming the function and the parameter.
+    """
+    local = dict(sys._getframe(1).f_locals)
+    options = {"name": name, "description": description, "replay": replay, "parallel": parallel, "timeout": timeout}
+
+    def make(function: Callable[..., Any]) -> FunctionTool[..., Any]:
+        return FunctionTool(function, local, **options)
+
+    return make if function is None else make(function)
+
+
+def check_name(name: Any) -> str:
+    """The name of a tool, if model APIs take it; a ValueError otherwise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"a tool's name must be 1 to 64 letters, digits, _ or -, not {name!r}: rename the tool")
+    return name

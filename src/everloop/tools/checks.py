@@ -1,0 +1,300 @@
+"""The single checks a JSON schema is compiled into: each takes a value and gives it back, repaired where it may."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .coerce import KINDS, STRICT, convert, fits, same, show
+
+_MAX_DEPTH = 100
+_MAX_STEPS = 100_000
+
+Path = tuple[Any, str | int] | None  # (path of the parent, key or index)
+
+
+class TooComplex(Exception):
+    """The value nests too deeply, or its unions branch too often, to be checked."""
+
+
+class Run:
+    """One validation: how much may be bent, what was found wrong, how much work was done."""
+
+    __slots__ = ("depth", "level", "problems", "steps")
+
+    def __init__(self, level: int, depth: int = 0) -> None:
+        self.level = level
+        self.depth = depth
+        self.steps = 0
+        self.problems: list[tuple[Path, str]] = []
+
+    def say(self, at: Path, problem: str) -> None:
+        self.problems.append((at, problem))
+
+    def enter(self) -> None:
+        self.depth += 1
+        self.steps += 1
+        if self.depth > _MAX_DEPTH or self.steps > _MAX_STEPS:
+            raise TooComplex
+
+
+Check = Callable[[Any, Path, Run], Any]
+
+
+def accept(value: Any, at: Path, run: Run) -> Any:
+    return value
+
+
+def refuse(value: Any, at: Path, run: Run) -> Any:
+    run.say(at, "is not allowed")
+    return value
+
+
+def later(slot: list[Check]) -> Check:
+    """A check that is still being compiled, because its schema refers to itself."""
+
+    def check(value: Any, at: Path, run: Run) -> Any:
+        run.enter()
+        value = slot[0](value, at, run)
+        run.depth -= 1
+        return value
+
+    return check
+
+
+def sequence(checks: list[Check]) -> Check:
+    """All checks one after the other, until one finds a problem."""
+    if len(checks) == 1:
+        return checks[0]
+    if not checks:
+        return accept
+
+    def check(value: Any, at: Path, run: Run) -> Any:
+        before = len(run.problems)
+        for part in checks:
+            value = part(value, at, run)
+            if len(run.problems) > before:
+                break
+        return value
+
+    return check
+
+
+def properties_of(properties: dict[str, Check], required: list[str], extra: Check | None) -> Check:
+    """Properties of an object; `extra` checks those that are not named, None refuses them."""
+    needed = frozenset(required)
+
+    def check(value: Any, at: Path, run: Run) -> Any:
+        if not isinstance(value, dict):
+            return value
+        run.enter()
+        result = value
+        for key, item in value.items():
+            part = properties.get(key, extra)
+            if part is None:
+                run.say(at, _unknown(key, properties))
+                continue
+            if item is None and run.level and key not in needed and not _fits(part, None, run):
+                new = _MISSING  # null for something optional means that it was not given
+            else:
+                new = part(item, (at, key), run)
+            if new is not item:
+                if result is value:
+                    result = dict(value)
+                if new is _MISSING:
+                    del result[key]
+                else:
+                    result[key] = new
+        for name in required:
+            if name not in value:
+                run.say((at, name), "is required, but missing")
+        run.depth -= 1
+        return result
+
+    return check
+
+
+_MISSING = object()
+
+
+def _unknown(key: Any, properties: Iterable[str]) -> str:
+    known = list(properties)
+    message = f"unknown argument {show(str(key))}"
+    if close := difflib.get_close_matches(str(key)[:100], known, 1, 0.5):
+        return f"{message} (did you mean {show(close[0])}?)"
+    return f"{message} (known: {', '.join(known[:20])})" if known else f"{message} (there are none)"
+
+
+def items_of(item: Check) -> Check:
+    def check(value: Any, at: Path, run: Run) -> Any:
+        if not isinstance(value, list):
+            return value
+        run.enter()
+        result = value
+        for index, old in enumerate(value):
+            new = item(old, (at, index), run)
+            if new is not old:
+                if result is value:
+                    result = list(value)
+                result[index] = new
+        run.depth -= 1
+        return result
+
+    return check
+
+
+def union(branches: list[Check], nulls: list[bool]) -> Check:
+    """anyOf and oneOf: the first branch that fits as it is, else the only outcome that bending the value gives."""
+
+    def check(value: Any, at: Path, run: Run) -> Any:
+        failures: list[list[tuple[Path, str]]] = []
+        for level in range(run.level + 1):
+            failures = []
+            outcomes: list[Any] = []
+            for branch, null in zip(branches, nulls, strict=True):
+                new, problems = _try(branch, value, at, run, level)
+                if problems and not null:
+                    failures.append(problems)
+                elif not problems and level == STRICT:
+                    return new
+                elif not problems and not any(same(new, other) for other in outcomes):
+                    outcomes.append(new)
+            if len(outcomes) == 1:
+                return outcomes[0]
+            if outcomes:
+                run.say(at, f"is ambiguous, could be {' or '.join(map(show, outcomes))}: send one of these")
+                return value
+        if len(failures) == 1:
+            run.problems.extend(failures[0])
+        else:
+            forms = [", ".join(render(where, what, at) for where, what in problems) for problems in failures[:5]]
+            run.say(at, f"fits none of the allowed forms ({' | '.join(forms)})")
+        return value
+
+    return check
+
+
+def _try(check: Check, value: Any, at: Path, run: Run, level: int) -> tuple[Any, list[tuple[Path, str]]]:
+    """Run a check on the side; its work counts, its problems do not."""
+    run.enter()
+    kept, run.problems = run.problems, []
+    before, run.level = run.level, level
+    value = check(value, at, run)
+    run.level = before
+    found, run.problems = run.problems, kept
+    run.depth -= 1
+    return value, found
+
+
+def _fits(check: Check, value: Any, run: Run) -> bool:
+    return not _try(check, value, None, run, STRICT)[1]
+
+
+def one_of(allowed: list[Any]) -> Check:
+    """enum and const; a text that differs from exactly one allowed value in case or quotes is taken for it."""
+    by_text: dict[str, list[Any]] = {}
+    for option in allowed:
+        if isinstance(option, str | int | float):
+            by_text.setdefault(_plain(option), []).append(option)
+
+    def check(value: Any, at: Path, run: Run) -> Any:
+        if any(same(value, option) for option in allowed):
+            return value
+        if run.level and isinstance(value, str | int | float):
+            close = by_text.get(_plain(value), ())
+            if len(close) == 1:
+                return close[0]
+        what = f"must be one of {', '.join(map(show, allowed[:20]))}" if len(allowed) > 1 else _only(allowed)
+        run.say(at, f"{what}, got {show(value)}")
+        return value
+
+    return check
+
+
+def _only(allowed: list[Any]) -> str:
+    return f"must be {show(allowed[0])}" if allowed else "has no allowed value"
+
+
+def _plain(value: str | int | float) -> str:
+    return value.strip().casefold() if isinstance(value, str) else show(value)
+
+
+def type_check(declared: Any) -> Check | None:
+    """The `type` keyword, one or several; None where it says nothing we know."""
+    names = tuple(
+        name
+        for name in (declared if isinstance(declared, list) else [declared])
+        if isinstance(name, str) and name in KINDS
+    )
+    if not names:
+        return None
+    if names == ("string",):
+        return _string
+    must = f"must be {' or '.join(KINDS[name] for name in names)}"
+
+    def check(value: Any, at: Path, run: Run) -> Any:
+        if fits(value, names):
+            return int(value) if type(value) is float and "number" not in names else value
+        found, new, reason = convert(value, names, run.level)
+        if not found:
+            run.say(at, f"{must}, {reason or f'got {show(value)}'}")
+        return new
+
+    return check
+
+
+def _string(value: Any, at: Path, run: Run) -> Any:
+    """The most common check by far, without detours."""
+    if isinstance(value, str):
+        return value
+    found, new, _ = convert(value, ("string",), run.level)
+    if not found:
+        run.say(at, f"must be a string, got {show(value)}")
+    return new
+
+
+def limits(schema: dict[str, Any]) -> Iterable[Check]:
+    """Limits of numbers, of lengths, and patterns."""
+    for keyword, (kinds, test, words) in _LIMITS.items():
+        limit = schema.get(keyword)
+        if isinstance(limit, int | float) and not isinstance(limit, bool):
+            yield _limit(kinds, test, limit, f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}")
+    if isinstance(schema.get("pattern"), str):
+        try:
+            pattern = re.compile(schema["pattern"])
+        except (re.error, OverflowError, RecursionError):
+            return  # another dialect of regular expressions
+        yield _limit((str,), lambda value, _: bool(pattern.search(value)), 0, f"must match {schema['pattern'][:200]}")
+
+
+_LIMITS: dict[str, tuple[tuple[type, ...], Callable[[Any, float], bool], str]] = {
+    "minimum": ((int, float), lambda value, limit: value >= limit, "must be at least"),
+    "maximum": ((int, float), lambda value, limit: value <= limit, "must be at most"),
+    "exclusiveMinimum": ((int, float), lambda value, limit: value > limit, "must be more than"),
+    "exclusiveMaximum": ((int, float), lambda value, limit: value < limit, "must be less than"),
+    "minLength": ((str,), lambda value, limit: len(value) >= limit, "must have a length of at least"),
+    "maxLength": ((str,), lambda value, limit: len(value) <= limit, "must have a length of at most"),
+    "minItems": ((list,), lambda value, limit: len(value) >= limit, "must have a number of items of at least"),
+    "maxItems": ((list,), lambda value, limit: len(value) <= limit, "must have a number of items of at most"),
+}
+
+
+def _limit(kinds: tuple[type, ...], test: Callable[[Any, float], bool], limit: float, words: str) -> Check:
+    def check(value: Any, at: Path, run: Run) -> Any:
+        if isinstance(value, kinds) and not isinstance(value, bool) and not test(value, limit):
+            run.say(at, f"{words}, got {show(value)}")
+        return value
+
+    return check
+
+
+def render(at: Path, problem: str, base: Path = None) -> str:
+    """A problem with its path, `items[2].count: must be …`, from `base` on."""
+    steps: list[str] = []
+    while at is not None and at is not base:
+        at, step = at
+        steps.append(f"[{step}]" if isinstance(step, int) else f".{str(step)[:100]}")
+    path = "".join(reversed(steps)).removeprefix(".")
+    return f"{path}: {problem}" if path else problem

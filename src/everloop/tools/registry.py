@@ -1,0 +1,250 @@
+"""The tools an agent has: their definitions for the model, and the one way in which a call of a tool is run."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+import logging
+import math
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..log import Call
+from ..messages import clean, encode_json
+from .base import Tool, ToolError, check_name
+from .context import CallContext, current
+from .schema import InvalidArguments, compile_schema
+from .threads import in_thread
+
+logger = logging.getLogger(__name__)
+ADVICE = "Find the cause of the error, then try again with other arguments or in another way."
+_MAX_MESSAGE = 4_000
+
+
+@dataclass(slots=True, frozen=True)
+class ToolResult:
+    """What a call gave: text for the model, and whether it worked."""
+
+    content: str
+    status: Literal["ok", "error"] = "ok"
+
+
+@dataclass(slots=True, frozen=True)
+class _Registered:
+    tool: Tool
+    check: Callable[[Any], dict[str, Any]]
+    execute: Callable[..., Any]
+    definition: dict[str, Any]
+
+
+class ToolRegistry:
+    """Tools by name. `timeout` is in seconds, for tools that set none; `result_limit` is in characters."""
+
+    def __init__(self, tools: Iterable[Tool] = (), *, timeout: float = 120.0, result_limit: int = 100_000) -> None:
+        self._tools: dict[str, _Registered] = {}
+        self._definitions: list[dict[str, Any]] | None = None
+        self.timeout = timeout
+        self.result_limit = result_limit
+        for tool in tools:
+            self.register(tool)
+
+    def register(self, tool: Tool) -> None:
+        """Add a tool. One with the same name is replaced and keeps its place in the order."""
+        if not isinstance(tool, Tool):
+            raise TypeError(f"register() takes a tool, not {tool!r}: {_instead(tool)}")
+        entry = _enter(tool)
+        self._tools[entry.definition["function"]["name"]] = entry
+        self._definitions = None
+
+    def unregister(self, name: str) -> None:
+        """Take a tool away; nothing happens if there is none of that name."""
+        if self._tools.pop(name, None) is not None:
+            self._definitions = None
+
+    def get(self, name: str) -> Tool | None:
+        entry = self._tools.get(name)
+        return entry.tool if entry else None
+
+    def has(self, name: str) -> bool:
+        return name in self._tools
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._tools)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter([entry.tool for entry in self._tools.values()])
+
+    def get_definitions(self) -> list[dict[str, Any]]:
+        """The tools in the shape model APIs take, in order of registration.
+
+        It is the same list object until a tool is added or taken away: cache by identity, do not change it.
+        """
+        if self._definitions is None:
+            self._definitions = [entry.definition for entry in self._tools.values()]
+        return self._definitions
+
+    def replay_safe(self, name: str) -> bool:
+        """Whether a call that was cut off may be run again; a call of no tool does nothing, so it may."""
+        entry = self._tools.get(name)
+        return entry is None or entry.tool.replay == "safe"
+
+    def batch(self, calls: Sequence[Call]) -> list[Call]:
+        """Which of the pending calls start together now: the leading parallel ones, or one that must be alone."""
+        together: list[Call] = []
+        for call in calls:
+            entry = self._tools.get(call.name)
+            if entry is not None and not entry.tool.parallel:
+                return together or [call]
+            together.append(call)
+        return together
+
+    async def execute(self, name: str, arguments: dict[str, Any] | None = None) -> str:
+        """Run a tool by name and give its result, or an error, as text. Only a cancellation is ever raised."""
+        context = current.get(None) or _nowhere()
+        result = await self.run(Call(context.call, name, arguments if arguments is not None else {}), context)
+        return result.content
+
+    async def run(self, call: Call, context: CallContext) -> ToolResult:
+        """Run one call. Whatever goes wrong is an error result that the model can act on.
+
+        A time-out cancels an async tool. A plain function's thread cannot be stopped: it goes on to its end, and
+        what it returns is thrown away.
+        """
+        token = current.set(context)
+        try:
+            return await self._run(call)
+        finally:
+            current.reset(token)
+
+    async def _run(self, call: Call) -> ToolResult:
+        name = call.name
+        if call.error is not None:
+            return _failure(f"The arguments of {name} could not be read: {call.error}")
+        entry = self._tools.get(name)
+        if entry is None:
+            return _failure(self._no_such_tool(name))
+        limit = entry.tool.timeout if entry.tool.timeout is not None else self.timeout
+        deadline = asyncio.timeout(limit if math.isfinite(limit) else None)
+        try:
+            arguments = entry.check(call.arguments)
+            async with deadline:
+                result = await entry.execute(**arguments)
+            return ToolResult(self._text(result))
+        except InvalidArguments as error:
+            return _failure(f"Wrong arguments for {name}: {error}")
+        except ToolError as error:
+            return _failure(str(error))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return _failure(f"{name} was cancelled from within.")  # the tool's own doing: the turn goes on
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                done = "what it had begun may still take effect"
+                return _failure(f"{name} was given up because it took longer than {limit:g} seconds; {done}.")
+            logger.debug("tool %s failed", name, exc_info=True)
+            return _failure(f"{name} failed: {_describe(error)}")
+
+    def _text(self, result: Any) -> str:
+        text = result if isinstance(result, str) else as_text(result)
+        if len(text) > self.result_limit:
+            text = cut(text, self.result_limit)
+        return text if text.isascii() else clean(text)
+
+    def _no_such_tool(self, name: str) -> str:
+        close = difflib.get_close_matches(name[:100], self._tools, 3, 0.5)
+        known = f"did you mean {', '.join(close)}?" if close else f"there are: {', '.join(self.names[:50]) or 'none'}."
+        return f'The tool "{name[:100]}" does not exist; {known}'
+
+
+def _enter(tool: Tool) -> _Registered:
+    """A tool made ready: its properties read once, its schema compiled."""
+    name, timeout = check_name(tool.name), tool.timeout
+    parameters: Any = tool.parameters
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise ValueError(f"tool {name}: parameters must be a JSON schema of type object")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"tool {name}: timeout must be more than 0 seconds, not {timeout!r}")
+    parameters = {"type": "object", "properties": {}, **parameters}
+    execute: Callable[..., Any] = tool.execute
+    check = compile_schema(parameters, closed=not _takes_anything(execute))
+    if not inspect.iscoroutinefunction(execute):
+        execute = _blocking(execute)
+    function = {"name": name, "description": tool.description or "", "parameters": parameters}
+    return _Registered(tool, check, execute, {"type": "function", "function": function})
+
+
+def _takes_anything(execute: Callable[..., Any]) -> bool:
+    """Whether `execute` has **kwargs; one that has not would fail on an argument it does not know."""
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(execute).parameters.values())
+
+
+def _blocking(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """An `execute` that was not written as async: run in a thread, so that it cannot block the loop."""
+
+    async def run(**kwargs: Any) -> Any:
+        result = await in_thread(execute, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    return run
+
+
+def _instead(thing: object) -> str:
+    if isinstance(thing, type) and issubclass(thing, Tool):
+        return f"make one, {thing.__name__}()"
+    return "put @tool on it" if callable(thing) else "subclass everloop.Tool"
+
+
+def _nowhere() -> CallContext:
+    """The origin of a call that belongs to no turn."""
+    key = uuid.uuid4().hex
+    return CallContext("me", "cli:direct", "", key, "cli", "direct", Path(), False, key, lambda text: None)
+
+
+def _failure(message: str) -> ToolResult:
+    body = {"status": "error", "message": clean(cut(message, _MAX_MESSAGE)), "advice": ADVICE}
+    return ToolResult(encode_json(body).decode(), "error")
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # an exception that cannot even be shown
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def as_text(result: Any) -> str:
+    """A tool's result as text: JSON for what is not text already."""
+    if result is None:
+        return "(no output)"
+    if isinstance(result, str):
+        return result
+    if isinstance(result, bytes):
+        return result.decode("utf-8", "replace")
+    try:
+        return encode_json(result).decode()
+    except (TypeError, ValueError, RecursionError):  # no JSON form, or a text in it that has none
+        return str(result)
+
+
+def cut(text: str, limit: int) -> str:
+    """The text with its middle left out, so that with a note it is at most `limit` characters long."""
+    if len(text) <= limit:
+        return text
+    note = f"\n[… {len(text) - limit + 60} of {len(text)} characters left out …]\n"
+    kept = max(limit - len(note), 0)
+    note = f"\n[… {len(text) - kept} of {len(text)} characters left out …]\n"
+    return text[: kept - kept // 2] + note + text[len(text) - kept // 2 :]

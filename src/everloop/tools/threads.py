@@ -1,0 +1,78 @@
+"""Blocking functions beside the event loop, on daemon threads that are kept for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_IDLE_SECONDS = 10.0
+
+
+class _Worker:
+    """One thread and the jobs it is handed; without any for a while, it ends."""
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        # A daemon, so that a function that hangs does not keep the process from ending.
+        threading.Thread(target=self._work, name="everloop-tool", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self.jobs.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                try:
+                    _idle.remove(self)
+                    return
+                except ValueError:
+                    continue  # it was taken just now: the job is on its way
+            job()
+
+
+_idle: list[_Worker] = []
+
+
+async def in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Run a blocking function in a thread, with the caller's context variables.
+
+    Cancelling only stops the waiting: a thread cannot be killed, so the function goes on to its end unheard.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = copy_context()
+    try:
+        worker = _idle.pop()
+    except IndexError:
+        worker = _Worker()
+
+    def job() -> None:
+        result: Any = None
+        failure: BaseException | None = None
+        try:
+            result = context.run(function, *args, **kwargs)
+        except StopIteration as error:  # a future does not take it
+            failure = RuntimeError(f"StopIteration: {error}")
+        except BaseException as error:
+            failure = error
+        _idle.append(worker)
+        try:
+            loop.call_soon_threadsafe(_deliver, future, result, failure)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
+
+    worker.jobs.put(job)
+    return await future
+
+
+def _deliver(future: asyncio.Future[T], result: T, failure: BaseException | None) -> None:
+    if future.done():
+        return
+    if failure is None:
+        future.set_result(result)
+    else:
+        future.set_exception(failure)

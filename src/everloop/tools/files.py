@@ -111,8 +111,12 @@ def open_text(path: str) -> Iterator[BinaryIO]:
     """A text file of the workspace, opened for reading as UTF-8 bytes; what is no text file is refused at once."""
     place = locate(path)
     descriptor = os.open(place, _OPEN)
-    with open(descriptor, "rb") as file:
+    try:
         _check_kind(os.fstat(descriptor), path)
+    except ToolError:
+        os.close(descriptor)
+        raise
+    with open(descriptor, "rb") as file:
         head = file.read(8192)
         file.seek(0)
         if head.startswith(_UTF16):

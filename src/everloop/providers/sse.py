@@ -132,8 +132,8 @@ class Answer:
                 continue
             piece = choice.delta or choice.message
             if piece is not None:
-                delta = self._take(piece, odd)
-            if choice.finish_reason:
+                delta = self._take(piece, odd, whole=choice.delta is None)
+            if choice.finish_reason and not self._full:
                 self.finish_reason = clean(str(choice.finish_reason))
             break
         return delta
@@ -177,7 +177,7 @@ class Answer:
                 retryable=True,
             ) from None
 
-    def _take(self, piece: Piece, odd: bool) -> Delta | None:
+    def _take(self, piece: Piece, odd: bool, whole: bool) -> Delta | None:
         text = piece.content
         if type(text) is not str:
             text = text_of(text)
@@ -196,12 +196,12 @@ class Answer:
             self._text.append(text)
         for call in piece.tool_calls or ():
             if call is not None and not self._full:
-                self._take_call(call)
+                self._take_call(call, whole)
         if self._full:
             text = self._cut(text)
         return Delta(text, thoughts) if text or thoughts else None
 
-    def _take_call(self, piece: CallPiece) -> None:
+    def _take_call(self, piece: CallPiece, whole: bool) -> None:
         function = piece.function or Function()
         id = clean(piece.id) if isinstance(piece.id, str) else ""
         name = clean(function.name) if isinstance(function.name, str) else ""
@@ -212,27 +212,32 @@ class Answer:
             arguments = clean(arguments)
         else:  # an object where the contract has a string of JSON
             arguments = clean(json.dumps(arguments, ensure_ascii=False))
-        partial = self._partial(piece.index, id, bool(name and arguments))
+        partial = None if whole else self._begun(piece.index, id, name, bool(arguments))
+        if partial is None:
+            partial = PartialCall(piece.index)
+            self._calls.append(partial)
+            if len(self._calls) > MAX_CALLS:
+                raise ProviderError(f"{self._where} sent more than {MAX_CALLS} tool calls in one answer")
         partial.id = partial.id or id
         partial.name = partial.name or name  # a name is never split, but some servers repeat it
         if arguments:
             partial.parts.append(self._keep(2, arguments))
 
-    def _partial(self, index: Any, id: str, whole: bool) -> PartialCall:
-        """The call a piece belongs to: by index and id where there are any, and a new id starts a new call.
+    def _begun(self, index: Any, id: str, name: str, more: bool) -> PartialCall | None:
+        """The call that a piece goes on with, or None when it begins one.
 
-        A piece without an id that has both a name and arguments is a whole call of its own when the call it
-        would add to is complete already.
+        Index and id decide where there are any, and a new id begins a new call. Without an id, so does another name,
+        or a name with arguments when the call before is complete.
         """
         calls = self._calls if index is None else [call for call in self._calls if call.index == index]
-        if id and (same := [call for call in calls if call.id == id]):
-            return same[-1]
-        last = calls[-1] if calls else None
-        if last is None or (id and last.id) or (whole and last.complete()):
-            last = PartialCall(index)
-            self._calls.append(last)
-            if len(self._calls) > MAX_CALLS:
-                raise ProviderError(f"{self._where} sent more than {MAX_CALLS} tool calls in one answer")
+        if not calls:
+            return None
+        last = calls[-1]
+        if id:
+            same = [call for call in calls if call.id == id]
+            return same[-1] if same else None if last.id else last
+        if name and (name != (last.name or name) or (more and last.complete())):
+            return None
         return last
 
     def _keep(self, kind: int, text: str) -> str:

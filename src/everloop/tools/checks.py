@@ -13,6 +13,7 @@ _MAX_DEPTH = 100
 _MAX_STEPS = 100_000
 
 Path = tuple[Any, str | int] | None  # (path of the parent, key or index)
+Problem = tuple[Path, str]
 
 
 class TooComplex(Exception):
@@ -28,7 +29,7 @@ class Run:
         self.level = level
         self.depth = depth
         self.steps = 0
-        self.problems: list[tuple[Path, str]] = []
+        self.problems: list[Problem] = []
 
     def say(self, at: Path, problem: str) -> None:
         self.problems.append((at, problem))
@@ -149,7 +150,7 @@ def union(branches: list[Check], nulls: list[bool]) -> Check:
     """anyOf and oneOf: the first branch that fits as it is, else the only outcome that bending the value gives."""
 
     def check(value: Any, at: Path, run: Run) -> Any:
-        failures: list[list[tuple[Path, str]]] = []
+        failures: list[list[Problem]] = []
         for level in range(run.level + 1):
             failures = []
             outcomes: list[Any] = []
@@ -176,7 +177,7 @@ def union(branches: list[Check], nulls: list[bool]) -> Check:
     return check
 
 
-def _try(check: Check, value: Any, at: Path, run: Run, level: int) -> tuple[Any, list[tuple[Path, str]]]:
+def _try(check: Check, value: Any, at: Path, run: Run, level: int) -> tuple[Any, list[Problem]]:
     """Run a check on the side; its work counts, its problems do not."""
     run.enter()
     kept, run.problems = run.problems, []

@@ -47,19 +47,25 @@ def compile_schema(schema: Any, *, closed: bool = False) -> Callable[[Any], Any]
         check = checks.accept
 
     def run(value: Any) -> Any:
-        state = Run(WRAP)
         try:
-            result = check(value, None, state)
-            if result is not value and not state.problems:
-                state = Run(STRICT)  # one keyword may have bent what another had accepted
-                result = check(result, None, state)
+            fitting, problems = _attempt(check, value, STRICT)
+            if not problems:
+                return fitting
+            bent, problems = _attempt(check, value, WRAP)
+            if not problems:  # one keyword may have bent what another had accepted, so look again
+                fitting, problems = _attempt(check, bent, STRICT)
         except (TooComplex, RecursionError):
             raise InvalidArguments(["the value is nested too deeply or is too complex to check"]) from None
-        if state.problems:
-            raise InvalidArguments([checks.render(at, problem) for at, problem in state.problems])
-        return result
+        if problems:
+            raise InvalidArguments([checks.render(at, problem) for at, problem in problems])
+        return fitting
 
     return run
+
+
+def _attempt(check: Check, value: Any, level: int) -> tuple[Any, list[checks.Problem]]:
+    run = Run(level)
+    return check(value, None, run), run.problems
 
 
 class _Compiler:

@@ -32,6 +32,7 @@ class _Worker:
                 except ValueError:
                     continue  # it was taken just now: the job is on its way
             job()
+            del job  # it holds the arguments and the result
 
 
 _idle: list[_Worker] = []

@@ -1,0 +1,297 @@
+"""AgentLoop: the agent behind a message bus. Observe, orient, decide, act."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from .. import events
+from ..bus import InboundMessage, MessageBus, OutboundMessage
+from ..commands import HELP, command_of, kind_of
+from ..context.builder import ContextBuilder
+from ..dispatch.durable import DurableBus
+from ..dispatch.local import Dispatcher, Live, Stopped
+from ..dispatch.neighbours import Neighbours, wake_all
+from ..engine import Limits
+from ..log import Cleared
+from ..providers.base import LLMProvider
+from ..store.base import Claim, Incoming, Store
+from ..store.location import checked, store_path
+from ..store.sessions import SessionManager
+from ..store.sqlite import SQLiteStore
+from ..tools.files import file_tools
+from ..tools.registry import ToolRegistry
+from .turns import APOLOGY, TurnRunner, reply
+
+log = logging.getLogger(__name__)
+
+STOPPED = "Stopped. What was done so far is kept."
+NOTHING_RUNS = "Nothing is running."
+NEW_CONVERSATION = "This is a new conversation. The old one is kept in the log."
+
+
+class AgentLoop:
+    """Takes messages from the bus, runs a durable turn for each, and publishes the answers.
+
+    `store` is where turns are kept (a path or a store; by default one SQLite file a workspace, in
+    `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is
+    queued, handed to the turn at its next round (`steer`), or replaces it (`interrupt`).
+    """
+
+    def __init__(
+        self,
+        bus: MessageBus,
+        provider: LLMProvider,
+        workspace: str | Path,
+        model: str | None = None,
+        max_iterations: int = 20,
+        brave_api_key: str | None = None,
+        exec_config: Any = None,
+        cron_service: Any = None,
+        restrict_to_workspace: bool = False,
+        config: Any = None,
+        *,
+        store: Store | str | Path | None = None,
+        busy: Literal["queue", "steer", "interrupt"] | None = None,
+        on_event: Callable[[str, events.Event], None] | None = None,
+    ) -> None:
+        self.bus = bus
+        self.provider = provider
+        self.workspace = Path(workspace)
+        self.model = model
+        self.max_iterations = max_iterations
+        self.brave_api_key = brave_api_key
+        self.exec_config = exec_config
+        self.cron_service = cron_service
+        self.restrict_to_workspace = restrict_to_workspace
+        self.store = _open_store(store, config, self.workspace)
+        self.tools = ToolRegistry(file_tools(), timeout=getattr(config, "tool_timeout", 120.0))
+        self.context = ContextBuilder(self.workspace, getattr(config, "name", "Everloop"))
+        self._dispatcher = Dispatcher(
+            self.store, self._run_claim, busy=busy or getattr(config, "busy", None) or "queue"
+        )
+        self._dispatcher.on_held = lambda _: self._spawn(self._join(self._scan_soon))
+        self._turns = TurnRunner(
+            store=self.store,
+            provider=provider,
+            tools=self.tools,
+            context=self.context,
+            workspace=self.workspace,
+            restricted=restrict_to_workspace,
+            model=model,
+            limits=Limits(rounds=max_iterations),
+            sender=None if isinstance(bus, DurableBus) else self._dispatcher.worker,
+            on_event=on_event,
+        )
+        self._neighbours: Neighbours | None = None
+        self._feed: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def sessions(self) -> SessionManager:
+        """The sessions of this loop's store, for plain code."""
+        if not isinstance(self.store, SQLiteStore):
+            raise TypeError("sessions are only there with a SQLite store")
+        return SessionManager(store=self.store)
+
+    # ------------------------------------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """Take messages until `stop()`. First of all, go on with what an earlier process left unfinished."""
+        if not self._stopped:
+            feed = self._feed_durable(self.bus) if isinstance(self.bus, DurableBus) else self._feed_memory()
+            self._feed = asyncio.create_task(feed)
+        try:
+            if self._feed is not None:
+                await self._feed
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+        finally:
+            self._feed = None
+            self._stopped = False
+            await self._quiet()
+
+    def stop(self) -> None:
+        """End `run()` promptly. Turns under way stay open on disk; the next start goes on with them."""
+        self._stopped = True
+        if self._feed is not None:
+            self._feed.cancel()
+
+    async def close(self) -> None:
+        """Let go of everything: turns under way, the store's file, the provider's connections."""
+        if self._feed is not None:
+            self.stop()
+        await self._quiet()
+        self._dispatcher.retire()
+        if (close := getattr(self.provider, "close", None)) is not None:
+            await close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _quiet(self) -> None:
+        await self._dispatcher.stop()
+        if self._neighbours is not None:
+            neighbours, self._neighbours = self._neighbours, None
+            await neighbours.leave()
+        if self._background:
+            _, stuck = await asyncio.wait(self._background, timeout=1.0)
+            for task in stuck:
+                task.cancel()
+        await self.store.close()
+
+    # ------------------------------------------------------------------------------------------ taking messages
+
+    async def process_direct(
+        self,
+        content: str,
+        session_key: str = "cli:direct",
+        channel: str = "cli",
+        chat_id: str = "direct",
+        *,
+        media: list[str] | None = None,
+        on_event: events.Emit | None = None,
+    ) -> str:
+        """Run one turn without the bus and return its answer."""
+        message = InboundMessage(
+            channel, "user", chat_id, content, media or [], session=session_key, reply=False
+        ).addressed()
+        if (kind := kind_of(content)) == "urgent":
+            return await self._urgent(message)
+        return await (await self._dispatcher.submit(message, kind, on_event))
+
+    async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
+        """Go on with a session's open turn, and with what waits behind it, if an earlier process left any."""
+        self._dispatcher.kick(owner, session_key)
+        live = self._dispatcher.live(owner, session_key)
+        if live is not None and live.task is not None:
+            await asyncio.wait([live.task])
+
+    def watch(self, session_key: str, emit: events.Emit, owner: str = "me") -> Callable[[], None]:
+        """Tell `emit` what happens in a session's turns, until the function that comes back is called."""
+        self._turns.watch(self._dispatcher.live(owner, session_key), owner, session_key, emit)
+        return lambda: self._turns.unwatch(owner, session_key, emit)
+
+    async def _feed_memory(self) -> None:
+        await self._dispatcher.scan()
+        for row in await self.store.take_outgoing(self._dispatcher.worker):
+            self._spawn(self._hand_out(row.id, row.message))
+        while True:
+            message = (await self.bus.consume_inbound()).addressed()
+            if (kind := kind_of(message.content)) == "urgent":
+                self._spawn(self._answer_urgent(message))
+                continue
+            answer = await self._dispatcher.submit(message, kind)
+            answer.add_done_callback(partial(self._report, message))
+
+    async def _feed_durable(self, bus: DurableBus) -> None:
+        changed = asyncio.Event()
+        bus.arrived = changed.set
+        await self._join(changed.set)
+        while True:
+            changed.clear()  # before looking: what comes in meanwhile sets it again
+            for row in await self.store.urgent(self._dispatcher.worker):
+                await self._answer_urgent(row)
+            await self._dispatcher.scan()
+            await changed.wait()
+
+    async def _join(self, changed: Callable[[], None]) -> None:
+        """Be woken by the other workers of this store."""
+        if self._neighbours is None:
+            self._neighbours = Neighbours(self.store, self._dispatcher.worker, changed)
+            await self._neighbours.join()
+        changed()
+
+    def _scan_soon(self) -> None:
+        self._spawn(self._dispatcher.scan())
+
+    # ------------------------------------------------------------------------------------------ turns and commands
+
+    async def _run_claim(self, claim: Claim, live: Live) -> str:
+        """Take what was claimed to its end; the answer is on its way when this returns."""
+        if claim.command:
+            return await self._run_command(claim)
+        ended, outgoing = await self._turns.run(claim, live)
+        for id, message in outgoing:
+            await self._hand_out(id, message)
+        return ended.text
+
+    async def _run_command(self, claim: Claim) -> str:
+        """A command that waits for its place in the session: `/new`."""
+        assert claim.message is not None
+        outgoing = reply(claim.message, NEW_CONVERSATION)
+        ids = await self.store.finish(claim, [Cleared()], outgoing, self._turns.sender)
+        for id, message in zip(ids, outgoing, strict=True):
+            await self._hand_out(id, message)
+        return NEW_CONVERSATION
+
+    async def _answer_urgent(self, row: Incoming | InboundMessage) -> None:
+        message = row if isinstance(row, InboundMessage) else row.message
+        outgoing = reply(message, await self._urgent(message))
+        ids = await self.store.answer(row, outgoing, self._turns.sender)
+        for id, answer in zip(ids, outgoing, strict=False):
+            await self._hand_out(id, answer)
+
+    async def _urgent(self, message: InboundMessage) -> str:
+        match command_of(message.content):
+            case "stop":
+                stopped = self._dispatcher.stop_turn(message.owner, message.session_key, "cancelled", STOPPED)
+                return STOPPED if stopped else NOTHING_RUNS
+            case "status":
+                return await self._status(message)
+            case _:
+                return HELP
+
+    async def _status(self, message: InboundMessage) -> str:
+        info = await self.store.session(message.owner, message.session_key)
+        live = self._dispatcher.live(message.owner, message.session_key)
+        turn = live.turn if live is not None else None
+        return "\n".join(
+            (
+                f"model: {self.model or self.provider.get_default_model() or '(the provider’s default)'}",
+                f"session: {message.session_key}, {info.entries - info.history_from if info else 0} entries",
+                f"running: turn {turn.id}, {len(turn.entries)} entries" if turn else "running: nothing",
+                f"workspace: {self.workspace}{' (restricted)' if self.restrict_to_workspace else ''}",
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    async def _hand_out(self, id: int, message: OutboundMessage) -> None:
+        """Give an answer to the bus; it counts as sent when somebody has taken it."""
+        if isinstance(self.bus, DurableBus):
+            self.bus.more_outgoing()
+            await wake_all(self.store)
+        else:
+            await self.bus.publish_outbound(message, lambda: self._spawn(self.store.sent([id])))
+
+    def _report(self, message: InboundMessage, done: asyncio.Future[str]) -> None:
+        """Tell the chat of an error that could not be written down."""
+        if done.cancelled() or (error := done.exception()) is None or isinstance(error, Stopped) or not message.reply:
+            return
+        self._spawn(self.bus.publish_outbound(reply(message, f"{APOLOGY}{error}")[0]))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s", error)
+
+
+def _open_store(store: Store | str | Path | None, config: Any, workspace: Path) -> Store:
+    if store is None:
+        store = getattr(config, "store", None) or store_path(workspace)
+    return SQLiteStore(checked(store)) if isinstance(store, str | Path) else store

@@ -1,0 +1,145 @@
+"""Runs a claimed turn: context, model, tools and log put together around the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import events
+from ..bus import InboundMessage, OutboundMessage
+from ..context.builder import ContextBuilder
+from ..dispatch.local import Live
+from ..engine import Limits, Turn, end_turn, run_turn
+from ..errors import StoreError
+from ..log import Call, TurnEnded, UserSaid
+from ..messages import Conversation
+from ..providers.base import LLMProvider
+from ..store.base import Claim, Store
+from ..tools.context import CallContext
+from ..tools.registry import ToolRegistry
+from .histories import Histories
+from .ports import Asking, SessionLog, Tools
+
+log = logging.getLogger(__name__)
+APOLOGY = "Sorry, I encountered an error: "
+
+
+@dataclass(slots=True)
+class TurnRunner:
+    """All that a turn needs. One for each loop; what belongs to one turn is passed in."""
+
+    store: Store
+    provider: LLMProvider
+    tools: ToolRegistry
+    context: ContextBuilder
+    workspace: Path
+    restricted: bool
+    model: str | None
+    limits: Limits
+    sender: str | None  # the worker that sends the answers, where this process does
+    on_event: Callable[[str, events.Event], None] | None = None
+    watchers: dict[tuple[str, str], list[events.Emit]] = field(default_factory=dict)
+    _histories: Histories = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._histories = Histories(self.store)
+
+    async def run(self, claim: Claim, live: Live) -> tuple[TurnEnded, list[tuple[int, OutboundMessage]]]:
+        """Take the turn to its end; with it come the rows of the outbox that are to be sent."""
+        message = claim.message or _message_of(claim)
+        session_log = SessionLog(self.store, claim, live, lambda ended: _answer_to(message, ended), self.sender)
+        turn: Turn | None = None
+        try:
+            conversation = await self._history(claim)
+            if not claim.entries:  # attachments are read here, once, and stay in the log
+                content = await asyncio.to_thread(self.context.user_content, message.content, message.media)
+                claim.entries = [UserSaid(content, message.sender_id)]
+                await session_log.append(claim.entries)
+            turn = Turn(claim.turn, claim.entries, conversation, session_log, self._emit(claim, live))
+            live.turn = turn
+            turn.tell(events.TurnStarted(claim.turn, claim.resumed))
+            ended = await run_turn(
+                turn, Asking(self.provider, self.model, self.tools), self._toolbox(claim, message), self.limits
+            )
+            self._histories.keep(claim, conversation)
+        except StoreError:
+            raise
+        except Exception as error:  # a fault of ours ends this turn, not the session
+            log.exception("turn %s failed", claim.turn)
+            turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
+            ended = await end_turn(turn, "error", f"{APOLOGY}{str(error) or type(error).__name__}")
+        return ended, session_log.outgoing()
+
+    def watch(self, live: Live | None, owner: str, key: str, emit: events.Emit) -> None:
+        """Tell `emit` what happens in a session's turns from now on."""
+        self.watchers.setdefault((owner, key), []).append(emit)
+        if live is not None and live.turn is not None and live.turn.emit is None:
+            live.turn.emit = self._fan_out(owner, key, live)
+
+    def unwatch(self, owner: str, key: str, emit: events.Emit) -> None:
+        watchers = self.watchers[owner, key]
+        watchers.remove(emit)
+        if not watchers:
+            del self.watchers[owner, key]
+
+    async def _history(self, claim: Claim) -> Conversation:
+        system = await asyncio.to_thread(self.context.build_system_prompt)
+        return await self._histories.conversation(claim, system)
+
+    def _emit(self, claim: Claim, live: Live) -> events.Emit | None:
+        """Where the turn's events go; None when nobody watches, and then nothing is streamed at all."""
+        if not live.emit and (claim.owner, claim.key) not in self.watchers and self.on_event is None:
+            return None
+        return self._fan_out(claim.owner, claim.key, live)
+
+    def _fan_out(self, owner: str, key: str, live: Live) -> events.Emit:
+        def emit(event: events.Event) -> None:
+            try:
+                for watcher in [*live.emit, *self.watchers.get((owner, key), ())]:
+                    watcher(event)
+                if self.on_event is not None:
+                    self.on_event(key, event)
+            except Exception:  # a watcher's fault is no fault of the turn
+                log.exception("a watcher of %s failed", key)
+
+        return emit
+
+    def _toolbox(self, claim: Claim, message: InboundMessage) -> Tools:
+        channel, chat_id = message.origin
+
+        def context(call: Call, progress: Callable[[str], None]) -> CallContext:
+            return CallContext(
+                owner=claim.owner,
+                session=claim.key,
+                turn=claim.turn,
+                call=call.id,
+                channel=channel,
+                chat_id=chat_id,
+                workspace=self.workspace,
+                restricted=self.restricted,
+                idempotency_key=f"{claim.turn}/{call.id}",
+                progress=progress,
+            )
+
+        return Tools(self.tools, context)
+
+
+def _message_of(claim: Claim) -> InboundMessage:
+    """A forked turn has no message of its own: its answer belongs to its session."""
+    channel, _, chat_id = claim.key.partition(":")
+    return InboundMessage(channel, "user", chat_id, "", owner=claim.owner, session=claim.key, reply=False)
+
+
+def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:
+    """The message that says this in the chat that asked, if it is to be told at all."""
+    if not message.reply:
+        return []
+    channel, chat_id = message.origin
+    return [OutboundMessage(channel, chat_id, text, reply_to=message.id, metadata=dict(message.metadata))]
+
+
+def _answer_to(message: InboundMessage, ended: TurnEnded) -> Sequence[OutboundMessage]:
+    return [] if ended.reason == "replaced" else reply(message, ended.text)

@@ -1,0 +1,96 @@
+"""The message bus: what comes in from the channels and what goes out to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from .messages import clean
+
+# A command waits for its place in the session; an urgent one does not.
+Kind = Literal["message", "command", "urgent"]
+
+
+@dataclass(slots=True)
+class InboundMessage:
+    """A message from a chat.
+
+    `id`, where the channel has one, makes sure that it is taken only once; `session` names another session than
+    the chat's own; `reply` says whether the answer is sent to the chat.
+    """
+
+    channel: str
+    sender_id: str
+    chat_id: str
+    content: str
+    media: list[str] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    id: str | None = None
+    owner: str = "me"
+    session: str | None = None
+    reply: bool = True
+
+    @property
+    def session_key(self) -> str:
+        return self.session or f"{self.channel}:{self.chat_id}"
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """(channel, chat id) of the chat that the answer belongs to."""
+        if self.channel != "system":
+            return self.channel, self.chat_id
+        channel, colon, chat_id = self.chat_id.partition(":")
+        return (channel, chat_id) if colon else ("cli", self.chat_id)
+
+    def addressed(self) -> InboundMessage:
+        """The message as it enters the inbox: with its session (one from inside the system works in its
+        origin's), and with text that can be written down."""
+        session = ":".join(self.origin) if self.channel == "system" else self.session_key
+        return replace(self, content=clean(self.content), session=self.session or session)
+
+
+@dataclass(slots=True)
+class OutboundMessage:
+    """A message to a chat. `repeat` says that it may have been sent once before."""
+
+    channel: str
+    chat_id: str
+    content: str
+    reply_to: str | None = None
+    media: list[str] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    repeat: bool = False
+
+
+class MessageBus:
+    """Two bounded queues in memory. A full one makes its publisher wait."""
+
+    def __init__(self, size: int = 1000) -> None:
+        self._inbound: asyncio.Queue[InboundMessage] = asyncio.Queue(size)
+        self._outbound: asyncio.Queue[tuple[OutboundMessage, Callable[[], None] | None]] = asyncio.Queue(size)
+
+    async def publish_inbound(self, message: InboundMessage) -> None:
+        await self._inbound.put(message)
+
+    async def consume_inbound(self) -> InboundMessage:
+        return await self._inbound.get()
+
+    async def publish_outbound(self, message: OutboundMessage, taken: Callable[[], None] | None = None) -> None:
+        """Hand a message to whoever consumes; `taken` is called when somebody has it."""
+        await self._outbound.put((message, taken))
+
+    async def consume_outbound(self) -> OutboundMessage:
+        message, taken = await self._outbound.get()
+        if taken is not None:
+            taken()
+        return message
+
+    @property
+    def inbound_size(self) -> int:
+        return self._inbound.qsize()
+
+    @property
+    def outbound_size(self) -> int:
+        return self._outbound.qsize()

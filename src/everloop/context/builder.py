@@ -1,0 +1,106 @@
+"""Builds what the model is sent: the system prompt, the history, the current message."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..messages import Message, assistant_message, clean, tool_message, user_message
+
+BOOTSTRAP_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md")
+MEMORY_FILE = Path("memory") / "MEMORY.md"
+FILE_LIMIT = 64_000  # characters of one file in the prompt
+IMAGE_LIMIT = 10_000_000  # bytes of one picture
+
+
+class ContextBuilder:
+    """The prompt of one workspace. The same files give the same bytes, and files are only read when they changed."""
+
+    def __init__(self, workspace: str | Path, name: str = "Everloop") -> None:
+        self.workspace = Path(workspace)
+        self.name = name
+        self._texts: dict[Path, tuple[tuple[int, int, int], str]] = {}
+
+    def build_system_prompt(self) -> str:
+        """Identity, bootstrap files, memory: parted by `---`. What varies goes last."""
+        blocks = [self._identity()]
+        files = ((name, self._text(self.workspace / name)) for name in BOOTSTRAP_FILES)
+        blocks += [f"## {name}\n\n{text}" for name, text in files if text]
+        if memory := self._text(self.workspace / MEMORY_FILE):
+            blocks.append(f"## Memory\n\n{memory}")
+        blocks.append(f"Today is {time.strftime('%A, %Y-%m-%d')}.")
+        return "\n\n---\n\n".join(blocks)
+
+    def build_messages(
+        self, history: Sequence[Message], current_message: str, media: Sequence[str] | None = None
+    ) -> list[Message]:
+        """The whole request: system prompt, history, current message."""
+        system: Message = {"role": "system", "content": self.build_system_prompt()}
+        return [system, *history, user_message(self.user_content(current_message, media))]
+
+    def add_assistant_message(
+        self, messages: list[Message], content: str | None, tool_calls: Sequence[dict[str, Any]] | None = None
+    ) -> list[Message]:
+        """Append an assistant's message; `tool_calls` are in the wire's shape."""
+        message = assistant_message(content)
+        if tool_calls:
+            message["tool_calls"] = list(tool_calls)
+        messages.append(message)
+        return messages
+
+    def add_tool_result(self, messages: list[Message], tool_call_id: str, name: str, result: str) -> list[Message]:
+        messages.append(tool_message(tool_call_id, name, result))
+        return messages
+
+    def user_content(self, text: str, media: Sequence[str] | None = None) -> str | list[dict[str, Any]]:
+        """The text alone, or with its pictures before it; what is not a picture is named by its path."""
+        pictures: list[dict[str, Any]] = []
+        others: list[str] = []
+        for path in media or ():
+            mime = mimetypes.guess_type(path)[0] or ""
+            if mime.startswith("image/") and (data := _read_picture(Path(path))):
+                url = f"data:{mime};base64,{base64.b64encode(data).decode()}"
+                pictures.append({"type": "image_url", "image_url": {"url": url}})
+            else:
+                others.append(f"[attachment: {path}]")
+        text = "\n".join([clean(text), *others])
+        return [*pictures, {"type": "text", "text": text}] if pictures else text
+
+    def _identity(self) -> str:
+        return (
+            f"# {self.name}\n\n"
+            f"You are {self.name}, a helpful agent. You work with tools and then answer the user.\n"
+            f"Workspace: {self.workspace.resolve()}\n"
+            f"Time zone: {time.strftime('%Z (UTC%z)')}\n"
+            f"Runtime: {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+        )
+
+    def _text(self, path: Path) -> str:
+        """The file's text, read again only when it changed; "" when there is none."""
+        try:
+            stat = os.stat(path)
+        except OSError:
+            return ""
+        version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        known = self._texts.get(path)
+        if known is None or known[0] != version:
+            text = path.read_text(encoding="utf-8", errors="replace").strip()
+            if len(text) > FILE_LIMIT:
+                text = f"{text[:FILE_LIMIT]}\n[cut: {path.name} is longer than {FILE_LIMIT} characters]"
+            known = self._texts[path] = (version, text)
+        return known[1]
+
+
+def _read_picture(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(IMAGE_LIMIT + 1)
+    except OSError:
+        return b""
+    return data if len(data) <= IMAGE_LIMIT else b""

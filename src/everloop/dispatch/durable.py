@@ -1,0 +1,55 @@
+"""The bus of a server or worker: its queues are the store's inbox and outbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from ..bus import InboundMessage, MessageBus, OutboundMessage
+from ..commands import kind_of
+from ..store.base import Outgoing, Store
+from ..store.workers import new_worker
+from .neighbours import wake_all
+
+
+class DurableBus(MessageBus):
+    """A message is on disk when `publish_inbound` returns, and out of the outbox once `sent` says so."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+        self._worker = new_worker()
+        self._more = asyncio.Event()  # there may be something in the outbox
+        self._taken: deque[Outgoing] = deque()
+        self._sending: dict[int, Outgoing] = {}  # by id() of the message handed out
+        self.arrived: Callable[[], None] | None = None  # the loop in this process, if there is one
+
+    async def publish_inbound(self, message: InboundMessage) -> None:
+        await self._store.accept(message.addressed(), kind_of(message.content))
+        if self.arrived is not None:
+            self.arrived()
+        await wake_all(self._store)
+
+    async def consume_inbound(self) -> InboundMessage:
+        raise TypeError("a durable bus is consumed by claiming sessions from its store")
+
+    def more_outgoing(self) -> None:
+        """Something may have come into the outbox."""
+        self._more.set()
+
+    async def consume_outbound(self) -> OutboundMessage:
+        """The next message to send; `sent` must be told when its channel has taken it."""
+        while not self._taken:
+            self._more.clear()  # before looking: what comes in meanwhile sets it again
+            self._taken.extend(await self._store.take_outgoing(self._worker))
+            if not self._taken:
+                await self._more.wait()
+        row = self._taken.popleft()
+        self._sending[id(row.message)] = row
+        return row.message
+
+    async def sent(self, message: OutboundMessage) -> None:
+        """The channel has taken the message: it is not sent again."""
+        row = self._sending.pop(id(message))
+        await self._store.sent([row.id])

@@ -1,0 +1,277 @@
+"""Gives each session's next turn to this process: in order within a session, side by side across sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from .. import events
+from ..bus import InboundMessage, Kind
+from ..engine import Turn
+from ..errors import EverloopError, StaleLease, StoreError
+from ..log import Reason, TurnEnded, UserSaid
+from ..store.base import Busy, Claim, Store
+from ..store.workers import new_worker, retire
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 15.0  # until a turn that the store refused to write is tried again
+REPLACED = "(replaced by a newer message)"
+
+
+class Stopped(EverloopError):
+    """The loop was stopped before the answer came; the turn goes on at the next start."""
+
+    def __init__(self) -> None:
+        super().__init__("the loop was stopped; the turn is kept and goes on at the next start")
+
+
+@dataclass(slots=True)
+class Item:
+    """A message on its way to a turn, and who waits for the answer."""
+
+    message: InboundMessage
+    kind: Kind
+    answer: asyncio.Future[str]
+    emit: events.Emit | None = None
+
+
+@dataclass(slots=True)
+class Live:
+    """A session that this process is working on."""
+
+    owner: str
+    key: str
+    fresh: deque[Item] = field(default_factory=deque)  # handed in, not on disk yet
+    steer: list[tuple[int, UserSaid]] = field(default_factory=list)
+    emit: list[events.Emit] = field(default_factory=list)  # who watches the running turn
+    turn: Turn | None = None
+    running: bool = False
+    again: bool = False  # there may be more in the inbox
+    task: asyncio.Task[None] | None = None
+
+
+Run = Callable[[Claim, Live], Awaitable[str]]
+
+
+class Dispatcher:
+    """One task for each session with work to do. `run` takes a claim to its end and returns the answer."""
+
+    def __init__(self, store: Store, run: Run, *, busy: str = "queue", at_once: int = 1000) -> None:
+        self.worker = new_worker()
+        self.busy = busy
+        self.on_held: Callable[[str], None] | None = None  # told which worker holds a session that we wanted
+        self._store = store
+        self._run = run
+        self._slots = asyncio.Semaphore(at_once)
+        self._live: dict[tuple[str, str], Live] = {}
+        self._waiting: dict[int, Item] = {}  # by inbox row: who waits for its answer
+        self._later: set[asyncio.TimerHandle] = set()
+        self._stopping = False
+
+    # ------------------------------------------------------------------------------------------ taking work
+
+    async def submit(
+        self, message: InboundMessage, kind: Kind = "message", emit: events.Emit | None = None
+    ) -> asyncio.Future[str]:
+        """Hand in a message; the future is its turn's answer.
+
+        The message of an idle session goes to disk in the same write as the start of its turn; behind a running
+        turn it is on disk when this returns.
+        """
+        item = Item(message, kind, asyncio.get_running_loop().create_future(), emit)
+        live = self._live.get((message.owner, message.session_key))
+        if live is not None and live.running:
+            await self._take(live, item)
+        else:
+            live = live or self._start(message.owner, message.session_key)
+            live.fresh.append(item)
+        return item.answer
+
+    def kick(self, owner: str, key: str) -> None:
+        """There may be something in this session's inbox."""
+        live = self._live.get((owner, key))
+        if live is None:
+            self._start(owner, key)
+        else:
+            live.again = True
+
+    async def scan(self) -> None:
+        """Take up all that waits in the store: new messages, and turns that a dead worker left behind."""
+        for owner, key in await self._store.ready(self.worker):
+            self.kick(owner, key)
+        for id, item in list(self._waiting.items()):
+            if (item.message.owner, item.message.session_key) not in self._live:
+                await self._settle(id)
+
+    def live(self, owner: str, key: str) -> Live | None:
+        return self._live.get((owner, key))
+
+    def stop_turn(self, owner: str, key: str, reason: Reason, text: str) -> bool:
+        """Stop the turn that runs in a session; False when there is none."""
+        live = self._live.get((owner, key))
+        if live is None or live.turn is None:
+            return False
+        live.turn.stop(reason, text)
+        return True
+
+    # ------------------------------------------------------------------------------------------ shutting down
+
+    async def stop(self) -> None:
+        """Cancel everything that runs. Open turns stay open: the next start goes on with them."""
+        self._stopping = True
+        for handle in self._later:
+            handle.cancel()
+        self._later.clear()
+        tasks = [live.task for live in self._live.values() if live.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._fail(list(self._waiting.values()), Stopped())
+        self._waiting.clear()
+        self._stopping = False
+
+    def retire(self) -> None:
+        retire(self.worker)
+
+    # ------------------------------------------------------------------------------------------ one session
+
+    def _start(self, owner: str, key: str) -> Live:
+        live = Live(owner, key)
+        self._live[owner, key] = live
+        live.task = asyncio.create_task(self._drain(live), name=f"session {key}")
+        return live
+
+    async def _drain(self, live: Live) -> None:
+        """Run the session's turns one after another until its inbox is empty."""
+        try:
+            async with self._slots:
+                while await self._one(live):
+                    pass
+        except asyncio.CancelledError:
+            self._fail(live.fresh, Stopped())
+            raise
+        finally:
+            del self._live[live.owner, live.key]
+
+    async def _one(self, live: Live) -> bool:
+        """Run the next turn, if there is one. False when the session has nothing more to do here."""
+        item = live.fresh.popleft() if live.fresh else None
+        live.again = False
+        try:
+            claim = await self._begin(live, item)
+        except Busy as busy:
+            if item is not None and busy.accepted is not None:
+                self._waiting[busy.accepted] = item
+            if self.on_held is not None:
+                self.on_held(busy.worker)
+            return bool(live.fresh)
+        except Exception as error:  # whatever it is, whoever waits must hear of it
+            self._fail([item] if item else [], error)
+            return bool(live.fresh)
+        if claim is None:
+            if item is not None:  # its id was known: it has been answered before
+                row = await self._store.accept(item.message, item.kind)
+                self._waiting[row.id] = item
+                await self._settle(row.id)
+            return bool(live.fresh) or live.again
+        live.running = True
+        try:
+            while live.fresh:
+                await self._take(live, live.fresh.popleft())
+            return await self._work(live, claim)
+        finally:
+            live.running, live.turn = False, None
+            live.steer.clear()
+            live.emit.clear()
+
+    async def _begin(self, live: Live, item: Item | None) -> Claim | None:
+        if item is None:
+            return await self._store.begin(live.owner, live.key, self.worker)
+        claim = await self._store.begin(live.owner, live.key, self.worker, item.message, item.kind)
+        if claim is not None and claim.accepted is not None:
+            self._waiting[claim.accepted] = item
+        return claim
+
+    async def _work(self, live: Live, claim: Claim) -> bool:
+        for id in claim.inbox:
+            if (item := self._waiting.get(id)) is not None and item.emit is not None:
+                live.emit.append(item.emit)
+        try:
+            answer = await self._run(claim, live)
+        except asyncio.CancelledError:
+            await self._release(claim)
+            raise
+        except StaleLease as error:  # whoever has it now answers
+            log.warning("%s", error)
+            return bool(live.fresh)
+        except StoreError as error:
+            self._fail([item for id in claim.inbox if (item := self._waiting.pop(id, None))], error)
+            await self._release(claim)
+            self._retry_later(live)
+            return bool(live.fresh)
+        for id in claim.inbox:
+            if (item := self._waiting.pop(id, None)) is not None and not item.answer.done():
+                item.answer.set_result(answer)
+        return True
+
+    async def _take(self, live: Live, item: Item) -> None:
+        """A message for a session whose turn is running: to disk first, then queue, steer or interrupt."""
+        try:
+            row = await self._store.accept(item.message, item.kind)
+        except Exception as error:  # whatever it is, whoever waits must hear of it
+            self._fail([item], error)
+            return
+        self._waiting[row.id] = item
+        if row.done:
+            await self._settle(row.id)
+        elif not live.running:  # the turn ended meanwhile
+            self.kick(live.owner, live.key)
+        elif item.kind == "message" and live.turn is not None:
+            if self.busy == "steer" and not item.message.media:
+                live.steer.append((row.id, UserSaid(item.message.content, item.message.sender_id)))
+            elif self.busy == "interrupt":
+                live.turn.stop("replaced", REPLACED)
+
+    # ------------------------------------------------------------------------------------------ what goes wrong
+
+    async def _settle(self, id: int) -> None:
+        """Give the answer of a turn that ran elsewhere, or before, to whoever waits for it here."""
+        row = await self._store.incoming(id)
+        if not row.done or (item := self._waiting.pop(id, None)) is None or item.answer.done():
+            return
+        text = ""
+        if row.turn is not None:
+            for logged in reversed(await self._store.read_log(row.session)):
+                if logged.turn == row.turn and isinstance(logged.entry, TurnEnded):
+                    text = logged.entry.text
+                    break
+        item.answer.set_result(text)
+
+    def _fail(self, items: Iterable[Item], error: Exception) -> None:
+        if not isinstance(error, Stopped):
+            log.error("%s", error)
+        for item in items:
+            if not item.answer.done():
+                item.answer.set_exception(error)
+
+    async def _release(self, claim: Claim) -> None:
+        try:
+            await asyncio.shield(asyncio.ensure_future(self._store.release(claim)))
+        except StoreError as error:  # the lease ends with this process
+            log.warning("%s", error)
+
+    def _retry_later(self, live: Live) -> None:
+        if self._stopping:
+            return
+        loop = asyncio.get_running_loop()
+
+        def again() -> None:
+            self._later.discard(handle)
+            self.kick(live.owner, live.key)
+
+        handle = loop.call_later(RETRY_SECONDS, again)
+        self._later.add(handle)

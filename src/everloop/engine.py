@@ -1,0 +1,403 @@
+"""The turn engine: what a session's log says should happen next, and the loop that makes it happen.
+
+A turn is a function of its log. `next_action` decides from the log alone; `run_turn` does what it says, appends
+the outcome, and asks again. A restart is nothing special: read the log, ask, go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from . import events
+from .log import (
+    Call,
+    CallEnded,
+    CallsBegun,
+    Entry,
+    ModelAnswered,
+    Reason,
+    Status,
+    Transcript,
+    TurnEnded,
+    UserSaid,
+    open_turn,
+)
+from .messages import Conversation, clean
+from .providers.base import LLMResponse
+
+# ---------------------------------------------------------------------------------------------- what to do next
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """Where a turn ends though the model would go on."""
+
+    rounds: int = 20
+    calls: int = 64  # of one answer; further ones are answered with an error
+    empty_answers: int = 2  # in a row
+
+    @property
+    def rounds_notice(self) -> str:
+        return (
+            f"I stopped after {self.rounds} rounds, the limit for one turn, without a final answer. "
+            "The work so far is kept: say “go on” to continue."
+        )
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(slots=True, frozen=True)
+class CallModel:
+    pass
+
+
+@dataclass(slots=True, frozen=True)
+class RunTools:
+    calls: tuple[Call, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Report:
+    """Calls that had begun when the process died. They are not repeated; the model is told."""
+
+    calls: tuple[Call, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Finish:
+    reason: Reason
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class Idle:
+    """No turn is open."""
+
+
+Action = CallModel | RunTools | Report | Finish | Idle
+
+EMPTY_NOTICE = "The model returned an empty answer. Try again, or say it in other words."
+INTERRUPTED = "interrupted, outcome unknown: check before you retry"
+CANCELLED = "stopped while it was running, outcome unknown: check before you retry"
+NOT_STARTED = "stopped before it started"
+
+
+def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action:
+    """Decide the next step of the open turn from its log alone.
+
+    Pure, so a crash, a replay and a test all take the same path. Calls that have begun and have no result count
+    as cut off: the runner asks only when nothing of its own is under way.
+    """
+    pending: dict[str, Call] = {}
+    begun: set[str] = set()
+    last: Entry | None = None
+    rounds = empty = 0
+    for entry in open_turn(log):
+        match entry:
+            case ModelAnswered():
+                rounds += 1
+                empty = empty + 1 if entry.empty else 0
+                pending = {call.id: call for call in entry.calls}
+            case CallsBegun():
+                begun.update(entry.ids)
+                continue
+            case CallEnded():
+                pending.pop(entry.id, None)
+        last = entry
+    if last is None:
+        return Idle()
+    if cut_off := tuple(call for call in pending.values() if call.id in begun):
+        return Report(cut_off)
+    if pending:
+        return RunTools(tuple(pending.values()))
+    if isinstance(last, ModelAnswered) and not last.empty:
+        return Finish("answer", last.content or "")
+    if empty >= limits.empty_answers:
+        return Finish("empty", EMPTY_NOTICE)
+    if rounds >= limits.rounds:
+        return Finish("max_rounds", limits.rounds_notice)
+    return CallModel()
+
+
+# ---------------------------------------------------------------------------------------------- the ports
+
+
+class Model(Protocol):
+    """Asks the model. With `emit` the answer is streamed to it as it comes."""
+
+    async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse: ...
+
+
+class ToolResult(Protocol):
+    @property
+    def content(self) -> str: ...
+
+    @property
+    def status(self) -> Status: ...
+
+
+class Toolbox(Protocol):
+    def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """Which of these calls start together now; at least one."""
+        ...
+
+    def replay_safe(self, name: str) -> bool:
+        """Whether a call of this tool that was cut off may simply be run again."""
+        ...
+
+    async def run(self, call: Call, progress: Callable[[str], None]) -> ToolResult:
+        """Run one call. A failure is a result; only cancellation is raised."""
+        ...
+
+
+class Log(Protocol):
+    """The session's log, under this worker's lease."""
+
+    def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
+        """Write the entries in one transaction; done when they are on disk. A `TurnEnded` closes the turn."""
+        ...
+
+    def steered(self) -> Sequence[UserSaid]:
+        """Messages that came in for the running turn since the last time."""
+        ...
+
+
+class Turn:
+    """A turn under way: its entries, the conversation they continue, and who watches."""
+
+    def __init__(
+        self,
+        id: str,
+        entries: Sequence[Entry],
+        conversation: Conversation,
+        log: Log,
+        emit: events.Emit | None = None,
+    ) -> None:
+        self.id = id
+        self.entries: list[Entry] = []
+        self.conversation = conversation
+        self.emit = emit
+        self.outcome: list[Entry] = []  # what has happened and is not on disk yet
+        self.partial: list[str] = []  # text of an answer that is still coming
+        self.stopped: tuple[Reason, str] | None = None
+        self._log = log
+        self._transcript = Transcript()
+        self._task: asyncio.Task[object] | None = None
+        self._know(entries)
+
+    def stop(self, reason: Reason, text: str) -> None:
+        """End the turn now: its model call and its tools are cancelled, its log is closed."""
+        if self.stopped is None:
+            self.stopped = (reason, text)
+            if self._task is not None:
+                self._task.cancel()
+
+    def tell(self, event: events.Event) -> None:
+        if self.emit is not None:
+            self.emit(event)
+
+    def show(self, event: events.Event) -> None:
+        """Pass on an event of the streamed answer, and keep its text in case the turn is stopped in the middle."""
+        if isinstance(event, events.Text):
+            self.partial.append(event.text)
+        elif isinstance(event, events.Restarted):
+            self.partial.clear()
+        self.tell(event)
+
+    def steered(self) -> Sequence[UserSaid]:
+        return self._log.steered()
+
+    async def append(self, *further: Entry) -> None:
+        """Put the outcome, and what follows from it, on disk.
+
+        A write that is under way is waited for even when the turn is being stopped: what is on disk and what the
+        turn knows must never differ.
+        """
+        entries, self.outcome = [*self.outcome, *further], []
+        if not entries:
+            return
+        written = asyncio.ensure_future(self._log.append(entries))
+        cancelled: asyncio.CancelledError | None = None
+        while not written.done():
+            try:
+                await asyncio.shield(written)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        written.result()
+        self._know(entries)
+        if cancelled is not None:
+            raise cancelled
+
+    def _know(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self.entries.append(entry)
+            self.conversation.extend(self._transcript.add(entry))
+
+
+# ---------------------------------------------------------------------------------------------- the loop
+
+
+async def run_turn(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits = DEFAULT_LIMITS) -> TurnEnded:
+    """Take the open turn to its end, from wherever its log says it is.
+
+    Cancelled without `turn.stop` (the process is going down) it leaves the turn open: the next start goes on.
+    """
+    turn._task = asyncio.current_task()
+    try:
+        if turn.stopped is not None:
+            return await _close(turn)
+        return await _steps(turn, model, toolbox, limits)
+    except asyncio.CancelledError:
+        if turn.stopped is None or turn._task is None:
+            raise
+        turn._task.uncancel()
+        return await _close(turn)
+    finally:
+        turn._task = None
+
+
+async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits) -> TurnEnded:
+    while True:
+        action = _decide(turn, toolbox, limits)
+        # The choice is pure, so the outcome of one step and the intent of the next are one write.
+        match action:
+            case CallModel():
+                await turn.append()
+                await _call_model(turn, model, limits)
+            case RunTools(calls):
+                unsafe = tuple(call.id for call in calls if not toolbox.replay_safe(call.name))
+                await turn.append(*([CallsBegun(unsafe)] if unsafe else []))
+                await _run_tools(turn, toolbox, calls)
+            case Report(calls):
+                turn.outcome += [_unknown(call, "interrupted", INTERRUPTED) for call in calls]
+            case Finish(reason, text):
+                return await _end(turn, TurnEnded(reason, text))
+            case Idle():
+                raise ValueError(f"turn {turn.id} has no open entries")
+        if turn.outcome and isinstance(turn.outcome[-1], TurnEnded):
+            ended = turn.outcome.pop()
+            assert isinstance(ended, TurnEnded)
+            return await _end(turn, ended)
+
+
+def _decide(turn: Turn, toolbox: Toolbox, limits: Limits) -> Action:
+    action = next_action([*turn.entries, *turn.outcome], limits)
+    if isinstance(action, RunTools):
+        return RunTools(tuple(toolbox.batch(action.calls)))
+    if isinstance(action, CallModel | Finish) and (said := turn.steered()):
+        turn.outcome += said
+        for message in said:
+            turn.tell(events.Steered(message.content if isinstance(message.content, str) else "(attachment)"))
+        return next_action([*turn.entries, *turn.outcome], limits)
+    return action
+
+
+async def _call_model(turn: Turn, model: Model, limits: Limits) -> None:
+    turn.partial.clear()
+    try:
+        response = await model(turn.conversation, turn.show if turn.emit else None)
+    except Exception as error:
+        message = f"Sorry, I encountered an error: {clean(str(error)) or type(error).__name__}"
+        turn.tell(events.Error(message))
+        turn.outcome.append(TurnEnded("error", message))
+        return
+    turn.outcome.append(_answer(response, turn, limits))
+    turn.partial.clear()
+    if response.usage:
+        turn.tell(events.Usage(response.usage))
+
+
+def _answer(response: LLMResponse, turn: Turn, limits: Limits) -> ModelAnswered:
+    """The entry of an answer, with calls that can be told apart whatever ids the model gave them."""
+    calls: list[Call] = []
+    used = set(turn.conversation.call_ids) if response.tool_calls else set()
+    for request in response.tool_calls:
+        id = clean(request.id)
+        if not id or id in used:
+            id = f"{turn.id}_{len(used)}"
+        used.add(id)
+        error = request.error
+        if len(calls) >= limits.calls:
+            error = f"not run: at most {limits.calls} calls in one answer; make the others in the next round"
+        calls.append(Call(id, clean(request.name), request.arguments, error))
+    return ModelAnswered(
+        content=clean(response.content) if response.content else None,
+        calls=tuple(calls),
+        reasoning=clean(response.reasoning) if response.reasoning else None,
+        finish_reason=response.finish_reason,
+        usage=response.usage,
+        model=response.model or "",
+    )
+
+
+async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> None:
+    """Run the calls side by side. Each result goes to disk as it comes; the last one with what follows from it."""
+    if len(calls) == 1:
+        turn.outcome.append(await _run_call(turn, toolbox, calls[0]))
+        return
+    running = len(calls)
+
+    async def one(call: Call) -> None:
+        nonlocal running
+        turn.outcome.append(await _run_call(turn, toolbox, call))
+        running -= 1
+        if running:
+            await turn.append()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(one(call))
+    except BaseExceptionGroup as failed:  # a write was refused: one such error says it all
+        raise failed.exceptions[0] from None
+
+
+async def _run_call(turn: Turn, toolbox: Toolbox, call: Call) -> CallEnded:
+    turn.tell(events.ToolStarted(call.id, call.name, call.arguments))
+    started = time.monotonic()
+    result = await toolbox.run(call, lambda text: turn.tell(events.ToolProgress(call.id, text)))
+    seconds = round(time.monotonic() - started, 4)
+    ended = CallEnded(call.id, call.name, clean(result.content), result.status, seconds)
+    turn.tell(events.ToolEnded(ended.id, ended.name, ended.content, ended.status, seconds))
+    return ended
+
+
+def _unknown(call: Call, status: Status, content: str) -> CallEnded:
+    return CallEnded(call.id, call.name, content, status)
+
+
+async def end_turn(turn: Turn, reason: Reason, text: str) -> TurnEnded:
+    """End a turn that is not running, whatever state it is in. What was not on disk yet is dropped."""
+    turn.outcome.clear()
+    turn.partial.clear()
+    turn.stopped = (reason, text)
+    return await _close(turn)
+
+
+async def _close(turn: Turn) -> TurnEnded:
+    """End a turn that was stopped: what had happened stays, and every call gets a result that says so."""
+    assert turn.stopped is not None
+    if turn.entries and isinstance(ended := turn.entries[-1], TurnEnded):  # it was just over
+        return ended
+    if turn.partial:
+        turn.outcome.append(ModelAnswered(content="".join(turn.partial), finish_reason="cancelled"))
+        turn.partial.clear()
+    log = [*turn.entries, *turn.outcome]
+    begun = {id for entry in log if isinstance(entry, CallsBegun) for id in entry.ids}
+    over = {entry.id for entry in log if isinstance(entry, CallEnded)}
+    for call in (call for entry in log if isinstance(entry, ModelAnswered) for call in entry.calls):
+        if call.id not in over:
+            turn.outcome.append(_unknown(call, "cancelled", CANCELLED if call.id in begun else NOT_STARTED))
+            turn.tell(events.ToolEnded(call.id, call.name, CANCELLED, "cancelled", 0.0))
+    return await _end(turn, TurnEnded(*turn.stopped))
+
+
+async def _end(turn: Turn, ended: TurnEnded) -> TurnEnded:
+    await turn.append(ended)
+    turn.tell(events.TurnEnded(turn.id, ended.reason, ended.text))
+    return ended

@@ -1,0 +1,19 @@
+"""Errors that a person can cause or must act on, each one line that says what to do."""
+
+from __future__ import annotations
+
+
+class EverloopError(Exception):
+    """An error whose text is meant for a person: what is wrong, where, and what to do."""
+
+
+class ConfigError(EverloopError):
+    """A wrong or missing setting."""
+
+
+class StoreError(EverloopError):
+    """The store could not be read or written: full disk, corrupt or locked file."""
+
+
+class StaleLease(StoreError):
+    """Somebody else has taken this session over: what we wanted to write was refused."""

@@ -1,0 +1,146 @@
+"""The log of a session: what can stand in it, and the conversation it adds up to.
+
+Everything that happens in a session is one of these entries, appended and never changed. The history sent to a
+model, the crash journal, the activity log, replay and fork are all read from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from .messages import Message, assistant_message, tool_message
+
+Content = str | list[dict[str, Any]]
+Status = Literal["ok", "error", "cancelled", "interrupted", "denied"]
+Reason = Literal["answer", "max_rounds", "cancelled", "replaced", "empty", "error", "abandoned"]
+
+
+class Call(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool call as it stands in the log; its id is unique within the session."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] = {}
+    error: str | None = None
+
+
+class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
+    """A message from outside. The first one of a turn opens it; later ones were steered into it."""
+
+    content: Content
+    sender: str = ""
+
+
+class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
+    content: str | None = None
+    calls: tuple[Call, ...] = ()
+    reasoning: str | None = None
+    finish_reason: str = "stop"
+    usage: dict[str, int] = {}
+    model: str = ""
+
+    @property
+    def empty(self) -> bool:
+        return not self.calls and not (self.content or "").strip()
+
+
+class CallsBegun(msgspec.Struct, frozen=True, tag="begun"):
+    """Intent: these calls are about to run and are not safe to repeat."""
+
+    ids: tuple[str, ...]
+
+
+class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
+    id: str
+    name: str
+    content: str
+    status: Status = "ok"
+    seconds: float = 0.0
+
+
+class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="end"):
+    reason: Reason
+    text: str = ""
+
+
+class Noted(msgspec.Struct, frozen=True, tag="note"):
+    """A message put into the history from outside, without a turn (a library's `Session.add_message`)."""
+
+    message: dict[str, Any]
+
+
+class Cleared(msgspec.Struct, frozen=True, tag="new"):
+    """`/new`: the conversation starts afresh here; what stands before stays readable."""
+
+
+Entry = UserSaid | ModelAnswered | CallsBegun | CallEnded | TurnEnded | Noted | Cleared
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+
+
+def encode_entry(entry: Entry) -> str:
+    return _encoder.encode(entry).decode()
+
+
+def decode_entry(data: str | bytes) -> Entry:
+    return _decoder.decode(data)
+
+
+def open_turn(log: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries of the turn that has not ended; empty when there is none."""
+    start = len(log)
+    while start and not isinstance(log[start - 1], TurnEnded | Noted | Cleared):
+        start -= 1
+    return log[start:]
+
+
+class Transcript:
+    """Turns entries into messages, one at a time, so that a running turn never reads its history again.
+
+    Results are held back until every call of their round has one and then come in the order of the calls,
+    whatever order they finished in: what has come out so far is always a valid conversation.
+    """
+
+    def __init__(self) -> None:
+        self._calls: tuple[Call, ...] = ()
+        self._results: dict[str, Message] = {}
+        self._last_role = ""
+
+    def add(self, entry: Entry) -> list[Message]:
+        """The messages that this entry completes."""
+        messages = self._read(entry)
+        if messages:
+            self._last_role = messages[-1]["role"]
+        return messages
+
+    def _read(self, entry: Entry) -> list[Message]:
+        match entry:
+            case UserSaid():
+                return [{"role": "user", "content": entry.content}]
+            case ModelAnswered():
+                self._calls, self._results = entry.calls, {}
+                calls = [(call.id, call.name, call.arguments) for call in entry.calls]
+                return [] if entry.empty else [assistant_message(entry.content, calls)]
+            case CallEnded():
+                self._results[entry.id] = tool_message(entry.id, entry.name, entry.content)
+                if len(self._results) < len(self._calls):
+                    return []
+                return [self._results[call.id] for call in self._calls]
+            case TurnEnded():
+                # Strict chat templates want an assistant's word between two messages of the user.
+                return [] if self._last_role == "assistant" else [assistant_message(entry.text)]
+            case Noted():
+                return [entry.message]
+            case CallsBegun() | Cleared():
+                return []
+
+
+def messages_of(entries: Iterable[Entry]) -> Iterator[Message]:
+    """The conversation that a log adds up to."""
+    transcript = Transcript()
+    for entry in entries:
+        yield from transcript.add(entry)

@@ -1,0 +1,80 @@
+"""The wire shapes of a conversation, OpenAI's, and the list that knows its own JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+Message = dict[str, Any]
+encode_json = msgspec.json.Encoder().encode
+
+
+def user_message(content: str | list[dict[str, Any]]) -> Message:
+    return {"role": "user", "content": content}
+
+
+def assistant_message(content: str | None, calls: Sequence[tuple[str, str, dict[str, Any]]] = ()) -> Message:
+    """An assistant's message; `calls` are (id, name, arguments)."""
+    message: Message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": encode_json(arguments).decode()}}
+            for id, name, arguments in calls
+        ]
+    return message
+
+
+def tool_message(call_id: str, name: str, content: str) -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
+
+
+def clean(text: str) -> str:
+    """The text without lone surrogates, which no JSON encoder at the edges takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+class Conversation(list[Message]):
+    """The messages of one request, as a plain list that also keeps its JSON.
+
+    A conversation only ever grows at its end, so each message is encoded once in its life and not once a round:
+    that is what keeps the cost of a round apart from the length of the history.
+    """
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        super().__init__()
+        self.call_ids: set[str] = set()  # of all tool calls in it
+        self._json = bytearray()
+        self._encoded = 0
+        self.extend(messages)
+
+    def append(self, message: Message) -> None:
+        self.extend((message,))
+
+    def extend(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            super().append(message)
+            for call in message.get("tool_calls") or ():
+                self.call_ids.add(call["id"])
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in memory."""
+        return 2 * len(self._json) + 400 * len(self)
+
+    def json(self) -> bytes:
+        """The messages as a JSON array."""
+        if self._encoded > len(self):  # somebody took messages away: begin again
+            self._json.clear()
+            self._encoded = 0
+        for message in self[self._encoded :]:
+            if self._json:
+                self._json += b","
+            self._json += encode_json(message)
+        self._encoded = len(self)
+        return b"[%b]" % bytes(self._json)

@@ -1,0 +1,230 @@
+"""The store port: log, inbox, outbox, leases and timers, as any database behind it must keep them.
+
+The conformance suite in `tests/test_store.py` says what each call promises; it takes any store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..bus import InboundMessage, Kind, OutboundMessage
+from ..log import Entry
+
+
+@dataclass(slots=True, frozen=True)
+class Incoming:
+    """A row of the inbox."""
+
+    id: int
+    session: int
+    message: InboundMessage
+    kind: Kind = "message"
+    done: bool = False
+    turn: str | None = None  # the turn that took it
+
+
+@dataclass(slots=True, frozen=True)
+class Outgoing:
+    """A row of the outbox; `message.repeat` is set when it may have been sent before."""
+
+    id: int
+    message: OutboundMessage
+    turn: str | None
+
+
+@dataclass(slots=True)
+class Claim:
+    """A session held under a lease, with the turn that is to be run in it.
+
+    Every write carries the fence; the database refuses it once somebody else has a higher one.
+    """
+
+    owner: str
+    session: int
+    key: str
+    fence: int
+    turn: str
+    history_from: int  # the conversation starts after this position
+    next_seq: int  # where the next entry goes
+    first_seq: int  # where the turn's entries begin
+    inbox: list[int] = field(default_factory=list)  # rows that this turn answers
+    message: InboundMessage | None = None  # what opened the turn
+    command: bool = False  # the message is a command for the session, not a turn
+    entries: list[Entry] = field(default_factory=list)  # what the turn's log holds already
+    resumed: bool = False
+    accepted: int | None = None  # the inbox row of the message handed to `begin`
+
+
+@dataclass(slots=True, frozen=True)
+class Logged:
+    """An entry with its place in the log."""
+
+    seq: int
+    turn: str | None
+    at: float
+    entry: Entry
+
+
+@dataclass(slots=True, frozen=True)
+class SessionInfo:
+    id: int
+    owner: str
+    key: str
+    entries: int
+    history_from: int
+    created_at: float
+    updated_at: float
+    open_turn: str | None
+    worker: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class TurnInfo:
+    id: str
+    session: int
+    key: str
+    owner: str
+    first_seq: int
+    started_at: float
+    ended_at: float | None
+    reason: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class Timer:
+    owner: str
+    id: str
+    due_at: float
+    data: dict[str, Any]
+
+
+class Busy(Exception):
+    """The session is in the hands of another living worker. What was to be taken is in the inbox."""
+
+    def __init__(self, worker: str, accepted: int | None) -> None:
+        super().__init__(f"the session is held by {worker}")
+        self.worker = worker
+        self.accepted = accepted
+
+
+class Store(Protocol):
+    """All that Everloop keeps. Every call returns when it is on disk."""
+
+    # inbox
+    async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
+        """Put a message into the inbox of its session. One with an id that is there already is not taken again."""
+        ...
+
+    async def ready(self, worker: str) -> list[tuple[str, str]]:
+        """(owner, session key) of all sessions with waiting messages or a cut-off turn that nobody living holds."""
+        ...
+
+    async def urgent(self, worker: str) -> list[Incoming]:
+        """Urgent rows of sessions that this worker holds, or that nobody does."""
+        ...
+
+    async def incoming(self, id: int) -> Incoming: ...
+
+    # turns
+    async def begin(
+        self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
+    ) -> Claim | None:
+        """Take the session's lease and its next work: a cut-off turn first, then the oldest waiting message.
+
+        `message` is put into the inbox in the same transaction. None when there is nothing to do; `Busy` when
+        another living worker has the session.
+        """
+        ...
+
+    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> asyncio.Future[None]:
+        """Append to the turn's log under the claim's fence; `took` are inbox rows that the entries hold."""
+        ...
+
+    def finish(
+        self,
+        claim: Claim,
+        entries: Sequence[Entry],
+        outgoing: Sequence[OutboundMessage] = (),
+        sender: str | None = None,
+        took: Sequence[int] = (),
+    ) -> asyncio.Future[list[int]]:
+        """In one transaction: the log's tail, the turn's end, inbox rows done, outbox rows, the lease given back.
+
+        `sender` is the worker that sends the outgoing messages right away; their ids come back.
+        """
+        ...
+
+    async def release(self, claim: Claim) -> None:
+        """Give the lease back and leave the turn open."""
+        ...
+
+    async def answer(
+        self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
+    ) -> list[int]:
+        """Mark an urgent row (or a message that never was one) as done, with its answer."""
+        ...
+
+    # outbox
+    async def take_outgoing(self, worker: str, limit: int = 100) -> list[Outgoing]:
+        """Messages to send that no living worker is sending, oldest first, now this worker's."""
+        ...
+
+    async def sent(self, ids: Sequence[int]) -> None: ...
+
+    # reading
+    async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]: ...
+
+    async def session(self, owner: str, key: str) -> SessionInfo | None: ...
+
+    async def sessions(self, owner: str, limit: int = 100) -> list[SessionInfo]: ...
+
+    async def turns(
+        self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
+    ) -> list[TurnInfo]:
+        """The newest turns, newest first."""
+        ...
+
+    # sessions from outside a turn
+    async def note(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
+        """Append entries outside of any turn; refused with `Busy` while a living worker runs one."""
+        ...
+
+    async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
+        """A new session whose log is the first `until` entries of another."""
+        ...
+
+    # timers
+    async def set_timer(self, timer: Timer) -> None: ...
+
+    async def cancel_timer(self, owner: str, id: str) -> bool: ...
+
+    async def timers(self, owner: str | None = None) -> list[Timer]:
+        """All timers, the next one due first."""
+        ...
+
+    async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
+        """Put the timer's message into the inbox and move the timer on, once; False when somebody else did."""
+        ...
+
+    # workers
+    async def join(self, worker: str, address: str) -> None:
+        """Say that this worker takes work, and where it can be woken."""
+        ...
+
+    async def workers(self) -> list[tuple[str, str]]:
+        """(worker, address) of all living ones."""
+        ...
+
+    async def leave(self, worker: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def new_turn_id() -> str:
+    """Unique, and in order of time when sorted as text."""
+    return f"{time.time_ns() // 1_000_000:011x}{os.urandom(4).hex()}"

@@ -1,0 +1,82 @@
+"""The SQLite schema, as numbered steps. A step, once released, is never changed; a new one is added below it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+
+def m001_core(db: sqlite3.Connection) -> None:
+    """Sessions with their leases, the log, turns, inbox, outbox, timers and workers."""
+    db.execute(
+        """CREATE TABLE session (
+            id INTEGER PRIMARY KEY, owner TEXT NOT NULL, key TEXT NOT NULL,
+            worker TEXT, fence INTEGER NOT NULL DEFAULT 0,
+            history_from INTEGER NOT NULL DEFAULT 0,
+            created_at REAL NOT NULL, updated_at REAL NOT NULL,
+            UNIQUE (owner, key))"""
+    )
+    db.execute(
+        """CREATE TABLE turn (
+            id TEXT PRIMARY KEY, session INTEGER NOT NULL REFERENCES session, owner TEXT NOT NULL,
+            first_seq INTEGER NOT NULL, started_at REAL NOT NULL, ended_at REAL, reason TEXT) WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX turn_open ON turn (session) WHERE ended_at IS NULL")
+    db.execute("CREATE INDEX turn_of_session ON turn (session, id)")
+    db.execute(
+        """CREATE TABLE entry (
+            session INTEGER NOT NULL REFERENCES session, seq INTEGER NOT NULL, turn TEXT,
+            data TEXT NOT NULL, at REAL NOT NULL,
+            kind TEXT GENERATED ALWAYS AS (json_extract(data, '$.type')) VIRTUAL,
+            PRIMARY KEY (session, seq)) WITHOUT ROWID"""
+    )
+    db.execute(
+        """CREATE TABLE inbox (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, session INTEGER NOT NULL REFERENCES session,
+            message_id TEXT, kind TEXT NOT NULL, state TEXT NOT NULL DEFAULT 'new', turn TEXT,
+            data TEXT NOT NULL, at REAL NOT NULL)"""
+    )
+    db.execute("CREATE UNIQUE INDEX inbox_once ON inbox (owner, message_id) WHERE message_id IS NOT NULL")
+    db.execute("CREATE INDEX inbox_waiting ON inbox (session, id) WHERE state = 'new'")
+    db.execute("CREATE INDEX inbox_of_turn ON inbox (turn) WHERE turn IS NOT NULL")
+    db.execute(
+        """CREATE TABLE outbox (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, session INTEGER NOT NULL REFERENCES session,
+            turn TEXT, data TEXT NOT NULL, worker TEXT, tries INTEGER NOT NULL DEFAULT 0,
+            at REAL NOT NULL, sent_at REAL)"""
+    )
+    db.execute("CREATE INDEX outbox_waiting ON outbox (id) WHERE sent_at IS NULL")
+    db.execute(
+        """CREATE TABLE timer (
+            owner TEXT NOT NULL, id TEXT NOT NULL, due_at REAL NOT NULL, data TEXT NOT NULL,
+            PRIMARY KEY (owner, id)) WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX timer_due ON timer (due_at)")
+    db.execute("CREATE TABLE worker (id TEXT PRIMARY KEY, address TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_core,)
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring the schema up to date, one step a transaction, also when several processes try at once."""
+    while (version := _version(db)) < len(MIGRATIONS):
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            if _version(db) == version:
+                MIGRATIONS[version](db)
+                db.execute(f"PRAGMA user_version = {version + 1}")
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+    if version > len(MIGRATIONS):
+        raise NewerSchema(version)
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+class NewerSchema(Exception):
+    """The file was written by a newer Everloop than this one."""

@@ -1,0 +1,71 @@
+"""Sessions as a library sees them: a thin view on the store's log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..log import Cleared, Entry, Noted, messages_of
+from ..messages import Message
+from .location import store_path
+from .sqlite import SQLiteStore
+
+
+class Session:
+    """One conversation. What is added is kept by `SessionManager.save`."""
+
+    def __init__(self, key: str, store: SQLiteStore, owner: str) -> None:
+        self.key = key
+        self._store = store
+        self._owner = owner
+        self._unsaved: list[Entry] = []
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole current conversation, read from the store, with what is not saved yet."""
+        entries = [logged.entry for logged in self._store.read_now(self._owner, self.key)]
+        for entry in self._unsaved:
+            entries = [] if isinstance(entry, Cleared) else [*entries, entry]
+        return list(messages_of(entries))
+
+    def add_message(self, role: str, content: Any, **extra: Any) -> None:
+        self._unsaved.append(Noted({"role": role, "content": content, **extra}))
+
+    def get_history(self, max_messages: int | None = None) -> list[Message]:
+        """The newest messages, cut so that it begins with a user's: a call is never parted from its result."""
+        messages = self.messages
+        if max_messages is None or len(messages) <= max_messages:
+            return messages
+        messages = messages[-max_messages:] if max_messages > 0 else []
+        while messages and messages[0]["role"] != "user":
+            messages.pop(0)
+        return messages
+
+    def clear(self) -> None:
+        """Begin a new conversation; the old one stays in the log."""
+        self._unsaved.append(Cleared())
+
+    def _save(self) -> None:
+        entries, self._unsaved = self._unsaved, []
+        if entries:
+            self._store.note_now(self._owner, self.key, entries)
+
+
+class SessionManager:
+    """The sessions of one owner. Plain calls that wait for the disk: for programs, not for coroutines in a hurry."""
+
+    def __init__(
+        self, workspace: str | Path | None = None, *, store: SQLiteStore | None = None, owner: str = "me"
+    ) -> None:
+        self._store = store or SQLiteStore(store_path(workspace))
+        self._owner = owner
+        self._sessions: dict[str, Session] = {}
+
+    def get_or_create(self, key: str) -> Session:
+        if key not in self._sessions:
+            self._sessions[key] = Session(key, self._store, self._owner)
+        return self._sessions[key]
+
+    def save(self, session: Session) -> None:
+        """Put what was added on disk."""
+        session._save()

@@ -1,0 +1,323 @@
+"""The embedded store: one SQLite file, no service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..bus import InboundMessage, Kind, OutboundMessage
+from ..errors import StoreError
+from ..log import Entry, decode_entry, encode_entry
+from . import transactions as tx
+from .base import Busy, Claim, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo
+from .migrations import NewerSchema, migrate
+from .workers import alive
+from .writer import Writer
+
+T = TypeVar("T")
+LOCK_SECONDS = 30.0  # how long a write waits for another program that holds the file
+
+SESSIONS = """SELECT s.id, s.owner, s.key,
+        (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
+        (SELECT id FROM turn WHERE session = s.id AND ended_at IS NULL), s.worker
+    FROM session s WHERE s.owner = ?"""
+TURNS = """SELECT t.id, t.session, s.key, t.owner, t.first_seq, t.started_at, t.ended_at, t.reason
+    FROM turn t JOIN session s ON s.id = t.session
+    WHERE t.owner = ? AND t.id LIKE ? || '%'"""
+
+
+class SQLiteStore:
+    """Log, inbox, outbox, leases and timers in one file.
+
+    Nothing is opened before the first call. Writes go through one thread with group commit; reads have
+    connections of their own and never wait for them.
+    """
+
+    def __init__(self, path: str | Path, *, lock_seconds: float = LOCK_SECONDS) -> None:
+        self.path = Path(path)
+        self._lock_seconds = lock_seconds
+        self.writer = Writer(self._connect, self._explain)
+        self._readers: ThreadPoolExecutor | None = None
+        self._local = threading.local()
+        self._open: list[sqlite3.Connection] = []
+
+    # ------------------------------------------------------------------------------------------ inbox
+
+    async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
+        return await self.writer.submit(partial(tx.accept, message=message, kind=kind))
+
+    async def ready(self, worker: str) -> list[tuple[str, str]]:
+        rows = await self._read(
+            """SELECT owner, key, worker FROM session WHERE id IN (
+                SELECT session FROM inbox WHERE state = 'new' AND kind <> 'urgent'
+                UNION SELECT session FROM turn WHERE ended_at IS NULL) ORDER BY updated_at"""
+        )
+        return [(owner, key) for owner, key, holder in rows if _free(holder, worker)]
+
+    async def urgent(self, worker: str) -> list[Incoming]:
+        rows = await self._read(
+            """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, s.worker
+                FROM inbox i JOIN session s ON s.id = i.session
+                WHERE i.state = 'new' AND i.kind = 'urgent' ORDER BY i.id"""
+        )
+        return [tx.incoming(row[:6]) for row in rows if _free(row[6], worker)]
+
+    async def incoming(self, id: int) -> Incoming:
+        rows = await self._read("SELECT id, session, data, kind, state, turn FROM inbox WHERE id = ?", id)
+        return tx.incoming(rows[0])
+
+    # ------------------------------------------------------------------------------------------ turns
+
+    async def begin(
+        self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
+    ) -> Claim | None:
+        work = partial(tx.begin, owner=owner, key=key, worker=worker, message=message, kind=kind)
+        claim = await self.writer.submit(work)
+        if isinstance(claim, tx.Held):
+            raise Busy(claim.worker, claim.accepted)
+        return claim
+
+    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> asyncio.Future[None]:
+        claim.inbox += took
+        return self.writer.submit(partial(tx.append, claim=claim, rows=_rows(claim, entries), took=took))
+
+    def finish(
+        self,
+        claim: Claim,
+        entries: Sequence[Entry],
+        outgoing: Sequence[OutboundMessage] = (),
+        sender: str | None = None,
+        took: Sequence[int] = (),
+    ) -> asyncio.Future[list[int]]:
+        claim.inbox += took
+        rows = _rows(claim, entries)
+        return self.writer.submit(
+            lambda db: tx.finish(db, claim, rows, entries, took, outgoing, sender),
+        )
+
+    async def release(self, claim: Claim) -> None:
+        await self.writer.submit(
+            lambda db: (
+                db.execute(
+                    "UPDATE session SET worker = NULL WHERE id = ? AND fence = ?", (claim.session, claim.fence)
+                ).rowcount
+            )
+        )
+
+    async def answer(
+        self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
+    ) -> list[int]:
+        return await self.writer.submit(partial(tx.answer, row=row, outgoing=outgoing, sender=sender))
+
+    # ------------------------------------------------------------------------------------------ outbox
+
+    async def take_outgoing(self, worker: str, limit: int = 100) -> list[Outgoing]:
+        return await self.writer.submit(partial(tx.take_outgoing, worker=worker, limit=limit))
+
+    async def sent(self, ids: Sequence[int]) -> None:
+        now = time.time()
+        rows = [(now, id) for id in ids]
+        await self.writer.submit(lambda db: db.executemany("UPDATE outbox SET sent_at = ? WHERE id = ?", rows).rowcount)
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]:
+        return await self._in_reader(lambda db: _read_log(db, session, after, until))
+
+    async def session(self, owner: str, key: str) -> SessionInfo | None:
+        rows = await self._read(SESSIONS + " AND s.key = ?", owner, key)
+        return SessionInfo(*rows[0]) if rows else None
+
+    async def sessions(self, owner: str, limit: int = 100) -> list[SessionInfo]:
+        rows = await self._read(SESSIONS + " ORDER BY s.updated_at DESC LIMIT ?", owner, limit)
+        return [SessionInfo(*row) for row in rows]
+
+    async def turns(
+        self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
+    ) -> list[TurnInfo]:
+        where, values = ("", []) if session is None else (" AND t.session = ?", [session])
+        rows = await self._read(TURNS + where + " ORDER BY t.id DESC LIMIT ?", owner, prefix, *values, limit)
+        return [TurnInfo(*row) for row in rows]
+
+    # ------------------------------------------------------------------------------------------ from outside a turn
+
+    async def note(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
+        return _or_busy(await self.writer.submit(partial(tx.note, owner=owner, key=key, entries=entries)))
+
+    async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
+        await self.writer.submit(partial(tx.fork, owner=owner, key=key, until=until, new_key=new_key))
+        made = await self.session(owner, new_key)
+        assert made is not None
+        return made
+
+    # ------------------------------------------------------------------------------------------ timers
+
+    async def set_timer(self, timer: Timer) -> None:
+        data = msgspec.json.encode(timer.data).decode()
+        await self.writer.submit(
+            lambda db: (
+                db.execute(
+                    "INSERT OR REPLACE INTO timer (owner, id, due_at, data) VALUES (?, ?, ?, ?)",
+                    (timer.owner, timer.id, timer.due_at, data),
+                ).rowcount
+            )
+        )
+
+    async def cancel_timer(self, owner: str, id: str) -> bool:
+        sql = "DELETE FROM timer WHERE owner = ? AND id = ?"
+        return await self.writer.submit(lambda db: db.execute(sql, (owner, id)).rowcount) == 1
+
+    async def timers(self, owner: str | None = None) -> list[Timer]:
+        sql = "SELECT owner, id, due_at, data FROM timer WHERE ? IS NULL OR owner = ? ORDER BY due_at"
+        rows = await self._read(sql, owner, owner)
+        return [Timer(owner, id, due_at, msgspec.json.decode(data)) for owner, id, due_at, data in rows]
+
+    async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
+        return await self.writer.submit(partial(tx.fire_timer, timer=timer, message=message, next_due=next_due))
+
+    # ------------------------------------------------------------------------------------------ workers
+
+    async def join(self, worker: str, address: str) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            for (id,) in db.execute("SELECT id FROM worker").fetchall():
+                if not alive(id):
+                    db.execute("DELETE FROM worker WHERE id = ?", (id,))
+            db.execute(
+                "INSERT OR REPLACE INTO worker (id, address, at) VALUES (?, ?, ?)", (worker, address, time.time())
+            )
+
+        await self.writer.submit(work)
+
+    async def workers(self) -> list[tuple[str, str]]:
+        rows = await self._read("SELECT id, address FROM worker")
+        return [(id, address) for id, address in rows if alive(id)]
+
+    async def leave(self, worker: str) -> None:
+        await self.writer.submit(lambda db: db.execute("DELETE FROM worker WHERE id = ?", (worker,)).rowcount)
+
+    # ------------------------------------------------------------------------------------------ for plain code
+
+    def note_now(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
+        """`note` for callers without an event loop."""
+        return _or_busy(self.writer.call(partial(tx.note, owner=owner, key=key, entries=entries)))
+
+    def read_now(self, owner: str, key: str) -> list[Logged]:
+        """The current conversation of a session, for callers without an event loop."""
+
+        def work(db: sqlite3.Connection) -> list[Logged]:
+            session = tx.session_row(db, owner, key, create=False)
+            return [] if session is None else _read_log(db, session[0], session[3], None)
+
+        return self.writer.call(work)
+
+    # ------------------------------------------------------------------------------------------ connections
+
+    async def close(self) -> None:
+        """Wait until everything is on disk and let go of the file."""
+        thread = self.writer.stop()
+        loop = asyncio.get_running_loop()
+        if thread is not None:
+            await loop.run_in_executor(None, thread.join)
+        if self._readers is not None:
+            readers, self._readers = self._readers, None
+            await loop.run_in_executor(None, readers.shutdown)
+            for connection in self._open:
+                connection.close()
+            self._open.clear()
+            self._local = threading.local()
+
+    async def _read(self, sql: str, *values: object) -> list[Any]:
+        return await self._in_reader(lambda db: db.execute(sql, values).fetchall())
+
+    async def _in_reader(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(2, thread_name_prefix="everloop-reader")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._with_reader, work)
+
+    def _with_reader(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._connect()
+            connection.execute("PRAGMA query_only = ON")
+            self._open.append(connection)
+        try:
+            return work(connection)
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with contextlib.suppress(FileExistsError):  # private from its first byte on
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            connection = sqlite3.connect(
+                self.path, timeout=self._lock_seconds, isolation_level=None, check_same_thread=False
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"cannot open the store {self.path}: {error}") from error
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            migrate(connection)
+        except NewerSchema:
+            connection.close()
+            raise StoreError(
+                f"{self.path} was written by a newer Everloop: update this one, or choose another store"
+            ) from None
+        except sqlite3.Error as error:
+            connection.close()
+            raise self._explain(error) from error
+        return connection
+
+    def _explain(self, error: sqlite3.Error) -> Exception:
+        """The error in one line that says what to do."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            what = f"the disk that holds {self.path} is full: free some space and try again"
+        elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            what = f"{self.path} is locked by another program: close it and try again"
+        elif code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            what = f"{self.path} is damaged or not a database: move it away or restore a copy (it was not changed)"
+        elif code == sqlite3.SQLITE_READONLY:
+            what = f"{self.path} is read-only: give this user the right to write it, or choose another store"
+        elif code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+            what = f"{self.path} cannot be read or written ({error}): check the disk and try again"
+        else:
+            what = f"{self.path}: {error}"
+        return StoreError(f"{what}. What was on disk before is safe.")
+
+
+def _free(holder: str | None, worker: str) -> bool:
+    return holder is None or holder == worker or not alive(holder)
+
+
+def _or_busy(result: int | tx.Held) -> int:
+    if isinstance(result, tx.Held):
+        raise Busy(result.worker, result.accepted)
+    return result
+
+
+def _rows(claim: Claim, entries: Sequence[Entry]) -> list[tuple[int, int, str | None, str, float]]:
+    """The rows of these entries, with their places taken in the order of the calls."""
+    now = time.time()
+    first, claim.next_seq = claim.next_seq, claim.next_seq + len(entries)
+    return [(claim.session, first + n, claim.turn or None, encode_entry(entry), now) for n, entry in enumerate(entries)]
+
+
+def _read_log(db: sqlite3.Connection, session: int, after: int, until: int | None) -> list[Logged]:
+    rows = db.execute(
+        "SELECT seq, turn, at, data FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq",
+        (session, after, until if until is not None else 2**62),
+    )
+    return [Logged(seq, turn, at, decode_entry(data)) for seq, turn, at, data in rows]

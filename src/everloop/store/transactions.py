@@ -1,0 +1,282 @@
+"""What each write of the SQLite store does, as functions on a connection inside the writer's transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..bus import InboundMessage, Kind, OutboundMessage
+from ..errors import StaleLease, StoreError
+from ..log import Cleared, Entry, TurnEnded, UserSaid, decode_entry, encode_entry, open_turn
+from .base import Claim, Incoming, Outgoing, Timer, new_turn_id
+from .workers import alive
+
+_encode = msgspec.json.Encoder().encode
+decode_inbound = msgspec.json.Decoder(InboundMessage).decode
+decode_outbound = msgspec.json.Decoder(OutboundMessage).decode
+
+INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, data, at) VALUES (?, ?, ?, ?, ?)"
+# Only the holder of the lease may append: with a stale fence this selects nothing, so nothing is written.
+APPEND_ENTRY = """INSERT INTO entry (session, seq, turn, data, at)
+    SELECT ?, ?, ?, ?, ? FROM session WHERE id = ? AND fence = ?"""
+
+
+@dataclass(slots=True)
+class Held:
+    """The session is another living worker's; what was handed in waits in the inbox."""
+
+    worker: str
+    accepted: int | None
+
+
+def session_row(db: sqlite3.Connection, owner: str, key: str, create: bool) -> tuple[int, str | None, int, int] | None:
+    """(id, worker, fence, history_from) of a session."""
+    row = db.execute("SELECT id, worker, fence, history_from FROM session WHERE owner = ? AND key = ?", (owner, key))
+    found: tuple[int, str | None, int, int] | None = row.fetchone()
+    if found is None and create:
+        now = time.time()
+        new = db.execute(
+            "INSERT INTO session (owner, key, created_at, updated_at) VALUES (?, ?, ?, ?)", (owner, key, now, now)
+        )
+        return int(new.lastrowid or 0), None, 0, 0
+    return found
+
+
+def accept(db: sqlite3.Connection, message: InboundMessage, kind: Kind, session: int | None = None) -> Incoming:
+    """Put a message into the inbox, unless one with its id is there."""
+    if message.id is not None:
+        row = db.execute(
+            "SELECT id, session, data, kind, state, turn FROM inbox WHERE owner = ? AND message_id = ?",
+            (message.owner, message.id),
+        ).fetchone()
+        if row is not None:
+            return incoming(row)
+    if session is None:
+        found = session_row(db, message.owner, message.session_key, create=True)
+        assert found is not None
+        session = found[0]
+    new = db.execute(
+        "INSERT INTO inbox (owner, session, message_id, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)",
+        (message.owner, session, message.id, kind, _encode(message).decode(), time.time()),
+    )
+    return Incoming(int(new.lastrowid or 0), session, message, kind)
+
+
+def incoming(row: tuple[int, int, str, Kind, str, str | None]) -> Incoming:
+    id, session, data, kind, state, turn = row
+    return Incoming(id, session, decode_inbound(data), kind, state == "done", turn)
+
+
+def begin(
+    db: sqlite3.Connection, owner: str, key: str, worker: str, message: InboundMessage | None, kind: Kind
+) -> Claim | Held | None:
+    """Take the lease and the next work of a session."""
+    session = session_row(db, owner, key, create=message is not None)
+    if session is None:
+        return None
+    id, holder, fence, history_from = session
+    accepted = accept(db, message, kind, id).id if message is not None else None
+    if holder is not None and holder != worker and alive(holder):
+        return Held(holder, accepted)
+    next_seq = db.execute("SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = ?", (id,)).fetchone()[0]
+    claim = Claim(owner, id, key, fence + 1, "", history_from, next_seq, next_seq, accepted=accepted)
+    if not (_resume(db, claim) or _open(db, claim)):
+        return None
+    db.execute(
+        "UPDATE session SET worker = ?, fence = ?, updated_at = ? WHERE id = ?", (worker, claim.fence, time.time(), id)
+    )
+    return claim
+
+
+def _resume(db: sqlite3.Connection, claim: Claim) -> bool:
+    """Take up a turn that was cut off."""
+    turn = db.execute(
+        "SELECT id, first_seq FROM turn WHERE session = ? AND ended_at IS NULL", (claim.session,)
+    ).fetchone()
+    if turn is None:
+        return False
+    claim.turn, claim.first_seq = turn
+    claim.resumed = True
+    rows = db.execute("SELECT id, data FROM inbox WHERE turn = ? ORDER BY id", (claim.turn,)).fetchall()
+    claim.inbox = [id for id, _ in rows]
+    claim.message = decode_inbound(rows[0][1]) if rows else None
+    log = db.execute(
+        "SELECT data FROM entry WHERE session = ? AND seq >= ? ORDER BY seq", (claim.session, claim.first_seq)
+    )
+    claim.entries = [decode_entry(data) for (data,) in log]
+    return True
+
+
+def _open(db: sqlite3.Connection, claim: Claim) -> bool:
+    """Begin a turn with the oldest waiting message."""
+    row = db.execute(
+        "SELECT id, data, kind FROM inbox WHERE session = ? AND state = 'new' AND kind <> 'urgent' ORDER BY id LIMIT 1",
+        (claim.session,),
+    ).fetchone()
+    if row is None:
+        return False
+    id, data, kind = row
+    claim.inbox, claim.message, claim.command = [id], decode_inbound(data), kind == "command"
+    if claim.command:  # it is answered in the transaction that marks it done, so it needs no turn
+        return True
+    claim.turn = new_turn_id()
+    now = time.time()
+    db.execute(
+        "INSERT INTO turn (id, session, owner, first_seq, started_at) VALUES (?, ?, ?, ?, ?)",
+        (claim.turn, claim.session, claim.owner, claim.first_seq, now),
+    )
+    db.execute("UPDATE inbox SET state = 'taken', turn = ? WHERE id = ?", (claim.turn, id))
+    if not claim.message.media:  # attachments are read by the loop, which then writes the first entry
+        said = UserSaid(claim.message.content, claim.message.sender_id)
+        db.execute(INSERT_ENTRY, (claim.session, claim.next_seq, claim.turn, encode_entry(said), now))
+        claim.next_seq += 1
+        claim.entries = [said]
+    return True
+
+
+def append(
+    db: sqlite3.Connection, claim: Claim, rows: Sequence[tuple[int, int, str | None, str, float]], took: Sequence[int]
+) -> None:
+    """Append to the log, refused unless the claim's fence is the session's."""
+    for row in rows:
+        if db.execute(APPEND_ENTRY, (*row, claim.session, claim.fence)).rowcount != 1:
+            raise StaleLease(
+                f"session {claim.key} was taken over by another worker; this one has stopped writing to it"
+            )
+    for id in took:
+        db.execute("UPDATE inbox SET state = 'taken', turn = ? WHERE id = ?", (claim.turn, id))
+
+
+def finish(
+    db: sqlite3.Connection,
+    claim: Claim,
+    rows: Sequence[tuple[int, int, str | None, str, float]],
+    entries: Sequence[Entry],
+    took: Sequence[int],
+    outgoing: Sequence[OutboundMessage],
+    sender: str | None,
+) -> list[int]:
+    """The end of a turn or of a command: everything it leaves behind, or nothing."""
+    now = time.time()
+    released = db.execute(
+        "UPDATE session SET worker = NULL, updated_at = ? WHERE id = ? AND fence = ?", (now, claim.session, claim.fence)
+    )
+    if released.rowcount != 1:
+        raise StaleLease(f"session {claim.key} was taken over by another worker; this one has stopped writing to it")
+    append(db, claim, rows, took)
+    for row, entry in zip(rows, entries, strict=True):
+        if isinstance(entry, TurnEnded):
+            db.execute("UPDATE turn SET ended_at = ?, reason = ? WHERE id = ?", (now, entry.reason, claim.turn))
+        elif isinstance(entry, Cleared):
+            db.execute("UPDATE session SET history_from = ? WHERE id = ?", (row[1], claim.session))
+    if claim.turn:
+        db.execute("UPDATE inbox SET state = 'done' WHERE turn = ?", (claim.turn,))
+    else:
+        db.executemany("UPDATE inbox SET state = 'done' WHERE id = ?", [(id,) for id in claim.inbox])
+    return [send(db, claim.owner, claim.session, claim.turn or None, message, sender) for message in outgoing]
+
+
+def send(
+    db: sqlite3.Connection, owner: str, session: int, turn: str | None, message: OutboundMessage, sender: str | None
+) -> int:
+    """Put a message into the outbox; with a sender it counts as tried once."""
+    new = db.execute(
+        "INSERT INTO outbox (owner, session, turn, data, worker, tries, at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (owner, session, turn, _encode(message).decode(), sender, 1 if sender else 0, time.time()),
+    )
+    return int(new.lastrowid or 0)
+
+
+def answer(
+    db: sqlite3.Connection, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None
+) -> list[int]:
+    if isinstance(row, InboundMessage):
+        row = accept(db, row, "urgent")
+    if (
+        row.done
+        or db.execute("UPDATE inbox SET state = 'done' WHERE id = ? AND state = 'new'", (row.id,)).rowcount == 0
+    ):
+        return []
+    return [send(db, row.message.owner, row.session, None, message, sender) for message in outgoing]
+
+
+def take_outgoing(db: sqlite3.Connection, worker: str, limit: int) -> list[Outgoing]:
+    taken: list[Outgoing] = []
+    rows = db.execute("SELECT id, data, turn, worker, tries FROM outbox WHERE sent_at IS NULL ORDER BY id").fetchall()
+    for id, data, turn, sender, tries in rows:
+        if sender is not None and (sender == worker or alive(sender)):
+            continue
+        db.execute("UPDATE outbox SET worker = ?, tries = tries + 1 WHERE id = ?", (worker, id))
+        message = decode_outbound(data)
+        message.repeat = tries > 0
+        taken.append(Outgoing(id, message, turn))
+        if len(taken) >= limit:
+            break
+    return taken
+
+
+def note(db: sqlite3.Connection, owner: str, key: str, entries: Sequence[Entry]) -> int | Held:
+    session = session_row(db, owner, key, create=True)
+    assert session is not None
+    id, holder, _, _ = session
+    if holder is not None and alive(holder):
+        return Held(holder, None)
+    if db.execute("SELECT 1 FROM turn WHERE session = ? AND ended_at IS NULL", (id,)).fetchone():
+        return Held("a turn that was cut off and goes on at the next start", None)
+    seq = db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = ?", (id,)).fetchone()[0]
+    now = time.time()
+    db.executemany(
+        INSERT_ENTRY, [(id, seq + n, None, encode_entry(entry), now) for n, entry in enumerate(entries, start=1)]
+    )
+    for n, entry in enumerate(entries, start=1):
+        if isinstance(entry, Cleared):
+            db.execute("UPDATE session SET history_from = ? WHERE id = ?", (seq + n, id))
+    db.execute("UPDATE session SET updated_at = ? WHERE id = ?", (now, id))
+    return int(seq) + len(entries)
+
+
+def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_key: str) -> None:
+    """Copy the log up to a point into a new session. A turn that was under way there is open in the copy."""
+    source = session_row(db, owner, key, create=False)
+    if source is None:
+        raise StoreError(f'there is no session "{key}": `everloop sessions` lists them')
+    if session_row(db, owner, new_key, create=False) is not None:
+        raise StoreError(f'the session "{new_key}" exists already: choose another name')
+    rows = db.execute(
+        "SELECT seq, turn, data, at FROM entry WHERE session = ? AND seq <= ? ORDER BY seq",
+        (source[0], until if until is not None else 2**62),
+    ).fetchall()
+    if not rows or (until is not None and rows[-1][0] != until):
+        last = rows[-1][0] if rows else 0
+        raise StoreError(f'the session "{key}" has no entry {until}: its log ends at {last}')
+    made = session_row(db, owner, new_key, create=True)
+    assert made is not None
+    new = made[0]
+    entries = [decode_entry(data) for _, _, data, _ in rows]
+    under_way = len(open_turn(entries))
+    turn = new_turn_id() if under_way else None
+    for n, (seq, old_turn, data, at) in enumerate(rows):
+        db.execute(INSERT_ENTRY, (new, seq, turn if n >= len(rows) - under_way else old_turn, data, at))
+    if turn is not None:
+        db.execute(
+            "INSERT INTO turn (id, session, owner, first_seq, started_at) VALUES (?, ?, ?, ?, ?)",
+            (turn, new, owner, rows[-under_way][0], time.time()),
+        )
+    cleared = [seq for (seq, *_), entry in zip(rows, entries, strict=True) if isinstance(entry, Cleared)]
+    db.execute("UPDATE session SET history_from = ? WHERE id = ?", (cleared[-1] if cleared else 0, new))
+
+
+def fire_timer(db: sqlite3.Connection, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
+    where = (timer.owner, timer.id, timer.due_at)
+    if next_due is None:
+        moved = db.execute("DELETE FROM timer WHERE owner = ? AND id = ? AND due_at = ?", where)
+    else:
+        moved = db.execute("UPDATE timer SET due_at = ? WHERE owner = ? AND id = ? AND due_at = ?", (next_due, *where))
+    if moved.rowcount != 1:
+        return False
+    accept(db, message, "message")
+    return True

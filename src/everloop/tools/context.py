@@ -1,0 +1,32 @@
+"""What a tool call knows about where it comes from: carried by a ContextVar, so two turns never see each other's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(slots=True, frozen=True)
+class CallContext:
+    """The origin of one tool call."""
+
+    owner: str
+    session: str  # the session key, "channel:chat_id"
+    turn: str
+    call: str
+    channel: str
+    chat_id: str
+    workspace: Path
+    restricted: bool  # files outside the workspace are out of reach
+    idempotency_key: str  # the same on every try of this call, also after a crash
+    progress: Callable[[str], None]  # shows a line to whoever watches the turn
+
+
+current: ContextVar[CallContext] = ContextVar("everloop_call")
+
+
+def current_call() -> CallContext:
+    """The context of the tool call that is running; a LookupError outside of one."""
+    return current.get()

@@ -10,7 +10,7 @@ from typing import Any
 from .coerce import KINDS, STRICT, convert, fits, same, show
 
 _MAX_DEPTH = 100
-_MAX_STEPS = 100_000
+_MAX_STEPS = 50_000
 
 Path = tuple[Any, str | int] | None  # (path of the parent, key or index)
 Problem = tuple[Path, str]

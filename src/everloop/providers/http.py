@@ -43,7 +43,7 @@ class Timeouts:
 
 
 class Endpoint:
-    """Where requests go. The pool opens on first use, in the loop that uses it, and again after `close`."""
+    """Where requests go. The pool opens on first use, in the loop that uses it; anew in another, or after `close`."""
 
     def __init__(self, url: URL, headers: Mapping[str, str], timeouts: Timeouts, secret: str | None = None) -> None:
         self.where = url.with_user(None).authority
@@ -56,8 +56,11 @@ class Endpoint:
         self._piecewise = aiohttp.ClientTimeout(total=None, connect=timeouts.connect)
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: set[aiohttp.ClientResponse] = set()
 
     async def close(self) -> None:
+        for response in list(self._ending):
+            self._part(response)
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
@@ -86,10 +89,29 @@ class Endpoint:
         except (aiohttp.ClientError, OSError) as error:
             raise self._failure(error, f"sent no first token within {self.timeouts.first_token:g} s") from error
 
+    def leave(self, response: aiohttp.ClientResponse, ended: bool) -> None:
+        """Part from a stream: at once when it was broken off, and with a moment to end by itself when all was said.
+
+        A response that ends by itself gives its connection back to the pool.
+        """
+        if response.closed:
+            return
+        if not ended:
+            response.close()
+            return
+        self._ending.add(response)
+        asyncio.get_running_loop().call_later(GOODBYE, self._part, response)
+
+    def _part(self, response: aiohttp.ClientResponse) -> None:
+        self._ending.discard(response)
+        response.close()
+
     async def _post(self, body: bytes, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         loop = asyncio.get_running_loop()
         session = self._session
         if session is None or self._loop is not loop:
+            if self._loop is not None and self._loop.is_closed():
+                await self.close()
             session = self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), headers=self._headers
             )
@@ -213,19 +235,6 @@ class TimedReader:
             self._content.set_exception(TimeoutError())
         elif self._deadline < math.inf:
             self._wait_until(self._deadline)
-
-
-def leave(response: aiohttp.ClientResponse, ended: bool) -> None:
-    """Part from a response: at once when it broke off, and with a moment to end by itself when all was said.
-
-    A response that ends by itself gives its connection back to the pool.
-    """
-    if response.closed:
-        return
-    if ended:
-        asyncio.get_running_loop().call_later(GOODBYE, response.close)
-    else:
-        response.close()
 
 
 async def read_up_to(response: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from ..messages import Conversation
 from .base import Delta, LLMProvider, LLMResponse, ProviderError
-from .http import Endpoint, TimedReader, Timeouts, endpoint_url, leave
+from .http import Endpoint, TimedReader, Timeouts, endpoint_url
 from .sse import Answer, Lines, encode, one_line
 
 __all__ = ["OpenAIProvider", "Timeouts"]
@@ -62,7 +62,7 @@ class OpenAIProvider(LLMProvider):
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         model: str | None = None,
-    ) -> AsyncIterator[Delta | LLMResponse]:
+    ) -> AsyncGenerator[Delta | LLMResponse, None]:
         endpoint = self._endpoint
         answer = Answer(self._answer_limit, endpoint.where)
         started = asyncio.get_running_loop().time()
@@ -93,7 +93,7 @@ class OpenAIProvider(LLMProvider):
                     break
         finally:
             reader.stop()
-            leave(response, ended)
+            endpoint.leave(response, ended)
         if not (ended or answer.finish_reason):
             raise ProviderError(f"the stream from {endpoint.where} ended in the middle of the answer", retryable=True)
         yield answer.response()

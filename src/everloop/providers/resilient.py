@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from .base import Delta, LLMProvider, LLMResponse, ProviderError
@@ -67,7 +67,7 @@ class Resilient(LLMProvider):
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         model: str | None = None,
-    ) -> AsyncIterator[Delta | LLMResponse]:
+    ) -> AsyncGenerator[Delta | LLMResponse, None]:
         failed: list[str] = []
         screen = Screen()
         for place, (provider, own) in enumerate(self._providers):
@@ -151,11 +151,10 @@ class Screen:
 
     def show(self, delta: Delta) -> tuple[Delta, ...]:
         """What a watcher gets to see for this piece of the try that runs."""
-        text, reasoning = self._tracks
         if delta.restart:  # the provider begins again by itself, and says so
             self._tracks = (Track(), Track())
             self._repeating = False
-            return (delta, *self.show(Delta(delta.text, delta.reasoning)))
+        text, reasoning = self._tracks
         if not self._repeating:
             text.parts.append(delta.text)
             reasoning.parts.append(delta.reasoning)

@@ -7,7 +7,7 @@ import copy
 import inspect
 import itertools
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +117,7 @@ class ScriptedProvider(ChatOnlyProvider):
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         model: str | None = None,
-    ) -> AsyncIterator[Delta | LLMResponse]:
+    ) -> AsyncGenerator[Delta | LLMResponse, None]:
         response = await self._answer(messages, tools, model, streamed=True)
         deltas = [Delta(reasoning=word) for word in words(response.reasoning)]
         deltas += [Delta(text=word) for word in words(response.content)]

@@ -159,7 +159,10 @@ class Log(Protocol):
     """The session's log, under this worker's lease."""
 
     def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
-        """Write the entries in one transaction; done when they are on disk. A `TurnEnded` closes the turn."""
+        """Write the entries in one transaction; done when they are on disk. A `TurnEnded` closes the turn.
+
+        The future cannot be cancelled: a task that is cancelled while it waits hears of it when the write is done.
+        """
         ...
 
     def steered(self) -> Sequence[UserSaid]:
@@ -221,17 +224,12 @@ class Turn:
         entries, self.outcome = [*self.outcome, *further], []
         if not entries:
             return
-        written = asyncio.ensure_future(self._log.append(entries))
-        cancelled: asyncio.CancelledError | None = None
-        while not written.done():
-            try:
-                await asyncio.shield(written)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        written.result()
-        self._know(entries)
-        if cancelled is not None:
-            raise cancelled
+        written = self._log.append(entries)
+        try:
+            await written
+        finally:
+            if written.done() and not written.cancelled() and written.exception() is None:
+                self._know(entries)
 
     def _know(self, entries: Sequence[Entry]) -> None:
         for entry in entries:

@@ -219,18 +219,19 @@ class AgentLoop:
     async def _run_claim(self, claim: Claim, live: Live) -> str:
         """Take what was claimed to its end; the answer is on its way when this returns."""
         if claim.command:
-            return await self._run_command(claim)
+            return await self._run_command(claim, live)
         ended, outgoing = await self._turns.run(claim, live)
         for id, message in outgoing:
             await self._hand_out(id, message)
         return ended.text
 
-    async def _run_command(self, claim: Claim) -> str:
+    async def _run_command(self, claim: Claim, live: Live) -> str:
         """A command that waits for its place in the session: `/new`."""
         assert claim.message is not None
         outgoing = reply(claim.message, NEW_CONVERSATION)
-        ids = await self.store.finish(claim, [Cleared()], outgoing, self._turns.sender)
-        for id, message in zip(ids, outgoing, strict=True):
+        finished = await self.store.finish(claim, [Cleared()], outgoing, self._turns.sender)
+        live.again |= finished.more
+        for id, message in zip(finished.outbox, outgoing, strict=True):
             await self._hand_out(id, message)
         return NEW_CONVERSATION
 

@@ -12,7 +12,7 @@ from ..dispatch.local import Live
 from ..log import Call, Entry, TurnEnded, UserSaid
 from ..messages import Conversation
 from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider
-from ..store.base import Claim, Store
+from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
 from ..tools.registry import ToolRegistry, ToolResult
 
@@ -92,7 +92,7 @@ class SessionLog:
         self._sender = sender
         self._took: list[int] = []
         self._outgoing: Sequence[OutboundMessage] = ()
-        self._finished: asyncio.Future[list[int]] | None = None
+        self._finished: asyncio.Future[Finished] | None = None
 
     def append(self, entries: Sequence[Entry]) -> asyncio.Future[Any]:
         took, self._took = self._took, []
@@ -112,4 +112,8 @@ class SessionLog:
 
     def outgoing(self) -> list[tuple[int, OutboundMessage]]:
         """The answer's rows in the outbox, once the turn is closed."""
-        return [] if self._finished is None else list(zip(self._finished.result(), self._outgoing, strict=True))
+        return [] if self._finished is None else list(zip(self._finished.result().outbox, self._outgoing, strict=True))
+
+    def more(self) -> bool:
+        """Whether the session has more to do, once the turn is closed."""
+        return self._finished is None or self._finished.result().more

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from ..providers.base import LLMProvider
 from ..store.base import Claim, Store
 from ..tools.context import CallContext
 from ..tools.registry import ToolRegistry
+from ..tools.threads import in_thread
 from .histories import Histories
 from .ports import Asking, SessionLog, Tools
 
@@ -55,7 +55,7 @@ class TurnRunner:
         try:
             conversation = await self._history(claim)
             if not claim.entries:  # attachments are read here, once, and stay in the log
-                content = await asyncio.to_thread(self.context.user_content, message.content, message.media)
+                content = await in_thread(self.context.user_content, message.content, message.media)
                 claim.entries = [UserSaid(content, message.sender_id)]
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log, self._emit(claim, live))
@@ -71,6 +71,7 @@ class TurnRunner:
             log.exception("turn %s failed", claim.turn)
             turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
             ended = await end_turn(turn, "error", f"{APOLOGY}{str(error) or type(error).__name__}")
+        live.again |= session_log.more()
         return ended, session_log.outgoing()
 
     def watch(self, live: Live | None, owner: str, key: str, emit: events.Emit) -> None:
@@ -86,7 +87,7 @@ class TurnRunner:
             del self.watchers[owner, key]
 
     async def _history(self, claim: Claim) -> Conversation:
-        system = await asyncio.to_thread(self.context.build_system_prompt)
+        system = await in_thread(self.context.build_system_prompt)
         return await self._histories.conversation(claim, system)
 
     def _emit(self, claim: Claim, live: Live) -> events.Emit | None:

@@ -58,7 +58,10 @@ Run = Callable[[Claim, Live], Awaitable[str]]
 
 
 class Dispatcher:
-    """One task for each session with work to do. `run` takes a claim to its end and returns the answer."""
+    """One task for each session with work to do.
+
+    `run` takes a claim to its end, sets `live.again` when the session has more to do, and returns the answer.
+    """
 
     def __init__(self, store: Store, run: Run, *, busy: str = "queue", at_once: int = 1000) -> None:
         self.worker = new_worker()
@@ -130,6 +133,8 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await self._give_back(self._store.release_all(self.worker))
         self._fail(list(self._waiting.values()), Stopped())
         self._waiting.clear()
         self._stopping = False
@@ -202,21 +207,18 @@ class Dispatcher:
                 live.emit.append(item.emit)
         try:
             answer = await self._run(claim, live)
-        except asyncio.CancelledError:
-            await self._release(claim)
-            raise
         except StaleLease as error:  # whoever has it now answers
             log.warning("%s", error)
             return bool(live.fresh)
         except StoreError as error:
             self._fail([item for id in claim.inbox if (item := self._waiting.pop(id, None))], error)
-            await self._release(claim)
+            await self._give_back(self._store.release(claim))
             self._retry_later(live)
             return bool(live.fresh)
         for id in claim.inbox:
             if (item := self._waiting.pop(id, None)) is not None and not item.answer.done():
                 item.answer.set_result(answer)
-        return True
+        return bool(live.fresh) or live.again
 
     async def _take(self, live: Live, item: Item) -> None:
         """A message for a session whose turn is running: to disk first, then queue, steer or interrupt."""
@@ -226,6 +228,7 @@ class Dispatcher:
             self._fail([item], error)
             return
         self._waiting[row.id] = item
+        live.again = True
         if row.done:
             await self._settle(row.id)
         elif not live.running:  # the turn ended meanwhile
@@ -258,9 +261,9 @@ class Dispatcher:
             if not item.answer.done():
                 item.answer.set_exception(error)
 
-    async def _release(self, claim: Claim) -> None:
+    async def _give_back(self, release: Awaitable[None]) -> None:
         try:
-            await asyncio.shield(asyncio.ensure_future(self._store.release(claim)))
+            await release
         except StoreError as error:  # the lease ends with this process
             log.warning("%s", error)
 

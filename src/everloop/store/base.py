@@ -103,6 +103,14 @@ class Timer:
     data: dict[str, Any]
 
 
+@dataclass(slots=True, frozen=True)
+class Finished:
+    """What the end of a turn left behind: its rows in the outbox, and whether the session has more to do."""
+
+    outbox: list[int]
+    more: bool
+
+
 class Busy(Exception):
     """The session is in the hands of another living worker. What was to be taken is in the inbox."""
 
@@ -142,7 +150,10 @@ class Store(Protocol):
         ...
 
     def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> asyncio.Future[None]:
-        """Append to the turn's log under the claim's fence; `took` are inbox rows that the entries hold."""
+        """Append to the turn's log under the claim's fence; `took` are inbox rows that the entries hold.
+
+        The futures of `append` and `finish` cannot be cancelled: what was handed to the disk gets there.
+        """
         ...
 
     def finish(
@@ -152,15 +163,19 @@ class Store(Protocol):
         outgoing: Sequence[OutboundMessage] = (),
         sender: str | None = None,
         took: Sequence[int] = (),
-    ) -> asyncio.Future[list[int]]:
+    ) -> asyncio.Future[Finished]:
         """In one transaction: the log's tail, the turn's end, inbox rows done, outbox rows, the lease given back.
 
-        `sender` is the worker that sends the outgoing messages right away; their ids come back.
+        `sender` is the worker that sends the outgoing messages right away.
         """
         ...
 
     async def release(self, claim: Claim) -> None:
         """Give the lease back and leave the turn open."""
+        ...
+
+    async def release_all(self, worker: str) -> None:
+        """Give back every lease of a worker that stops; its turns stay open."""
         ...
 
     async def answer(

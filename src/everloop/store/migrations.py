@@ -37,8 +37,7 @@ def m001_core(db: sqlite3.Connection) -> None:
             data TEXT NOT NULL, at REAL NOT NULL)"""
     )
     db.execute("CREATE UNIQUE INDEX inbox_once ON inbox (owner, message_id) WHERE message_id IS NOT NULL")
-    db.execute("CREATE INDEX inbox_waiting ON inbox (session, id) WHERE state = 'new'")
-    db.execute("CREATE INDEX inbox_of_turn ON inbox (turn) WHERE turn IS NOT NULL")
+    db.execute("CREATE INDEX inbox_open ON inbox (session, id) WHERE state <> 'done'")
     db.execute(
         """CREATE TABLE outbox (
             id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, session INTEGER NOT NULL REFERENCES session,

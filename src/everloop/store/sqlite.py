@@ -20,12 +20,13 @@ from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StoreError
 from ..log import Entry, decode_entry, encode_entry
 from . import transactions as tx
-from .base import Busy, Claim, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo
+from .base import Busy, Claim, Finished, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo
 from .migrations import NewerSchema, migrate
 from .workers import alive
 from .writer import Writer
 
 T = TypeVar("T")
+CHECKPOINT_PAGES = 256
 LOCK_SECONDS = 30.0  # how long a write waits for another program that holds the file
 
 SESSIONS = """SELECT s.id, s.owner, s.key,
@@ -99,7 +100,7 @@ class SQLiteStore:
         outgoing: Sequence[OutboundMessage] = (),
         sender: str | None = None,
         took: Sequence[int] = (),
-    ) -> asyncio.Future[list[int]]:
+    ) -> asyncio.Future[Finished]:
         claim.inbox += took
         rows = _rows(claim, entries)
         return self.writer.submit(
@@ -114,6 +115,10 @@ class SQLiteStore:
                 ).rowcount
             )
         )
+
+    async def release_all(self, worker: str) -> None:
+        sql = "UPDATE session SET worker = NULL WHERE worker = ?"
+        await self.writer.submit(lambda db: db.execute(sql, (worker,)).rowcount)
 
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
@@ -269,6 +274,8 @@ class SQLiteStore:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
+            # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             migrate(connection)
         except NewerSchema:
             connection.close()

@@ -12,7 +12,7 @@ import msgspec
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StaleLease, StoreError
 from ..log import Cleared, Entry, TurnEnded, UserSaid, decode_entry, encode_entry, open_turn
-from .base import Claim, Incoming, Outgoing, Timer, new_turn_id
+from .base import Claim, Finished, Incoming, Outgoing, Timer, new_turn_id
 from .workers import alive
 
 _encode = msgspec.json.Encoder().encode
@@ -23,6 +23,14 @@ INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, data, at) VALUES (?, ?, ?
 # Only the holder of the lease may append: with a stale fence this selects nothing, so nothing is written.
 APPEND_ENTRY = """INSERT INTO entry (session, seq, turn, data, at)
     SELECT ?, ?, ?, ?, ? FROM session WHERE id = ? AND fence = ?"""
+
+# All that decides what a session does next, in one look.
+BEGIN = """SELECT id, worker, fence, history_from,
+        (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
+        (SELECT id FROM turn WHERE session = s.id AND ended_at IS NULL),
+        (SELECT id FROM inbox WHERE session = s.id AND state = 'new' AND kind <> 'urgent' ORDER BY id LIMIT 1)
+    FROM session s WHERE owner = ? AND key = ?"""
+MORE = "SELECT 1 FROM inbox WHERE session = ? AND state = 'new' AND kind <> 'urgent' LIMIT 1"
 
 
 @dataclass(slots=True)
@@ -46,8 +54,10 @@ def session_row(db: sqlite3.Connection, owner: str, key: str, create: bool) -> t
     return found
 
 
-def accept(db: sqlite3.Connection, message: InboundMessage, kind: Kind, session: int | None = None) -> Incoming:
-    """Put a message into the inbox, unless one with its id is there."""
+def accept(
+    db: sqlite3.Connection, message: InboundMessage, kind: Kind, session: int | None = None, turn: str | None = None
+) -> Incoming:
+    """Put a message into the inbox, unless one with its id is there; with a turn it is taken at once."""
     if message.id is not None:
         row = db.execute(
             "SELECT id, session, data, kind, state, turn FROM inbox WHERE owner = ? AND message_id = ?",
@@ -59,11 +69,12 @@ def accept(db: sqlite3.Connection, message: InboundMessage, kind: Kind, session:
         found = session_row(db, message.owner, message.session_key, create=True)
         assert found is not None
         session = found[0]
+    state = "new" if turn is None else "taken"
     new = db.execute(
-        "INSERT INTO inbox (owner, session, message_id, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)",
-        (message.owner, session, message.id, kind, _encode(message).decode(), time.time()),
+        "INSERT INTO inbox (owner, session, message_id, kind, state, turn, data, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (message.owner, session, message.id, kind, state, turn, _encode(message).decode(), time.time()),
     )
-    return Incoming(int(new.lastrowid or 0), session, message, kind)
+    return Incoming(int(new.lastrowid or 0), session, message, kind, turn=turn)
 
 
 def incoming(row: tuple[int, int, str, Kind, str, str | None]) -> Incoming:
@@ -74,17 +85,31 @@ def incoming(row: tuple[int, int, str, Kind, str, str | None]) -> Incoming:
 def begin(
     db: sqlite3.Connection, owner: str, key: str, worker: str, message: InboundMessage | None, kind: Kind
 ) -> Claim | Held | None:
-    """Take the lease and the next work of a session."""
-    session = session_row(db, owner, key, create=message is not None)
-    if session is None:
-        return None
-    id, holder, fence, history_from = session
-    accepted = accept(db, message, kind, id).id if message is not None else None
-    if holder is not None and holder != worker and alive(holder):
-        return Held(holder, accepted)
-    next_seq = db.execute("SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = ?", (id,)).fetchone()[0]
-    claim = Claim(owner, id, key, fence + 1, "", history_from, next_seq, next_seq, accepted=accepted)
-    if not (_resume(db, claim) or _open(db, claim)):
+    """Take the lease and the next work of a session: a turn that was cut off, else the oldest waiting message."""
+    row = db.execute(BEGIN, (owner, key)).fetchone()
+    if row is None:
+        if message is None:
+            return None
+        made = session_row(db, owner, key, create=True)
+        assert made is not None
+        row = (*made, 1, None, None)
+    id, holder, fence, history_from, next_seq, turn, waiting = row
+    claim = Claim(owner, id, key, fence + 1, "", history_from, next_seq, next_seq)
+    held = holder is not None and holder != worker and alive(holder)
+    if message is not None:
+        first = not held and turn is None and waiting is None and kind == "message"
+        new_turn = new_turn_id() if first else None  # with nothing before it, it becomes a turn as it comes in
+        accepted = accept(db, message, kind, id, new_turn)
+        claim.accepted = accepted.id
+        if first and accepted.turn == new_turn:
+            claim.turn = accepted.turn or ""
+        if waiting is None and accepted.session == id and not accepted.done:
+            waiting = accepted.id
+    if held:
+        return Held(holder, claim.accepted)
+    if turn is not None:
+        _resume(db, claim, turn)
+    elif waiting is None or not _open(db, claim, waiting):
         return None
     db.execute(
         "UPDATE session SET worker = ?, fence = ?, updated_at = ? WHERE id = ?", (worker, claim.fence, time.time(), id)
@@ -92,44 +117,36 @@ def begin(
     return claim
 
 
-def _resume(db: sqlite3.Connection, claim: Claim) -> bool:
+def _resume(db: sqlite3.Connection, claim: Claim, turn: str) -> None:
     """Take up a turn that was cut off."""
-    turn = db.execute(
-        "SELECT id, first_seq FROM turn WHERE session = ? AND ended_at IS NULL", (claim.session,)
-    ).fetchone()
-    if turn is None:
-        return False
-    claim.turn, claim.first_seq = turn
-    claim.resumed = True
-    rows = db.execute("SELECT id, data FROM inbox WHERE turn = ? ORDER BY id", (claim.turn,)).fetchall()
+    claim.turn, claim.resumed = turn, True
+    claim.first_seq = db.execute("SELECT first_seq FROM turn WHERE id = ?", (turn,)).fetchone()[0]
+    rows = db.execute(
+        "SELECT id, data FROM inbox WHERE session = ? AND state = 'taken' AND turn = ? ORDER BY id",
+        (claim.session, turn),
+    ).fetchall()
     claim.inbox = [id for id, _ in rows]
     claim.message = decode_inbound(rows[0][1]) if rows else None
     log = db.execute(
         "SELECT data FROM entry WHERE session = ? AND seq >= ? ORDER BY seq", (claim.session, claim.first_seq)
     )
     claim.entries = [decode_entry(data) for (data,) in log]
-    return True
 
 
-def _open(db: sqlite3.Connection, claim: Claim) -> bool:
+def _open(db: sqlite3.Connection, claim: Claim, waiting: int) -> bool:
     """Begin a turn with the oldest waiting message."""
-    row = db.execute(
-        "SELECT id, data, kind FROM inbox WHERE session = ? AND state = 'new' AND kind <> 'urgent' ORDER BY id LIMIT 1",
-        (claim.session,),
-    ).fetchone()
-    if row is None:
-        return False
-    id, data, kind = row
-    claim.inbox, claim.message, claim.command = [id], decode_inbound(data), kind == "command"
+    data, kind = db.execute("SELECT data, kind FROM inbox WHERE id = ?", (waiting,)).fetchone()
+    claim.inbox, claim.message, claim.command = [waiting], decode_inbound(data), kind == "command"
     if claim.command:  # it is answered in the transaction that marks it done, so it needs no turn
         return True
-    claim.turn = new_turn_id()
+    if not claim.turn:
+        claim.turn = new_turn_id()
+        db.execute("UPDATE inbox SET state = 'taken', turn = ? WHERE id = ?", (claim.turn, waiting))
     now = time.time()
     db.execute(
         "INSERT INTO turn (id, session, owner, first_seq, started_at) VALUES (?, ?, ?, ?, ?)",
         (claim.turn, claim.session, claim.owner, claim.first_seq, now),
     )
-    db.execute("UPDATE inbox SET state = 'taken', turn = ? WHERE id = ?", (claim.turn, id))
     if not claim.message.media:  # attachments are read by the loop, which then writes the first entry
         said = UserSaid(claim.message.content, claim.message.sender_id)
         db.execute(INSERT_ENTRY, (claim.session, claim.next_seq, claim.turn, encode_entry(said), now))
@@ -159,7 +176,7 @@ def finish(
     took: Sequence[int],
     outgoing: Sequence[OutboundMessage],
     sender: str | None,
-) -> list[int]:
+) -> Finished:
     """The end of a turn or of a command: everything it leaves behind, or nothing."""
     now = time.time()
     released = db.execute(
@@ -173,11 +190,10 @@ def finish(
             db.execute("UPDATE turn SET ended_at = ?, reason = ? WHERE id = ?", (now, entry.reason, claim.turn))
         elif isinstance(entry, Cleared):
             db.execute("UPDATE session SET history_from = ? WHERE id = ?", (row[1], claim.session))
-    if claim.turn:
-        db.execute("UPDATE inbox SET state = 'done' WHERE turn = ?", (claim.turn,))
-    else:
-        db.executemany("UPDATE inbox SET state = 'done' WHERE id = ?", [(id,) for id in claim.inbox])
-    return [send(db, claim.owner, claim.session, claim.turn or None, message, sender) for message in outgoing]
+    for id in claim.inbox:
+        db.execute("UPDATE inbox SET state = 'done' WHERE id = ?", (id,))
+    sent = [send(db, claim.owner, claim.session, claim.turn or None, message, sender) for message in outgoing]
+    return Finished(sent, db.execute(MORE, (claim.session,)).fetchone() is not None)
 
 
 def send(

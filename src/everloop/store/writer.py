@@ -19,6 +19,14 @@ BATCH = 256  # jobs in one commit
 log = logging.getLogger(__name__)
 
 
+class Write(asyncio.Future[T]):
+    """A write under way. It cannot be cancelled: a coroutine that is being cancelled hears of it when the write is
+    done, so that what is on disk and what its writer knows never differ."""
+
+    def cancel(self, msg: object = None) -> bool:
+        return False
+
+
 class _Job:
     """A piece of work and whoever waits for it: a coroutine (with its loop) or a thread."""
 
@@ -63,10 +71,10 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def submit(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+    def submit(self, work: Callable[[sqlite3.Connection], T]) -> Write[T]:
         """Queue a job from a coroutine."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: Write[T] = Write(loop=loop)
         self._put(_Job(work, future, loop))
         return future
 

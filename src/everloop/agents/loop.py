@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -127,6 +128,8 @@ class AgentLoop:
         """Let go of everything: turns under way, the store's file, the provider's connections."""
         if self._feed is not None:
             self.stop()
+        if isinstance(self.bus, DurableBus):
+            await self.bus.close()
         await self._quiet()
         self._dispatcher.retire()
         if (close := getattr(self.provider, "close", None)) is not None:
@@ -294,5 +297,7 @@ class AgentLoop:
 
 def _open_store(store: Store | str | Path | None, config: Any, workspace: Path) -> Store:
     if store is None:
-        store = getattr(config, "store", None) or store_path(workspace)
+        store = getattr(config, "store", None) or os.environ.get("EVERLOOP_STORE")
+    if not store:
+        return SQLiteStore(partial(store_path, workspace))  # found off the event loop: it follows links
     return SQLiteStore(checked(store)) if isinstance(store, str | Path) else store

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,13 +45,18 @@ class SQLiteStore:
     connections of their own and never wait for them.
     """
 
-    def __init__(self, path: str | Path, *, lock_seconds: float = LOCK_SECONDS) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path | Callable[[], Path], *, lock_seconds: float = LOCK_SECONDS) -> None:
+        self._path = path
         self._lock_seconds = lock_seconds
         self.writer = Writer(self._connect, self._explain)
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
         self._open: list[sqlite3.Connection] = []
+
+    @cached_property
+    def path(self) -> Path:
+        """The file; a function that finds it is asked once, by the thread that opens it."""
+        return self._path() if callable(self._path) else Path(self._path)
 
     # ------------------------------------------------------------------------------------------ inbox
 
@@ -59,20 +64,20 @@ class SQLiteStore:
         return await self.writer.submit(partial(tx.accept, message=message, kind=kind))
 
     async def ready(self, worker: str) -> list[tuple[str, str]]:
-        rows = await self._read(
-            """SELECT owner, key, worker FROM session WHERE id IN (
+        sql = """SELECT owner, key, worker FROM session WHERE id IN (
                 SELECT session FROM inbox WHERE state = 'new' AND kind <> 'urgent'
                 UNION SELECT session FROM turn WHERE ended_at IS NULL) ORDER BY updated_at"""
+        return await self._in_reader(
+            lambda db: [(owner, key) for owner, key, holder in db.execute(sql) if _free(holder, worker)]
         )
-        return [(owner, key) for owner, key, holder in rows if _free(holder, worker)]
 
     async def urgent(self, worker: str) -> list[Incoming]:
-        rows = await self._read(
-            """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, s.worker
+        sql = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, s.worker
                 FROM inbox i JOIN session s ON s.id = i.session
                 WHERE i.state = 'new' AND i.kind = 'urgent' ORDER BY i.id"""
+        return await self._in_reader(
+            lambda db: [tx.incoming(row[:6]) for row in db.execute(sql) if _free(row[6], worker)]
         )
-        return [tx.incoming(row[:6]) for row in rows if _free(row[6], worker)]
 
     async def incoming(self, id: int) -> Incoming:
         rows = await self._read("SELECT id, session, data, kind, state, turn FROM inbox WHERE id = ?", id)
@@ -205,8 +210,8 @@ class SQLiteStore:
         await self.writer.submit(work)
 
     async def workers(self) -> list[tuple[str, str]]:
-        rows = await self._read("SELECT id, address FROM worker")
-        return [(id, address) for id, address in rows if alive(id)]
+        sql = "SELECT id, address FROM worker"
+        return await self._in_reader(lambda db: [(id, address) for id, address in db.execute(sql) if alive(id)])
 
     async def leave(self, worker: str) -> None:
         await self.writer.submit(lambda db: db.execute("DELETE FROM worker WHERE id = ?", (worker,)).rowcount)

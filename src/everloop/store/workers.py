@@ -16,7 +16,7 @@ _here: set[str] = set()
 
 def new_worker() -> str:
     """A name for a worker of this process: `<machine boot>.<pid namespace>.<pid>.<start time>.<number>`."""
-    worker = f"{_place()}.{os.getpid()}.{_start_time(os.getpid())}.{next(_numbers)}"
+    worker = f"{_PLACE}.{os.getpid()}.{_my_start_time()}.{next(_numbers)}"
     _here.add(worker)
     return worker
 
@@ -29,9 +29,9 @@ def retire(worker: str) -> None:
 def alive(worker: str) -> bool:
     """Whether the worker may still write. One that cannot be judged from here counts as alive."""
     boot, namespace, pid, started, _number = worker.split(".")
-    if f"{boot}.{namespace}" != _place():
-        return boot == _place().split(".")[0]  # this machine was started again since: nobody is left
-    if int(pid) == os.getpid() and started == _start_time(os.getpid()):
+    if f"{boot}.{namespace}" != _PLACE:
+        return boot == _PLACE.split(".")[0]  # this machine was started again since: nobody is left
+    if int(pid) == os.getpid() and started == _my_start_time():
         return worker in _here
     return _start_time(int(pid)) == started
 
@@ -41,18 +41,19 @@ def process_of(worker: str) -> int:
 
 
 def _place() -> str:
-    global _known_place
-    if _known_place is None:
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
-            namespace = str(os.stat("/proc/self/ns/pid").st_ino)
-        except OSError:  # not Linux: one boot, one namespace
-            boot, namespace = "local", "0"
-        _known_place = f"{boot}.{namespace}"
-    return _known_place
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
+        namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:  # not Linux: one boot, one namespace
+        boot, namespace = "local", "0"
+    return f"{boot}.{namespace}"
 
 
-_known_place: str | None = None
+def _my_start_time() -> str:
+    global _me
+    if _me[0] != os.getpid():  # this is a fork
+        _me = (os.getpid(), _start_time(os.getpid()))
+    return _me[1]
 
 
 def _start_time(pid: int) -> str:
@@ -72,3 +73,8 @@ def _start_time(pid: int) -> str:
     except PermissionError:
         pass
     return "0"
+
+
+# Read once, as this module is loaded: nothing of it is read in an event loop.
+_PLACE = _place()
+_me = (os.getpid(), _start_time(os.getpid()))

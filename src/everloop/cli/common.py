@@ -1,0 +1,154 @@
+"""What several commands need: settings, the workspace, the store, the agent, Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import Config
+from ..errors import ConfigError, EverloopError
+
+if TYPE_CHECKING:
+    from ..agents.loop import AgentLoop
+    from ..bus import MessageBus
+    from ..store.base import Logged, Store, TurnInfo
+
+OWNER = "me"
+FLAGS = ("workspace", "provider", "base_url", "model", "store")
+LONGEST_KEY = 200
+
+
+def load_config(options: argparse.Namespace) -> Config:
+    return Config.load({flag: getattr(options, flag, None) for flag in FLAGS})
+
+
+def session_key(options: argparse.Namespace, default: str) -> str:
+    """The session that was asked for."""
+    return checked_key(getattr(options, "session", default), "--session")
+
+
+def checked_key(key: str, where: str) -> str:
+    if not key.strip() or not key.isprintable() or len(key) > LONGEST_KEY:
+        raise ConfigError(f"{where} must be one line of text with at most {LONGEST_KEY} characters, like cli:work")
+    return key
+
+
+def chat_of(key: str) -> tuple[str, str]:
+    """(channel, chat id) that a session's messages come from."""
+    channel, colon, chat_id = key.partition(":")
+    return (channel, chat_id) if colon and channel and chat_id else ("cli", key)
+
+
+def prepare_workspace(folder: Path) -> None:
+    """Make the workspace if it is missing; an error in one line if it cannot be used."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"workspace: {folder} is a file; name a folder with --workspace") from None
+    except OSError as error:
+        raise ConfigError(
+            f"workspace: {folder} cannot be made ({error.strerror}); name another folder with --workspace"
+        ) from None
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(f"workspace: {folder} cannot be written by this user; name another with --workspace")
+
+
+def check_model(config: Config) -> None:
+    """Refuse settings that name no model to ask, with an example that works."""
+    if missing_model(config):
+        raise ConfigError(
+            "no model is set: set EVERLOOP_BASE_URL and EVERLOOP_MODEL (and EVERLOOP_API_KEY if it needs one), for "
+            "example with Ollama: EVERLOOP_BASE_URL=http://127.0.0.1:11434/v1 EVERLOOP_MODEL=qwen3:8b"
+        )
+
+
+def missing_model(config: Config) -> bool:
+    """Whether the settings lack what is needed to ask a model at all."""
+    return not config.model or not (config.provider or config.base_url or config.api_key)
+
+
+def make_agent(config: Config, bus: MessageBus | None = None, store: Store | None = None) -> AgentLoop:
+    from ..agents.loop import AgentLoop
+    from ..bus import MessageBus
+    from ..providers.factory import make_provider
+
+    return AgentLoop(
+        bus or MessageBus(),
+        make_provider(config),
+        config.workspace,
+        model=config.model,
+        max_iterations=config.max_iterations,
+        restrict_to_workspace=config.restrict_to_workspace,
+        config=config,
+        store=store,
+    )
+
+
+def hush() -> None:
+    """Keep the log of the rooms below off the screen: what a person must know, the command says itself."""
+    import logging
+
+    logging.getLogger("everloop").addHandler(logging.NullHandler())
+    logging.getLogger("everloop").propagate = False
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+
+def existing_store(config: Config) -> Store:
+    """The store, for commands that only make sense when there is one."""
+    from ..store.sqlite import SQLiteStore
+
+    if not config.store.exists():
+        raise EverloopError(f"there is no store at {config.store} yet: it is made by the first turn; or name --store")
+    return SQLiteStore(config.store)
+
+
+async def find_turn(store: Store, prefix: str) -> TurnInfo:
+    """The one turn whose id begins so."""
+    known = prefix and prefix.isascii() and prefix.isalnum()
+    turns = await store.turns(OWNER, prefix=prefix, limit=6) if known else []
+    if not turns:
+        raise EverloopError(f'there is no turn "{prefix[:60]}": `everloop log` shows the turns of a session')
+    exact = [turn for turn in turns if turn.id == prefix]
+    if len(turns) > 1 and not exact:
+        ids = ", ".join(turn.id for turn in turns[:5]) + (", …" if len(turns) > 5 else "")
+        raise EverloopError(f'the turn "{prefix}" may be one of {ids}: write more of its id')
+    return (exact or turns)[0]
+
+
+async def turn_entries(store: Store, turn: TurnInfo) -> list[Logged]:
+    """The entries of one turn, in order."""
+    logged = await store.read_log(turn.session, turn.first_seq - 1)
+    return [one for one in logged if one.turn == turn.id]
+
+
+class CtrlC:
+    """The first Ctrl-C stops the turn that runs, or the one about to start; the second leaves at once."""
+
+    def __init__(self, agent: AgentLoop, key: str, leave: Callable[[], object]) -> None:
+        self.pressed = False
+        self.idle: Callable[[], object] | None = None  # what to call instead while no turn runs
+        self._agent = agent
+        self._key = key
+        self._leave = leave
+        self._tasks: set[asyncio.Task[str]] = set()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._press)
+
+    def stop(self) -> None:
+        """Stop the running turn; its log is closed."""
+        task = asyncio.create_task(self._agent.process_direct("/stop", self._key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _press(self) -> None:
+        if self.pressed:
+            self._leave()
+        self.pressed = True
+        if self.idle is not None:
+            self.idle()
+        else:
+            self.stop()

@@ -1,0 +1,54 @@
+"""`everloop fork`: a new session that begins as a copy of another's first entries."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+
+from ..config import Config
+from ..errors import EverloopError
+from ..store.base import SessionInfo, Store
+from .common import OWNER, checked_key, existing_store, load_config
+
+
+def command(options: argparse.Namespace) -> int:
+    source = checked_key(options.source, "SESSION[@N]")
+    new_key = checked_key(options.new_key, "--as") if options.new_key is not None else None
+    made = asyncio.run(_fork(load_config(options), source, new_key))
+    print(made.key)
+    under_way = " and finishes the turn that is under way there" if made.open_turn else ""
+    print(f"It has {made.entries} entries. `everloop --session {shlex.quote(made.key)}` goes on from there{under_way}.")
+    return 0
+
+
+async def _fork(config: Config, source: str, new_key: str | None) -> SessionInfo:
+    store = existing_store(config)
+    try:
+        key, until = await _split(store, source)
+        return await store.fork(OWNER, key, until, new_key or await _free_key(store, key))
+    finally:
+        await store.close()
+
+
+async def _split(store: Store, source: str) -> tuple[str, int | None]:
+    """SESSION@N in its parts. A key may hold an @ of its own."""
+    key, at, number = source.rpartition("@")
+    if at and number.isascii() and number.isdecimal() and await store.session(OWNER, key) is not None:
+        if not 0 < len(number.lstrip("0")) < 18:
+            raise EverloopError(f'the session "{key}" has no entry {number[:20]}: `everloop log` shows their numbers')
+        return key, int(number)
+    if await store.session(OWNER, source) is not None:
+        return source, None
+    if at and await store.session(OWNER, key) is not None:
+        raise EverloopError(f'"{number}" is no entry of "{key}": N is a number that `everloop log` shows')
+    missing = key if at and number.isdecimal() else source
+    raise EverloopError(f'there is no session "{missing}": `everloop sessions` lists them')
+
+
+async def _free_key(store: Store, key: str) -> str:
+    name, number = f"{key}-fork", 1
+    while await store.session(OWNER, name) is not None:
+        number += 1
+        name = f"{key}-fork{number}"
+    return name

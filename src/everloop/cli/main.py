@@ -1,0 +1,151 @@
+"""The command line: what can be said, and which command hears it.
+
+Only the standard library's argparse is loaded here; each command imports what it needs when it runs, so that
+`everloop --help` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from everloop import __version__
+from everloop.errors import EverloopError
+
+INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
+CLOSED_PIPE = 141  # and one whose reader went away
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse with errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"everloop: {one_line(message)}; `{self.prog} --help` shows what is allowed\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit status; an error a person can cause is one line and status 2."""
+    _forgiving_output()
+    try:
+        options = parser().parse_args(arguments)
+        command = import_module(f"everloop.cli.{options.module}").command
+        status: int = command(options)
+        sys.stdout.flush()
+        return status
+    except EverloopError as error:
+        return _complain(str(error), 2)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_left()
+    except Exception as error:
+        if os.environ.get("EVERLOOP_DEBUG"):
+            raise
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return _complain(f"unexpected error: {what}; EVERLOOP_DEBUG=1 shows where it comes from", 1)
+
+
+def parser() -> Parser:
+    """Everything that can be said. Flags stand before or after the command's name."""
+    common = _flags()
+    session = _flags_of_session()
+    top = Parser(
+        prog="everloop",
+        description="An AI agent that never drops a turn. Without a command: chat in the terminal.",
+        parents=[common, session],
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"everloop {__version__}")
+    top.set_defaults(module="chat")
+    commands = top.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
+
+    def add(name: str, module: str, text: str, *parents: Parser) -> Parser:
+        command = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=[common, *parents], allow_abbrev=False
+        )
+        command.set_defaults(module=module)
+        return command
+
+    run = add("run", "run", "work on one goal and print the answer", session)
+    run.add_argument("goal", help="what to do; - reads it from standard input")
+    run.add_argument("--json", action="store_true", help="print one JSON object instead of the answer")
+    run.add_argument("-v", "--verbose", action="store_true", help="show tool calls on standard error")
+
+    sessions = add("sessions", "sessions", "list the sessions, the latest first")
+    sessions.add_argument("-n", type=_count, default=100, metavar="N", help="at most so many (default 100)")
+    sessions.add_argument("--json", action="store_true", help="one JSON object a line")
+
+    log = add("log", "log", "show what happened in a session, by default the latest", session)
+    log.add_argument("--turn", metavar="TURN", help="only this turn, in full; the start of its id is enough")
+    log.add_argument("-n", type=_count, metavar="N", help="only the last N entries")
+    log.add_argument("--json", action="store_true", help="one JSON object a line")
+
+    replay = add("replay", "replay", "run a recorded turn again, without model or tools, and compare")
+    replay.add_argument("turn", metavar="TURN", help="the turn's id, or the start of it")
+
+    fork = add("fork", "fork", "go on from an earlier point as a new session")
+    fork.add_argument("source", metavar="SESSION[@N]", help="the session, and the number of its last entry to keep")
+    fork.add_argument("--as", dest="new_key", metavar="KEY", help="the new session's key")
+
+    add("worker", "worker", "take work from the store until told to stop")
+    return top
+
+
+def _flags() -> Parser:
+    # Without defaults, so that a command does not overwrite a flag that stood before its name.
+    flags = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    flags.add_argument("--workspace", metavar="FOLDER", help="the folder it works in")
+    flags.add_argument("--provider", metavar="NAME", help="which model API to use")
+    flags.add_argument("--base-url", metavar="URL", help="address of the model API")
+    flags.add_argument("--model", metavar="NAME", help="the model to ask")
+    flags.add_argument("--store", metavar="FILE", help="the database file")
+    return flags
+
+
+def _flags_of_session() -> Parser:
+    flags = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    flags.add_argument("--session", metavar="KEY", help="the session to work in")
+    return flags
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
+    return int(text)
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without anything that a terminal would act on."""
+    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
+
+
+def _complain(message: str, status: int) -> int:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _forget_output()
+    if sys.stderr is not None:
+        print(f"everloop: {one_line(message)}", file=sys.stderr)
+    return status
+
+
+def _reader_left() -> int:
+    """Whoever read our output has gone (`everloop log | head`): end quietly."""
+    _forget_output()
+    return CLOSED_PIPE
+
+
+def _forget_output() -> None:
+    # Python flushes standard output once more when it ends, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _forgiving_output() -> None:
+    """A terminal that lacks a character gets a question mark, not a crash."""
+    for stream in (sys.stdout, sys.stderr):
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+            reconfigure(errors="replace")

@@ -1,0 +1,93 @@
+"""Where commands write for a person: styles where the terminal has them, and nothing that could drive it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Literal, TextIO
+
+Style = Literal["", "dim", "bold", "good", "bad"]
+CODES: dict[Style, str] = {"": "", "dim": "2", "bold": "1", "good": "32", "bad": "31"}
+
+# What comes from a model, a tool or a web page must not move the cursor, set the title or paste: every control
+# character is shown as a picture of itself, and marks that turn the direction of writing as a question mark.
+_HARMLESS: dict[int, int | str | None] = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
+_HARMLESS |= {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
+_HARMLESS |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)), "�")
+_HARMLESS |= {0x0D: None, 0x7F: "␡", 0x2028: "\n", 0x2029: "\n"}
+_UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmless(text: str) -> str:
+    """The text with every control character but tabs and line ends made visible."""
+    return text if text.isprintable() else text.translate(_HARMLESS)
+
+
+def one_line(text: str, width: int = 100) -> str:
+    """The beginning of a text on one line."""
+    line = harmless(" ".join(text[: 4 * width].split()))
+    return f"{line[: width - 1]}…" if len(line) > width or len(text) > 4 * width else line
+
+
+def as_json(value: Any) -> str:
+    """JSON on one line, safe to show: what `json` leaves as it is and a terminal would act on is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def short_arguments(arguments: dict[str, Any], width: int = 70) -> str:
+    """A call's arguments as a person reads them: path="a.txt", limit=5."""
+    parts = [f"{name}={one_line(as_json(value), 40)}" for name, value in list(arguments.items())[:8]]
+    return one_line(", ".join(parts), width)
+
+
+def short_result(content: str, width: int = 100) -> str:
+    """A tool's result on one line; of an error, what went wrong."""
+    if content.startswith('{"status":"error","message":'):
+        try:
+            content = str(json.loads(content)["message"])
+        except ValueError:  # the tool's own text, that only looks like one
+            pass
+    return one_line(content, width)
+
+
+def wants_colour(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class Paper:
+    """Writes pieces of text, in lines or within one, and knows whether the cursor is at a line's start."""
+
+    def __init__(self, stream: TextIO, colour: bool | None = None) -> None:
+        self.colour = wants_colour(stream) if colour is None else colour
+        self._stream = stream
+        self._at_start = True
+
+    def put(self, text: str, style: Style = "") -> None:
+        """Go on in the current line."""
+        if text := harmless(text):
+            self._write(text, style)
+            self._at_start = text.endswith("\n")
+
+    def fresh(self) -> None:
+        """Begin a new line unless at the start of one."""
+        if not self._at_start:
+            self.put("\n")
+
+    def line(self, text: str = "", style: Style = "") -> None:
+        """A line of its own."""
+        self.fresh()
+        self.line_end(text, style)
+
+    def line_end(self, text: str, style: Style = "") -> None:
+        """The rest of the current line."""
+        self.put(text, style)
+        self.put("\n")
+
+    def painted(self, text: str, style: Style) -> str:
+        return f"\x1b[{CODES[style]}m{text}\x1b[0m" if style and self.colour else text
+
+    def _write(self, text: str, style: Style) -> None:
+        self._stream.write(self.painted(text, style))
+        self._stream.flush()

@@ -1,0 +1,80 @@
+"""`everloop replay`: proves that a recorded turn gives the same steps again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from ..config import Config
+from ..log import Cleared, Entry, TurnEnded
+from ..replay import Difference, Replayed, replay
+from ..store.base import Logged, TurnInfo
+from .common import existing_store, find_turn, load_config, turn_entries
+from .entries import described, kind_of
+from .paper import Paper
+
+
+def command(options: argparse.Namespace) -> int:
+    turn, logged, history = asyncio.run(_read(load_config(options), options.turn))
+    entries = [one.entry for one in logged]
+    result = asyncio.run(replay(entries, history))
+    paper = Paper(sys.stdout)
+    paper.line(f"turn {turn.id} of session {turn.key}", "bold")
+    for number, entry in enumerate(result.steps, start=1):
+        paper.line(_step(number, entry))
+    if result.same and (damage := _damage(turn, logged)):
+        paper.line(f"different: {damage}", "bad")
+        return 1
+    return _verdict(paper, result)
+
+
+async def _read(config: Config, prefix: str) -> tuple[TurnInfo, list[Logged], list[Entry]]:
+    """The turn, its entries, and the conversation before it."""
+    store = existing_store(config)
+    try:
+        turn = await find_turn(store, prefix)
+        before = [one.entry for one in await store.read_log(turn.session, 0, turn.first_seq - 1)]
+        cleared = [place for place, entry in enumerate(before) if isinstance(entry, Cleared)]
+        return turn, await turn_entries(store, turn), before[cleared[-1] + 1 if cleared else 0 :]
+    finally:
+        await store.close()
+
+
+def _damage(turn: TurnInfo, logged: Sequence[Logged]) -> str:
+    """What is wrong with the log itself: it has no holes, and its end is the one the turn's row has."""
+    for expected, one in enumerate(logged, start=turn.first_seq):
+        if one.seq != expected:
+            return f"entry {expected} of the log is missing"
+    last = logged[-1].entry if logged else None
+    reason = last.reason if isinstance(last, TurnEnded) else None
+    if reason != turn.reason:
+        return f"the turn ended with “{turn.reason}”, and its log with “{reason or 'nothing'}”"
+    return ""
+
+
+def _verdict(paper: Paper, result: Replayed) -> int:
+    if result.difference is not None:
+        _show_difference(paper, result.difference)
+        return 1
+    count = f"{len(result.steps)} step{'' if len(result.steps) == 1 else 's'}"
+    cut = f", as far as the turn can be replayed: {result.cut}" if result.cut else ""
+    paper.line(f"same {count}{cut}", "good")
+    return 0
+
+
+def _show_difference(paper: Paper, difference: Difference) -> None:
+    paper.line(f"different at step {difference.step}: {difference.why}", "bad")
+    for name, entry in (("recorded", difference.recorded), ("replayed", difference.replayed)):
+        if entry is not None:
+            paper.line(f"  {name}: {_words(entry)}")
+
+
+def _step(number: int, entry: Entry) -> str:
+    return f"{number:>5}  {_words(entry)}"
+
+
+def _words(entry: Entry) -> str:
+    text, _ = described(entry)
+    return f"{kind_of(entry):<6}  {text}"

@@ -1,0 +1,45 @@
+"""`everloop sessions`: which sessions there are."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from dataclasses import asdict
+
+from ..config import Config
+from ..store.base import SessionInfo
+from .common import OWNER, existing_store, load_config
+from .paper import as_json, harmless
+
+
+def command(options: argparse.Namespace) -> int:
+    config = load_config(options)
+    found = asyncio.run(_read(config, options.n)) if config.store.exists() else []
+    if options.json:
+        for session in found:
+            print(as_json(asdict(session)))
+    elif found:
+        print(_table(found))
+    else:
+        print("everloop: no sessions yet: `everloop` starts one", file=sys.stderr)
+    return 0
+
+
+async def _read(config: Config, limit: int) -> list[SessionInfo]:
+    store = existing_store(config)
+    try:
+        return await store.sessions(OWNER, limit)
+    finally:
+        await store.close()
+
+
+def _table(found: list[SessionInfo]) -> str:
+    rows = [("session", "entries", "updated", "open turn")]
+    for session in found:
+        updated = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.updated_at))
+        rows.append((harmless(session.key), str(session.entries), updated, session.open_turn or ""))
+    wide = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = (f"{row[0]:<{wide[0]}}  {row[1]:>{wide[1]}}  {row[2]:<{wide[2]}}  {row[3]}" for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

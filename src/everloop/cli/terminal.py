@@ -1,0 +1,228 @@
+"""The chat at a real terminal: the prompt stays, and whatever happens scrolls past above it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.patch_stdout import patch_stdout
+from prompt_toolkit.utils import get_cwidth
+
+from .. import events
+from ..agents.loop import STOPPED, AgentLoop
+from ..commands import command_of
+from ..config import Config
+from ..errors import EverloopError
+from .chat import LEAVE, greeting
+from .common import chat_of, make_agent
+from .paper import Paper, Style
+from .view import View
+
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+TICK = 0.1  # seconds between two pictures of the spinner
+TWICE = 2.0  # seconds within which a second Ctrl-C leaves
+LIVE_ROWS = 12  # of a line that is still being written
+STYLES: dict[Style, str] = {"": "", "dim": "ansibrightblack", "bold": "bold", "good": "ansigreen", "bad": "ansired"}
+
+
+async def chat(config: Config, key: str) -> int:
+    """Chat until the person leaves. What runs then is kept and goes on at the next start."""
+    async with make_agent(config) as agent:
+        with patch_stdout(raw=True):
+            await Chat(agent, key, greeting(config, key)).run()
+    return 0
+
+
+class LivePaper(Paper):
+    """Finished lines go above the prompt; the one that is still being written is part of it until it ends."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.__stdout__ or sys.stdout)
+        self.unfinished: list[tuple[Style, str]] = []
+        self._finished: list[str] = []
+        self._more = asyncio.Event()
+
+    def _write(self, text: str, style: Style) -> None:
+        *lines, rest = text.split("\n")
+        for line in lines:
+            pieces = [self.painted(piece, look) for look, piece in self.unfinished]
+            self._finished.append("".join([*pieces, self.painted(line, style), "\n"]))
+            self.unfinished.clear()
+            self._more.set()
+        if rest and self.unfinished and self.unfinished[-1][0] == style:
+            self.unfinished[-1] = (style, self.unfinished[-1][1] + rest)
+        elif rest:
+            self.unfinished.append((style, rest))
+
+    async def keep_printing(self) -> None:
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            await self.print()
+
+    async def print(self) -> None:
+        """Put all finished lines on the screen."""
+        text, self._finished = "".join(self._finished), []
+        if text:
+            await run_in_terminal(lambda: (self._stream.write(text), self._stream.flush()))
+
+
+class Chat:
+    """One person, one session."""
+
+    def __init__(self, agent: AgentLoop, key: str, greeting: str) -> None:
+        self._agent = agent
+        self._key = key
+        self._paper = LivePaper()
+        self._view = View(self._paper, live=True)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked = 0  # messages that have no answer yet
+        self._left_at = 0.0
+        self._session: PromptSession[str] = PromptSession(
+            self._message, key_bindings=self._keys(), erase_when_done=True
+        )
+        self._paper.line(greeting, "dim")
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):  # leaves the terminal as it was
+            loop.add_signal_handler(number, self._leave)
+        self._agent.watch(self._key, self._see)
+        self._start(self._finish_earlier())
+        helpers = [asyncio.create_task(self._paper.keep_printing()), asyncio.create_task(self._tick())]
+        try:
+            while await self._next_line():
+                pass
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            if self._view.busy_since is not None:
+                self._paper.line("The turn is kept and goes on when you come back.", "dim")
+            self._paper.fresh()
+            await self._paper.print()
+
+    # ------------------------------------------------------------------------------------------ the person
+
+    async def _next_line(self) -> bool:
+        """Take one line; False when the person leaves."""
+        try:
+            line = (await self._session.prompt_async()).strip()
+        except EOFError:
+            return False
+        except KeyboardInterrupt:
+            if time.monotonic() - self._left_at < TWICE:
+                return False
+            self._left_at = time.monotonic()
+            self._paper.line("Ctrl-C again, or Ctrl-D, leaves.", "dim")
+            return True
+        if line in LEAVE:
+            return False
+        if line:
+            self._paper.line(f"> {line}", "bold")
+            self._start(self._say(line))
+        return True
+
+    def _keys(self) -> KeyBindings:
+        keys = KeyBindings()
+
+        @keys.add("c-c")
+        def _(event: KeyPressEvent) -> None:
+            """Stop the turn; without one clear the line; with an empty line leave."""
+            if self._view.busy_since is not None or self._asked:
+                self._start(self._say("/stop"))
+            elif event.current_buffer.text:
+                event.current_buffer.reset()
+            else:
+                event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+        return keys
+
+    def _leave(self) -> None:
+        if self._session.app.is_running:
+            self._session.app.exit(exception=EOFError)
+
+    # ------------------------------------------------------------------------------------------ the agent
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish_earlier(self) -> None:
+        with contextlib.suppress(EverloopError):  # whatever keeps it from going on, the next message will say
+            await self._agent.resume(self._key)
+
+    async def _say(self, line: str) -> None:
+        ended_before = self._view.turns_ended
+        self._asked += 1
+        try:
+            channel, chat_id = chat_of(self._key)
+            text = await self._agent.process_direct(line, self._key, channel, chat_id)
+        except EverloopError as error:
+            self._paper.line(f"everloop: {error}", "bad")
+            return
+        finally:
+            self._asked -= 1
+        if text == STOPPED:
+            return  # the end of the turn says it
+        if command_of(line) or self._view.turns_ended == ended_before:  # a command, or run in another process
+            self._paper.line(text, "dim" if command_of(line) else "")
+
+    def _see(self, event: events.Event) -> None:
+        self._view(event)
+        self._redraw()
+
+    # ------------------------------------------------------------------------------------------ the screen
+
+    def _redraw(self) -> None:
+        self._session.app.invalidate()
+
+    async def _tick(self) -> None:
+        """Turn the spinner while something runs."""
+        while True:
+            await asyncio.sleep(TICK)
+            if self._asked or self._view.busy_since is not None:
+                self._redraw()
+
+    def _message(self) -> StyleAndTextTuples:
+        """All that stands at the bottom: the line being written, what runs, and the prompt."""
+        look = STYLES if self._paper.colour else dict.fromkeys(STYLES, "")
+        parts: StyleAndTextTuples = []
+        width = self._session.app.output.get_size().columns
+        for row in wrapped(self._paper.unfinished, width, LIVE_ROWS):
+            parts += [*((look[style], text) for style, text in row), ("", "\n")]
+        now = time.monotonic()
+        picture = SPINNER[int(now / TICK) % len(SPINNER)]
+        for call in self._view.running.values():
+            parts.append((look["dim"], f"{picture} {call.text}  {now - call.since:.1f} s"[: width - 1] + "\n"))
+        if self._view.busy_since is not None and not self._view.running:
+            parts.append((look["dim"], f"{picture} {now - self._view.busy_since:.1f} s · /stop or Ctrl-C stops\n"))
+        return [*parts, (look["bold"], "> ")]
+
+
+def wrapped(pieces: list[tuple[Style, str]], width: int, most: int) -> list[list[tuple[Style, str]]]:
+    """The last rows of a line, cut so that they fit the terminal."""
+    rows: list[list[tuple[Style, str]]] = []
+    room = 0
+    step = width * most
+    for style, text in pieces:
+        # However long the line has become, a redraw costs no more than a screen of it.
+        start = max(0, len(text) // step - 1) * step
+        for character in text[start:].expandtabs(4):
+            size = get_cwidth(character)
+            if size > room or not rows:
+                rows.append([])
+                room = width
+            rows[-1].append((style, character))
+            room -= size
+    return rows[-most:]

@@ -1,0 +1,190 @@
+"""A recorded turn, run again through the real engine: no model, no tool, no store.
+
+The model gives the recorded answers and the tools give the recorded results; what the engine makes of them must be
+the recorded turn again, step by step. Intents and times are left out: they say when, not what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from . import events
+from .engine import DEFAULT_LIMITS, INTERRUPTED, Limits, Turn, run_turn
+from .log import Call, CallEnded, CallsBegun, Entry, ModelAnswered, Status, TurnEnded, UserSaid, messages_of
+from .messages import Conversation
+from .providers.base import LLMResponse, ToolCallRequest
+
+# A turn with one of these ends was cut from outside, at a moment that no log can repeat.
+CUT = frozenset({"cancelled", "replaced", "error", "abandoned"})
+
+
+@dataclass(slots=True, frozen=True)
+class Difference:
+    """Where the recording and the engine part: the step (from 1), and what each has there."""
+
+    step: int
+    recorded: Entry | None
+    replayed: Entry | None
+    why: str
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came of a replay. `cut` says why the recording could only be followed so far."""
+
+    steps: list[Entry] = field(default_factory=list)
+    difference: Difference | None = None
+    cut: str = ""
+
+    @property
+    def same(self) -> bool:
+        return self.difference is None
+
+
+async def replay(entries: Iterable[Entry], history: Iterable[Entry] = ()) -> Replayed:
+    """Run a turn again from its recorded entries; `history` is what stands before it in its conversation."""
+    recorded = [entry for entry in entries if not isinstance(entry, CallsBegun)]
+    if not recorded or not isinstance(first := recorded[0], UserSaid):
+        first_entry = recorded[0] if recorded else None
+        return Replayed(difference=Difference(1, first_entry, None, "a turn begins with a user's message"))
+    kept, cut = _until_cut(recorded)
+    tape = _Tape(kept, ends=not cut)
+    turn = Turn("replay", [first], Conversation(messages_of(history)), tape)
+    found: Difference | None = None
+    try:
+        await run_turn(turn, tape.model, tape, _limits(kept))
+    except _CutHere:
+        pass
+    except _Apart as apart:
+        found = Difference(tape.at + 1, tape.next, None, str(apart))
+    produced = [first, *tape.written, *turn.outcome]
+    if cut:  # where the engine would have gone from there is not recorded
+        produced = produced[: len(kept)]
+    found = _compare(kept, produced, complete=found is None and not cut) or found
+    return Replayed(produced[: found.step - 1] if found else produced, found, cut)
+
+
+def _until_cut(recorded: Sequence[Entry]) -> tuple[Sequence[Entry], str]:
+    """The part of a turn that can be replayed, and why the rest cannot."""
+    last = recorded[-1]
+    if not isinstance(last, TurnEnded):
+        return recorded, "it has not ended"
+    if last.reason not in CUT:
+        return recorded, ""
+    end = len(recorded) - 1
+    while end > 1 and _belongs_to_cut(recorded[end - 1]):
+        end -= 1
+    return recorded[:end], f"it ended with “{last.reason}”"
+
+
+def _belongs_to_cut(entry: Entry) -> bool:
+    match entry:
+        case CallEnded(status="cancelled") | ModelAnswered(finish_reason="cancelled"):
+            return True
+        case _:
+            return False
+
+
+def _limits(recorded: Sequence[Entry]) -> Limits:
+    """The limits are not in the log: the rounds are as many as it took, and one more if they were not the end."""
+    rounds = sum(isinstance(entry, ModelAnswered) for entry in recorded)
+    last = recorded[-1]
+    if isinstance(last, TurnEnded) and last.reason == "max_rounds":
+        return Limits(rounds=rounds)
+    return Limits(rounds=max(rounds + 1, DEFAULT_LIMITS.rounds))
+
+
+def _compare(recorded: Sequence[Entry], produced: Sequence[Entry], *, complete: bool) -> Difference | None:
+    """The first step at which the two are not the same; when not complete, one may be longer."""
+    for place, (one, other) in enumerate(zip(recorded, produced, strict=False)):
+        if _timeless(one) != _timeless(other):
+            return Difference(place + 1, one, other, "the engine takes another step")
+    shared = min(len(recorded), len(produced))
+    if complete and len(recorded) > shared:
+        return Difference(shared + 1, recorded[shared], None, "the turn is over here")
+    if complete and len(produced) > shared:
+        return Difference(shared + 1, None, produced[shared], "the recording ends here")
+    return None
+
+
+def _timeless(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, seconds=0.0) if isinstance(entry, CallEnded) else entry
+
+
+class _Apart(BaseException):
+    """The engine asks for something that the recording has not. (No Exception: the engine would answer those.)"""
+
+
+class _CutHere(BaseException):
+    """All that was recorded of a turn that was cut off has been given."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Result:
+    content: str
+    status: Status
+
+
+class _Tape:
+    """Model, tools and log in one: gives what was recorded, in the order in which it was."""
+
+    def __init__(self, recorded: Sequence[Entry], ends: bool) -> None:
+        self.at = 1  # the first message is there from the start
+        self.written: list[Entry] = []
+        self._recorded = recorded
+        self._ends = ends
+
+    @property
+    def next(self) -> Entry | None:
+        return self._recorded[self.at] if self.at < len(self._recorded) else None
+
+    async def model(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
+        entry = self._peek("asks the model")
+        if not isinstance(entry, ModelAnswered):
+            raise _Apart("the engine asks the model here")
+        self.at += 1
+        calls = [ToolCallRequest(call.id, call.name, call.arguments, call.error) for call in entry.calls]
+        return LLMResponse(entry.content, calls, entry.finish_reason, entry.usage, entry.reasoning, entry.model)
+
+    def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """The one call whose result comes next: so results come in the order in which they were recorded."""
+        entry = self._peek(f"runs {calls[0].name}")
+        for call in calls:
+            if isinstance(entry, CallEnded) and entry.id == call.id and entry.name == call.name:
+                return [call]
+        names = ", ".join(f"{call.name} ({call.id})" for call in calls)
+        raise _Apart(f"the engine runs {names} here")
+
+    def replay_safe(self, name: str) -> bool:
+        return True  # no intents: a replay cannot be cut off
+
+    async def run(self, call: Call, progress: Callable[[str], None]) -> _Result:
+        entry = self.next
+        assert isinstance(entry, CallEnded)
+        self.at += 1
+        # What a crash leaves is the engine's own word, not a tool's.
+        return _Result(INTERRUPTED if entry.status == "interrupted" else entry.content, entry.status)
+
+    def steered(self) -> Sequence[UserSaid]:
+        said: list[UserSaid] = []
+        while isinstance(entry := self.next, UserSaid):
+            said.append(entry)
+            self.at += 1
+        return said
+
+    def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
+        self.written += entries
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    def _peek(self, doing: str) -> Entry:
+        if (entry := self.next) is None:
+            if not self._ends:
+                raise _CutHere
+            raise _Apart(f"the recording ends, and the engine {doing} here")
+        return entry

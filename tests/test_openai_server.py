@@ -82,6 +82,15 @@ async def test_a_turn_goes_on_at_another_server_that_knows_nothing(server):
     await provider.close()
 
 
+async def test_without_a_marker_the_last_user_message_opens_the_turn(server):
+    provider = OpenAIProvider(server.base_url, model="tools-1x1")
+    messages = [user("first")]
+    assert await run_turn(provider, messages) == (["?/0/0"], "done:?")
+    messages += [{"role": "assistant", "content": "done"}, user("second")]
+    assert await run_turn(provider, messages) == (["?/0/0"], "done:?")
+    await provider.close()
+
+
 async def test_options_set_the_tool_the_length_and_the_pace(server, http):
     tools = [{"type": "function", "function": {"name": "write_it", "parameters": {"required": ["path", "content"]}}}]
     provider = OpenAIProvider(server.base_url, model="tools-1x1-fwrite_it-n4-d30-t10")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import gc
 import os
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,11 +71,12 @@ def missing_model(config: Config) -> bool:
 
 
 def make_agent(config: Config, bus: MessageBus | None = None, store: Store | None = None) -> AgentLoop:
+    """The agent that the settings describe. All that a chat or a run needs is loaded after this."""
     from ..agents.loop import AgentLoop
     from ..bus import MessageBus
     from ..providers.factory import make_provider
 
-    return AgentLoop(
+    agent = AgentLoop(
         bus or MessageBus(),
         make_provider(config),
         config.workspace,
@@ -87,6 +86,9 @@ def make_agent(config: Config, bus: MessageBus | None = None, store: Store | Non
         config=config,
         store=store,
     )
+    gc.freeze()
+    gc.enable()
+    return agent
 
 
 def hush() -> None:
@@ -124,31 +126,3 @@ async def turn_entries(store: Store, turn: TurnInfo) -> list[Logged]:
     """The entries of one turn, in order."""
     logged = await store.read_log(turn.session, turn.first_seq - 1)
     return [one for one in logged if one.turn == turn.id]
-
-
-class CtrlC:
-    """The first Ctrl-C stops the turn that runs, or the one about to start; the second leaves at once."""
-
-    def __init__(self, agent: AgentLoop, key: str, leave: Callable[[], object]) -> None:
-        self.pressed = False
-        self.idle: Callable[[], object] | None = None  # what to call instead while no turn runs
-        self._agent = agent
-        self._key = key
-        self._leave = leave
-        self._tasks: set[asyncio.Task[str]] = set()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._press)
-
-    def stop(self) -> None:
-        """Stop the running turn; its log is closed."""
-        task = asyncio.create_task(self._agent.process_direct("/stop", self._key))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _press(self) -> None:
-        if self.pressed:
-            self._leave()
-        self.pressed = True
-        if self.idle is not None:
-            self.idle()
-        else:
-            self.stop()

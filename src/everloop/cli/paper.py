@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -45,10 +46,8 @@ def short_arguments(arguments: dict[str, Any], width: int = 70) -> str:
 def short_result(content: str, width: int = 100) -> str:
     """A tool's result on one line; of an error, what went wrong."""
     if content.startswith('{"status":"error","message":'):
-        try:
+        with contextlib.suppress(ValueError):  # the tool's own text, that only looks like one
             content = str(json.loads(content)["message"])
-        except ValueError:  # the tool's own text, that only looks like one
-            pass
     return one_line(content, width)
 
 

@@ -336,13 +336,15 @@ def _answer(response: LLMResponse, turn: Turn, limits: Limits) -> ModelAnswered:
 async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> None:
     """Run the calls side by side. Each result goes to disk as it comes; the last one with what follows from it."""
     if len(calls) == 1:
-        turn.outcome.append(await _run_call(turn, toolbox, calls[0]))
+        ended = await _run_call(turn, toolbox, calls[0])
+        turn.outcome.append(ended)
         return
     running = len(calls)
 
     async def one(call: Call) -> None:
         nonlocal running
-        turn.outcome.append(await _run_call(turn, toolbox, call))
+        ended = await _run_call(turn, toolbox, call)
+        turn.outcome.append(ended)  # the list of now: another call's write has taken the one of before
         running -= 1
         if running:
             await turn.append()

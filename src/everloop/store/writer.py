@@ -10,6 +10,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class Writer:
         self._explain = explain
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._ending: threading.Thread | None = None  # the one before, while it writes what was queued for it
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[sqlite3.Connection], T]) -> Write[T]:
@@ -90,33 +92,39 @@ class Writer:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._jobs.put(None)
+                # What comes later is not this thread's: it would wait for it, or never end.
+                self._jobs, self._ending = queue.SimpleQueue(), thread
             return thread
 
     def _put(self, job: _Job) -> None:
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="everloop-writer", daemon=True)
-                    self._thread.start()
-        self._jobs.put(job)
+        with self._lock:
+            if self._thread is None:
+                run = partial(self._run, self._jobs, self._ending)
+                self._thread = threading.Thread(target=run, name="everloop-writer", daemon=True)
+                self._thread.start()
+            self._jobs.put(job)
 
-    def _run(self) -> None:
+    def _run(self, jobs: queue.SimpleQueue[_Job | None], ending: threading.Thread | None) -> None:
         connection: sqlite3.Connection | None = None
-        while (job := self._jobs.get()) is not None:
+        if ending is not None:
+            ending.join()
+        while (job := jobs.get()) is not None:
             try:
                 connection = connection or self._connect()
             except Exception as error:
                 job.error = error
                 _settle([job])
                 continue
-            done, last = self._commit(connection, job)
+            done, last = self._commit(connection, jobs, job)
             _settle(done)
             if last:
                 break
         if connection is not None:
             connection.close()
 
-    def _commit(self, connection: sqlite3.Connection, first: _Job) -> tuple[list[_Job], bool]:
+    def _commit(
+        self, connection: sqlite3.Connection, jobs: queue.SimpleQueue[_Job | None], first: _Job
+    ) -> tuple[list[_Job], bool]:
         """Run the job and whatever has queued up behind it as one transaction; True when told to end."""
         done: list[_Job] = []
         try:
@@ -135,7 +143,7 @@ class Writer:
             if len(done) >= BATCH:
                 break
             try:
-                job = self._jobs.get_nowait()
+                job = jobs.get_nowait()
                 last = job is None
             except queue.Empty:
                 job = None

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from ..bus import InboundMessage, MessageBus, OutboundMessage
 from ..commands import kind_of
 from ..store.base import Outgoing, Store
-from ..store.workers import new_worker
-from .neighbours import wake_all
+from ..store.workers import new_worker, retire
+from .neighbours import Neighbours, wake_all
 
 
 class DurableBus(MessageBus):
@@ -21,6 +21,7 @@ class DurableBus(MessageBus):
         self._store = store
         self._worker = new_worker()
         self._more = asyncio.Event()  # there may be something in the outbox
+        self._neighbours: Neighbours | None = None  # whoever answers, and whoever else sends
         self._taken: deque[Outgoing] = deque()
         self._sending: dict[int, Outgoing] = {}  # by id() of the message handed out
         self.arrived: Callable[[], None] | None = None  # the loop in this process, if there is one
@@ -40,6 +41,9 @@ class DurableBus(MessageBus):
 
     async def consume_outbound(self) -> OutboundMessage:
         """The next message to send; `sent` must be told when its channel has taken it."""
+        if self._neighbours is None:  # answers come from other processes too, and from what a dead one had taken
+            self._neighbours = Neighbours(self._store, self._worker, self.more_outgoing)
+            await self._neighbours.join()
         while not self._taken:
             self._more.clear()  # before looking: what comes in meanwhile sets it again
             self._taken.extend(await self._store.take_outgoing(self._worker))
@@ -53,3 +57,10 @@ class DurableBus(MessageBus):
         """The channel has taken the message: it is not sent again."""
         row = self._sending.pop(id(message))
         await self._store.sent([row.id])
+
+    async def close(self) -> None:
+        """Nothing more is consumed here."""
+        if self._neighbours is not None:
+            neighbours, self._neighbours = self._neighbours, None
+            await neighbours.leave()
+        retire(self._worker)

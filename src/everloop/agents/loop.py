@@ -186,8 +186,9 @@ class AgentLoop:
 
     async def _feed_memory(self) -> None:
         await self._dispatcher.scan()
-        for row in await self.store.take_outgoing(self._dispatcher.worker):
-            self._spawn(self._hand_out(row.id, row.message))
+        while rows := await self.store.take_outgoing(self._dispatcher.worker):
+            for row in rows:
+                self._spawn(self._hand_out(row.id, row.message))
         while True:
             message = (await self.bus.consume_inbound()).addressed()
             if (kind := kind_of(message.content)) == "urgent":

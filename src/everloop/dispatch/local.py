@@ -87,7 +87,7 @@ class Dispatcher:
         """
         item = Item(message, kind, asyncio.get_running_loop().create_future(), emit)
         live = self._live.get((message.owner, message.session_key))
-        if live is not None and live.running:
+        if live is not None and live.running and not live.fresh:  # what came before it goes to disk before it
             await self._take(live, item)
         else:
             live = live or self._start(message.owner, message.session_key)

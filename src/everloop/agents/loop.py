@@ -75,7 +75,9 @@ class AgentLoop:
         self._dispatcher = Dispatcher(
             self.store, self._run_claim, busy=busy or getattr(config, "busy", None) or "queue"
         )
-        self._dispatcher.on_held = lambda _: self._spawn(self._join(self._scan_soon))
+        self._dispatcher.on_held = lambda worker: self._spawn(self._held(worker))
+        if not isinstance(bus, DurableBus):
+            self._dispatcher.on_stranger = lambda: self._spawn(wake_all(self.store))
         self._turns = TurnRunner(
             store=self.store,
             provider=provider,
@@ -214,6 +216,13 @@ class AgentLoop:
             self._neighbours = Neighbours(self.store, self._dispatcher.worker, changed)
             await self._neighbours.join()
         changed()
+
+    async def _held(self, worker: str) -> None:
+        """Another process has a session that we want: hear when it is done there, or dies."""
+        await self._join(self._scan_soon)
+        if self._neighbours is not None:
+            self._neighbours.watch(worker)
+        self._scan_soon()  # it may be over already
 
     def _scan_soon(self) -> None:
         self._spawn(self._dispatcher.scan())

@@ -67,6 +67,7 @@ class Dispatcher:
         self.worker = new_worker()
         self.busy = busy
         self.on_held: Callable[[str], None] | None = None  # told which worker holds a session that we wanted
+        self.on_stranger: Callable[[], None] | None = None  # told when a message of another process was answered
         self._store = store
         self._run = run
         self._slots = asyncio.Semaphore(at_once)
@@ -216,7 +217,10 @@ class Dispatcher:
             self._retry_later(live)
             return bool(live.fresh)
         for id in claim.inbox:
-            if (item := self._waiting.pop(id, None)) is not None and not item.answer.done():
+            item = self._waiting.pop(id, None)
+            if item is None and self.on_stranger is not None:
+                self.on_stranger()
+            if item is not None and not item.answer.done():
                 item.answer.set_result(answer)
         return bool(live.fresh) or live.again
 

@@ -42,7 +42,7 @@ class Neighbours:
         self._socket.bind(str(path))
         asyncio.get_running_loop().add_reader(self._socket, self._heard)
         await self._store.join(self._worker, str(path))
-        await self._watch()
+        await self._watch_all()
         await self.wake(JOINED)
 
     async def leave(self) -> None:
@@ -77,22 +77,26 @@ class Neighbours:
         with contextlib.suppress(BlockingIOError):
             while True:
                 if self._socket.recv(16) == JOINED:
-                    self._later(self._watch())
+                    self._later(self._watch_all())
         self._changed()
 
-    async def _watch(self) -> None:
-        """Keep an eye on every other process that shares the store."""
-        loop = asyncio.get_running_loop()
+    async def _watch_all(self) -> None:
+        """Keep an eye on every other process that takes work from the store."""
         for worker, _ in await self._store.workers():
-            pid = process_of(worker)
-            if worker in self._watched or pid == os.getpid():
-                continue
-            try:
-                fd = os.pidfd_open(pid)
-            except (OSError, AttributeError):  # gone already, or not Linux
-                continue
-            self._watched[worker] = fd
-            loop.add_reader(fd, self._died, worker)
+            self.watch(worker)
+        self._changed()  # one may have died before it could be watched
+
+    def watch(self, worker: str) -> None:
+        """Hear of the death of a worker, also of one that has not joined."""
+        pid = process_of(worker)
+        if worker in self._watched or pid == os.getpid():
+            return
+        try:
+            fd = os.pidfd_open(pid)
+        except (OSError, AttributeError):  # gone already, or not Linux
+            return
+        self._watched[worker] = fd
+        asyncio.get_running_loop().add_reader(fd, self._died, worker)
 
     def _died(self, worker: str) -> None:
         fd = self._watched.pop(worker)

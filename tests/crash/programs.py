@@ -1,0 +1,255 @@
+"""The programs that the forge forks. Each takes an `AgentLoop` as a user would, and is killed at some instant."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp  # noqa: F401 - the forge has it ready for its children
+
+from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage, tool
+from everloop.dispatch.durable import DurableBus
+from everloop.events import Event, Text, ToolStarted
+from everloop.providers.openai import OpenAIProvider
+from everloop.store.sqlite import SQLiteStore
+from everloop.tools.context import current_call
+
+from . import bugs
+
+PATIENCE = 20.0  # seconds; a program that is not done by then has lost a wake-up
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def note(folder: Path, name: str, **what: Any) -> None:
+    """Put a line on disk, there for good when this returns."""
+    line = json.dumps({"at": time.time(), "pid": os.getpid(), **what}) + "\n"
+    file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(file, line.encode())
+    os.fsync(file)
+    os.close(file)
+
+
+def make_tools(folder: Path) -> list[Any]:
+    """Tools that leave a line for each start and each end of a run."""
+
+    def ran(name: str, text: str, what: str) -> None:
+        note(folder, "runs", tool=name, text=text, what=what, key=current_call().idempotency_key)
+
+    def die_once(text: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(folder / f"died-{text.replace('/', '_')}", os.O_CREAT | os.O_EXCL))
+            die()
+
+    async def work(name: str, text: str, seconds: float = 0.0, fatal: bool = False) -> str:
+        ran(name, text, "start")
+        if fatal:
+            die_once(text)
+        await asyncio.sleep(seconds)
+        ran(name, text, "end")
+        return f"{name} did {text}"
+
+    @tool(replay="safe")
+    async def safe(text: str) -> str:
+        """May be run again."""
+        return await work("safe", text, 0.001)
+
+    @tool
+    async def never(text: str) -> str:
+        """Must not be run again."""
+        return await work("never", text, 0.002)
+
+    @tool
+    async def slow(text: str) -> str:
+        """Takes its time, and must not be run again."""
+        return await work("slow", text, 0.03)
+
+    @tool(parallel=False)
+    async def alone(text: str) -> str:
+        """Runs beside nothing else."""
+        return await work("alone", text)
+
+    @tool(replay="safe")
+    async def fatal_safe(text: str) -> str:
+        """Kills its process the first time."""
+        return await work("fatal_safe", text, fatal=True)
+
+    @tool
+    async def fatal_never(text: str) -> str:
+        """Kills its process the first time, and must not be run again."""
+        return await work("fatal_never", text, fatal=True)
+
+    return [safe, never, slow, alone, fatal_safe, fatal_never]
+
+
+def make_loop(folder: Path, url: str, bus: MessageBus, store: SQLiteStore, **options: Any) -> AgentLoop:
+    provider = OpenAIProvider(url, model="planned")
+    loop = AgentLoop(bus, provider, folder, store=store, **options)
+    for name in loop.tools.names:
+        loop.tools.unregister(name)
+    for one in make_tools(folder):
+        loop.tools.register(one)
+    return loop
+
+
+def kill_at(store: SQLiteStore, number: int, when: str) -> None:
+    """Die at the n-th commit: `before` or `after` it."""
+    count = 0
+
+    def hook(what: str) -> None:
+        nonlocal count
+        count += what == "before"
+        if count == number and what == when:
+            die()
+
+    store.writer.hook = hook
+
+
+class Idle:
+    """Whether everything that came in is answered and sent."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "store.db"
+        self._db: sqlite3.Connection | None = None
+
+    def __call__(self, messages: int) -> bool:
+        if not self._path.exists():
+            return messages == 0
+        try:
+            self._db = self._db or sqlite3.connect(self._path, isolation_level=None)
+            row = self._db.execute(
+                "SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM inbox WHERE state <> 'done'),"
+                " (SELECT count(*) FROM turn WHERE ended_at IS NULL),"
+                " (SELECT count(*) FROM outbox WHERE sent_at IS NULL)"
+            ).fetchone()
+        except sqlite3.OperationalError:  # the tables are not there yet
+            return False
+        return row[0] >= messages and not any(row[1:])
+
+
+def watcher(bus: MessageBus, late: list[dict[str, Any]], die_at_text: int) -> Callable[[str, Event], None] | None:
+    """Publishes the late messages when the first tool starts; dies at the n-th piece of text."""
+    if not late and not die_at_text:
+        return None
+    pieces = 0
+    tasks: set[asyncio.Task[None]] = set()
+
+    def watch(session: str, event: Event) -> None:
+        nonlocal pieces
+        if isinstance(event, ToolStarted):
+            while late:
+                message = InboundMessage(**late.pop(0))
+                tasks.add(asyncio.get_running_loop().create_task(bus.publish_inbound(message)))
+        elif isinstance(event, Text):
+            pieces += 1
+            if pieces == die_at_text:
+                die()
+
+    return watch
+
+
+async def agent(
+    folder: str,
+    url: str,
+    bus: str = "memory",
+    messages: list[dict[str, Any]] | None = None,
+    late: list[dict[str, Any]] | None = None,
+    busy: str = "queue",
+    die_at: tuple[int, str] | None = None,
+    die_at_text: int = 0,
+    plant: str = "",
+) -> None:
+    """Publish the messages, answer everything, note the answers, and end when nothing is left to do."""
+    here = Path(folder)
+    bugs.plant(plant)
+    store = SQLiteStore(here / "store.db")
+    queue = DurableBus(store) if bus == "durable" else MessageBus()
+    expected = len(messages or ()) + len(late or ())
+    watch = watcher(queue, late or [], die_at_text)
+    loop = make_loop(here, url, queue, store, busy=busy, on_event=watch)
+    if die_at is not None:
+        kill_at(store, *die_at)
+    running = asyncio.create_task(loop.run())
+    sending = asyncio.create_task(send(here, queue))
+    for message in messages or ():
+        await queue.publish_inbound(InboundMessage(**message))
+        if bus == "durable":
+            note(here, "acknowledged", id=message["id"])
+    idle = Idle(here)
+    give_up = time.monotonic() + PATIENCE
+    while not idle(expected):
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"not idle after {PATIENCE} seconds in {folder}")
+        for task in (running, sending):
+            if task.done():
+                task.result()
+        await asyncio.sleep(0.004)
+    commits = store.writer.commits
+    loop.stop()
+    await running
+    sending.cancel()
+    await loop.close()
+    note(here, "commits", count=commits)
+
+
+async def send(folder: Path, bus: MessageBus) -> None:
+    """A channel: notes each answer, and only then says that it has it."""
+    while True:
+        message: OutboundMessage = await bus.consume_outbound()
+        note(folder, "answers", reply_to=message.reply_to, content=message.content, repeat=message.repeat)
+        if isinstance(bus, DurableBus):
+            await bus.sent(message)
+
+
+async def worker(folder: str, url: str, plant: str = "") -> None:
+    """What `everloop worker` is: a loop on the durable bus, until it is told to end (or killed)."""
+    bugs.plant(plant)
+    store = SQLiteStore(Path(folder) / "store.db")
+    loop = make_loop(Path(folder), url, DurableBus(store), store)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, loop.stop)
+    await loop.run()
+    await loop.close()
+
+
+async def direct(folder: str, url: str, content: str) -> None:
+    """Another program that talks to the session `test:a` without a bus."""
+    here = Path(folder)
+    loop = make_loop(here, url, MessageBus(), SQLiteStore(here / "store.db"))
+    async with loop, asyncio.timeout(PATIENCE / 2):
+        note(here, "told", content=await loop.process_direct(content, session_key="test:a"))
+
+
+async def sender(folder: str) -> None:
+    """A process that only sends answers, until it is killed."""
+    await send(Path(folder), DurableBus(SQLiteStore(Path(folder) / "store.db")))
+
+
+async def publisher(folder: str, messages: list[dict[str, Any]], die_at: tuple[int, str] | None = None) -> None:
+    """A channel that takes messages and acknowledges each once it is on disk; nobody works on them here."""
+    store = SQLiteStore(Path(folder) / "store.db")
+    bus = DurableBus(store)
+    if die_at is not None:
+        kill_at(store, *die_at)
+    for message in messages:
+        await bus.publish_inbound(InboundMessage(**message))
+        note(Path(folder), "acknowledged", id=message["id"])
+    await store.close()
+
+
+async def opener(folder: str) -> None:
+    """Make the store, or open it while others do."""
+    store = SQLiteStore(Path(folder) / "store.db")
+    await store.sessions("me")
+    await store.accept(InboundMessage("test", "me", "open", "hello", id=str(os.getpid())).addressed())
+    await store.close()

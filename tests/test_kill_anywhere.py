@@ -1,0 +1,322 @@
+"""Kill it anywhere and it goes on: SIGKILL at every write to disk, and between them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from everloop import AgentLoop, InboundMessage, MessageBus
+from everloop.log import UserSaid
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing import FakeOpenAI, ScriptedProvider
+
+from .crash.forge import Forge
+from .crash.history import History, lines, read, violations
+from .crash.model import planned
+
+KILLED = -signal.SIGKILL
+AT_ONCE = 3
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def forge() -> Iterator[Forge]:
+    forge = Forge()
+    yield forge
+    forge.close()
+
+
+@pytest_asyncio.fixture
+async def model() -> AsyncIterator[FakeOpenAI]:
+    async with planned(keep_bodies=False) as server:
+        yield server
+
+
+def say(id: str, plan: str = "", chat: str = "a", **options: Any) -> dict[str, Any]:
+    marker = f"{id}.{plan}" if plan else id
+    return {"channel": "test", "sender_id": "me", "chat_id": chat, "content": f"mark:{marker}", "id": id, **options}
+
+
+@dataclass(slots=True)
+class Scene:
+    """A program, what it is told, and how it goes on after the kill."""
+
+    forge: Forge
+    model: FakeOpenAI
+    folder: Path
+    messages: list[dict[str, Any]]
+    options: dict[str, Any]
+    bus: str = "memory"
+    then: str = "memory"
+
+    def named(self, name: str) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
+        """The scene in a folder of its own, with markers that no other one has."""
+        folder = self.folder / name
+        folder.mkdir()
+
+        def own(message: dict[str, Any]) -> dict[str, Any]:
+            return {**message, "content": message["content"].replace("mark:", f"mark:{name}-")}
+
+        late = [own(message) for message in self.options.get("late", ())]
+        return folder, [own(message) for message in self.messages], {**self.options, "late": late}
+
+    def read(self, folder: Path) -> History:
+        requests = [seen for seen in self.model.requests if seen.marker.startswith(f"{folder.name}-")]
+        history = read(folder, requests)
+        history.published = {}
+        for message in [*self.messages, *self.options.get("late", ())]:
+            history.published.setdefault(message["chat_id"], []).append(message["id"])
+        return history
+
+    async def undisturbed(self) -> int:
+        """How many commits it takes when nobody kills it."""
+        folder, messages, options = self.named("whole")
+        status = await self.forge.run(
+            "agent", folder=str(folder), url=self.model.base_url, bus=self.bus, messages=messages, **options
+        )
+        assert status == 0
+        history = self.read(folder)
+        assert violations(history) == []
+        assert len(history.messages) == len(self.messages) + len(options["late"])
+        assert history.repeats == history.interrupted == 0
+        return int(lines(folder / "commits")[0]["count"])
+
+    async def killed(self, name: str, **how: Any) -> tuple[bool, History, History]:
+        """Kill it, look, and go on. Whether it was killed at all, and what stood there before and after."""
+        folder, messages, options = self.named(name)
+        options |= how
+        status = await self.forge.run(
+            "agent", folder=str(folder), url=self.model.base_url, bus=self.bus, messages=messages, **options
+        )
+        assert status in (0, KILLED), f"{name}: the program ended with {status}"
+        before = self.read(folder)
+        options = {key: value for key, value in options.items() if key in ("busy", "plant")}
+        status = await self.forge.run("agent", folder=str(folder), url=self.model.base_url, bus=self.then, **options)
+        assert status == 0, f"{name}: going on ended with {status}"
+        return status == KILLED, before, self.read(folder)
+
+    async def everywhere(self) -> list[tuple[History, History]]:
+        """Kill it before and after each of its commits, and check each time."""
+        commits = await self.undisturbed()
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int, when: str) -> tuple[History, History]:
+            async with slots:
+                _, before, after = await self.killed(f"{when}{number}", die_at=(number, when))
+            assert violations(after, before) == [], f"killed {when} commit {number} of {commits}"
+            return before, after
+
+        # What is committed together depends on the moment, so one run may take a commit or two more than another.
+        places = itertools.product(range(1, commits + 3), ("before", "after"))
+        return list(await asyncio.gather(*(one(*place) for place in places)))
+
+
+@pytest.fixture
+def scene(forge: Forge, model: FakeOpenAI, tmp_path: Path) -> Any:
+    def make(*messages: dict[str, Any], bus: str = "memory", then: str = "memory", **options: Any) -> Scene:
+        return Scene(forge, model, tmp_path, list(messages), options, bus, then)
+
+    return make
+
+
+def interrupted(runs: list[tuple[History, History]]) -> int:
+    return sum(after.interrupted for _, after in runs)
+
+
+# ---------------------------------------------------------------------------------------------- at every write
+
+
+@pytest.mark.parametrize("then", ["memory", "durable"])
+async def test_a_turn_killed_at_any_write_is_finished_by_the_next_start(scene: Any, then: str) -> None:
+    runs = await scene(say("m1", "s.n"), then=then).everywhere()
+    assert interrupted(runs)  # a `never` call was cut off at least once, and reported
+    assert any(not before.messages for before, _ in runs)
+    assert any(after.repeats for _, after in runs)  # an answer was on disk and perhaps sent
+
+
+@pytest.mark.parametrize("then", ["memory", "durable"])
+async def test_parallel_calls_killed_at_any_write_keep_the_results_they_had(scene: Any, then: str) -> None:
+    runs = await scene(say("m1", "snw"), then=then).everywhere()
+    assert any(0 < after.interrupted < 2 for _, after in runs)  # the slow one was cut off, the quick one was not
+
+
+async def test_calls_that_must_run_alone_are_each_on_disk_before_the_next(scene: Any) -> None:
+    runs = await scene(say("m1", "aas")).everywhere()
+    assert interrupted(runs)
+
+
+async def test_queued_messages_are_answered_in_order_whichever_write_is_the_last(scene: Any) -> None:
+    await scene(say("m1", "n"), say("m2", "s"), say("m3")).everywhere()
+
+
+@pytest.mark.parametrize("bus", ["memory", "durable"])
+async def test_sessions_side_by_side_do_not_disturb_each_other_when_killed(scene: Any, bus: str) -> None:
+    messages = [say(f"{chat}{n}", plan, chat) for chat in "abc" for n, plan in enumerate(("n", "s"))]
+    await scene(*messages, bus=bus, then=bus).everywhere()
+
+
+@pytest.mark.parametrize("then", ["memory", "durable"])
+async def test_an_acknowledged_message_survives_a_kill_at_any_write(scene: Any, then: str) -> None:
+    runs = await scene(say("m1", "n"), say("m2"), bus="durable", then=then).everywhere()
+    assert any(len(before.acknowledged) == 1 for before, _ in runs)
+
+
+async def test_a_new_conversation_begins_once_whichever_write_is_the_last(scene: Any) -> None:
+    new = {**say("new"), "content": "/new"}
+    runs = await scene(say("m1", "s"), new, say("m2")).everywhere()
+    assert all(
+        sum(type(place.entry).__name__ == "Cleared" for place in log) == 1
+        for before, after in runs
+        if len(before.messages) == 3
+        for log in after.logs.values()
+    )
+
+
+async def test_a_steered_message_is_in_the_turn_or_behind_it_and_never_lost(scene: Any) -> None:
+    runs = await scene(say("m1", "w.s"), late=[say("m2", "s")], busy="steer").everywhere()
+    turns = {len({message.turn for message in after.messages}) for _, after in runs if len(after.messages) == 2}
+    assert 1 in turns  # steered, in the undisturbed order
+
+
+async def test_a_publisher_killed_at_any_write_loses_nothing_it_acknowledged(scene: Any) -> None:
+    one = scene(*[say(f"m{n}", chat=f"{n % 2}") for n in range(5)], then="durable")
+    for number, when in itertools.product(range(1, 6), ("before", "after")):
+        folder, messages, _ = one.named(f"{when}{number}")
+        status = await one.forge.run("publisher", folder=str(folder), messages=messages, die_at=(number, when))
+        assert status == KILLED
+        before = one.read(folder)
+        assert len(before.acknowledged) == number - 1
+        assert len(before.messages) == number - (when == "before")
+        assert await one.forge.run("agent", folder=str(folder), url=one.model.base_url, bus="durable") == 0
+        assert violations(one.read(folder), before) == []
+
+
+# ---------------------------------------------------------------------------------------------- between the writes
+
+
+@pytest.mark.parametrize("then", ["memory", "durable"])
+@pytest.mark.parametrize("plan", ["k", "K", "kK", "sK", "nK", "n.K.s", "aK"])
+async def test_a_process_killed_inside_a_tool_goes_on_as_the_tool_says(scene: Any, plan: str, then: str) -> None:
+    _, before, after = await scene(say("m1", plan), say("m2"), then=then).killed("inside")
+    assert before.open_turns
+    assert violations(after, before) == []
+    starts = [run["tool"] for run in after.runs if run["what"] == "start"]
+    assert starts.count("fatal_never") == (1 if plan in ("K", "sK", "nK", "n.K.s", "aK") else 0)
+    assert after.interrupted >= plan.count("K")
+    if plan in ("k", "kK"):
+        assert starts.count("fatal_safe") == 2
+
+
+@pytest.mark.parametrize("piece", [1, 3])
+async def test_a_process_killed_while_the_model_speaks_asks_again(scene: Any, piece: int) -> None:
+    one = scene(say("m1", "s"))
+    _, before, after = await one.killed("speaking", die_at_text=piece)
+    assert violations(after, before) == []
+    assert [request["round"] for request in after.requests] == [0, 1, 1]
+    assert after.repeats == 0
+
+
+async def test_an_answer_that_was_written_and_not_delivered_is_delivered_by_the_next_start(scene: Any) -> None:
+    one = scene(say("m1"), bus="durable", then="durable")
+    commits = await one.undisturbed()
+    delivered = []
+    for number in range(1, commits + 1):
+        _, before, after = await one.killed(f"at{number}", die_at=(number, "after"))
+        assert violations(after, before) == []
+        if before.unsent and not before.delivered:
+            delivered.append([answer["repeat"] for answer in after.delivered])
+    assert delivered
+    assert all(len(repeats) == 1 for repeats in delivered)
+
+
+async def test_many_answers_left_behind_are_all_delivered(scene: Any) -> None:
+    """More than one look into the outbox takes at a time."""
+    one = scene(*[say(f"m{n}", chat=str(n)) for n in range(120)])
+    folder, messages, _ = one.named("many")
+    url = one.model.base_url
+    # Everything is answered by a worker that sends nothing, and then killed.
+    worker = one.forge.start("worker", folder=str(folder), url=url)
+    assert await one.forge.run("publisher", folder=str(folder), messages=messages) == 0
+    while len((before := one.read(folder)).answers) < 120:
+        await asyncio.sleep(0.05)
+    await worker.kill()
+    await worker.wait()
+    assert await one.forge.run("agent", folder=str(folder), url=url) == 0
+    assert violations(one.read(folder), before) == []
+
+
+async def test_a_store_that_many_open_at_once_or_that_dies_being_made_is_whole(forge: Forge, tmp_path: Path) -> None:
+    for number in range(6):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        children = [forge.start("opener", folder=str(folder)) for _ in range(4)]
+        await asyncio.wrap_future(children[0].pid)
+        await asyncio.sleep(0.002 * number)
+        await children[0].kill()
+        statuses = [await child.wait() for child in children]
+        assert statuses[1:] == [0, 0, 0]
+        history = read(folder)
+        assert history.integrity == "ok"
+        assert len(history.messages) in (3, 4)
+
+
+async def test_messages_that_come_while_earlier_ones_are_being_written_keep_their_order(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "store.db")
+    commits = itertools.count(1)
+    second, go_on = threading.Event(), threading.Event()
+
+    def hook(when: str) -> None:
+        if when == "before" and next(commits) == 3:  # a look into the outbox, the first message, now the second
+            second.set()
+            go_on.wait(5)
+
+    store.writer.hook = hook
+    bus = MessageBus()
+    async with AgentLoop(bus, ScriptedProvider(["ok"] * 5), tmp_path, store=store) as loop:
+        running = asyncio.create_task(loop.run())
+        for number in range(4):
+            await bus.publish_inbound(InboundMessage("test", "me", "a", f"m{number}"))
+        await asyncio.to_thread(second.wait, 5)
+        await bus.publish_inbound(InboundMessage("test", "me", "a", "m4"))
+        await asyncio.sleep(0.05)
+        go_on.set()
+        for _ in range(5):
+            await bus.consume_outbound()
+        loop.stop()
+        await running
+        log = await store.read_log(1)
+    said = [one.entry.content for one in log if isinstance(one.entry, UserSaid)]
+    assert said == ["m0", "m1", "m2", "m3", "m4"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_program_that_waits_for_a_session_gets_its_answer_when_the_other_ends_or_dies(
+    scene: Any, killed: bool
+) -> None:
+    one = scene(say("m1", "ww.ww.w"))
+    folder, messages, _ = one.named("two")
+    url = one.model.base_url
+    first = one.forge.start("agent", folder=str(folder), url=url, messages=messages)
+    while len(lines(folder / "runs")) < 2:
+        await asyncio.sleep(0.005)
+    second = one.forge.start("direct", folder=str(folder), url=url, content="mark:two-m2.s")
+    while len((await asyncio.to_thread(one.read, folder)).messages) < 2:
+        await asyncio.sleep(0.005)
+    if killed:
+        await first.kill()
+    assert await second.wait() == 0
+    assert [told["content"] for told in lines(folder / "told")] == ["I am done:two-m2.s and glad"]
+    assert await first.wait() == (KILLED if killed else 0)
+    history = one.read(folder)
+    assert history.interrupted == (2 if killed else 0)
+    assert not history.open_turns

@@ -277,7 +277,7 @@ class SQLiteStore:
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot open the store {self.path}: {error}") from error
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            _use_wal(connection, self._lock_seconds)
             connection.execute("PRAGMA synchronous = FULL")
             # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -308,6 +308,19 @@ class SQLiteStore:
         else:
             what = f"{self.path}: {error}"
         return StoreError(f"{what}. What was on disk before is safe.")
+
+
+def _use_wal(connection: sqlite3.Connection, seconds: float) -> None:
+    """Turn the write-ahead log on. SQLite does not wait here for others that make the same file, so we do."""
+    give_up = time.monotonic() + seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+            time.sleep(0.005)
 
 
 def _free(holder: str | None, worker: str) -> bool:

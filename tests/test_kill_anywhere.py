@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,7 @@ from everloop.testing import FakeOpenAI, ScriptedProvider
 from .crash.forge import Forge
 from .crash.history import History, lines, read, violations
 from .crash.model import planned
-
-KILLED = -signal.SIGKILL
-AT_ONCE = 3
+from .crash.scene import KILLED, Scene, say
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -40,85 +36,6 @@ def forge() -> Iterator[Forge]:
 async def model() -> AsyncIterator[FakeOpenAI]:
     async with planned(keep_bodies=False) as server:
         yield server
-
-
-def say(id: str, plan: str = "", chat: str = "a", **options: Any) -> dict[str, Any]:
-    marker = f"{id}.{plan}" if plan else id
-    return {"channel": "test", "sender_id": "me", "chat_id": chat, "content": f"mark:{marker}", "id": id, **options}
-
-
-@dataclass(slots=True)
-class Scene:
-    """A program, what it is told, and how it goes on after the kill."""
-
-    forge: Forge
-    model: FakeOpenAI
-    folder: Path
-    messages: list[dict[str, Any]]
-    options: dict[str, Any]
-    bus: str = "memory"
-    then: str = "memory"
-
-    def named(self, name: str) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
-        """The scene in a folder of its own, with markers that no other one has."""
-        folder = self.folder / name
-        folder.mkdir()
-
-        def own(message: dict[str, Any]) -> dict[str, Any]:
-            return {**message, "content": message["content"].replace("mark:", f"mark:{name}-")}
-
-        late = [own(message) for message in self.options.get("late", ())]
-        return folder, [own(message) for message in self.messages], {**self.options, "late": late}
-
-    def read(self, folder: Path) -> History:
-        requests = [seen for seen in self.model.requests if seen.marker.startswith(f"{folder.name}-")]
-        history = read(folder, requests)
-        history.published = {}
-        for message in [*self.messages, *self.options.get("late", ())]:
-            history.published.setdefault(message["chat_id"], []).append(message["id"])
-        return history
-
-    async def undisturbed(self) -> int:
-        """How many commits it takes when nobody kills it."""
-        folder, messages, options = self.named("whole")
-        status = await self.forge.run(
-            "agent", folder=str(folder), url=self.model.base_url, bus=self.bus, messages=messages, **options
-        )
-        assert status == 0
-        history = self.read(folder)
-        assert violations(history) == []
-        assert len(history.messages) == len(self.messages) + len(options["late"])
-        assert history.repeats == history.interrupted == 0
-        return int(lines(folder / "commits")[0]["count"])
-
-    async def killed(self, name: str, **how: Any) -> tuple[bool, History, History]:
-        """Kill it, look, and go on. Whether it was killed at all, and what stood there before and after."""
-        folder, messages, options = self.named(name)
-        options |= how
-        status = await self.forge.run(
-            "agent", folder=str(folder), url=self.model.base_url, bus=self.bus, messages=messages, **options
-        )
-        assert status in (0, KILLED), f"{name}: the program ended with {status}"
-        before = self.read(folder)
-        options = {key: value for key, value in options.items() if key in ("busy", "plant")}
-        status = await self.forge.run("agent", folder=str(folder), url=self.model.base_url, bus=self.then, **options)
-        assert status == 0, f"{name}: going on ended with {status}"
-        return status == KILLED, before, self.read(folder)
-
-    async def everywhere(self) -> list[tuple[History, History]]:
-        """Kill it before and after each of its commits, and check each time."""
-        commits = await self.undisturbed()
-        slots = asyncio.Semaphore(AT_ONCE)
-
-        async def one(number: int, when: str) -> tuple[History, History]:
-            async with slots:
-                _, before, after = await self.killed(f"{when}{number}", die_at=(number, when))
-            assert violations(after, before) == [], f"killed {when} commit {number} of {commits}"
-            return before, after
-
-        # What is committed together depends on the moment, so one run may take a commit or two more than another.
-        places = itertools.product(range(1, commits + 3), ("before", "after"))
-        return list(await asyncio.gather(*(one(*place) for place in places)))
 
 
 @pytest.fixture
@@ -207,7 +124,7 @@ async def test_a_publisher_killed_at_any_write_loses_nothing_it_acknowledged(sce
 @pytest.mark.parametrize("then", ["memory", "durable"])
 @pytest.mark.parametrize("plan", ["k", "K", "kK", "sK", "nK", "n.K.s", "aK"])
 async def test_a_process_killed_inside_a_tool_goes_on_as_the_tool_says(scene: Any, plan: str, then: str) -> None:
-    _, before, after = await scene(say("m1", plan), say("m2"), then=then).killed("inside")
+    before, after = await scene(say("m1", plan), say("m2"), then=then).killed("inside")
     assert before.open_turns
     assert violations(after, before) == []
     starts = [run["tool"] for run in after.runs if run["what"] == "start"]
@@ -220,7 +137,7 @@ async def test_a_process_killed_inside_a_tool_goes_on_as_the_tool_says(scene: An
 @pytest.mark.parametrize("piece", [1, 3])
 async def test_a_process_killed_while_the_model_speaks_asks_again(scene: Any, piece: int) -> None:
     one = scene(say("m1", "s"))
-    _, before, after = await one.killed("speaking", die_at_text=piece)
+    before, after = await one.killed("speaking", die_at_text=piece)
     assert violations(after, before) == []
     assert [request["round"] for request in after.requests] == [0, 1, 1]
     assert after.repeats == 0
@@ -231,7 +148,7 @@ async def test_an_answer_that_was_written_and_not_delivered_is_delivered_by_the_
     commits = await one.undisturbed()
     delivered = []
     for number in range(1, commits + 1):
-        _, before, after = await one.killed(f"at{number}", die_at=(number, "after"))
+        before, after = await one.killed(f"at{number}", die_at=(number, "after"))
         assert violations(after, before) == []
         if before.unsent and not before.delivered:
             delivered.append([answer["repeat"] for answer in after.delivered])

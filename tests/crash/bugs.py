@@ -1,8 +1,9 @@
-"""Bugs to plant in a program that is about to be killed, to see the checker find them. The product has no such switch."""
+"""Bugs to plant in a program that is killed, to see the checker find them. The product has no such switch."""
 
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,7 @@ def _settle_early() -> None:
 
     def early(self: writer.Writer, connection: sqlite3.Connection, done: Any) -> None:
         writer._settle(done)
+        time.sleep(0.02)
         finish(self, connection, done)
 
     writer.Writer._finish = early  # type: ignore[method-assign]

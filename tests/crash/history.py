@@ -15,12 +15,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from everloop.log import CallEnded, CallsBegun, Cleared, Entry, ModelAnswered, TurnEnded, UserSaid, decode_entry
-from everloop.log import messages_of
+from everloop.log import (
+    CallEnded,
+    CallsBegun,
+    Cleared,
+    Entry,
+    ModelAnswered,
+    TurnEnded,
+    UserSaid,
+    decode_entry,
+    messages_of,
+)
 from everloop.testing import check_conversation
 
 MARK = re.compile(r"mark:(\S+)")
-UNSAFE = {"never", "slow", "alone", "fatal_never"}
+UNSAFE = {"never", "slow", "long", "alone", "fatal_never"}
 
 
 @dataclass(slots=True)
@@ -60,6 +69,7 @@ class History:
     published: dict[str, list[str]] = field(default_factory=dict)  # chat → ids in the order they were published
     delivered: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
+    killed: set[int] | None = None  # the processes that were, where that is known
     requests: list[dict[str, Any]] = field(default_factory=list)  # marker, round, time, problems
 
     @property
@@ -192,7 +202,8 @@ def _order(history: History) -> Iterator[str]:
     for chat, ids in history.published.items():
         known = set(ids)
         taken = [message.id for message in history.messages if message.id in known]
-        if taken != [id for id in ids if id in set(taken)]:
+        there = set(taken)
+        if taken != [id for id in ids if id in there]:
             yield f"chat {chat}: taken as {taken}, published as {ids}"
     for session, messages in by_session.items():
         said = [place.entry.content for place in history.logs.get(session, ()) if isinstance(place.entry, UserSaid)]
@@ -299,6 +310,8 @@ def _results(history: History, starts: dict[str, list[dict[str, Any]]]) -> Itera
         if entry.status == "interrupted":
             if entry.name not in UNSAFE:
                 yield f"the call {text} may be repeated and was reported as interrupted"
+            if history.killed is not None and any(run["pid"] not in history.killed for run in starts.get(text, ())):
+                yield f"the call {text} was reported as interrupted though its process lived"
             if "outcome unknown" not in entry.content:
                 yield f"the call {text} was interrupted and the model is not told so: {entry.content!r}"
         elif entry.status != "ok":

@@ -16,7 +16,7 @@ from everloop.providers.base import ToolCallRequest
 from everloop.testing import FakeOpenAI
 from everloop.testing.openai_server import Reply
 
-TOOLS = {"s": "safe", "n": "never", "w": "slow", "a": "alone", "k": "fatal_safe", "K": "fatal_never"}
+TOOLS = {"s": "safe", "n": "never", "w": "slow", "l": "long", "a": "alone", "k": "fatal_safe", "K": "fatal_never"}
 
 
 def plan(marker: str) -> list[list[str]]:

@@ -75,6 +75,11 @@ def make_tools(folder: Path) -> list[Any]:
         """Takes its time, and must not be run again."""
         return await work("slow", text, 0.03)
 
+    @tool
+    async def long(text: str) -> str:
+        """Takes long enough to be stopped in the middle, and must not be run again."""
+        return await work("long", text, 0.4)
+
     @tool(parallel=False)
     async def alone(text: str) -> str:
         """Runs beside nothing else."""
@@ -90,7 +95,7 @@ def make_tools(folder: Path) -> list[Any]:
         """Kills its process the first time, and must not be run again."""
         return await work("fatal_never", text, fatal=True)
 
-    return [safe, never, slow, alone, fatal_safe, fatal_never]
+    return [safe, never, slow, long, alone, fatal_safe, fatal_never]
 
 
 def make_loop(folder: Path, url: str, bus: MessageBus, store: SQLiteStore, **options: Any) -> AgentLoop:

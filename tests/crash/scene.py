@@ -1,0 +1,97 @@
+"""A program that is killed and goes on, in a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everloop.testing import FakeOpenAI
+
+from .forge import Forge
+from .history import History, lines, read, violations
+
+KILLED = -signal.SIGKILL
+AT_ONCE = 3
+
+
+def say(id: str, plan: str = "", chat: str = "a", **options: Any) -> dict[str, Any]:
+    marker = f"{id}.{plan}" if plan else id
+    return {"channel": "test", "sender_id": "me", "chat_id": chat, "content": f"mark:{marker}", "id": id, **options}
+
+
+@dataclass(slots=True)
+class Scene:
+    """A program, what it is told, and how it goes on after the kill."""
+
+    forge: Forge
+    model: FakeOpenAI
+    folder: Path
+    messages: list[dict[str, Any]]
+    options: dict[str, Any]
+    bus: str = "memory"
+    then: str = "memory"
+
+    def named(self, name: str) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
+        """The scene in a folder of its own, with markers that no other one has."""
+        folder = self.folder / name
+        folder.mkdir()
+
+        def own(message: dict[str, Any]) -> dict[str, Any]:
+            return {**message, "content": message["content"].replace("mark:", f"mark:{name}-")}
+
+        late = [own(message) for message in self.options.get("late", ())]
+        return folder, [own(message) for message in self.messages], {**self.options, "late": late}
+
+    def read(self, folder: Path) -> History:
+        requests = [seen for seen in self.model.requests if seen.marker.startswith(f"{folder.name}-")]
+        history = read(folder, requests)
+        history.published = {}
+        for message in [*self.messages, *self.options.get("late", ())]:
+            history.published.setdefault(message["chat_id"], []).append(message["id"])
+        return history
+
+    async def undisturbed(self) -> int:
+        """How many commits it takes when nobody kills it."""
+        folder, messages, options = self.named("whole")
+        status = await self.forge.run(
+            "agent", folder=str(folder), url=self.model.base_url, bus=self.bus, messages=messages, **options
+        )
+        assert status == 0
+        history = self.read(folder)
+        assert violations(history) == []
+        assert len(history.messages) == len(self.messages) + len(options["late"])
+        assert history.repeats == history.interrupted == 0
+        return int(lines(folder / "commits")[0]["count"])
+
+    async def killed(self, name: str, **how: Any) -> tuple[History, History]:
+        """Kill it, look, and go on: what stood there before and what after."""
+        folder, messages, options = self.named(name)
+        options |= how
+        status = await self.forge.run(
+            "agent", folder=str(folder), url=self.model.base_url, bus=self.bus, messages=messages, **options
+        )
+        assert status in (0, KILLED), f"{name}: the program ended with {status}"
+        before = self.read(folder)
+        options = {key: value for key, value in options.items() if key in ("busy", "plant")}
+        status = await self.forge.run("agent", folder=str(folder), url=self.model.base_url, bus=self.then, **options)
+        assert status == 0, f"{name}: going on ended with {status}"
+        return before, self.read(folder)
+
+    async def everywhere(self) -> list[tuple[History, History]]:
+        """Kill it before and after each of its commits, and check each time."""
+        commits = await self.undisturbed()
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int, when: str) -> tuple[History, History]:
+            async with slots:
+                before, after = await self.killed(f"{when}{number}", die_at=(number, when))
+            assert violations(after, before) == [], f"killed {when} commit {number} of {commits}"
+            return before, after
+
+        # What is committed together depends on the moment, so one run may take a commit or two more than another.
+        places = itertools.product(range(1, commits + 3), ("before", "after"))
+        return list(await asyncio.gather(*(one(*place) for place in places)))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import Config
-from ..errors import ConfigError, EverloopError
+from ..errors import ConfigError, EverloopError, StoreError
 
 if TYPE_CHECKING:
     from ..agents.loop import AgentLoop
@@ -100,13 +102,22 @@ def hush() -> None:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
-def existing_store(config: Config) -> Store:
+@contextlib.asynccontextmanager
+async def reading(config: Config) -> AsyncIterator[Store]:
     """The store, for commands that only make sense when there is one."""
+    import msgspec
+
     from ..store.sqlite import SQLiteStore
 
     if not config.store.exists():
         raise EverloopError(f"there is no store at {config.store} yet: it is made by the first turn; or name --store")
-    return SQLiteStore(config.store)
+    store = SQLiteStore(config.store)
+    try:
+        yield store
+    except msgspec.DecodeError as error:
+        raise StoreError(f"{config.store}: an entry cannot be read ({error}): restore a copy of the file") from None
+    finally:
+        await store.close()
 
 
 async def find_turn(store: Store, prefix: str) -> TurnInfo:

@@ -9,7 +9,7 @@ import shlex
 from ..config import Config
 from ..errors import EverloopError
 from ..store.base import SessionInfo, Store
-from .common import OWNER, checked_key, existing_store, load_config
+from .common import OWNER, checked_key, load_config, reading
 
 
 def command(options: argparse.Namespace) -> int:
@@ -23,12 +23,9 @@ def command(options: argparse.Namespace) -> int:
 
 
 async def _fork(config: Config, source: str, new_key: str | None) -> SessionInfo:
-    store = existing_store(config)
-    try:
+    async with reading(config) as store:
         key, until = await _split(store, source)
         return await store.fork(OWNER, key, until, new_key or await _free_key(store, key))
-    finally:
-        await store.close()
 
 
 async def _split(store: Store, source: str) -> tuple[str, int | None]:

@@ -13,7 +13,7 @@ import msgspec
 from ..config import Config
 from ..errors import EverloopError
 from ..store.base import Logged, SessionInfo, Store
-from .common import OWNER, checked_key, existing_store, find_turn, load_config, turn_entries
+from .common import OWNER, checked_key, find_turn, load_config, reading, turn_entries
 from .entries import described, kind_of
 from .paper import Paper, as_json, harmless
 
@@ -33,8 +33,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 async def _read(config: Config, key: str | None, turn: str | None, last: int | None) -> tuple[str, list[Logged]]:
-    store = existing_store(config)
-    try:
+    async with reading(config) as store:
         if turn is None:
             session = await _session(store, key)
             after = session.entries - last if last is not None else 0
@@ -43,8 +42,6 @@ async def _read(config: Config, key: str | None, turn: str | None, last: int | N
         if key is not None and key != found.key:
             raise EverloopError(f'turn {found.id} is of the session "{found.key}", not of "{key}"')
         return found.key, (await turn_entries(store, found))[-(last or 0) :]
-    finally:
-        await store.close()
 
 
 async def _session(store: Store, key: str | None) -> SessionInfo:

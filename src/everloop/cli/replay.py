@@ -11,7 +11,7 @@ from ..config import Config
 from ..log import Cleared, Entry, TurnEnded
 from ..replay import Difference, Replayed, replay
 from ..store.base import Logged, TurnInfo
-from .common import existing_store, find_turn, load_config, turn_entries
+from .common import find_turn, load_config, reading, turn_entries
 from .entries import described, kind_of
 from .paper import Paper
 
@@ -32,14 +32,11 @@ def command(options: argparse.Namespace) -> int:
 
 async def _read(config: Config, prefix: str) -> tuple[TurnInfo, list[Logged], list[Entry]]:
     """The turn, its entries, and the conversation before it."""
-    store = existing_store(config)
-    try:
+    async with reading(config) as store:
         turn = await find_turn(store, prefix)
         before = [one.entry for one in await store.read_log(turn.session, 0, turn.first_seq - 1)]
         cleared = [place for place, entry in enumerate(before) if isinstance(entry, Cleared)]
         return turn, await turn_entries(store, turn), before[cleared[-1] + 1 if cleared else 0 :]
-    finally:
-        await store.close()
 
 
 def _damage(turn: TurnInfo, logged: Sequence[Logged]) -> str:

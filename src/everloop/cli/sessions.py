@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from ..config import Config
 from ..store.base import SessionInfo
-from .common import OWNER, existing_store, load_config
+from .common import OWNER, load_config, reading
 from .paper import as_json, harmless
 
 
@@ -28,11 +28,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 async def _read(config: Config, limit: int) -> list[SessionInfo]:
-    store = existing_store(config)
-    try:
+    async with reading(config) as store:
         return await store.sessions(OWNER, limit)
-    finally:
-        await store.close()
 
 
 def _table(found: list[SessionInfo]) -> str:

@@ -1,0 +1,149 @@
+"""The real `everloop` as a process: over pipes, and at a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from everloop.testing.openai_server import FakeOpenAI
+
+COMMAND = (sys.executable, "-m", "everloop")
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
+
+
+@dataclass
+class Done:
+    """A process that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+def environment(server: FakeOpenAI | None = None, **settings: str) -> dict[str, str]:
+    """The test's own environment, with the fake as the endpoint."""
+    found = {**os.environ, "EVERLOOP_MODEL": "scripted", **settings}
+    if server is not None:
+        found["EVERLOOP_BASE_URL"] = server.base_url
+    return {name: value for name, value in found.items() if value}
+
+
+async def start(*arguments: str, env: dict[str, str], stdin: int | None = asyncio.subprocess.PIPE) -> Any:
+    return await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, env=env, stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def everloop(*arguments: str, server: FakeOpenAI | None = None, stdin: bytes = b"", **settings: str) -> Done:
+    """Run a command to its end."""
+    process = await start(*arguments, env=environment(server, **settings))
+    return await finished(process, stdin)
+
+
+async def finished(process: Any, stdin: bytes = b"") -> Done:
+    async with asyncio.timeout(40):
+        out, err = await process.communicate(stdin)
+    done = Done(process.returncode, out.decode(), err.decode())
+    assert "Traceback" not in done.err
+    return done
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that another process brings about."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Terminal:
+    """What a person at a terminal sees and types."""
+
+    def __init__(self, process: Any, descriptor: int) -> None:
+        self.process = process
+        self.raw = ""
+        self._descriptor = descriptor
+        self._unread = b""
+        asyncio.get_running_loop().add_reader(descriptor, self._read)
+
+    @property
+    def text(self) -> str:
+        """All that was written, without the escape sequences that draw it."""
+        return ESCAPES.sub("", self.raw)
+
+    def type(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+    async def sees(self, text: str, *, after: int = 0) -> int:
+        """Wait for a text; where it ends."""
+        try:
+            await until(lambda: self.text.find(text, after) >= 0)
+        except TimeoutError:
+            raise AssertionError(f"never saw {text!r} in {self.text[after:]!r}") from None
+        return self.text.find(text, after) + len(text)
+
+    async def ends(self) -> int:
+        async with asyncio.timeout(30):
+            status: int = await self.process.wait()
+        await asyncio.sleep(0.05)  # what it wrote last
+        assert "Traceback" not in self.text
+        return status
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, 65536)
+        except OSError:  # the other side is closed
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+        self._unread += data
+        with contextlib.suppress(UnicodeDecodeError):
+            self.raw += self._unread.decode()
+            self._unread = b""
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+
+@contextlib.asynccontextmanager
+async def terminal(*arguments: str, server: FakeOpenAI | None = None, **settings: str) -> AsyncIterator[Terminal]:
+    """Everloop at a pseudo-terminal of 100 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    env = environment(server, **{"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "", **settings})
+
+    def own_terminal() -> None:  # so that it gets Ctrl-C as a signal where it does not read it as a key
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, env=env, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=own_terminal
+    )
+    os.close(theirs)
+    seen = Terminal(process, ours)
+    try:
+        yield seen
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        seen.close()

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everloop.cli.paper import as_json, harmless, one_line
+from everloop.cli.questions import remember
+from everloop.testing import call
+from everloop.testing.openai_server import FakeOpenAI
+from tests.commands import environment, everloop, start, terminal, until
+
+PROMPT = "shows the commands"  # the last thing before the first prompt
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI() as running:
+        yield running
+
+
+@pytest.fixture
+def home() -> Path:
+    return Path(os.environ["EVERLOOP_HOME"])
+
+
+# ------------------------------------------------------------------------------------------------ at a terminal
+
+
+async def test_text_and_tool_calls_are_seen_while_they_come(server):
+    server.calls(call("list_dir", path="."))
+    server.hang(2, after_chunks=2, text="Nothing is there.", reasoning="")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("what is here?\r")
+        place = await screen.sees("> what is here?")
+        place = await screen.sees('✓ list_dir(path=".")', after=place)
+        place = await screen.sees("Nothing", after=place)
+        assert "there." not in screen.text[place:]  # the rest has not been sent yet
+        place = await screen.sees("Nothing is there.", after=place)
+        await screen.sees("tokens read", after=place)
+        screen.type("\x04")
+        assert await screen.ends() == 0
+    assert "\x1b[2m" in screen.raw
+
+
+async def test_reasoning_is_shown_and_a_lost_answer_is_said_to_begin_again(server, home):
+    server.cut(3, text="one two three four", reasoning="hmm")
+    server.reply("another answer")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("hi\r")
+        place = await screen.sees("hmm")
+        place = await screen.sees("begins again", after=place)
+        await screen.sees("another answer", after=place)
+
+
+async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
+    server.hang(30, after_chunks=1, text="first second")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("go\r")
+        place = await screen.sees("first")
+        screen.type("\x03")
+        place = await screen.sees("Stopped. What was done so far is kept.", after=place)
+        screen.type("\x03")
+        await screen.sees("Ctrl-C again", after=place)
+        screen.type("\x03")
+        assert await screen.ends() == 0
+    assert server.requests[0].gone
+
+
+async def test_a_person_types_on_while_a_turn_runs(server):
+    server.reply("first answer", delay=1.0)
+    server.reply("second answer")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("one\r")
+        await until(lambda: server.requests)
+        screen.type("two\r/status\r")
+        place = await screen.sees("running: turn")
+        place = await screen.sees("first answer", after=place)
+        place = await screen.sees("second answer", after=place)
+        screen.type("/new\r")
+        await screen.sees("This is a new conversation.", after=place)
+        screen.type("/help\r")
+        await screen.sees("/stop", after=place)
+        screen.type("/exit\r")
+        assert await screen.ends() == 0
+
+
+async def test_a_message_is_handed_to_the_running_turn_when_so_set(server, home):
+    home.mkdir()
+    (home / "config.toml").write_text('[agent]\nbusy = "steer"\n')
+    server.calls(call("list_dir", path="."), delay=1.0)
+    server.reply("I heard both.")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("one\r")
+        await until(lambda: server.requests)
+        screen.type("and two\r")
+        place = await screen.sees("handed to the running turn: and two")
+        place = await screen.sees("I heard both.", after=place)
+        await screen.sees("tokens read", after=place)
+    assert len(server.requests) == 2
+
+
+async def test_nothing_a_model_or_a_page_says_drives_the_terminal(server, home):
+    (home / "workspace").mkdir(parents=True)
+    (home / "workspace" / "page").write_text("\x1b]0;owned\x07\x1b[2Jpage\x9b5n")
+    server.calls(call("read_file", path="page"), call("list_dir", path="\x1b]52;c;aGk=\x07"))
+    server.reply("text \x1b]0;owned\x07 \x1b[41m\x9b31m end", reasoning="\x1b[8m")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("go\r")
+        place = await screen.sees("end\r\n")
+        await screen.sees("tokens read", after=place)
+    assert "\x1b]" not in screen.raw
+    assert "\x9b" not in screen.raw
+    assert "\x07" not in screen.raw
+    assert "\x1b[41m" not in screen.raw
+    assert "\x1b[8m" not in screen.raw
+    assert "␛]0;owned␇" in screen.text
+
+
+@pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+async def test_colours_are_left_out_when_they_are_not_wanted(server, setting):
+    server.calls(call("list_dir", path="."))
+    server.reply("An answer.", reasoning="thought")
+    async with terminal(server=server, **setting) as screen:
+        await screen.sees(PROMPT)
+        screen.type("hi\r")
+        place = await screen.sees("An answer.")
+        await screen.sees("tokens read", after=place)
+        screen.type("\x04")
+        assert await screen.ends() == 0
+    assert not re.search(r"\x1b\[(?:[0-9;]*;)?(?:2|3[0-9]|9[0-7])m", screen.raw)
+    if "TERM" in setting:
+        assert "\x1b" not in screen.raw
+
+
+async def test_a_first_start_asks_for_a_model_and_remembers_it(server, home):
+    server.reply("Hello.")
+    async with terminal(EVERLOOP_MODEL="") as screen:
+        await screen.sees("Base URL")
+        screen.type("nonsense\r")
+        place = await screen.sees("http:// or https://")
+        screen.type(f"{server.base_url}\r")
+        await screen.sees("Model", after=place)
+        screen.type("scripted\r")
+        await screen.sees("API key")
+        screen.type("sk-hidden\r")
+        await screen.sees("[Y/n]")
+        screen.type("\r")
+        await screen.sees("Written to")
+        await screen.sees("session cli:direct")
+        screen.type("hi\r")
+        await screen.sees("Hello.")
+    assert "sk-hidden" not in screen.text
+    assert server.requests[0].headers["Authorization"] == "Bearer sk-hidden"
+    assert (home / "config.toml").stat().st_mode & 0o777 == 0o600
+    server.reply("Again.")
+    done = await everloop("run", "hi", EVERLOOP_MODEL="")
+    assert (done.status, done.out) == (0, "Again.\n")
+
+
+def test_settings_that_are_there_are_never_overwritten(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[agent]\nname = "A"')
+    assert "Written" in remember(path, {"base_url": "http://127.0.0.1:1/v1", "model": 'a"b\\', "api_key": ""})
+    text = path.read_text()
+    assert text == '[agent]\nname = "A"\n\n[provider]\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "a\\"b\\\\"\n'
+    assert "left alone" in remember(path, {"base_url": "http://127.0.0.1:2/v1"})
+    assert path.read_text() == text
+
+
+# ------------------------------------------------------------------------------------------------ over a pipe
+
+
+async def test_lines_over_a_pipe_are_answered_one_by_one(server):
+    server.calls(call("list_dir", path="."))
+    server.reply("one")
+    server.reply("two")
+    done = await everloop(server=server, stdin=b"first\r\n\nsecond")
+    assert (done.status, done.out, done.err) == (0, "one\ntwo\n", "")
+    assert [seen.messages for seen in server.requests] == [2, 4, 6]
+
+
+async def test_a_failed_turn_over_a_pipe_is_told_and_the_next_line_is_answered(server):
+    server.fail(400, "no such thing")
+    server.reply("fine")
+    done = await everloop(server=server, stdin=b"first\nsecond\n")
+    assert (done.status, done.out) == (1, "fine\n")
+    assert re.fullmatch(r"everloop: [^\n]*no such thing[^\n]*\n", done.err)
+
+
+async def test_commands_work_over_a_pipe(server):
+    server.reply("yes")
+    done = await everloop("--session", "my:chat", server=server, stdin=b"hi\n/status\n/new\n/exit\nnever\n")
+    assert done.status == 0
+    assert "session: my:chat" in done.out
+    assert "This is a new conversation." in done.out
+    assert len(server.requests) == 1
+
+
+async def test_ctrl_c_over_a_pipe_stops_the_turn(server):
+    server.hang(30)
+    process = await start(env=environment(server))
+    process.stdin.write(b"hi\n")
+    await until(lambda: server.requests)
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 10) == 130
+    assert (await everloop("sessions", "--json")).json["open_turn"] is None
+
+
+async def test_ctrl_c_while_waiting_for_a_line_leaves(server):
+    server.reply("yes")
+    process = await start(env=environment(server))
+    process.stdin.write(b"hi\n")
+    assert await process.stdout.readline() == b"yes\n"
+    await asyncio.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 10) == 130
+    assert await process.stderr.read() == b""
+
+
+# ------------------------------------------------------------------------------------------------ after a crash
+
+
+async def test_a_chat_that_was_killed_finishes_its_turn_when_it_starts_again(server, home):
+    server.calls(call("write_file", path="a.txt", content="A"))
+    server.hang(30)
+    process = await start(env=environment(server))
+    process.stdin.write(b"write it\n")
+    await until(lambda: len(server.requests) == 2)
+    process.kill()
+    await process.wait()
+    assert (await everloop("sessions", "--json")).json["open_turn"]
+    server.reply("It is written.")
+    server.reply("Yes?")
+    async with terminal(server=server) as screen:
+        place = await screen.sees("An earlier turn was cut off.")
+        place = await screen.sees("It is written.", after=place)
+        place = await screen.sees("tokens read", after=place)
+        screen.type("hello\r")
+        await screen.sees("Yes?", after=place)
+    assert [seen.messages for seen in server.requests] == [2, 4, 4, 6]
+    assert (home / "workspace" / "a.txt").read_text() == "A"
+
+
+async def test_a_killed_chat_also_goes_on_over_a_pipe(server):
+    server.hang(30)
+    process = await start(env=environment(server))
+    process.stdin.write(b"hi\n")
+    await until(lambda: server.requests)
+    process.kill()
+    await process.wait()
+    server.reply("late but here")
+    done = await everloop(server=server)
+    assert (done.status, done.out) == (0, "late but here\n")
+    assert done.err == "everloop: an earlier turn was cut off; it goes on now\n"
+
+
+async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
+    server.hang(30)
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("hi\r")
+        await until(lambda: server.requests)
+        screen.type("\x04")
+        assert await screen.ends() == 0
+        await screen.sees("goes on when you come back")
+    server.reply("here")
+    assert (await everloop(server=server)).out == "here\n"
+
+
+# ------------------------------------------------------------------------------------------------ paper
+
+
+def test_control_characters_become_pictures_of_themselves():
+    assert harmless("a\tb\nc") == "a\tb\nc"
+    assert harmless("\x1b[31m\x07\x00\x7f") == "␛[31m␇␀␡"
+    assert harmless("a\r\nb\x9bc\u202ed") == "a\nb\\x9bc�d"
+    assert harmless("\ud800") == "�"
+
+
+def test_a_line_is_short_and_one():
+    assert one_line("a\n b\t\x1bc") == "a b ␛c"
+    assert one_line("x" * 1000, 10) == "x" * 9 + "…"
+    assert len(one_line("y " * 1000, 50)) == 50
+
+
+def test_json_has_nothing_raw_that_a_terminal_acts_on():
+    assert as_json({"a": "é\x1b\x9b\u202e"}) == '{"a": "é\\u001b\\u009b\\u202e"}'

@@ -63,7 +63,7 @@ def _start_time(pid: int) -> str:
             # The name, in parentheses, may hold spaces and parentheses of its own.
             fields = stat.read().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]  # a zombie writes nothing any more
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it died between being opened and being read
         if os.path.isdir("/proc/self"):
             return ""
     try:

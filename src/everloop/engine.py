@@ -7,27 +7,29 @@ the outcome, and asks again. A restart is nothing special: read the log, ask, go
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from . import events
 from .log import (
     Call,
     CallEnded,
     CallsBegun,
+    Cleared,
     Entry,
     ModelAnswered,
+    Noted,
     Reason,
     Status,
     Transcript,
     TurnEnded,
     UserSaid,
-    open_turn,
 )
-from .messages import Conversation, clean
-from .providers.base import LLMResponse
+from .messages import Conversation, clean, encode_json
+from .providers.base import LLMResponse, ToolCallRequest
 
 # ---------------------------------------------------------------------------------------------- what to do next
 
@@ -85,6 +87,8 @@ EMPTY_NOTICE = "The model returned an empty answer. Try again, or say it in othe
 INTERRUPTED = "interrupted, outcome unknown: check before you retry"
 CANCELLED = "stopped while it was running, outcome unknown: check before you retry"
 NOT_STARTED = "stopped before it started"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action:
@@ -97,8 +101,10 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
     begun: set[str] = set()
     last: Entry | None = None
     rounds = empty = 0
-    for entry in open_turn(log):
+    for entry in log:
         match entry:
+            case CallEnded():
+                pending.pop(entry.id, None)
             case ModelAnswered():
                 rounds += 1
                 empty = empty + 1 if entry.empty else 0
@@ -106,8 +112,9 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
             case CallsBegun():
                 begun.update(entry.ids)
                 continue
-            case CallEnded():
-                pending.pop(entry.id, None)
+            case TurnEnded() | Noted() | Cleared():  # whatever was open is over
+                pending, last, rounds, empty = {}, None, 0, 0
+                continue
         last = entry
     if last is None:
         return Idle()
@@ -287,7 +294,7 @@ def _decide(turn: Turn, toolbox: Toolbox, limits: Limits) -> Action:
     action = next_action([*turn.entries, *turn.outcome], limits)
     if isinstance(action, RunTools):
         return RunTools(tuple(toolbox.batch(action.calls)))
-    if isinstance(action, CallModel | Finish) and (said := turn.steered()):
+    if _model_may_be_asked(action, turn, limits) and (said := turn.steered()):
         turn.outcome += said
         for message in said:
             turn.tell(events.Steered(message.content if isinstance(message.content, str) else "(attachment)"))
@@ -295,42 +302,69 @@ def _decide(turn: Turn, toolbox: Toolbox, limits: Limits) -> Action:
     return action
 
 
+def _model_may_be_asked(action: Action, turn: Turn, limits: Limits) -> bool:
+    """Whether a further message would still be shown to the model; if not it is left to the next turn."""
+    if isinstance(action, Finish):
+        action = next_action([*turn.entries, *turn.outcome, UserSaid("")], limits)
+    return isinstance(action, CallModel)
+
+
 async def _call_model(turn: Turn, model: Model, limits: Limits) -> None:
     turn.partial.clear()
     try:
-        response = await model(turn.conversation, turn.show if turn.emit else None)
-    except Exception as error:
+        answered = _answer(await model(turn.conversation, turn.show if turn.emit else None), turn, limits)
+    except (Exception, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+            raise
         message = f"Sorry, I encountered an error: {clean(str(error)) or type(error).__name__}"
         turn.tell(events.Error(message))
         turn.outcome.append(TurnEnded("error", message))
         return
-    turn.outcome.append(_answer(response, turn, limits))
+    turn.outcome.append(answered)
     turn.partial.clear()
-    if response.usage:
-        turn.tell(events.Usage(response.usage))
+    if answered.usage:
+        turn.tell(events.Usage(answered.usage))
 
 
 def _answer(response: LLMResponse, turn: Turn, limits: Limits) -> ModelAnswered:
-    """The entry of an answer, with calls that can be told apart whatever ids the model gave them."""
+    """The entry of an answer: whatever a provider hands over, it can be written, read again and sent to a model."""
     calls: list[Call] = []
     used = set(turn.conversation.call_ids) if response.tool_calls else set()
-    for request in response.tool_calls:
-        id = clean(request.id)
-        if not id or id in used:
-            id = f"{turn.id}_{len(used)}"
+    for request in response.tool_calls or ():
+        id, number = clean(str(request.id or "")), len(used)
+        while not id or id in used:
+            id, number = f"{turn.id}_{number}", number + 1
         used.add(id)
-        error = request.error
+        arguments, error = _arguments(request)
         if len(calls) >= limits.calls:
             error = f"not run: at most {limits.calls} calls in one answer; make the others in the next round"
-        calls.append(Call(id, clean(request.name), request.arguments, error))
+        calls.append(Call(id, _tool_name(request.name), arguments, error))
     return ModelAnswered(
         content=clean(response.content) if response.content else None,
         calls=tuple(calls),
         reasoning=clean(response.reasoning) if response.reasoning else None,
-        finish_reason=response.finish_reason,
-        usage=response.usage,
+        finish_reason=response.finish_reason or "stop",
+        usage={name: count for name, count in (response.usage or {}).items() if type(count) is int},
         model=response.model or "",
     )
+
+
+def _arguments(request: ToolCallRequest) -> tuple[dict[str, Any], str | None]:
+    """A call's arguments as they can be kept, and what is wrong with them."""
+    try:
+        if isinstance(request.arguments, dict):
+            encode_json(request.arguments)
+            return request.arguments, request.error
+        problem = f"they must be an object, not {type(request.arguments).__name__}"
+    except Exception as error:
+        problem = clean(str(error))
+    return {}, request.error or problem
+
+
+def _tool_name(name: str) -> str:
+    """A name that model APIs take back, also when the model has made it up."""
+    return name if _NAME.fullmatch(name) else _NOT_IN_A_NAME.sub("_", name)[:64] or "unknown"
 
 
 async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> None:
@@ -383,6 +417,7 @@ async def _close(turn: Turn) -> TurnEnded:
     """End a turn that was stopped: what had happened stays, and every call gets a result that says so."""
     assert turn.stopped is not None
     if turn.entries and isinstance(ended := turn.entries[-1], TurnEnded):  # it was just over
+        turn.tell(events.TurnEnded(turn.id, ended.reason, ended.text))
         return ended
     if turn.partial:
         turn.outcome.append(ModelAnswered(content="".join(turn.partial), finish_reason="cancelled"))

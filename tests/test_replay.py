@@ -162,7 +162,7 @@ async def test_a_stopped_or_failed_turn_is_replayed_up_to_its_cut(tmp_path):
 
 
 async def test_an_open_turn_is_replayed_as_far_as_it_is():
-    entries = [UserSaid("go"), ModelAnswered(calls=(Call("a", "list_dir"),)), CallsBegun(("a",))]
+    entries: list[Entry] = [UserSaid("go"), ModelAnswered(calls=(Call("a", "list_dir"),)), CallsBegun(("a",))]
     result = await replay(entries)
     assert result.same
     assert len(result.steps) == 2

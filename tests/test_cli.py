@@ -305,6 +305,24 @@ async def test_a_reader_that_leaves_early_is_no_error(server):
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(("shell", "status"), [("<&-", 0), (">&-", 0), (">&- 2>&-", 0), (">/dev/full", 2), ("", 0)])
+async def test_a_closed_or_full_output_is_no_crash(server, home, shell, status):
+    server.reply("yes")
+    command = f"{sys.executable} -m everloop run hi {shell}"
+    done = await asyncio.to_thread(subprocess.run, command, shell=True, capture_output=True, env=environment(server))
+    assert done.returncode == status
+    assert b"Traceback" not in done.stderr
+    assert done.stderr == (b"everloop: No space left on device\n" if status else b"")
+    assert (home / "everloop.db").read_bytes().startswith(b"SQLite format 3")
+
+
+async def test_a_terminal_without_the_characters_is_no_crash(server):
+    server.calls(call("list_dir", path="."))
+    server.reply("naïve ✓")
+    done = await everloop("run", "-v", "hi", server=server, PYTHONIOENCODING="ascii")
+    assert (done.status, done.out) == (0, "na?ve ?\n")
+
+
 # ------------------------------------------------------------------------------------------------ fork, worker
 
 

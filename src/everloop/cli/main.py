@@ -44,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return _reader_left()
+    except OSError as error:  # a full disk, a file that may not be read: for the person to put right
+        where = f": {error.filename}" if error.filename else ""
+        return _complain(f"{error.strerror or error}{where}", 2)
     except Exception as error:
         if os.environ.get("EVERLOOP_DEBUG"):
             raise
@@ -132,8 +135,7 @@ def _complain(message: str, status: int) -> int:
         sys.stdout.flush()
     except OSError:
         _forget_output()
-    if sys.stderr is not None:
-        print(f"everloop: {one_line(message)}", file=sys.stderr)
+    print(f"everloop: {one_line(message)}", file=sys.stderr)
     return status
 
 
@@ -149,7 +151,15 @@ def _forget_output() -> None:
 
 
 def _forgiving_output() -> None:
-    """A terminal that lacks a character gets a question mark, not a crash."""
+    """A terminal that lacks a character gets a question mark, and a closed output takes nothing; neither is a crash."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # Left closed, its number would go to the next file that is opened, and our output into that file.
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115 - open for as long as we run
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="replace")

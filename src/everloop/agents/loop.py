@@ -73,7 +73,10 @@ class AgentLoop:
         self.tools = ToolRegistry(file_tools(), timeout=getattr(config, "tool_timeout", 120.0))
         self.context = ContextBuilder(self.workspace, getattr(config, "name", "Everloop"))
         self._dispatcher = Dispatcher(
-            self.store, self._run_claim, busy=busy or getattr(config, "busy", None) or "queue"
+            self.store,
+            self._run_claim,
+            lambda: self.context.build_system_prompt(),
+            busy=busy or getattr(config, "busy", None) or "queue",
         )
         self._dispatcher.on_held = lambda worker: self._spawn(self._held(worker))
         if not isinstance(bus, DurableBus):

@@ -53,7 +53,8 @@ class TurnRunner:
         session_log = SessionLog(self.store, claim, live, lambda ended: _answer_to(message, ended), self.sender)
         turn: Turn | None = None
         try:
-            conversation = await self._history(claim)
+            assert live.system is not None
+            conversation = await self._histories.conversation(claim, await live.system)
             if not claim.entries:  # attachments are read here, once, and stay in the log
                 content = await in_thread(self.context.user_content, message.content, message.media)
                 claim.entries = [UserSaid(content, message.sender_id)]
@@ -85,10 +86,6 @@ class TurnRunner:
         watchers.remove(emit)
         if not watchers:
             del self.watchers[owner, key]
-
-    async def _history(self, claim: Claim) -> Conversation:
-        system = await in_thread(self.context.build_system_prompt)
-        return await self._histories.conversation(claim, system)
 
     def _emit(self, claim: Claim, live: Live) -> events.Emit | None:
         """Where the turn's events go; None when nobody watches, and then nothing is streamed at all."""

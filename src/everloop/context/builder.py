@@ -25,15 +25,16 @@ class ContextBuilder:
     def __init__(self, workspace: str | Path, name: str = "Everloop") -> None:
         self.workspace = Path(workspace)
         self.name = name
+        self._files = [(f"## {name}", self.workspace / name) for name in BOOTSTRAP_FILES]
+        self._files.append(("## Memory", self.workspace / MEMORY_FILE))
         self._texts: dict[Path, tuple[tuple[int, int, int], str]] = {}
+        self._identity = ""
 
     def build_system_prompt(self) -> str:
         """Identity, bootstrap files, memory: parted by `---`. What varies goes last."""
-        blocks = [self._identity()]
-        files = ((name, self._text(self.workspace / name)) for name in BOOTSTRAP_FILES)
-        blocks += [f"## {name}\n\n{text}" for name, text in files if text]
-        if memory := self._text(self.workspace / MEMORY_FILE):
-            blocks.append(f"## Memory\n\n{memory}")
+        self._identity = self._identity or self._introduce()
+        blocks = [self._identity]
+        blocks += [f"{title}\n\n{text}" for title, path in self._files if (text := self._text(path))]
         blocks.append(f"Today is {time.strftime('%A, %Y-%m-%d')}.")
         return "\n\n---\n\n".join(blocks)
 
@@ -72,7 +73,7 @@ class ContextBuilder:
         text = "\n".join([clean(text), *others])
         return [*pictures, {"type": "text", "text": text}] if pictures else text
 
-    def _identity(self) -> str:
+    def _introduce(self) -> str:
         return (
             f"# {self.name}\n\n"
             f"You are {self.name}, a helpful agent. You work with tools and then answer the user.\n"
@@ -82,19 +83,20 @@ class ContextBuilder:
         )
 
     def _text(self, path: Path) -> str:
-        """The file's text, read again only when it changed; "" when there is none."""
+        """The file's text, read again only when it changed; "" when there is none that can be read."""
         try:
             stat = os.stat(path)
+            version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            known = self._texts.get(path)
+            if known is not None and known[0] == version:
+                return known[1]
+            text = path.read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return ""
-        version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        known = self._texts.get(path)
-        if known is None or known[0] != version:
-            text = path.read_text(encoding="utf-8", errors="replace").strip()
-            if len(text) > FILE_LIMIT:
-                text = f"{text[:FILE_LIMIT]}\n[cut: {path.name} is longer than {FILE_LIMIT} characters]"
-            known = self._texts[path] = (version, text)
-        return known[1]
+        if len(text) > FILE_LIMIT:
+            text = f"{text[:FILE_LIMIT]}\n[cut: {path.name} is longer than {FILE_LIMIT} characters]"
+        self._texts[path] = (version, text)
+        return text
 
 
 def _read_picture(path: Path) -> bytes:

@@ -49,6 +49,7 @@ class Live:
     steer: list[tuple[int, UserSaid]] = field(default_factory=list)
     emit: list[events.Emit] = field(default_factory=list)  # who watches the running turn
     turn: Turn | None = None
+    system: asyncio.Future[str] | None = None  # the system prompt of the turn that is being begun
     running: bool = False
     again: bool = False  # there may be more in the inbox
     task: asyncio.Task[None] | None = None
@@ -60,16 +61,20 @@ Run = Callable[[Claim, Live], Awaitable[str]]
 class Dispatcher:
     """One task for each session with work to do.
 
-    `run` takes a claim to its end, sets `live.again` when the session has more to do, and returns the answer.
+    `run` takes a claim to its end, sets `live.again` when the session has more to do, and returns the answer;
+    `system` reads the system prompt for it.
     """
 
-    def __init__(self, store: Store, run: Run, *, busy: str = "queue", at_once: int = 1000) -> None:
+    def __init__(
+        self, store: Store, run: Run, system: Callable[[], str], *, busy: str = "queue", at_once: int = 1000
+    ) -> None:
         self.worker = new_worker()
         self.busy = busy
         self.on_held: Callable[[str], None] | None = None  # told which worker holds a session that we wanted
         self.on_stranger: Callable[[], None] | None = None  # told when a message of another process was answered
         self._store = store
         self._run = run
+        self._system = system
         self._slots = asyncio.Semaphore(at_once)
         self._live: dict[tuple[str, str], Live] = {}
         self._waiting: dict[int, Item] = {}  # by inbox row: who waits for its answer
@@ -167,6 +172,7 @@ class Dispatcher:
         """Run the next turn, if there is one. False when the session has nothing more to do here."""
         item = live.fresh.popleft() if live.fresh else None
         live.again = False
+        live.system = self._store.aside(self._system)  # read while the turn is begun: one wake-up for both
         try:
             claim = await self._begin(live, item)
         except Busy as busy:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import Entry
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, frozen=True)
@@ -236,6 +238,10 @@ class Store(Protocol):
         ...
 
     async def leave(self, worker: str) -> None: ...
+
+    def aside(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a short piece of file work off the event loop, in the same wake-up as the writes around it."""
+        ...
 
     async def close(self) -> None: ...
 

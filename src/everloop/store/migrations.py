@@ -32,7 +32,7 @@ def m001_core(db: sqlite3.Connection) -> None:
     )
     db.execute(
         """CREATE TABLE inbox (
-            id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, session INTEGER NOT NULL REFERENCES session,
+            id INTEGER PRIMARY KEY, owner TEXT NOT NULL, session INTEGER NOT NULL REFERENCES session,
             message_id TEXT, kind TEXT NOT NULL, state TEXT NOT NULL DEFAULT 'new', turn TEXT,
             data TEXT NOT NULL, at REAL NOT NULL)"""
     )
@@ -40,7 +40,7 @@ def m001_core(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX inbox_open ON inbox (session, id) WHERE state <> 'done'")
     db.execute(
         """CREATE TABLE outbox (
-            id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, session INTEGER NOT NULL REFERENCES session,
+            id INTEGER PRIMARY KEY, owner TEXT NOT NULL, session INTEGER NOT NULL REFERENCES session,
             turn TEXT, data TEXT NOT NULL, worker TEXT, tries INTEGER NOT NULL DEFAULT 0,
             at REAL NOT NULL, sent_at REAL)"""
     )

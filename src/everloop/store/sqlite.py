@@ -95,8 +95,11 @@ class SQLiteStore:
         return claim
 
     def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> asyncio.Future[None]:
+        rows = _rows(claim, entries)
+        if not took:
+            return self.writer.submit(lambda db: tx.append(db, claim, rows), single=True)
         claim.inbox += took
-        return self.writer.submit(partial(tx.append, claim=claim, rows=_rows(claim, entries), took=took))
+        return self.writer.submit(lambda db: tx.append_taking(db, claim, rows, took))
 
     def finish(
         self,
@@ -233,12 +236,13 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------------------------------ connections
 
+    def aside(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return self.writer.submit(lambda db: work())
+
     async def close(self) -> None:
         """Wait until everything is on disk and let go of the file."""
-        thread = self.writer.stop()
+        await self.writer.close()
         loop = asyncio.get_running_loop()
-        if thread is not None:
-            await loop.run_in_executor(None, thread.join)
         if self._readers is not None:
             readers, self._readers = self._readers, None
             await loop.run_in_executor(None, readers.shutdown)
@@ -333,7 +337,7 @@ def _or_busy(result: int | tx.Held) -> int:
     return result
 
 
-def _rows(claim: Claim, entries: Sequence[Entry]) -> list[tuple[int, int, str | None, str, float]]:
+def _rows(claim: Claim, entries: Sequence[Entry]) -> list[tx.Row]:
     """The rows of these entries, with their places taken in the order of the calls."""
     now = time.time()
     first, claim.next_seq = claim.next_seq, claim.next_seq + len(entries)

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
 
@@ -20,9 +21,6 @@ decode_inbound = msgspec.json.Decoder(InboundMessage).decode
 decode_outbound = msgspec.json.Decoder(OutboundMessage).decode
 
 INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, data, at) VALUES (?, ?, ?, ?, ?)"
-# Only the holder of the lease may append: with a stale fence this selects nothing, so nothing is written.
-APPEND_ENTRY = """INSERT INTO entry (session, seq, turn, data, at)
-    SELECT ?, ?, ?, ?, ? FROM session WHERE id = ? AND fence = ?"""
 
 # All that decides what a session does next, in one look.
 BEGIN = """SELECT id, worker, fence, history_from,
@@ -45,13 +43,15 @@ def session_row(db: sqlite3.Connection, owner: str, key: str, create: bool) -> t
     """(id, worker, fence, history_from) of a session."""
     row = db.execute("SELECT id, worker, fence, history_from FROM session WHERE owner = ? AND key = ?", (owner, key))
     found: tuple[int, str | None, int, int] | None = row.fetchone()
-    if found is None and create:
-        now = time.time()
-        new = db.execute(
-            "INSERT INTO session (owner, key, created_at, updated_at) VALUES (?, ?, ?, ?)", (owner, key, now, now)
-        )
-        return int(new.lastrowid or 0), None, 0, 0
-    return found
+    return (_new_session(db, owner, key), None, 0, 0) if found is None and create else found
+
+
+def _new_session(db: sqlite3.Connection, owner: str, key: str) -> int:
+    now = time.time()
+    new = db.execute(
+        "INSERT INTO session (owner, key, created_at, updated_at) VALUES (?, ?, ?, ?)", (owner, key, now, now)
+    )
+    return int(new.lastrowid or 0)
 
 
 def accept(
@@ -90,9 +90,7 @@ def begin(
     if row is None:
         if message is None:
             return None
-        made = session_row(db, owner, key, create=True)
-        assert made is not None
-        row = (*made, 1, None, None)
+        row = (_new_session(db, owner, key), None, 0, 0, 1, None, None)
     id, holder, fence, history_from, next_seq, turn, waiting = row
     claim = Claim(owner, id, key, fence + 1, "", history_from, next_seq, next_seq)
     held = holder is not None and holder != worker and alive(holder)
@@ -102,15 +100,19 @@ def begin(
         accepted = accept(db, message, kind, id, new_turn)
         claim.accepted = accepted.id
         if first and accepted.turn == new_turn:
-            claim.turn = accepted.turn or ""
-        if waiting is None and accepted.session == id and not accepted.done:
+            claim.turn, claim.inbox, claim.message = accepted.turn or "", [accepted.id], message
+        elif waiting is None and accepted.session == id and not accepted.done:
             waiting = accepted.id
     if held:
         return Held(holder, claim.accepted)
     if turn is not None:
         _resume(db, claim, turn)
-    elif waiting is None or not _open(db, claim, waiting):
+    elif claim.turn:
+        _open(db, claim)
+    elif waiting is None:
         return None
+    else:
+        _take(db, claim, waiting)
     db.execute(
         "UPDATE session SET worker = ?, fence = ?, updated_at = ? WHERE id = ?", (worker, claim.fence, time.time(), id)
     )
@@ -133,15 +135,19 @@ def _resume(db: sqlite3.Connection, claim: Claim, turn: str) -> None:
     claim.entries = [decode_entry(data) for (data,) in log]
 
 
-def _open(db: sqlite3.Connection, claim: Claim, waiting: int) -> bool:
-    """Begin a turn with the oldest waiting message."""
+def _take(db: sqlite3.Connection, claim: Claim, waiting: int) -> None:
+    """Take the oldest waiting message: a command as it is, any other as a new turn."""
     data, kind = db.execute("SELECT data, kind FROM inbox WHERE id = ?", (waiting,)).fetchone()
     claim.inbox, claim.message, claim.command = [waiting], decode_inbound(data), kind == "command"
-    if claim.command:  # it is answered in the transaction that marks it done, so it needs no turn
-        return True
-    if not claim.turn:
+    if not claim.command:  # a command is answered in the transaction that marks it done, so it needs no turn
         claim.turn = new_turn_id()
         db.execute("UPDATE inbox SET state = 'taken', turn = ? WHERE id = ?", (claim.turn, waiting))
+        _open(db, claim)
+
+
+def _open(db: sqlite3.Connection, claim: Claim) -> None:
+    """Begin the turn of the claim's message."""
+    assert claim.message is not None
     now = time.time()
     db.execute(
         "INSERT INTO turn (id, session, owner, first_seq, started_at) VALUES (?, ?, ?, ?, ?)",
@@ -152,18 +158,30 @@ def _open(db: sqlite3.Connection, claim: Claim, waiting: int) -> bool:
         db.execute(INSERT_ENTRY, (claim.session, claim.next_seq, claim.turn, encode_entry(said), now))
         claim.next_seq += 1
         claim.entries = [said]
-    return True
 
 
-def append(
-    db: sqlite3.Connection, claim: Claim, rows: Sequence[tuple[int, int, str | None, str, float]], took: Sequence[int]
-) -> None:
-    """Append to the log, refused unless the claim's fence is the session's."""
-    for row in rows:
-        if db.execute(APPEND_ENTRY, (*row, claim.session, claim.fence)).rowcount != 1:
-            raise StaleLease(
-                f"session {claim.key} was taken over by another worker; this one has stopped writing to it"
-            )
+Row = tuple[int, int, str | None, str, float]  # of the entry table
+
+
+def append(db: sqlite3.Connection, claim: Claim, rows: Sequence[Row]) -> None:
+    """Append to the log in one statement, refused unless the claim's fence is the session's."""
+    values = [value for row in rows for value in row]
+    if db.execute(_append_entries(len(rows)), (*values, claim.session, claim.fence)).rowcount != len(rows):
+        raise StaleLease(f"session {claim.key} was taken over by another worker; this one has stopped writing to it")
+
+
+@cache
+def _append_entries(n: int) -> str:
+    # With a stale fence this selects nothing, so nothing is written.
+    return (
+        f"INSERT INTO entry (session, seq, turn, data, at) SELECT * FROM (VALUES {', '.join(['(?, ?, ?, ?, ?)'] * n)}) "
+        "WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND fence = ?)"
+    )
+
+
+def append_taking(db: sqlite3.Connection, claim: Claim, rows: Sequence[Row], took: Sequence[int]) -> None:
+    """Append entries that hold waiting messages, which are taken with them."""
+    append(db, claim, rows)
     for id in took:
         db.execute("UPDATE inbox SET state = 'taken', turn = ? WHERE id = ?", (claim.turn, id))
 
@@ -171,7 +189,7 @@ def append(
 def finish(
     db: sqlite3.Connection,
     claim: Claim,
-    rows: Sequence[tuple[int, int, str | None, str, float]],
+    rows: Sequence[Row],
     entries: Sequence[Entry],
     took: Sequence[int],
     outgoing: Sequence[OutboundMessage],
@@ -184,7 +202,7 @@ def finish(
     )
     if released.rowcount != 1:
         raise StaleLease(f"session {claim.key} was taken over by another worker; this one has stopped writing to it")
-    append(db, claim, rows, took)
+    append_taking(db, claim, rows, took)
     for row, entry in zip(rows, entries, strict=True):
         if isinstance(entry, TurnEnded):
             db.execute("UPDATE turn SET ended_at = ?, reason = ? WHERE id = ?", (now, entry.reason, claim.turn))

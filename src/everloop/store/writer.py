@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
+
+from .waker import Waker
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
 BATCH = 256  # jobs in one commit
-
-log = logging.getLogger(__name__)
 
 
 class Write(asyncio.Future[T]):
@@ -29,19 +28,21 @@ class Write(asyncio.Future[T]):
 
 
 class _Job:
-    """A piece of work and whoever waits for it: a coroutine (with its loop) or a thread."""
+    """A piece of work and whoever waits for it: a coroutine (behind its loop's waker) or a thread."""
 
-    __slots__ = ("error", "future", "loop", "result", "work")
+    __slots__ = ("error", "future", "result", "single", "waker", "work")
 
     def __init__(
         self,
         work: Work,
         future: asyncio.Future[Any] | concurrent.futures.Future[Any],
-        loop: asyncio.AbstractEventLoop | None,
+        waker: Waker[_Job] | None,
+        single: bool = False,
     ) -> None:
         self.work = work
+        self.single = single
         self.future = future
-        self.loop = loop
+        self.waker = waker
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -71,13 +72,17 @@ class Writer:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None  # the one before, while it writes what was queued for it
+        self._wakers: dict[asyncio.AbstractEventLoop, Waker[_Job]] = {}
         self._lock = threading.Lock()
 
-    def submit(self, work: Callable[[sqlite3.Connection], T]) -> Write[T]:
-        """Queue a job from a coroutine."""
+    def submit(self, work: Callable[[sqlite3.Connection], T], *, single: bool = False) -> Write[T]:
+        """Queue a job from a coroutine. A `single` one is one statement and needs no transaction around it."""
         loop = asyncio.get_running_loop()
+        waker = self._wakers.get(loop)
+        if waker is None:
+            waker = self._wakers[loop] = Waker(loop, _Job.settle)
         future: Write[T] = Write(loop=loop)
-        self._put(_Job(work, future, loop))
+        self._put(_Job(work, future, waker, single))
         return future
 
     def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -86,15 +91,20 @@ class Writer:
         self._put(_Job(work, future, None))
         return future.result()
 
-    def stop(self) -> threading.Thread | None:
-        """End the thread once everything queued is on disk; it can be started again by another job."""
+    async def close(self) -> None:
+        """End the thread once everything queued is on disk; another job would start it again."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._jobs.put(None)
                 # What comes later is not this thread's: it would wait for it, or never end.
                 self._jobs, self._ending = queue.SimpleQueue(), thread
-            return thread
+        loop = asyncio.get_running_loop()
+        waker = self._wakers.pop(loop, None)
+        if thread is not None:
+            await loop.run_in_executor(None, thread.join)
+        if waker is not None:
+            waker.close()
 
     def _put(self, job: _Job) -> None:
         with self._lock:
@@ -115,12 +125,26 @@ class Writer:
                 job.error = error
                 _settle([job])
                 continue
-            done, last = self._commit(connection, jobs, job)
+            if job.single and jobs.empty():
+                self._alone(connection, job)
+                done, last = [job], False
+            else:
+                done, last = self._commit(connection, jobs, job)
             _settle(done)
             if last:
                 break
         if connection is not None:
             connection.close()
+
+    def _alone(self, connection: sqlite3.Connection, job: _Job) -> None:
+        """Run a job of one statement, which is its own transaction."""
+        try:
+            self._tell("before")
+            job.result = job.work(connection)
+            self.commits += 1
+            self._tell("after")
+        except Exception as error:
+            job.error = self._explain(error) if isinstance(error, sqlite3.Error) else error
 
     def _commit(
         self, connection: sqlite3.Connection, jobs: queue.SimpleQueue[_Job | None], first: _Job
@@ -179,34 +203,31 @@ class Writer:
 
     def _finish(self, connection: sqlite3.Connection, done: list[_Job]) -> None:
         try:
-            if self.hook is not None:
-                self.hook("before")
+            self._tell("before")
             connection.execute("COMMIT")
             self.commits += 1
-            if self.hook is not None:
-                self.hook("after")
+            self._tell("after")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):  # the error that matters is the commit's
                 connection.execute("ROLLBACK")
             for job in done:
                 job.error = job.error or self._explain(error)
 
+    def _tell(self, when: str) -> None:
+        if self.hook is not None:
+            self.hook(when)
 
-def _settle(jobs: Iterable[_Job]) -> None:
+
+def _settle(jobs: Sequence[_Job]) -> None:
     """Tell everybody, with one wake-up an event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+    if len(jobs) == 1 and (waker := jobs[0].waker) is not None:
+        waker.hand(jobs)
+        return
+    by_waker: dict[Waker[_Job], list[_Job]] = {}
     for job in jobs:
-        if job.loop is None:
+        if job.waker is None:
             job.settle()
         else:
-            by_loop.setdefault(job.loop, []).append(job)
-    for loop, group in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_settle_all, group)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            log.debug("a write finished after its event loop")
-
-
-def _settle_all(jobs: list[_Job]) -> None:
-    for job in jobs:
-        job.settle()
+            by_waker.setdefault(job.waker, []).append(job)
+    for waker, group in by_waker.items():
+        waker.hand(group)

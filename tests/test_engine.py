@@ -402,7 +402,7 @@ async def test_a_model_call_that_had_answered_is_not_repeated():
 
 
 async def test_calls_with_the_same_id_or_none_are_told_apart():
-    same = [("c", "x", {}), ("c", "x", {}), ("", "x", {})]
+    same: list[Any] = [("c", "x", {}), ("c", "x", {}), ("", "x", {})]
     world, _, _ = await live_through(plan_of(same, [("c", "x", {})], "ok"))
     ids = [call.id for entry in world.log if isinstance(entry, ModelAnswered) for call in entry.calls]
     assert len(set(ids)) == 4
@@ -417,7 +417,7 @@ async def test_a_made_up_id_never_meets_one_that_the_model_gives():
 
 
 async def test_more_calls_than_the_limit_are_answered_and_not_run():
-    calls = [(f"c{n}", "x", {}) for n in range(5)]
+    calls: list[Any] = [(f"c{n}", "x", {}) for n in range(5)]
     world, _, _ = await live_through(plan_of(calls, "ok", limits=Limits(calls=2)))
     errors = [call.error for entry in world.log if isinstance(entry, ModelAnswered) for call in entry.calls]
     assert errors[:2] == [None, None]
@@ -427,7 +427,7 @@ async def test_more_calls_than_the_limit_are_answered_and_not_run():
 @pytest.mark.parametrize("answer", ["", [("c", "x", {})]])
 async def test_a_steered_message_that_no_round_is_left_for_waits_for_the_next_turn(answer):
     plan = plan_of(answer, answer, answer, limits=Limits(rounds=2), happenings=[(0, "steer")])
-    plan.happenings = [(n, "steer") for n in range(0, 40)]
+    plan.happenings = [(n, "steer") for n in range(40)]
     world, ended, _ = await live_through(plan)
     said = [entry.content for entry in world.log if isinstance(entry, UserSaid)]
     assert {"role": "user", "content": said[-1]} in world.sent[-1]

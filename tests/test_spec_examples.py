@@ -49,13 +49,13 @@ async def test_a_provider_is_one_method_and_a_tool_can_come_at_run_time(tmp_path
             "required": ["text"],
         }
 
-        async def execute(self, text):  # type: ignore[override,no-untyped-def]
+        async def execute(self, text):
             return text.upper()
 
     seen = []
 
     class MyProvider(LLMProvider):  # the whole of a custom provider
-        async def chat(self, messages, tools=None, model=None):  # type: ignore[no-untyped-def]
+        async def chat(self, messages, tools=None, model=None):
             seen.append(list(messages))
             if messages[-1]["role"] == "user":
                 assert "shout" in [tool["function"]["name"] for tool in tools]

@@ -352,11 +352,12 @@ def _answer(response: LLMResponse, turn: Turn, limits: Limits) -> ModelAnswered:
 
 def _arguments(request: ToolCallRequest) -> tuple[dict[str, Any], str | None]:
     """A call's arguments as they can be kept, and what is wrong with them."""
+    arguments: Any = request.arguments
     try:
-        if isinstance(request.arguments, dict):
-            encode_json(request.arguments)
-            return request.arguments, request.error
-        problem = f"they must be an object, not {type(request.arguments).__name__}"
+        if isinstance(arguments, dict):
+            encode_json(arguments)
+            return arguments, request.error
+        problem = f"they must be an object, not {type(arguments).__name__}"
     except Exception as error:
         problem = clean(str(error))
     return {}, request.error or problem

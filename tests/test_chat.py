@@ -75,6 +75,36 @@ async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
     assert server.requests[0].gone
 
 
+async def test_a_chat_that_is_told_to_end_leaves_the_terminal_as_it_was(server):
+    server.hang(30)
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("go\r")
+        await until(lambda: server.requests)
+        screen.process.send_signal(signal.SIGTERM)
+        assert await screen.ends() == 0
+        await screen.sees("goes on when you come back")
+        assert screen.raw.rindex("\x1b[?2004l") > screen.raw.rindex("\x1b[?2004h")  # bracketed paste is off again
+
+
+async def test_a_store_that_cannot_be_used_is_one_line_before_anything_is_asked(server, tmp_path):
+    (tmp_path / "broken.db").write_bytes(b"no database" * 1000)
+    async with terminal("--store", str(tmp_path / "broken.db"), server=server) as screen:
+        assert await screen.ends() == 2
+        assert re.fullmatch(r"everloop: [^\n]*broken.db[^\n]*\r\n", screen.text)
+
+
+async def test_a_long_line_is_followed_to_its_end(server):
+    words = [f"word{number} " for number in range(600)]
+    server.hang(1, after_chunks=590, text="".join(words))
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("go\r")
+        place = await screen.sees("word589")
+        assert "word599" not in screen.text[place:]
+        await screen.sees("".join(words).strip(), after=place)
+
+
 async def test_a_person_types_on_while_a_turn_runs(server):
     server.reply("first answer", delay=1.0)
     server.reply("second answer")

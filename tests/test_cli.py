@@ -159,6 +159,19 @@ async def test_ctrl_c_stops_a_run_and_closes_its_log(server):
     assert (await everloop("sessions", "--json")).json["open_turn"] is None
 
 
+async def test_a_run_waits_for_a_session_that_another_process_has(server):
+    model = "tools-0x0-d700"
+    arguments = ("run", "--json", "--session", "my:work")
+    first = await start(*arguments, "mark:one", env=environment(server, EVERLOOP_MODEL=model))
+    await until(lambda: server.requests)
+    second = await everloop(*arguments, "mark:two", server=server, EVERLOOP_MODEL=model)
+    assert (await finished(first)).json["result"] == "done:one"
+    assert (second.status, second.json["result"], second.json["rounds"]) == (0, "done:two", 1)
+    body = server.requests[-1].body
+    assert body is not None
+    assert [message["content"] for message in body["messages"][1:]] == ["mark:one", "done:one", "mark:two"]
+
+
 async def test_control_characters_of_an_answer_do_not_reach_a_json_reader_unescaped(server):
     server.reply("a\x1b]0;owned\x07b\x9b31mc")
     done = await everloop("run", "--json", "hi", server=server)
@@ -188,8 +201,7 @@ async def test_a_store_that_is_no_database_is_named_and_left_alone(server, tmp_p
     for arguments in (("run", "hi"), ("sessions",), ("log",), ("replay", "ab"), ("fork", "cli:direct"), ("worker",)):
         done = await everloop(*arguments, "--store", str(store), server=server)
         is_one_error(done, "broken.db", "not a database")
-    done = await everloop("--store", str(store), server=server, stdin=b"hi\n")
-    is_one_error(done, "broken.db", "not a database")
+    is_one_error(await everloop("--store", str(store), server=server), "broken.db", "not a database")
     assert store.read_bytes() == b"this is no database" * 1000
 
 
@@ -228,7 +240,7 @@ async def test_what_does_not_exist_is_named(server, tmp_path):
     await everloop("run", "hi", "--session", "my:work", server=server)
     is_one_error(await everloop("log", "--session", "no:such"), "no:such", "everloop sessions")
     is_one_error(await everloop("log", "--session", ""), "--session")
-    is_one_error(await everloop("log", "--turn", "zz%"), "no turn")
+    is_one_error(await everloop("log", "--turn", "%"), "no turn")
     is_one_error(await everloop("replay", "ffff"), "no turn", "everloop log")
     is_one_error(await everloop("fork", "no:such@2"), "no:such", "everloop sessions")
     is_one_error(await everloop("fork", "my:work@99"), "no entry 99", "ends at 3")

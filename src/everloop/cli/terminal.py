@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from ..commands import command_of
 from ..config import Config
 from ..errors import EverloopError
 from .chat import LEAVE, greeting
-from .common import chat_of, make_agent
+from .common import OWNER, chat_of, make_agent
 from .paper import Paper, Style
 from .view import View
 
@@ -37,6 +36,7 @@ STYLES: dict[Style, str] = {"": "", "dim": "ansibrightblack", "bold": "bold", "g
 async def chat(config: Config, key: str) -> int:
     """Chat until the person leaves. What runs then is kept and goes on at the next start."""
     async with make_agent(config) as agent:
+        await agent.store.session(OWNER, key)  # a store that cannot be used is an error before anything is asked
         with patch_stdout(raw=True):
             await Chat(agent, key, greeting(config, key)).run()
     return 0
@@ -97,7 +97,7 @@ class Chat:
         for number in (signal.SIGTERM, signal.SIGHUP):  # leaves the terminal as it was
             loop.add_signal_handler(number, self._leave)
         self._agent.watch(self._key, self._see)
-        self._start(self._finish_earlier())
+        self._start(self._agent.resume(self._key))
         helpers = [asyncio.create_task(self._paper.keep_printing()), asyncio.create_task(self._tick())]
         try:
             while await self._next_line():
@@ -157,10 +157,6 @@ class Chat:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _finish_earlier(self) -> None:
-        with contextlib.suppress(EverloopError):  # whatever keeps it from going on, the next message will say
-            await self._agent.resume(self._key)
 
     async def _say(self, line: str) -> None:
         ended_before = self._view.turns_ended

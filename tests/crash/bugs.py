@@ -18,8 +18,8 @@ def plant(name: str) -> None:
 
 def _thief() -> None:
     """Every other worker is taken for dead."""
-    transactions.alive = lambda worker: False  # type: ignore[assignment]
-    sqlite.alive = lambda worker: False  # type: ignore[assignment]
+    vars(transactions).update(alive=lambda worker: False)
+    vars(sqlite).update(_free=lambda holder, worker: True)
 
 
 def _no_fence() -> None:
@@ -27,7 +27,7 @@ def _no_fence() -> None:
     _thief()
     insert = "INSERT INTO entry (session, seq, turn, data, at) SELECT ?, ?, ?, ?, ? WHERE ? OR ?"
     # The place in the log is the last guard: without the fence, the stale one takes the next free place.
-    transactions.APPEND_ENTRY = insert
+    vars(transactions).update(APPEND_ENTRY=insert)
     append, finish = transactions.append, transactions.finish
 
     def renumbered(db: sqlite3.Connection, claim: Any, rows: Any) -> Any:
@@ -41,8 +41,7 @@ def _no_fence() -> None:
         claim.fence = db.execute("SELECT fence FROM session WHERE id = ?", (claim.session,)).fetchone()[0]
         return finish(db, claim, rows, *rest)
 
-    transactions.append = any_append
-    transactions.finish = any_finish
+    vars(transactions).update(append=any_append, finish=any_finish)
 
 
 def _settle_early() -> None:

@@ -227,7 +227,11 @@ def _logs(history: History) -> Iterator[str]:
         conversation: list[Entry] = []
         for place in log:
             conversation = [] if isinstance(place.entry, Cleared) else [*conversation, place.entry]
-        if conversation and (problems := check_conversation(list(messages_of(conversation)))):
+        try:
+            problems = check_conversation(list(messages_of(conversation))) if conversation else []
+        except LookupError as error:
+            problems = [f"a result of no call: {error}"]
+        if problems:
             yield f"session {session}: the log is no valid conversation: {problems}"
         turns: dict[str, list[Entry]] = {}
         last = None
@@ -282,13 +286,12 @@ def _nothing_twice(history: History) -> Iterator[str]:
         if run["what"] == "start":
             starts[run["text"]].append(run)
     for text, tries in starts.items():
-        place = finished.get(text)
-        if place is None:
+        if text not in finished:
             yield f"the call {text} ran and is not in the log"
             continue
-        ended = place.entry
+        ended = finished[text].entry
         assert isinstance(ended, CallEnded)
-        if ended.status == "ok" and tries[-1]["at"] > place.at:
+        if ended.status == "ok" and tries[-1]["at"] > finished[text].at:
             yield f"the call {text} ran again after its result was on disk"
         if len({run["key"] for run in tries}) > 1:
             yield f"the call {text} had more than one idempotency key"

@@ -26,7 +26,10 @@ class EverloopPeer(Peer):  # type: ignore[misc]
         provider = OpenAIProvider(self.base_url, "sk-fake", self.model)
         self.messages = MessageBus()
         self.agent = AgentLoop(
-            self.messages, provider, os.path.join(self.workdir, "workspace"), store=os.path.join(self.workdir, "bench.db")
+            self.messages,
+            provider,
+            os.path.join(self.workdir, "workspace"),
+            store=os.path.join(self.workdir, "bench.db"),
         )
         for name in list(self.agent.tools.names):
             self.agent.tools.unregister(name)

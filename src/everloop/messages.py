@@ -49,8 +49,8 @@ class Conversation(list[Message]):
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         super().__init__()
         self.call_ids: set[str] = set()  # of all tool calls in it
-        self._json = bytearray()
-        self._encoded = 0
+        self._parts: list[bytes] = []  # of its JSON, without the brackets
+        self._encoded = 0  # how many messages stand in them
         self.extend(messages)
 
     def append(self, message: Message) -> None:
@@ -65,16 +65,23 @@ class Conversation(list[Message]):
     @property
     def size(self) -> int:
         """About how many bytes it takes in memory."""
-        return 2 * len(self._json) + 400 * len(self)
+        return 2 * sum(map(len, self._parts)) + 400 * len(self)
 
     def json(self) -> bytes:
         """The messages as a JSON array."""
+        return b"".join(self.json_parts())
+
+    def json_parts(self) -> list[bytes]:
+        """The same in parts, few and mostly as they were the last time, so that nobody needs to copy them."""
         if self._encoded > len(self):  # somebody took messages away: begin again
-            self._json.clear()
+            self._parts.clear()
             self._encoded = 0
-        for message in self[self._encoded :]:
-            if self._json:
-                self._json += b","
-            self._json += encode_json(message)
-        self._encoded = len(self)
-        return b"[%b]" % bytes(self._json)
+        if self._encoded < len(self):
+            new = b",".join([encode_json(message) for message in self[self._encoded :]])
+            self._parts.append(b"," + new if self._parts else new)
+            self._encoded = len(self)
+            # Each part is more than twice as long as the next: there are few, and a byte is seldom copied.
+            while len(self._parts) > 1 and len(self._parts[-2]) < 2 * len(self._parts[-1]):
+                last = self._parts.pop()
+                self._parts[-1] += last
+        return [b"[", *self._parts, b"]"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import ipaddress
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -19,10 +18,10 @@ from yarl import URL
 
 from ..errors import ConfigError
 from .base import ProviderError
+from .body import payload
 from .sse import error_text, one_line
 
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx
-LARGE_BODY = 1 << 20  # aiohttp sends more than this without a pause unless it comes as a file
 ERROR_BODY = 1 << 16
 GOODBYE = 1.0  # seconds a server has to end a stream whose last word is in
 ADVICE = {
@@ -65,7 +64,7 @@ class Endpoint:
             session, self._session = self._session, None
             await session.close()
 
-    async def fetch(self, body: bytes, limit: int) -> bytes:
+    async def fetch(self, body: Sequence[bytes], limit: int) -> bytes:
         """Send a request and read its whole answer, which may have up to `limit` bytes."""
         try:
             response = await self._post(body, self._whole)
@@ -81,7 +80,7 @@ class Endpoint:
         except (aiohttp.ClientError, OSError) as error:
             raise self._failure(error, f"gave no answer within {self.timeouts.total:g} s") from error
 
-    async def open(self, body: bytes) -> aiohttp.ClientResponse:
+    async def open(self, body: Sequence[bytes]) -> aiohttp.ClientResponse:
         """Send a request whose answer will be streamed; whoever takes the response must `leave` it."""
         try:
             async with asyncio.timeout(self.timeouts.first_token):
@@ -106,7 +105,7 @@ class Endpoint:
         self._ending.discard(response)
         response.close()
 
-    async def _post(self, body: bytes, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+    async def _post(self, body: Sequence[bytes], timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         loop = asyncio.get_running_loop()
         session = self._session
         if session is None or self._loop is not loop:
@@ -118,7 +117,7 @@ class Endpoint:
             self._loop = loop
         response = await session.post(
             self._url,
-            data=body if len(body) <= LARGE_BODY else io.BytesIO(body),
+            data=payload(body),
             timeout=timeout,
             # A redirect would make a GET of the POST, or carry the conversation to a host nobody configured.
             allow_redirects=False,

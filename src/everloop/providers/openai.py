@@ -120,13 +120,13 @@ class OpenAIProvider(LLMProvider):
 
     def _body(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str | None, end: bytes
-    ) -> bytes:
-        """The request, joined from parts that are encoded already: a round costs a copy of the history at most."""
-        parts = [b'{"model":', encode(model or self.default_model), b',"messages":', _history(messages)]
+    ) -> list[bytes]:
+        """The request, in parts that are encoded already: a round never touches the history again."""
+        parts = [b'{"model":', encode(model or self.default_model), b',"messages":', *_history(messages)]
         if tools:
             parts += b',"tools":', self._encoded_tools(tools)
         parts += self._extra, end
-        return b"".join(parts)
+        return parts
 
     def _encoded_tools(self, tools: Sequence[dict[str, Any]]) -> bytes:
         """The tools' JSON, kept while the same list comes in: a registry makes a new list when its tools change."""
@@ -140,10 +140,10 @@ class OpenAIProvider(LLMProvider):
         return encoded
 
 
-def _history(messages: Sequence[dict[str, Any]]) -> bytes:
+def _history(messages: Sequence[dict[str, Any]]) -> list[bytes]:
     if isinstance(messages, Conversation):
         try:
-            return messages.json()
+            return messages.json_parts()
         except (UnicodeEncodeError, TypeError, OverflowError):
             pass  # something in it only encodes with replacements
-    return encode(messages)
+    return [encode(messages)]

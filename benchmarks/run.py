@@ -1,0 +1,256 @@
+"""Measures Everloop against a hand-written aiohttp loop, in one run: `make bench`.
+
+Both sides take turns, so that a busy neighbour slows down both; a figure is the median of the ratios of each round.
+Everything runs on this machine. `--server URL` uses a fake model server that already runs (it must take the model name
+as its script, as `python -m everloop.testing.openai_server` does).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+DRIVER = str(HERE / "driver.py")
+BARE = """
+import asyncio, aiohttp
+async def main():
+    async with aiohttp.ClientSession() as http:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        async with http.post("URL/chat/completions", json=body) as response:
+            print((await response.json())["choices"][0]["message"]["content"])
+asyncio.run(main())
+"""
+ANSWER = json.dumps(
+    {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}]}
+).encode()
+
+
+@dataclass
+class Figure:
+    """One line of the table."""
+
+    what: str
+    ours: str
+    base: str
+    ratio: float
+    bound: float
+    unit: str = "×"
+
+    @property
+    def ok(self) -> bool:
+        return self.ratio <= self.bound
+
+
+def progress(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def drive(side: str, scenario: str, server: str, *numbers: int) -> dict[str, float]:
+    command = [sys.executable, DRIVER, side, scenario, server, *map(str, numbers)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment(), check=True, timeout=600)
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.upper().endswith("_PROXY")}
+    return kept | more
+
+
+def compare(
+    rounds: int, field: str, ours: Callable[[], dict[str, float]], base: Callable[[], dict[str, float]]
+) -> tuple[float, float, float]:
+    """(ours, base, ratio), each the median over the rounds."""
+    pairs = [(base()[field], ours()[field]) for _ in range(rounds)]
+    ratio = statistics.median(our / its for its, our in pairs)
+    return statistics.median(our for _, our in pairs), statistics.median(its for its, _ in pairs), ratio
+
+
+# ------------------------------------------------------------------------------------------------ the figures
+
+
+def turn_cpu(server: str, rounds: int) -> Figure:
+    ours, base, ratio = compare(
+        rounds,
+        "cpu_ms",
+        lambda: drive("everloop", "turn", server, 150),
+        lambda: drive("raw", "turn", server, 150),
+    )
+    return Figure("CPU of a 3-round turn, every step fsynced", f"{ours:.2f} ms", f"{base:.2f} ms", ratio, 2.5)
+
+
+def sessions_at_once(server: str, rounds: int) -> Figure:
+    ours, base, ratio = compare(
+        rounds,
+        "wall_s",
+        lambda: drive("everloop", "at_once", server, 200),
+        lambda: drive("raw", "at_once", server, 200),
+    )
+    return Figure("200 sessions at once, model takes 200 ms", f"{ours:.2f} s", f"{base:.2f} s", ratio, 1.3)
+
+
+def long_history(server: str, rounds: int) -> Figure:
+    """A turn after 5,000 messages against one after 10, less what sending the further bytes costs by itself."""
+    ratios, shorts, longs = [], [], []
+    for _ in range(rounds):
+        short = drive("everloop", "history", server, 15, 10)["cpu_ms"]
+        long = drive("everloop", "history", server, 15, 5000)["cpu_ms"]
+        few = drive("bytes", "history", server, 15, 10)["cpu_ms"]
+        many = drive("bytes", "history", server, 15, 5000)["cpu_ms"]
+        shorts.append(short)
+        longs.append(long - (many - few))
+        ratios.append((long - (many - few)) / short)
+    ours, base = statistics.median(longs), statistics.median(shorts)
+    what = "a turn after 5,000 messages against one after 10, beyond the bytes"
+    return Figure(what, f"{ours:.2f} ms", f"{base:.2f} ms", statistics.median(ratios), 1.3)
+
+
+def time_to_first_token(server: str, rounds: int) -> Figure:
+    pairs = [
+        (drive("raw", "first_token", server, 40), drive("everloop", "first_token", server, 40)) for _ in range(rounds)
+    ]
+    base = statistics.median(raw["first_text_ms"] for raw, _ in pairs)
+    added = statistics.median(our["first_text_ms"] - raw["first_text_ms"] for raw, our in pairs)
+    return Figure("first token through the loop, added", f"{base + added:.2f} ms", f"{base:.2f} ms", added, 2.0, " ms")
+
+
+def start_to_request(rounds: int) -> Figure:
+    ours, base, ratio = asyncio.run(_start_to_request(max(rounds, 5)))
+    return Figure("process start to first request, `everloop run`", f"{ours:.0f} ms", f"{base:.0f} ms", ratio, 1.5)
+
+
+async def _start_to_request(rounds: int) -> tuple[float, float, float]:
+    arrived: list[float] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        arrived.append(time.perf_counter())
+        length = next(
+            int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+        )
+        await reader.readexactly(length)
+        header = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(ANSWER)
+        writer.write(header + ANSWER)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+    async def once(command: list[str], home: str) -> float:
+        arrived.clear()
+        env = environment(EVERLOOP_HOME=home, EVERLOOP_BASE_URL=url, EVERLOOP_MODEL="m", EVERLOOP_API_KEY="k")
+        started = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(*command, env=env, stdout=subprocess.PIPE)
+        out, _ = await process.communicate()
+        if process.returncode or out.strip() != b"hello":
+            raise SystemExit(f"{command[:3]} said {out!r} and ended with {process.returncode}")
+        return (arrived[0] - started) * 1e3
+
+    ours, base = [], []
+    with tempfile.TemporaryDirectory() as home:
+        for _ in range(rounds + 1):
+            base.append(await once([sys.executable, "-c", BARE.replace("URL", url)], home))
+            ours.append(await once([sys.executable, "-m", "everloop", "run", "hi"], home))
+    server.close()
+    ours, base = ours[1:], base[1:]  # the first of each fills the file cache
+    return (
+        statistics.median(ours),
+        statistics.median(base),
+        statistics.median(o / b for o, b in zip(ours, base, strict=True)),
+    )
+
+
+def cpu_of(rounds: int, *command: str) -> float:
+    """CPU milliseconds of a command, the median."""
+    costs = []
+    for _ in range(rounds):
+        process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, env=environment())
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if status:
+            raise SystemExit(f"{command} failed")
+        costs.append((usage.ru_utime + usage.ru_stime) * 1e3)
+    return statistics.median(costs)
+
+
+def import_cpu(rounds: int) -> Figure:
+    base, ours = cpu_of(4 * rounds, "-c", ""), cpu_of(4 * rounds, "-c", "import everloop")
+    return Figure("`import everloop`, over bare Python", f"{ours:.0f} ms", f"{base:.0f} ms", ours - base, 25, " ms")
+
+
+def help_cpu(rounds: int) -> Figure:
+    base, ours = cpu_of(4 * rounds, "-c", ""), cpu_of(4 * rounds, "-m", "everloop", "--help")
+    return Figure("`everloop --help`, over bare Python", f"{ours:.0f} ms", f"{base:.0f} ms", ours - base, 100, " ms")
+
+
+# ------------------------------------------------------------------------------------------------ the run
+
+
+@contextlib.contextmanager
+def fake_server(url: str | None) -> Iterator[str]:
+    if url is not None:
+        yield url.rstrip("/")
+        return
+    command = [sys.executable, "-m", "everloop.testing.openai_server", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip().rstrip("/")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def measure(server: str, rounds: int, only: str) -> list[Figure]:
+    figures: list[tuple[str, Callable[[], Figure]]] = [
+        ("turn", lambda: turn_cpu(server, rounds)),
+        ("at_once", lambda: sessions_at_once(server, rounds)),
+        ("start", lambda: start_to_request(rounds)),
+        ("history", lambda: long_history(server, rounds)),
+        ("first_token", lambda: time_to_first_token(server, rounds)),
+        ("import", lambda: import_cpu(rounds)),
+        ("help", lambda: help_cpu(rounds)),
+    ]
+    results = []
+    for name, figure in figures:
+        if only in ("", name):
+            progress(f"measuring {name} …")
+            results.append(figure())
+            progress(f"  {results[-1].ratio:.2f}{results[-1].unit} (bound {results[-1].bound:g})")
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each pair is measured")
+    parser.add_argument("--only", default="", help="turn, at_once, start, history, first_token, import or help")
+    parser.add_argument("--server", help="base URL of a fake model server to use")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a bound is missed")
+    options = parser.parse_args()
+    with fake_server(options.server) as server:
+        figures = measure(server, options.rounds, options.only)
+    print("| what | Everloop | against | measured | bound |")
+    print("|---|---|---|---|---|")
+    for figure in figures:
+        mark = "" if figure.ok else " **missed**"
+        measured, bound = f"{figure.ratio:.2f}{figure.unit}", f"≤ {figure.bound:g}{figure.unit}"
+        print(f"| {figure.what} | {figure.ours} | {figure.base} | {measured}{mark} | {bound} |")
+    if options.check and not all(figure.ok for figure in figures):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -715,20 +715,15 @@ def test_a_provider_can_be_used_by_one_event_loop_after_another():
     assert [asyncio.run(ask(close=close)) for close in (True, False, True)] == ["done:?"] * 3
 
 
-class Counted(Conversation):
-    encoded = 0
-
-    def json(self) -> bytes:
-        self.encoded += 1
-        return super().json()
-
-
 async def test_a_conversation_is_sent_as_the_bytes_it_keeps(server, provider):
-    conversation = Counted([{"role": "user", "content": "é 😀"}])
+    conversation = Conversation([{"role": "user", "content": "é 😀"}])
+    conversation.json()
+    kept = conversation[0]
+    conversation[0] = {"role": "user", "content": "not encoded again"}
     for _ in range(2):
         server.reply("ok")
         await provider.chat(conversation, ECHO)
-    assert conversation.encoded == 2
+    conversation[0] = kept
     assert server.requests[1].body["messages"] == [{"role": "user", "content": "é 😀"}]
     assert server.requests[1].body["tools"] == ECHO
 
@@ -797,3 +792,14 @@ async def test_a_password_in_the_base_url_is_not_shown(server):
         assert "127.0.0.1" in str(error.value)
         assert "hidden" not in str(error.value)
         await provider.close()
+
+
+async def test_a_long_conversation_is_sent_whole_and_grows_at_its_end(server, provider):
+    conversation = Conversation({"role": "user", "content": f"{n}: " + "long " * 500} for n in range(200))
+    for n in range(3):
+        conversation.append({"role": "assistant", "content": f"answer {n}"})
+        conversation.append({"role": "user", "content": f"question {n}"})
+        server.reply("ok")
+        await provider.chat(conversation, ECHO)
+        assert server.requests[-1].body["messages"] == list(conversation)
+        assert server.requests[-1].body["tools"] == ECHO

@@ -19,6 +19,7 @@ from ..dispatch.local import Dispatcher, Live, Stopped
 from ..dispatch.neighbours import Neighbours, wake_all
 from ..engine import Limits
 from ..log import Cleared
+from ..messages import clean
 from ..providers.base import LLMProvider
 from ..store.base import Claim, Incoming, Store
 from ..store.location import checked, store_path
@@ -97,6 +98,7 @@ class AgentLoop:
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
         self._background: set[asyncio.Task[None]] = set()
+        self._handed_out: set[int] = set()  # rows of the outbox that wait on the bus to be taken
 
     @property
     def sessions(self) -> SessionManager:
@@ -155,7 +157,11 @@ class AgentLoop:
             _, stuck = await asyncio.wait(self._background, timeout=1.0)
             for task in stuck:
                 task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
         await self.store.close()
+        self._dispatcher.renew()  # answers that were not handed out any more are sent at the next start
+        if self._turns.sender is not None:
+            self._turns.sender = self._dispatcher.worker
 
     # ------------------------------------------------------------------------------------------ taking messages
 
@@ -193,9 +199,15 @@ class AgentLoop:
         await self._dispatcher.scan()
         while rows := await self.store.take_outgoing(self._dispatcher.worker):
             for row in rows:
-                self._spawn(self._hand_out(row.id, row.message))
+                if row.id not in self._handed_out:
+                    self._spawn(self._hand_out(row.id, row.message))
         while True:
-            message = (await self.bus.consume_inbound()).addressed()
+            message = await self.bus.consume_inbound()
+            try:
+                message = message.addressed()
+            except Exception as error:  # one that is no message at all
+                self._apologize(message, error)
+                continue
             if (kind := kind_of(message.content)) == "urgent":
                 self._spawn(self._answer_urgent(message))
                 continue
@@ -243,7 +255,6 @@ class AgentLoop:
 
     async def _run_command(self, claim: Claim, live: Live) -> str:
         """A command that waits for its place in the session: `/new`."""
-        assert claim.message is not None
         outgoing = reply(claim.message, NEW_CONVERSATION)
         finished = await self.store.finish(claim, [Cleared()], outgoing, self._turns.sender)
         live.again |= finished.more
@@ -288,14 +299,27 @@ class AgentLoop:
         if isinstance(self.bus, DurableBus):
             self.bus.more_outgoing()
             await wake_all(self.store)
-        else:
-            await self.bus.publish_outbound(message, lambda: self._spawn(self.store.sent([id])))
+            return
+        self._handed_out.add(id)
+        try:
+            await self.bus.publish_outbound(message, partial(self._taken, id))
+        except asyncio.CancelledError:
+            self._handed_out.discard(id)
+            raise
+
+    def _taken(self, id: int) -> None:
+        self._handed_out.discard(id)
+        self._spawn(self.store.sent([id]))
 
     def _report(self, message: InboundMessage, done: asyncio.Future[str]) -> None:
         """Tell the chat of an error that could not be written down."""
         if done.cancelled() or (error := done.exception()) is None or isinstance(error, Stopped) or not message.reply:
             return
-        self._spawn(self.bus.publish_outbound(reply(message, f"{APOLOGY}{error}")[0]))
+        self._apologize(message, error)
+
+    def _apologize(self, message: InboundMessage, error: BaseException) -> None:
+        for answer in reply(message, f"{APOLOGY}{clean(str(error)) or type(error).__name__}"):
+            self._spawn(self.bus.publish_outbound(answer))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

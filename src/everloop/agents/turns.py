@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from .. import events
@@ -14,7 +15,7 @@ from ..dispatch.local import Live
 from ..engine import Limits, Turn, end_turn, run_turn
 from ..errors import StoreError
 from ..log import Call, TurnEnded, UserSaid
-from ..messages import Conversation
+from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..store.base import Claim, Store
 from ..tools.context import CallContext
@@ -49,7 +50,7 @@ class TurnRunner:
 
     async def run(self, claim: Claim, live: Live) -> tuple[TurnEnded, list[tuple[int, OutboundMessage]]]:
         """Take the turn to its end; with it come the rows of the outbox that are to be sent."""
-        message = claim.message or _message_of(claim)
+        message = claim.message
         session_log = SessionLog(self.store, claim, live, lambda ended: _answer_to(message, ended), self.sender)
         turn: Turn | None = None
         try:
@@ -61,6 +62,8 @@ class TurnRunner:
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log, self._emit(claim, live))
             live.turn = turn
+            if live.stopped is not None:
+                turn.stop(*live.stopped)
             turn.tell(events.TurnStarted(claim.turn, claim.resumed))
             ended = await run_turn(
                 turn, Asking(self.provider, self.model, self.tools), self._toolbox(claim, message), self.limits
@@ -71,7 +74,7 @@ class TurnRunner:
         except Exception as error:  # a fault of ours ends this turn, not the session
             log.exception("turn %s failed", claim.turn)
             turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
-            ended = await end_turn(turn, "error", f"{APOLOGY}{str(error) or type(error).__name__}")
+            ended = await end_turn(turn, "error", f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
         live.again |= session_log.more()
         return ended, session_log.outgoing()
 
@@ -82,10 +85,9 @@ class TurnRunner:
             live.turn.emit = self._fan_out(owner, key, live)
 
     def unwatch(self, owner: str, key: str, emit: events.Emit) -> None:
-        watchers = self.watchers[owner, key]
-        watchers.remove(emit)
-        if not watchers:
-            del self.watchers[owner, key]
+        watchers = [watcher for watcher in self.watchers.pop((owner, key), ()) if watcher is not emit]
+        if watchers:
+            self.watchers[owner, key] = watchers
 
     def _emit(self, claim: Claim, live: Live) -> events.Emit | None:
         """Where the turn's events go; None when nobody watches, and then nothing is streamed at all."""
@@ -95,13 +97,14 @@ class TurnRunner:
 
     def _fan_out(self, owner: str, key: str, live: Live) -> events.Emit:
         def emit(event: events.Event) -> None:
-            try:
-                for watcher in [*live.emit, *self.watchers.get((owner, key), ())]:
+            watchers = [*live.emit, *self.watchers.get((owner, key), ())]
+            if self.on_event is not None:
+                watchers.append(partial(self.on_event, key))
+            for watcher in watchers:
+                try:
                     watcher(event)
-                if self.on_event is not None:
-                    self.on_event(key, event)
-            except Exception:  # a watcher's fault is no fault of the turn
-                log.exception("a watcher of %s failed", key)
+                except Exception:  # a watcher's fault is no fault of the turn
+                    log.exception("a watcher of %s failed", key)
 
         return emit
 
@@ -123,12 +126,6 @@ class TurnRunner:
             )
 
         return Tools(self.tools, context)
-
-
-def _message_of(claim: Claim) -> InboundMessage:
-    """A forked turn has no message of its own: its answer belongs to its session."""
-    channel, _, chat_id = claim.key.partition(":")
-    return InboundMessage(channel, "user", chat_id, "", owner=claim.owner, session=claim.key, reply=False)
 
 
 def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:

@@ -46,13 +46,23 @@ class Live:
     owner: str
     key: str
     fresh: deque[Item] = field(default_factory=deque)  # handed in, not on disk yet
+    item: Item | None = None  # the one on its way to disk
     steer: list[tuple[int, UserSaid]] = field(default_factory=list)
+    behind: dict[int, Kind] = field(default_factory=dict)  # inbox rows that wait for the running turn to end
     emit: list[events.Emit] = field(default_factory=list)  # who watches the running turn
     turn: Turn | None = None
+    stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
     system: asyncio.Future[str] | None = None  # the system prompt of the turn that is being begun
     running: bool = False
     again: bool = False  # there may be more in the inbox
     task: asyncio.Task[None] | None = None
+
+    def stop(self, reason: Reason, text: str) -> None:
+        """Stop the turn that runs, or that is about to."""
+        if self.turn is not None:
+            self.turn.stop(reason, text)
+        else:
+            self.stopped = (reason, text)
 
 
 Run = Callable[[Claim, Live], Awaitable[str]]
@@ -77,7 +87,7 @@ class Dispatcher:
         self._system = system
         self._slots = asyncio.Semaphore(at_once)
         self._live: dict[tuple[str, str], Live] = {}
-        self._waiting: dict[int, Item] = {}  # by inbox row: who waits for its answer
+        self._waiting: dict[int, list[Item]] = {}  # by inbox row: who waits for its answer
         self._later: set[asyncio.TimerHandle] = set()
         self._stopping = False
 
@@ -112,41 +122,52 @@ class Dispatcher:
         """Take up all that waits in the store: new messages, and turns that a dead worker left behind."""
         for owner, key in await self._store.ready(self.worker):
             self.kick(owner, key)
-        for id, item in list(self._waiting.items()):
-            if (item.message.owner, item.message.session_key) not in self._live:
+        for id, items in list(self._waiting.items()):
+            if (items[0].message.owner, items[0].message.session_key) not in self._live:
                 await self._settle(id)
 
     def live(self, owner: str, key: str) -> Live | None:
         return self._live.get((owner, key))
 
     def stop_turn(self, owner: str, key: str, reason: Reason, text: str) -> bool:
-        """Stop the turn that runs in a session; False when there is none."""
+        """Stop the turn that runs in a session or is about to; False when there is none."""
         live = self._live.get((owner, key))
-        if live is None or live.turn is None:
+        if live is None:
             return False
-        live.turn.stop(reason, text)
+        live.stop(reason, text)
         return True
 
     # ------------------------------------------------------------------------------------------ shutting down
 
     async def stop(self) -> None:
-        """Cancel everything that runs. Open turns stay open: the next start goes on with them."""
+        """Cancel everything that runs. Open turns stay open, and what was handed in is kept: the next start goes on
+        with them."""
         self._stopping = True
         for handle in self._later:
             handle.cancel()
         self._later.clear()
-        tasks = [live.task for live in self._live.values() if live.task is not None]
+        lives = list(self._live.values())
+        tasks = [live.task for live in lives if live.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._live.clear()  # a task that had not begun could not leave by itself
+        for item in [item for live in lives for item in live.fresh]:
+            await self._keep(item)
         if tasks:
             await self._give_back(self._store.release_all(self.worker))
-        self._fail(list(self._waiting.values()), Stopped())
+        self._fail([live.item for live in lives if live.item is not None], Stopped())
+        self._fail([item for items in self._waiting.values() for item in items], Stopped())
         self._waiting.clear()
         self._stopping = False
 
     def retire(self) -> None:
         retire(self.worker)
+
+    def renew(self) -> None:
+        """Go on under a new name: whatever the old one still holds in the store is free for anybody."""
+        retire(self.worker)
+        self.worker = new_worker()
 
     # ------------------------------------------------------------------------------------------ one session
 
@@ -162,41 +183,47 @@ class Dispatcher:
             async with self._slots:
                 while await self._one(live):
                     pass
-        except asyncio.CancelledError:
-            self._fail(live.fresh, Stopped())
-            raise
+        except Exception as error:  # a fault of ours: whoever waits must hear of it
+            log.exception("session %s failed", live.key)
+            mine = [id for id in self._waiting if self._waiting[id][0].message.session_key == live.key]
+            items = [item for id in mine for item in self._waiting.pop(id)]
+            self._fail([*([live.item] if live.item else []), *live.fresh, *items], error)
         finally:
-            del self._live[live.owner, live.key]
+            self._live.pop((live.owner, live.key), None)
 
     async def _one(self, live: Live) -> bool:
         """Run the next turn, if there is one. False when the session has nothing more to do here."""
-        item = live.fresh.popleft() if live.fresh else None
+        item = live.item = live.fresh.popleft() if live.fresh else None
         live.again = False
         live.system = self._store.aside(self._system)  # read while the turn is begun: one wake-up for both
         try:
             claim = await self._begin(live, item)
         except Busy as busy:
             if item is not None and busy.accepted is not None:
-                self._waiting[busy.accepted] = item
+                self._wait(busy.accepted, item)
             if self.on_held is not None:
                 self.on_held(busy.worker)
             return bool(live.fresh)
         except Exception as error:  # whatever it is, whoever waits must hear of it
             self._fail([item] if item else [], error)
+            if isinstance(error, StoreError):  # others may wait in the inbox
+                self._retry_later(live)
             return bool(live.fresh)
         if claim is None:
             if item is not None:  # its id was known: it has been answered before
                 row = await self._store.accept(item.message, item.kind)
-                self._waiting[row.id] = item
+                self._wait(row.id, item)
                 await self._settle(row.id)
             return bool(live.fresh) or live.again
         live.running = True
         try:
             while live.fresh:
-                await self._take(live, live.fresh.popleft())
+                live.item = live.fresh.popleft()
+                await self._take(live, live.item)
             return await self._work(live, claim)
         finally:
-            live.running, live.turn = False, None
+            live.running, live.turn, live.stopped = False, None, None
+            live.behind.update((id, "message") for id, _ in live.steer)  # came too late for this turn
             live.steer.clear()
             live.emit.clear()
 
@@ -205,29 +232,32 @@ class Dispatcher:
             return await self._store.begin(live.owner, live.key, self.worker)
         claim = await self._store.begin(live.owner, live.key, self.worker, item.message, item.kind)
         if claim is not None and claim.accepted is not None:
-            self._waiting[claim.accepted] = item
+            self._wait(claim.accepted, item)
         return claim
 
     async def _work(self, live: Live, claim: Claim) -> bool:
         for id in claim.inbox:
-            if (item := self._waiting.get(id)) is not None and item.emit is not None:
-                live.emit.append(item.emit)
+            live.behind.pop(id, None)
+            live.emit += [item.emit for item in self._waiting.get(id, ()) if item.emit is not None]
+        if self.busy == "interrupt" and "message" in live.behind.values():
+            live.stop("replaced", REPLACED)
         try:
             answer = await self._run(claim, live)
         except StaleLease as error:  # whoever has it now answers
             log.warning("%s", error)
             return bool(live.fresh)
         except StoreError as error:
-            self._fail([item for id in claim.inbox if (item := self._waiting.pop(id, None))], error)
+            self._fail([item for id in claim.inbox for item in self._waiting.pop(id, ())], error)
             await self._give_back(self._store.release(claim))
             self._retry_later(live)
             return bool(live.fresh)
         for id in claim.inbox:
-            item = self._waiting.pop(id, None)
-            if item is None and self.on_stranger is not None:
+            items = self._waiting.pop(id, [])
+            if not items and self.on_stranger is not None:
                 self.on_stranger()
-            if item is not None and not item.answer.done():
-                item.answer.set_result(answer)
+            for item in items:
+                if not item.answer.done():
+                    item.answer.set_result(answer)
         return bool(live.fresh) or live.again
 
     async def _take(self, live: Live, item: Item) -> None:
@@ -237,24 +267,32 @@ class Dispatcher:
         except Exception as error:  # whatever it is, whoever waits must hear of it
             self._fail([item], error)
             return
-        self._waiting[row.id] = item
+        known = row.turn is not None or row.id in self._waiting  # the same message once more
+        self._wait(row.id, item)
         live.again = True
         if row.done:
             await self._settle(row.id)
         elif not live.running:  # the turn ended meanwhile
+            live.behind[row.id] = item.kind
             self.kick(live.owner, live.key)
-        elif item.kind == "message" and live.turn is not None:
-            if self.busy == "steer" and not item.message.media:
-                live.steer.append((row.id, UserSaid(item.message.content, item.message.sender_id)))
-            elif self.busy == "interrupt":
-                live.turn.stop("replaced", REPLACED)
+        elif known:
+            return
+        elif self.busy == "steer" and item.kind == "message" and not item.message.media and not live.behind:
+            live.steer.append((row.id, UserSaid(item.message.content, item.message.sender_id)))
+        else:
+            live.behind[row.id] = item.kind
+            if self.busy == "interrupt" and item.kind == "message":
+                live.stop("replaced", REPLACED)
+
+    def _wait(self, id: int, item: Item) -> None:
+        self._waiting.setdefault(id, []).append(item)
 
     # ------------------------------------------------------------------------------------------ what goes wrong
 
     async def _settle(self, id: int) -> None:
         """Give the answer of a turn that ran elsewhere, or before, to whoever waits for it here."""
         row = await self._store.incoming(id)
-        if not row.done or (item := self._waiting.pop(id, None)) is None or item.answer.done():
+        if not row.done or not (items := self._waiting.pop(id, [])):
             return
         text = ""
         if row.turn is not None:
@@ -262,7 +300,17 @@ class Dispatcher:
                 if logged.turn == row.turn and isinstance(logged.entry, TurnEnded):
                     text = logged.entry.text
                     break
-        item.answer.set_result(text)
+        for item in items:
+            if not item.answer.done():
+                item.answer.set_result(text)
+
+    async def _keep(self, item: Item) -> None:
+        """Put a message on disk that no turn was begun for; the next start takes it up."""
+        try:
+            await self._store.accept(item.message, item.kind)
+            self._fail([item], Stopped())
+        except Exception as error:  # whatever it is, whoever waits must hear of it
+            self._fail([item], error)
 
     def _fail(self, items: Iterable[Item], error: Exception) -> None:
         if not isinstance(error, Stopped):

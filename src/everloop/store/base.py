@@ -55,7 +55,7 @@ class Claim:
     next_seq: int  # where the next entry goes
     first_seq: int  # where the turn's entries begin
     inbox: list[int] = field(default_factory=list)  # rows that this turn answers
-    message: InboundMessage | None = None  # what opened the turn
+    message: InboundMessage = field(init=False)  # what opened the turn
     command: bool = False  # the message is a command for the session, not a turn
     entries: list[Entry] = field(default_factory=list)  # what the turn's log holds already
     resumed: bool = False

@@ -18,11 +18,10 @@ def m001_core(db: sqlite3.Connection) -> None:
     )
     db.execute(
         """CREATE TABLE turn (
-            id TEXT PRIMARY KEY, session INTEGER NOT NULL REFERENCES session, owner TEXT NOT NULL,
-            first_seq INTEGER NOT NULL, started_at REAL NOT NULL, ended_at REAL, reason TEXT) WITHOUT ROWID"""
+            session INTEGER NOT NULL REFERENCES session, id TEXT NOT NULL, owner TEXT NOT NULL,
+            first_seq INTEGER NOT NULL, started_at REAL NOT NULL, ended_at REAL, reason TEXT,
+            PRIMARY KEY (session, id)) WITHOUT ROWID"""
     )
-    db.execute("CREATE INDEX turn_open ON turn (session) WHERE ended_at IS NULL")
-    db.execute("CREATE INDEX turn_of_session ON turn (session, id)")
     db.execute(
         """CREATE TABLE entry (
             session INTEGER NOT NULL REFERENCES session, seq INTEGER NOT NULL, turn TEXT,
@@ -37,6 +36,8 @@ def m001_core(db: sqlite3.Connection) -> None:
             data TEXT NOT NULL, at REAL NOT NULL)"""
     )
     db.execute("CREATE UNIQUE INDEX inbox_once ON inbox (owner, message_id) WHERE message_id IS NOT NULL")
+    # The one index of all open work: a turn under way is the one that has taken a row here. A query uses it only if
+    # it says `state <> 'done'` word for word.
     db.execute("CREATE INDEX inbox_open ON inbox (session, id) WHERE state <> 'done'")
     db.execute(
         """CREATE TABLE outbox (

@@ -31,11 +31,11 @@ LOCK_SECONDS = 30.0  # how long a write waits for another program that holds the
 
 SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
-        (SELECT id FROM turn WHERE session = s.id AND ended_at IS NULL), s.worker
+        (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1), s.worker
     FROM session s WHERE s.owner = ?"""
 TURNS = """SELECT t.id, t.session, s.key, t.owner, t.first_seq, t.started_at, t.ended_at, t.reason
     FROM turn t JOIN session s ON s.id = t.session
-    WHERE t.owner = ? AND t.id LIKE ? || '%'"""
+    WHERE t.owner = ?1 AND substr(t.id, 1, length(?2)) = ?2"""
 
 
 class SQLiteStore:
@@ -74,7 +74,7 @@ class SQLiteStore:
     async def urgent(self, worker: str) -> list[Incoming]:
         sql = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, s.worker
                 FROM inbox i JOIN session s ON s.id = i.session
-                WHERE i.state = 'new' AND i.kind = 'urgent' ORDER BY i.id"""
+                WHERE i.state <> 'done' AND i.kind = 'urgent' ORDER BY i.id"""
         return await self._in_reader(
             lambda db: [tx.incoming(row[:6]) for row in db.execute(sql) if _free(row[6], worker)]
         )
@@ -159,8 +159,8 @@ class SQLiteStore:
     async def turns(
         self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
     ) -> list[TurnInfo]:
-        where, values = ("", []) if session is None else (" AND t.session = ?", [session])
-        rows = await self._read(TURNS + where + " ORDER BY t.id DESC LIMIT ?", owner, prefix, *values, limit)
+        where, values = ("", []) if session is None else (" AND t.session = ?4", [session])
+        rows = await self._read(TURNS + where + " ORDER BY t.id DESC LIMIT ?3", owner, prefix, limit, *values)
         return [TurnInfo(*row) for row in rows]
 
     # ------------------------------------------------------------------------------------------ from outside a turn
@@ -349,4 +349,12 @@ def _read_log(db: sqlite3.Connection, session: int, after: int, until: int | Non
         "SELECT seq, turn, at, data FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq",
         (session, after, until if until is not None else 2**62),
     )
-    return [Logged(seq, turn, at, decode_entry(data)) for seq, turn, at, data in rows]
+    logged = []
+    for seq, turn, at, data in rows:
+        try:
+            logged.append(Logged(seq, turn, at, decode_entry(data)))
+        except msgspec.MsgspecError as error:
+            raise StoreError(
+                f"entry {seq} of session {session} is damaged ({error}): restore a copy of the store"
+            ) from error
+    return logged

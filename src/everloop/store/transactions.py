@@ -25,10 +25,12 @@ INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, data, at) VALUES (?, ?, ?
 # All that decides what a session does next, in one look.
 BEGIN = """SELECT id, worker, fence, history_from,
         (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
-        (SELECT id FROM turn WHERE session = s.id AND ended_at IS NULL),
-        (SELECT id FROM inbox WHERE session = s.id AND state = 'new' AND kind <> 'urgent' ORDER BY id LIMIT 1)
+        (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1),
+        (SELECT id FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
+            ORDER BY id LIMIT 1)
     FROM session s WHERE owner = ? AND key = ?"""
-MORE = "SELECT 1 FROM inbox WHERE session = ? AND state = 'new' AND kind <> 'urgent' LIMIT 1"
+MORE = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND kind <> 'urgent' LIMIT 1"
+OPEN_TURN = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state = 'taken' LIMIT 1"
 
 
 @dataclass(slots=True)
@@ -122,13 +124,15 @@ def begin(
 def _resume(db: sqlite3.Connection, claim: Claim, turn: str) -> None:
     """Take up a turn that was cut off."""
     claim.turn, claim.resumed = turn, True
-    claim.first_seq = db.execute("SELECT first_seq FROM turn WHERE id = ?", (turn,)).fetchone()[0]
+    claim.first_seq = db.execute(
+        "SELECT first_seq FROM turn WHERE session = ? AND id = ?", (claim.session, turn)
+    ).fetchone()[0]
     rows = db.execute(
-        "SELECT id, data FROM inbox WHERE session = ? AND state = 'taken' AND turn = ? ORDER BY id",
+        "SELECT id, data FROM inbox WHERE session = ? AND state <> 'done' AND turn = ? ORDER BY id",
         (claim.session, turn),
     ).fetchall()
     claim.inbox = [id for id, _ in rows]
-    claim.message = decode_inbound(rows[0][1]) if rows else None
+    claim.message = decode_inbound(rows[0][1])
     log = db.execute(
         "SELECT data FROM entry WHERE session = ? AND seq >= ? ORDER BY seq", (claim.session, claim.first_seq)
     )
@@ -147,7 +151,6 @@ def _take(db: sqlite3.Connection, claim: Claim, waiting: int) -> None:
 
 def _open(db: sqlite3.Connection, claim: Claim) -> None:
     """Begin the turn of the claim's message."""
-    assert claim.message is not None
     now = time.time()
     db.execute(
         "INSERT INTO turn (id, session, owner, first_seq, started_at) VALUES (?, ?, ?, ?, ?)",
@@ -205,7 +208,10 @@ def finish(
     append_taking(db, claim, rows, took)
     for row, entry in zip(rows, entries, strict=True):
         if isinstance(entry, TurnEnded):
-            db.execute("UPDATE turn SET ended_at = ?, reason = ? WHERE id = ?", (now, entry.reason, claim.turn))
+            db.execute(
+                "UPDATE turn SET ended_at = ?, reason = ? WHERE session = ? AND id = ?",
+                (now, entry.reason, claim.session, claim.turn),
+            )
         elif isinstance(entry, Cleared):
             db.execute("UPDATE session SET history_from = ? WHERE id = ?", (row[1], claim.session))
     for id in claim.inbox:
@@ -259,7 +265,7 @@ def note(db: sqlite3.Connection, owner: str, key: str, entries: Sequence[Entry])
     id, holder, _, _ = session
     if holder is not None and alive(holder):
         return Held(holder, None)
-    if db.execute("SELECT 1 FROM turn WHERE session = ? AND ended_at IS NULL", (id,)).fetchone():
+    if db.execute(OPEN_TURN, (id,)).fetchone():
         return Held("a turn that was cut off and goes on at the next start", None)
     seq = db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = ?", (id,)).fetchone()[0]
     now = time.time()
@@ -296,6 +302,9 @@ def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_ke
     for n, (seq, old_turn, data, at) in enumerate(rows):
         db.execute(INSERT_ENTRY, (new, seq, turn if n >= len(rows) - under_way else old_turn, data, at))
     if turn is not None:
+        channel, _, chat_id = new_key.partition(":")
+        message = InboundMessage(channel, "user", chat_id, "", owner=owner, session=new_key, reply=False)
+        accept(db, message, "message", new, turn)  # its answer belongs to its session and to no chat
         db.execute(
             "INSERT INTO turn (id, session, owner, first_seq, started_at) VALUES (?, ?, ?, ?, ?)",
             (turn, new, owner, rows[-under_way][0], time.time()),

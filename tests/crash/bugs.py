@@ -25,23 +25,25 @@ def _thief() -> None:
 def _no_fence() -> None:
     """A thief, and no fence to stop whom it has robbed."""
     _thief()
-    insert = "INSERT INTO entry (session, seq, turn, data, at) SELECT ?, ?, ?, ?, ? WHERE ? OR ?"
-    # The place in the log is the last guard: without the fence, the stale one takes the next free place.
-    vars(transactions).update(APPEND_ENTRY=insert)
     append, finish = transactions.append, transactions.finish
 
-    def renumbered(db: sqlite3.Connection, claim: Any, rows: Any) -> Any:
-        last = db.execute("SELECT max(seq) FROM entry WHERE session = ?", (claim.session,)).fetchone()[0]
-        return [(row[0], last + n, *row[2:]) for n, row in enumerate(rows, start=1)]
+    def any_append(db: sqlite3.Connection, claim: Any, rows: Any) -> None:
+        claim.fence, last = _now(db, claim)
+        # The place in the log would be the last guard: the stale one takes the next free place.
+        append(db, claim, [(row[0], last + n, *row[2:]) for n, row in enumerate(rows, start=1)])
 
-    def any_append(db: sqlite3.Connection, claim: Any, rows: Any, took: Any) -> None:
-        append(db, claim, renumbered(db, claim, rows), took)
-
-    def any_finish(db: sqlite3.Connection, claim: Any, rows: Any, *rest: Any) -> Any:
-        claim.fence = db.execute("SELECT fence FROM session WHERE id = ?", (claim.session,)).fetchone()[0]
-        return finish(db, claim, rows, *rest)
+    def any_finish(db: sqlite3.Connection, claim: Any, *rest: Any) -> Any:
+        claim.fence, _ = _now(db, claim)
+        return finish(db, claim, *rest)
 
     vars(transactions).update(append=any_append, finish=any_finish)
+
+
+def _now(db: sqlite3.Connection, claim: Any) -> tuple[int, int]:
+    """The fence and the last place of the claim's session, whoever has it."""
+    sql = "SELECT fence, (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id) FROM session s WHERE id = ?"
+    fence, last = db.execute(sql, (claim.session,)).fetchone()
+    return fence, last
 
 
 def _settle_early() -> None:
@@ -53,7 +55,9 @@ def _settle_early() -> None:
         time.sleep(0.02)
         finish(self, connection, done)
 
+    submit: Callable[..., Any] = writer.Writer.submit
     writer.Writer._finish = early  # type: ignore[method-assign]
+    writer.Writer.submit = lambda self, work, **_: submit(self, work)  # type: ignore[method-assign]
 
 
 def _rerun_unsafe() -> None:

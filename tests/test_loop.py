@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -156,7 +157,7 @@ async def test_direct_calls_at_once_in_one_session_keep_their_order(start):
     chat = start(ScriptedProvider([echo], repeat_last=True))
     texts = [str(n) for n in range(15)]
     answers = await asyncio.gather(*(chat.agent.process_direct(text) for text in texts))
-    assert answers == texts == seen
+    assert list(answers) == texts == seen
 
 
 async def test_a_message_with_a_known_id_is_taken_once(start, tmp_path):
@@ -195,7 +196,7 @@ async def test_an_error_is_a_readable_reply_and_the_loop_goes_on(start):
 async def test_a_message_that_cannot_be_written_is_answered_too(start):
     chat = start(ScriptedProvider(["fine"]))
     assert (await chat.ask("hi", metadata={"odd": object()})).startswith("Sorry, I encountered an error: ")
-    assert (await chat.ask(None)).startswith("Sorry, I encountered an error: ")  # type: ignore[arg-type]
+    assert (await chat.ask(None)).startswith("Sorry, I encountered an error: ")
     assert await chat.ask("hi") == "fine"
 
 
@@ -661,13 +662,13 @@ async def test_a_caller_who_gives_up_stops_nobody_else(start):
 
 
 async def test_the_prompt_only_grows_at_its_end(start):
-    steps = [call("list_dir", path="."), "one", [call("list_dir"), call("list_dir")], "two", "three"]
+    steps: list[Any] = [call("list_dir", path="."), "one", [call("list_dir"), call("list_dir")], "two", "three"]
     provider = ScriptedProvider(steps)
     chat = start(provider)
     for n in range(3):
         await chat.ask(f"message {n}")
     prompts = [encode_json(request.messages) for request in provider.requests]
-    for before, after in zip(prompts, prompts[1:], strict=False):
+    for before, after in itertools.pairwise(prompts):
         assert after.startswith(before[:-1])
     assert len({encode_json(request.tools) for request in provider.requests}) == 1
 

@@ -130,4 +130,17 @@ def _socket_path() -> Path:
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise StoreError(f"{folder} is not a private folder of this user: remove it and try again")
+    _sweep(folder)
     return folder / f"{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _sweep(folder: Path) -> None:
+    """Take away the sockets that killed workers left behind: nobody listens on them."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        for path in folder.iterdir():
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:  # gone meanwhile, or no socket of ours
+                continue

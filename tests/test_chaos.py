@@ -11,6 +11,7 @@ import random
 import signal
 import sqlite3
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -266,6 +267,19 @@ async def test_a_dead_workers_turn_is_taken_over_though_nothing_else_happens(
         await worker.kill()
         await worker.wait()
     assert violations(await finished(forge, tmp_path, model)) == []
+
+
+async def test_what_killed_workers_leave_in_the_runtime_folder_is_swept_up(
+    forge: Forge, model: FakeOpenAI, tmp_path: Path
+) -> None:
+    with tempfile.TemporaryDirectory() as runtime:  # a socket's path must be short
+        for number in range(1, 4):
+            worker = forge.start("worker", folder=str(tmp_path), url=model.base_url, runtime=runtime)
+            await publish(tmp_path, say(f"m{number}"))
+            await until(lambda n=number: len(read(tmp_path).answers) == n)  # type: ignore[misc]
+            assert len(list(Path(runtime).glob("everloop-*/*"))) == 1
+            await worker.kill()
+            await worker.wait()
 
 
 async def test_a_frozen_worker_keeps_its_session_and_goes_on_where_it_was(

@@ -105,6 +105,29 @@ async def test_a_steered_message_is_in_the_turn_or_behind_it_and_never_lost(scen
     assert 1 in turns  # steered, in the undisturbed order
 
 
+async def test_a_message_that_replaces_a_turn_does_so_or_waits_and_is_never_lost(scene: Any) -> None:
+    runs = await scene(say("m1", "w.s"), late=[say("m2", "s")], busy="interrupt").everywhere()
+    answers = {len(after.answers) for _, after in runs if len(after.messages) == 2}
+    assert answers == {1, 2}  # replaced where it ran, finished where it was killed
+
+
+async def test_a_message_with_an_attachment_is_taken_once_whichever_write_is_the_last(scene: Any) -> None:
+    runs = await scene(say("m1", "n", media=["notes.txt"]), say("m2", "s")).everywhere()
+    assert any(before.messages and not before.logs for before, _ in runs)  # killed while the attachment was read
+
+
+async def test_a_message_that_is_published_again_after_a_kill_is_taken_once(scene: Any) -> None:
+    one = scene(*[say(f"m{n}", "s", chat=f"{n % 2}") for n in range(3)], then="durable")
+    for number, when in itertools.product(range(1, 4), ("before", "after")):
+        folder, messages, _ = one.named(f"again-{when}{number}")
+        assert await one.forge.run("publisher", folder=str(folder), messages=messages, die_at=(number, when)) == KILLED
+        assert await one.forge.run("publisher", folder=str(folder), messages=messages) == 0
+        assert await one.forge.run("agent", folder=str(folder), url=one.model.base_url, bus="durable") == 0
+        history = one.read(folder)
+        assert violations(history) == []
+        assert len(history.messages) == 3
+
+
 async def test_a_publisher_killed_at_any_write_loses_nothing_it_acknowledged(scene: Any) -> None:
     one = scene(*[say(f"m{n}", chat=f"{n % 2}") for n in range(5)], then="durable")
     for number, when in itertools.product(range(1, 6), ("before", "after")):
@@ -237,3 +260,35 @@ async def test_a_program_that_waits_for_a_session_gets_its_answer_when_the_other
     history = one.read(folder)
     assert history.interrupted == (2 if killed else 0)
     assert not history.open_turns
+
+
+async def test_messages_taken_from_the_bus_are_kept_when_the_loop_is_stopped(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "store.db")
+    holding, go_on = threading.Event(), threading.Event()
+
+    def hook(when: str) -> None:
+        if when == "before" and store.writer.commits == 1:  # after a look into the outbox: the first message
+            holding.set()
+            go_on.wait(5)
+
+    store.writer.hook = hook
+    bus = MessageBus()
+    async with AgentLoop(bus, ScriptedProvider(["ok"] * 3), tmp_path, store=store) as loop:
+        running = asyncio.create_task(loop.run())
+        for number in range(3):
+            await bus.publish_inbound(InboundMessage("test", "me", "a", f"m{number}"))
+        await asyncio.to_thread(holding.wait, 5)
+        while bus.inbound_size:
+            await asyncio.sleep(0.001)
+        loop.stop()
+        await asyncio.sleep(0.01)
+        go_on.set()
+        await running
+        running = asyncio.create_task(loop.run())
+        for _ in range(3):
+            await asyncio.wait_for(bus.consume_outbound(), 5)
+        loop.stop()
+        await running
+        log = await store.read_log(1)
+    said = [one.entry.content for one in log if isinstance(one.entry, UserSaid)]
+    assert said == ["m0", "m1", "m2"]

@@ -177,7 +177,12 @@ def _answers(history: History) -> Iterator[str]:
             yield f"message {message.id} is {message.state}, not done"
         if message.turn is not None:
             openers.setdefault(message.turn, message)
-    due = {message.id for message in history.messages if openers.get(message.turn or "", message) is message}
+    replaced = {place.turn for place in _places(history) if _reason(place.entry) == "replaced"}
+    due = {
+        message.id
+        for message in history.messages
+        if openers.get(message.turn or "", message) is message and message.turn not in replaced
+    }
     in_outbox = Counter(reply_to for _, reply_to, _ in history.answers)
     for id in due:
         if in_outbox[id] != 1:
@@ -206,7 +211,9 @@ def _order(history: History) -> Iterator[str]:
         if taken != [id for id in ids if id in there]:
             yield f"chat {chat}: taken as {taken}, published as {ids}"
     for session, messages in by_session.items():
-        said = [place.entry.content for place in history.logs.get(session, ()) if isinstance(place.entry, UserSaid)]
+        entries = [place.entry for place in history.logs.get(session, ())]
+        # What follows the text is an attachment.
+        said = [str(entry.content).partition("\n")[0] for entry in entries if isinstance(entry, UserSaid)]
         expected = [message.content for message in messages if message.kind == "message"]
         if said != expected:
             yield f"session {session}: the log has {said}, the inbox {expected}"
@@ -254,6 +261,8 @@ def _turn(turn: str, entries: list[Entry], answer: str | None) -> Iterator[str]:
     ends = [entry for entry in entries if isinstance(entry, TurnEnded)]
     if len(ends) != 1 or entries[-1] is not ends[0]:
         yield f"turn {turn} has {len(ends)} ends"
+        return
+    if ends[0].reason == "replaced":
         return
     if ends[0].reason != "answer":
         yield f"turn {turn} ended with {ends[0].reason}: {ends[0].text}"
@@ -305,6 +314,7 @@ def _nothing_twice(history: History) -> Iterator[str]:
 
 def _results(history: History, starts: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     ends = Counter(run["text"] for run in history.runs if run["what"] == "end")
+    replaced = {place.turn for place in _places(history) if _reason(place.entry) == "replaced"}
     for place in _places(history):
         entry = place.entry
         if not isinstance(entry, CallEnded):
@@ -317,6 +327,8 @@ def _results(history: History, starts: dict[str, list[dict[str, Any]]]) -> Itera
                 yield f"the call {text} was reported as interrupted though its process lived"
             if "outcome unknown" not in entry.content:
                 yield f"the call {text} was interrupted and the model is not told so: {entry.content!r}"
+        elif entry.status == "cancelled" and place.turn in replaced:
+            continue
         elif entry.status != "ok":
             yield f"the call {text} ended with {entry.status}: {entry.content}"
         elif not starts.get(text) or not ends[text]:
@@ -360,6 +372,10 @@ def _since(before: History, history: History) -> Iterator[str]:
 def _places(history: History) -> Iterator[Place]:
     for log in history.logs.values():
         yield from log
+
+
+def _reason(entry: Entry) -> str:
+    return entry.reason if isinstance(entry, TurnEnded) else ""
 
 
 def _text(id: str) -> str:

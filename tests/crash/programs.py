@@ -217,8 +217,10 @@ async def send(folder: Path, bus: MessageBus) -> None:
             await bus.sent(message)
 
 
-async def worker(folder: str, url: str, plant: str = "") -> None:
+async def worker(folder: str, url: str, plant: str = "", runtime: str = "") -> None:
     """What `everloop worker` is: a loop on the durable bus, until it is told to end (or killed)."""
+    if runtime:
+        os.environ["XDG_RUNTIME_DIR"] = runtime
     bugs.plant(plant)
     store = SQLiteStore(Path(folder) / "store.db")
     loop = make_loop(Path(folder), url, DurableBus(store), store)

@@ -59,6 +59,7 @@ else
     install_pinned requirements.lock
     pip_install --quiet --no-deps --no-build-isolation --editable . ||
         fail "Everloop itself could not be installed; see pip's message above"
+    .venv/bin/python -m compileall -q src || true # a head start only
     pwd -P >.venv/.ready
 fi
 echo "Ready."

@@ -97,7 +97,7 @@ class SQLiteStore:
     def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> asyncio.Future[None]:
         rows = _rows(claim, entries)
         if not took:
-            return self.writer.submit(lambda db: tx.append(db, claim, rows), single=True)
+            return self.writer.submit(lambda db: tx.append(db, claim, rows), "single")
         claim.inbox += took
         return self.writer.submit(lambda db: tx.append_taking(db, claim, rows, took))
 
@@ -237,7 +237,7 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ connections
 
     def aside(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return self.writer.submit(lambda db: work())
+        return self.writer.submit(lambda db: work(), "reads")
 
     async def close(self) -> None:
         """Wait until everything is on disk and let go of the file."""

@@ -10,12 +10,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from .waker import Waker
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
+# A single is one statement and needs no transaction around it; a reader of files has nothing to undo.
+Kind = Literal["writes", "single", "reads"]
 BATCH = 256  # jobs in one commit
 
 
@@ -30,17 +32,17 @@ class Write(asyncio.Future[T]):
 class _Job:
     """A piece of work and whoever waits for it: a coroutine (behind its loop's waker) or a thread."""
 
-    __slots__ = ("error", "future", "result", "single", "waker", "work")
+    __slots__ = ("error", "future", "kind", "result", "waker", "work")
 
     def __init__(
         self,
         work: Work,
         future: asyncio.Future[Any] | concurrent.futures.Future[Any],
         waker: Waker[_Job] | None,
-        single: bool = False,
+        kind: Kind = "writes",
     ) -> None:
         self.work = work
-        self.single = single
+        self.kind = kind
         self.future = future
         self.waker = waker
         self.result: Any = None
@@ -75,14 +77,14 @@ class Writer:
         self._wakers: dict[asyncio.AbstractEventLoop, Waker[_Job]] = {}
         self._lock = threading.Lock()
 
-    def submit(self, work: Callable[[sqlite3.Connection], T], *, single: bool = False) -> Write[T]:
-        """Queue a job from a coroutine. A `single` one is one statement and needs no transaction around it."""
+    def submit(self, work: Callable[[sqlite3.Connection], T], kind: Kind = "writes") -> Write[T]:
+        """Queue a job from a coroutine."""
         loop = asyncio.get_running_loop()
         waker = self._wakers.get(loop)
         if waker is None:
             waker = self._wakers[loop] = Waker(loop, _Job.settle)
         future: Write[T] = Write(loop=loop)
-        self._put(_Job(work, future, waker, single))
+        self._put(_Job(work, future, waker, kind))
         return future
 
     def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -125,7 +127,7 @@ class Writer:
                 job.error = error
                 _settle([job])
                 continue
-            if job.single and jobs.empty():
+            if job.kind != "writes" and jobs.empty():
                 self._alone(connection, job)
                 done, last = [job], False
             else:
@@ -137,7 +139,7 @@ class Writer:
             connection.close()
 
     def _alone(self, connection: sqlite3.Connection, job: _Job) -> None:
-        """Run a job of one statement, which is its own transaction."""
+        """Run a job that needs no transaction around it."""
         try:
             self._tell("before")
             job.result = job.work(connection)
@@ -158,9 +160,14 @@ class Writer:
             return [first], False
         job: _Job | None = first
         last = False
+        alone = True  # nothing has been written in this transaction yet
         while job is not None:
             done.append(job)
-            if not self._attempt(connection, job, alone=job is first):
+            if job.kind == "reads":
+                self._attempt_reading(connection, job)
+            elif self._attempt(connection, job, alone):
+                alone = False
+            else:
                 for other in done:  # SQLite has given up the whole transaction
                     other.error = other.error or job.error
                 return done, False
@@ -174,10 +181,16 @@ class Writer:
         self._finish(connection, done)
         return done, last
 
+    def _attempt_reading(self, connection: sqlite3.Connection, job: _Job) -> None:
+        try:
+            job.result = job.work(connection)
+        except Exception as error:
+            job.error = error
+
     def _attempt(self, connection: sqlite3.Connection, job: _Job, alone: bool) -> bool:
         """Run one job, undone if it fails. False when the transaction went with it.
 
-        The first job of a batch needs no savepoint: with nothing before it, undoing it is undoing all.
+        The first one of a batch needs no savepoint: with nothing before it, undoing it is undoing all.
         """
         try:
             if not alone:

@@ -103,6 +103,6 @@ def _read_picture(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(IMAGE_LIMIT + 1)
-    except OSError:
+    except (OSError, ValueError):  # a path that cannot be one is a ValueError
         return b""
     return data if len(data) <= IMAGE_LIMIT else b""

@@ -279,7 +279,8 @@ class SQLiteStore:
                 self.path, timeout=self._lock_seconds, isolation_level=None, check_same_thread=False
             )
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"cannot open the store {self.path}: {error}") from error
+            why = "it is a folder: name a file in it" if self.path.is_dir() else error
+            raise StoreError(f"cannot open the store {self.path}: {why}") from error
         try:
             _use_wal(connection, self._lock_seconds)
             connection.execute("PRAGMA synchronous = FULL")

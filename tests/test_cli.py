@@ -210,7 +210,7 @@ async def test_an_entry_that_cannot_be_read_is_named(server, home):
     await everloop("run", "hi", server=server)
     with sqlite3.connect(home / "everloop.db") as database:
         database.execute('UPDATE entry SET data = \'{"type":"answer","content":7}\' WHERE seq = 2')
-    is_one_error(await everloop("log"), "an entry cannot be read", "everloop.db")
+    is_one_error(await everloop("log"), "entry 2", "damaged", "restore")
 
 
 async def test_a_workspace_that_cannot_be_used_is_named(server, tmp_path):

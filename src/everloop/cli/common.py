@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import Config
-from ..errors import ConfigError, EverloopError, StoreError
+from ..errors import ConfigError, EverloopError
 
 if TYPE_CHECKING:
     from ..agents.loop import AgentLoop
     from ..bus import MessageBus
-    from ..store.base import Logged, Store, TurnInfo
+    from ..store.base import Store, TurnInfo
 
 OWNER = "me"
 FLAGS = ("workspace", "provider", "base_url", "model", "store")
@@ -105,8 +105,6 @@ def hush() -> None:
 @contextlib.asynccontextmanager
 async def reading(config: Config) -> AsyncIterator[Store]:
     """The store, for commands that only make sense when there is one."""
-    import msgspec
-
     from ..store.sqlite import SQLiteStore
 
     if not config.store.exists():
@@ -114,8 +112,6 @@ async def reading(config: Config) -> AsyncIterator[Store]:
     store = SQLiteStore(config.store)
     try:
         yield store
-    except msgspec.DecodeError as error:
-        raise StoreError(f"{config.store}: an entry cannot be read ({error}): restore a copy of the file") from None
     finally:
         await store.close()
 
@@ -131,9 +127,3 @@ async def find_turn(store: Store, prefix: str) -> TurnInfo:
         ids = ", ".join(turn.id for turn in turns[:5]) + (", …" if len(turns) > 5 else "")
         raise EverloopError(f'the turn "{prefix}" may be one of {ids}: write more of its id')
     return (exact or turns)[0]
-
-
-async def turn_entries(store: Store, turn: TurnInfo) -> list[Logged]:
-    """The entries of one turn, in order."""
-    logged = await store.read_log(turn.session, turn.first_seq - 1)
-    return [one for one in logged if one.turn == turn.id]

@@ -11,7 +11,7 @@ from .. import events
 from ..config import Config
 from ..log import ModelAnswered
 from ..store.base import Store
-from .common import OWNER, chat_of, find_turn, make_agent, turn_entries
+from .common import OWNER, chat_of, find_turn, make_agent
 from .interrupt import CtrlC
 from .paper import Paper
 from .view import View
@@ -52,7 +52,11 @@ async def _outcome(store: Store, key: str, result: str, ended: events.TurnEnded 
     else:  # another process had the session and ran the turn
         session = await store.session(OWNER, key)
         turn = (await store.turns(OWNER, session=session.id if session else None, limit=1))[0]
-    answers = [logged.entry for logged in await turn_entries(store, turn) if isinstance(logged.entry, ModelAnswered)]
+    answers = [
+        logged.entry
+        for logged in await store.read_turn(turn.session, turn.id)
+        if isinstance(logged.entry, ModelAnswered)
+    ]
     usage: dict[str, int] = {}
     for answer in answers:
         for name, count in answer.usage.items():

@@ -13,7 +13,7 @@ import msgspec
 from ..config import Config
 from ..errors import EverloopError
 from ..store.base import Logged, SessionInfo, Store
-from .common import OWNER, checked_key, find_turn, load_config, reading, turn_entries
+from .common import OWNER, checked_key, find_turn, load_config, reading
 from .entries import described, kind_of
 from .paper import Paper, as_json, harmless
 
@@ -41,7 +41,7 @@ async def _read(config: Config, key: str | None, turn: str | None, last: int | N
         found = await find_turn(store, turn)
         if key is not None and key != found.key:
             raise EverloopError(f'turn {found.id} is of the session "{found.key}", not of "{key}"')
-        return found.key, (await turn_entries(store, found))[-(last or 0) :]
+        return found.key, (await store.read_turn(found.session, found.id))[-(last or 0) :]
 
 
 async def _session(store: Store, key: str | None) -> SessionInfo:

@@ -11,7 +11,7 @@ from ..config import Config
 from ..log import Cleared, Entry, TurnEnded
 from ..replay import Difference, Replayed, replay
 from ..store.base import Logged, TurnInfo
-from .common import find_turn, load_config, reading, turn_entries
+from .common import find_turn, load_config, reading
 from .entries import described, kind_of
 from .paper import Paper
 
@@ -36,7 +36,7 @@ async def _read(config: Config, prefix: str) -> tuple[TurnInfo, list[Logged], li
         turn = await find_turn(store, prefix)
         before = [one.entry for one in await store.read_log(turn.session, 0, turn.first_seq - 1)]
         cleared = [place for place, entry in enumerate(before) if isinstance(entry, Cleared)]
-        return turn, await turn_entries(store, turn), before[cleared[-1] + 1 if cleared else 0 :]
+        return turn, await store.read_turn(turn.session, turn.id), before[cleared[-1] + 1 if cleared else 0 :]
 
 
 def _damage(turn: TurnInfo, logged: Sequence[Logged]) -> str:

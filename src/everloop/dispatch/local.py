@@ -295,11 +295,8 @@ class Dispatcher:
         if not row.done or not (items := self._waiting.pop(id, [])):
             return
         text = ""
-        if row.turn is not None:
-            for logged in reversed(await self._store.read_log(row.session)):
-                if logged.turn == row.turn and isinstance(logged.entry, TurnEnded):
-                    text = logged.entry.text
-                    break
+        if row.turn is not None and (logged := await self._store.read_turn(row.session, row.turn)):
+            text = last.text if isinstance(last := logged[-1].entry, TurnEnded) else ""
         for item in items:
             if not item.answer.done():
                 item.answer.set_result(text)

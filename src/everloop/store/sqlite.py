@@ -148,6 +148,16 @@ class SQLiteStore:
     async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]:
         return await self._in_reader(lambda db: _read_log(db, session, after, until))
 
+    async def read_turn(self, session: int, turn: str) -> list[Logged]:
+        def work(db: sqlite3.Connection) -> list[Logged]:
+            places = db.execute(
+                "SELECT first_seq FROM turn WHERE session = ? AND id >= ? ORDER BY id LIMIT 2", (session, turn)
+            ).fetchall()
+            after, until = places[0][0] - 1 if places else 0, places[1][0] - 1 if len(places) > 1 else None
+            return [logged for logged in _read_log(db, session, after, until) if logged.turn == turn]
+
+        return await self._in_reader(work)
+
     async def session(self, owner: str, key: str) -> SessionInfo | None:
         rows = await self._read(SESSIONS + " AND s.key = ?", owner, key)
         return SessionInfo(*rows[0]) if rows else None

@@ -180,7 +180,7 @@ async def test_whoever_hands_in_a_known_id_gets_the_same_answer(start):
     second = await chat.agent._dispatcher.submit(message)
     third = await chat.agent._dispatcher.submit(message)
     gate.open.set()
-    assert await asyncio.wait_for(asyncio.gather(first, second, third), 5) == ["the answer"] * 3
+    assert set(await asyncio.wait_for(asyncio.gather(first, second, third), 5)) == {"the answer"}
     late = await chat.agent._dispatcher.submit(message)
     assert await asyncio.wait_for(late, 5) == "the answer"
 
@@ -635,6 +635,7 @@ async def test_an_answer_that_was_not_handed_out_when_the_loop_stopped_comes_aft
     await asyncio.sleep(0.1)
     await chat.stop()
     chat.task = asyncio.create_task(chat.agent.run())
+    await asyncio.sleep(0.1)  # the answer that is on the bus already is not put there again
     assert sorted([await chat.hear() for _ in range(3)]) == ["0", "1", "2"]
     await asyncio.sleep(0.05)
     assert bus.outbound_size == 0

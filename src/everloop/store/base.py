@@ -251,5 +251,10 @@ class Store(Protocol):
 
 
 def new_turn_id() -> str:
-    """Unique, and in order of time when sorted as text."""
-    return f"{time.time_ns() // 1_000_000:011x}{os.urandom(4).hex()}"
+    """Unique, and in order of time when sorted as text: in microseconds, and never back within a process."""
+    global _last_turn
+    _last_turn = max(time.time_ns() // 1000, _last_turn + 1)
+    return f"{_last_turn:013x}{os.urandom(3).hex()}"
+
+
+_last_turn = 0

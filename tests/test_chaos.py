@@ -443,7 +443,7 @@ async def test_the_checker_sees_writes_that_are_acknowledged_too_early(
 async def test_the_checker_sees_unsafe_calls_that_are_run_again(
     forge: Forge, model: FakeOpenAI, tmp_path: Path
 ) -> None:
-    scene = Scene(forge, model, tmp_path, [say("m1", "K")], {"plant": "rerun"})
+    scene = Scene(forge, model, tmp_path, [say("m1", "K")], {"plant": "rerun"}, plant_then="rerun")
     before, after = await scene.killed("again")
     assert any("must not be repeated and ran 2 times" in line for line in violations(after, before))
 

@@ -121,6 +121,18 @@ def kill_at(store: SQLiteStore, number: int, when: str) -> None:
     store.writer.hook = hook
 
 
+def kill_before_delivery(store: SQLiteStore) -> None:
+    """Die as soon as an answer is in the outbox."""
+
+    def hook(what: str) -> None:
+        db = sqlite3.connect(store.path)
+        if what == "after" and db.execute("SELECT 1 FROM outbox WHERE sent_at IS NULL").fetchone():
+            die()
+        db.close()
+
+    store.writer.hook = hook
+
+
 class Idle:
     """Whether everything that came in is answered and sent."""
 
@@ -173,6 +185,7 @@ async def agent(
     busy: str = "queue",
     die_at: tuple[int, str] | None = None,
     die_at_text: int = 0,
+    die_unsent: bool = False,
     plant: str = "",
 ) -> None:
     """Publish the messages, answer everything, note the answers, and end when nothing is left to do."""
@@ -185,6 +198,8 @@ async def agent(
     loop = make_loop(here, url, queue, store, busy=busy, on_event=watch)
     if die_at is not None:
         kill_at(store, *die_at)
+    if die_unsent:
+        kill_before_delivery(store)
     running = asyncio.create_task(loop.run())
     sending = asyncio.create_task(send(here, queue))
     for message in messages or ():

@@ -34,6 +34,7 @@ class Scene:
     options: dict[str, Any]
     bus: str = "memory"
     then: str = "memory"
+    plant_then: str = ""
 
     def named(self, name: str) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
         """The scene in a folder of its own, with markers that no other one has."""
@@ -76,8 +77,8 @@ class Scene:
         )
         assert status in (0, KILLED), f"{name}: the program ended with {status}"
         before = self.read(folder)
-        options = {key: value for key, value in options.items() if key in ("busy", "plant")}
-        status = await self.forge.run("agent", folder=str(folder), url=self.model.base_url, bus=self.then, **options)
+        further = {"busy": options.get("busy", "queue"), "plant": self.plant_then}
+        status = await self.forge.run("agent", folder=str(folder), url=self.model.base_url, bus=self.then, **further)
         assert status == 0, f"{name}: going on ended with {status}"
         return before, self.read(folder)
 

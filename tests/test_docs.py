@@ -1,4 +1,4 @@
-"""The examples of docs/commands.md and docs/database.md are run as they are written."""
+"""Every example of the documentation is run as it is written."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from everloop.providers.factory import ENDPOINTS
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI
 from tests.commands import environment, everloop
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+OLLAMA = "http://127.0.0.1:11434/v1"  # where the pages say that a model server is
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+# A program, and what it prints if that follows right below.
+PROGRAM = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.M | re.S)
+NAMED = re.compile(r"# (\w+\.py)\n")  # a program that is a file: the commands of its page run it
+KILLED = re.compile(r"^.*Killed.*\n", re.M)  # said by the shell, each in its own words
+LINK = re.compile(r"\]\(([^)#]+)")
 # In expected output: an ellipsis is anything, a turn's id is the one that was first seen in its place, and clock times,
 # dates and ids of runs are any. What is left must be the same.
 VARIES = re.compile(r"…|\b[0-9a-f]{19}\b|(?<=run:)[0-9a-f]{12}|\d{4}-\d\d-\d\d(?: \d\d:\d\d)?|\d\d:\d\d:\d\d")
@@ -71,18 +80,19 @@ async def server() -> AsyncIterator[FakeOpenAI]:
         yield running
 
 
-async def shell(command: str, server: FakeOpenAI, folder: Path) -> str:
+async def shell(script: str, server: FakeOpenAI, folder: Path) -> str:
     """What a command of a page says, on both outputs."""
     shim = folder / "bin" / "everloop"
     if not shim.exists():
         shim.parent.mkdir()
-        shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m everloop "$@"\n')
-        shim.chmod(0o755)
+        for name, command_line in (("everloop", "-m everloop"), ("python", "")):
+            (shim.parent / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {command_line} "$@"\n')
+            (shim.parent / name).chmod(0o755)
     workspace = folder / "workspace"
     workspace.mkdir(exist_ok=True)
     path = f"{shim.parent}:{os.environ['PATH']}"
     process = await asyncio.create_subprocess_exec(
-        "sh", "-c", command,
+        "sh", "-c", script, cwd=workspace,
         env=environment(server, PATH=path, EVERLOOP_WORKSPACE=str(workspace)),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
@@ -128,3 +138,88 @@ async def test_the_database_page_has_the_tables_there_are_and_its_queries_run(se
         assert rows or "VACUUM" in query, f"nothing comes of\n{query}"
     assert (tmp_path / "copy.db").exists()
     database.close()
+
+
+# ---------------------------------------------------------------------------------------------- programs
+
+PROGRAMS = [
+    pytest.param(page, *found.groups(), id=f"{page.name}-{number}")
+    for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+    for number, found in enumerate(PROGRAM.finditer(page.read_text()), start=1)
+    if NAMED.match(found[1]) is None
+]
+
+
+@pytest.mark.parametrize(("page", "program", "expected"), PROGRAMS)
+async def test_every_program_runs_as_written_and_prints_what_its_page_says(page, program, expected, server, tmp_path):
+    if OLLAMA in program:
+        server.reply("Hello.")
+        program = program.replace(OLLAMA, server.base_url)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", program,
+        cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    async with asyncio.timeout(40):
+        out, _ = await process.communicate()
+    assert process.returncode == 0, out.decode()
+    if expected is None:
+        assert f"`{out.decode().strip()}`" in page.read_text()
+    else:
+        Reader().check(expected, out.decode())
+    assert not server.replies
+
+
+def test_there_are_programs_on_each_page_that_needs_some():
+    pages = [found.values[0].name for found in PROGRAMS]  # type: ignore[union-attr]
+    assert {page: pages.count(page) for page in pages} == {
+        "README.md": 1, "durability.md": 1, "library.md": 4, "providers.md": 4, "tools.md": 4
+    }  # fmt: skip
+
+
+async def test_the_crash_of_the_durability_page_goes_as_it_says(server, tmp_path):
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    for program in blocks("durability.md", "python"):
+        if named := NAMED.match(program):
+            (workspace / named[1]).write_text(program)
+    found, reader = examples("durability.md"), Reader()
+    assert len(found) >= 7
+    for command, expected in found:
+        said = await shell(reader.command(command), server, tmp_path)
+        reader.check(KILLED.sub("", expected), KILLED.sub("", said))
+
+
+# ---------------------------------------------------------------------------------------------- all pages
+
+
+@pytest.mark.parametrize("page", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_every_link_leads_somewhere_and_every_picture_is_well_formed(page):
+    for target in LINK.findall(page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            if target.endswith(".svg"):
+                ElementTree.parse(page.parent / target)
+
+
+def test_the_guards_that_the_architecture_page_names_are_there():
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", (DOCS / "architecture.md").read_text())
+    assert len(named) >= 12
+    assert [name for name in named if f"def {name}(" not in tests] == []
+
+
+def test_the_rooms_of_the_architecture_page_are_those_of_the_code():
+    rooms = {path.stem for path in (ROOT / "src" / "everloop").iterdir() if path.suffix == ".py" or path.is_dir()}
+    table = re.findall(r"^\| (`[^|]*) \|", (DOCS / "architecture.md").read_text(), re.M)
+    named = {name.rstrip("/") for cell in table for name in re.findall(r"`([a-z]+/?)`", cell)}
+    assert rooms - {"__init__", "__main__", "__pycache__", "py"} - {"testing"} == named - {"import everloop"}
+
+
+def test_the_providers_page_has_the_endpoints_there_are():
+    rows = [
+        f"| `{name}` | `{known.base_url}` | {'needed ' if known.needs_key else ''}|"
+        for name, known in ENDPOINTS.items()
+    ]
+    assert [row for row in rows if row not in (DOCS / "providers.md").read_text()] == []

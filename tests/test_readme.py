@@ -1,0 +1,112 @@
+"""The transcript of the README, typed and killed as it says, and its other promises."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.config import Config
+from everloop.providers.factory import make_provider
+from everloop.testing import call
+from everloop.testing.openai_server import FakeOpenAI
+from tests.commands import Terminal, everloop, terminal, until
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+VARIES = re.compile(r"[⠀-⣿]|\d+\.\d s|\d+(?= tokens)")  # the spinner, seconds, tokens
+
+
+def transcript() -> list[list[str]]:
+    """The lines of each start of the program, without the command itself."""
+    block = re.search(r"^```text\n(\$ everloop\n.*?)^```$", README, re.M | re.S)
+    assert block is not None
+    return [part.splitlines() for part in block[1].split("$ everloop\n")[1:]]
+
+
+async def sees(screen: Terminal, line: str, place: int) -> int:
+    """Wait for a line, whatever its numbers are; where it ends."""
+    pieces, end = [], 0
+    for found in VARIES.finditer(line):
+        pieces += [re.escape(line[end : found.start()]), "[⠀-⣿]" if ord(found[0][0]) >= 0x2800 else r"[\d.]+(?: s)?"]
+        end = found.end()
+    pattern = re.compile("".join([*pieces, re.escape(line[end:])]))
+    try:
+        await until(lambda: pattern.search(screen.text, place))
+    except TimeoutError:
+        raise AssertionError(f"never saw {line!r} in {screen.text[place:]!r}") from None
+    seen = pattern.search(screen.text, place)
+    assert seen is not None
+    return seen.end()
+
+
+async def test_the_transcript_is_what_happens():
+    first, second = transcript()
+    assert first[-1] == "Killed"
+    workspace = Path(os.environ["EVERLOOP_HOME"]) / "workspace"
+    workspace.mkdir(parents=True)
+    (workspace / "todo.txt").write_text("water the beans\nmend the fence\n")
+    async with FakeOpenAI() as server:
+        server.calls(call("read_file", path="todo.txt"))
+        server.hang(30)
+        async with terminal(server=server) as screen:
+            place = 0
+            for line in first[:-1]:
+                if line.startswith("> "):
+                    screen.type(f"{line[2:]}\r")
+                else:
+                    place = await sees(screen, line, place)
+            await until(lambda: len(server.requests) == 2)
+            screen.process.kill()
+            await screen.process.wait()
+        server.calls(call("write_file", path="plan.md", content="1. Water\n2. Mend\n"))
+        server.reply(second[-2])
+        async with terminal(server=server) as screen:
+            place = 0
+            for line in second:
+                place = await sees(screen, line, place)
+            screen.type("/exit\r")
+            assert await screen.ends() == 0
+        roles = [[message["role"] for message in seen.body["messages"][1:]] for seen in server.requests if seen.body]
+    assert roles[1] == roles[2] == ["user", "assistant", "tool"]  # nothing before the kill was asked for again
+    assert (workspace / "plan.md").read_text() == "1. Water\n2. Mend\n"
+
+
+def test_the_settings_for_openai_lead_to_openai():
+    line = next(line for line in README.splitlines() if line.startswith("EVERLOOP_API_KEY="))
+    settings = dict(part.split("=", 1) for part in line.split() if "=" in part)
+    assert settings.keys() == {"EVERLOOP_API_KEY", "EVERLOOP_MODEL"}
+    provider = make_provider(Config.load(env={**settings, "EVERLOOP_HOME": os.environ["EVERLOOP_HOME"]}))
+    endpoint = provider._providers[0][0]._endpoint  # type: ignore[attr-defined] # nothing may connect there
+    assert endpoint.where == "api.openai.com:443"
+
+
+async def test_the_settings_for_ollama_reach_a_server_there():
+    line = next(line for line in README.splitlines() if line.startswith("EVERLOOP_BASE_URL="))
+    settings: Any = dict(part.split("=", 1) for part in line.split() if "=" in part)
+    async with FakeOpenAI() as server:
+        server.reply("Hello.")
+        settings["EVERLOOP_BASE_URL"] = settings["EVERLOOP_BASE_URL"].replace(
+            "http://127.0.0.1:11434/v1", server.base_url
+        )
+        assert (await everloop("run", "Say hello.", **settings)).out == "Hello.\n"
+        assert server.requests[0].model == "qwen3:8b"
+
+
+@pytest.mark.parametrize("target", ["chat", "test", "bench"])
+def test_the_makefile_has_what_the_readme_names(target):
+    assert f"make {target}" in README
+    assert re.search(rf"^{target}: ", (ROOT / "Makefile").read_text(), re.M)
+
+
+def test_the_measured_table_can_be_filled_in():
+    assert re.search(r"<!-- bench:begin -->\n\| what \|.*\n\|---.*\n(\|.*\n)*<!-- bench:end -->", README)
+
+
+def test_the_changelog_has_the_version_of_the_package():
+    from everloop import __version__
+
+    assert re.search(rf"^## {re.escape(__version__)} — \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.M)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LONGEST = 120.0  # seconds a program may run
+LONGEST = 900.0  # seconds a program may run before it is ended with a trace
 
 
 @dataclass(slots=True)

@@ -188,14 +188,14 @@ async def test_a_message_and_the_start_of_its_turn_are_one_write(store, me):
 async def test_waiting_messages_are_claimed_one_by_one_in_order(store, me):
     for n in range(3):
         await store.accept(message(f"waiting {n}"))
-    claim = await begun(store, me, "last")
-    seen = []
+    claim: Claim | None = await begun(store, me, "last")
+    seen: list[str] = []
     while claim is not None:
         assert claim.message is not None
         seen.append(claim.message.content)
         finished = await finish(store, claim)
         assert finished.more == (len(seen) < 4)
-        claim = await store.begin("me", "test:1", me)  # type: ignore[assignment]
+        claim = await store.begin("me", "test:1", me)
     assert seen == ["waiting 0", "waiting 1", "waiting 2", "last"]
 
 

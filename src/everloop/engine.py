@@ -7,13 +7,13 @@ the outcome, and asks again. A restart is nothing special: read the log, ask, go
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from . import events
+from .answers import entry_of
 from .log import (
     Call,
     CallEnded,
@@ -28,8 +28,8 @@ from .log import (
     TurnEnded,
     UserSaid,
 )
-from .messages import Conversation, clean, encode_json
-from .providers.base import LLMResponse, ToolCallRequest
+from .messages import Conversation, clean
+from .providers.base import LLMResponse
 
 # ---------------------------------------------------------------------------------------------- what to do next
 
@@ -87,8 +87,6 @@ EMPTY_NOTICE = "The model returned an empty answer. Try again, or say it in othe
 INTERRUPTED = "interrupted, outcome unknown: check before you retry"
 CANCELLED = "stopped while it was running, outcome unknown: check before you retry"
 NOT_STARTED = "stopped before it started"
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action:
@@ -279,7 +277,7 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits) -> 
                 await turn.append(*([CallsBegun(unsafe)] if unsafe else []))
                 await _run_tools(turn, toolbox, calls)
             case Report(calls):
-                turn.outcome += [_unknown(call, "interrupted", INTERRUPTED) for call in calls]
+                turn.outcome += [CallEnded(call.id, call.name, INTERRUPTED, "interrupted") for call in calls]
             case Finish(reason, text):
                 return await _end(turn, TurnEnded(reason, text))
             case Idle():
@@ -312,7 +310,8 @@ def _model_may_be_asked(action: Action, turn: Turn, limits: Limits) -> bool:
 async def _call_model(turn: Turn, model: Model, limits: Limits) -> None:
     turn.partial.clear()
     try:
-        answered = _answer(await model(turn.conversation, turn.show if turn.emit else None), turn, limits)
+        response = await model(turn.conversation, turn.show if turn.emit else None)
+        answered = entry_of(response, turn.id, turn.conversation.call_ids, limits.calls)
     except (Exception, asyncio.CancelledError) as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
@@ -325,47 +324,6 @@ async def _call_model(turn: Turn, model: Model, limits: Limits) -> None:
     turn.partial.clear()
     if answered.usage:
         turn.tell(events.Usage(answered.usage))
-
-
-def _answer(response: LLMResponse, turn: Turn, limits: Limits) -> ModelAnswered:
-    """The entry of an answer: whatever a provider hands over, it can be written, read again and sent to a model."""
-    calls: list[Call] = []
-    used = set(turn.conversation.call_ids) if response.tool_calls else set()
-    for request in response.tool_calls or ():
-        id, number = clean(str(request.id or "")), len(used)
-        while not id or id in used:
-            id, number = f"{turn.id}_{number}", number + 1
-        used.add(id)
-        arguments, error = _arguments(request)
-        if len(calls) >= limits.calls:
-            error = f"not run: at most {limits.calls} calls in one answer; make the others in the next round"
-        calls.append(Call(id, _tool_name(request.name), arguments, error))
-    return ModelAnswered(
-        content=clean(response.content) if response.content else None,
-        calls=tuple(calls),
-        reasoning=clean(response.reasoning) if response.reasoning else None,
-        finish_reason=response.finish_reason or "stop",
-        usage={name: count for name, count in (response.usage or {}).items() if type(count) is int},
-        model=response.model or "",
-    )
-
-
-def _arguments(request: ToolCallRequest) -> tuple[dict[str, Any], str | None]:
-    """A call's arguments as they can be kept, and what is wrong with them."""
-    arguments: Any = request.arguments
-    try:
-        if isinstance(arguments, dict):
-            encode_json(arguments)
-            return arguments, request.error
-        problem = f"they must be an object, not {type(arguments).__name__}"
-    except Exception as error:
-        problem = clean(str(error))
-    return {}, request.error or problem
-
-
-def _tool_name(name: str) -> str:
-    """A name that model APIs take back, also when the model has made it up."""
-    return name if _NAME.fullmatch(name) else _NOT_IN_A_NAME.sub("_", name)[:64] or "unknown"
 
 
 async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> None:
@@ -402,10 +360,6 @@ async def _run_call(turn: Turn, toolbox: Toolbox, call: Call) -> CallEnded:
     return ended
 
 
-def _unknown(call: Call, status: Status, content: str) -> CallEnded:
-    return CallEnded(call.id, call.name, content, status)
-
-
 async def end_turn(turn: Turn, reason: Reason, text: str) -> TurnEnded:
     """End a turn that is not running, whatever state it is in. What was not on disk yet is dropped."""
     turn.outcome.clear()
@@ -428,8 +382,9 @@ async def _close(turn: Turn) -> TurnEnded:
     over = {entry.id for entry in log if isinstance(entry, CallEnded)}
     for call in (call for entry in log if isinstance(entry, ModelAnswered) for call in entry.calls):
         if call.id not in over:
-            turn.outcome.append(_unknown(call, "cancelled", CANCELLED if call.id in begun else NOT_STARTED))
-            turn.tell(events.ToolEnded(call.id, call.name, CANCELLED, "cancelled", 0.0))
+            content = CANCELLED if call.id in begun else NOT_STARTED
+            turn.outcome.append(CallEnded(call.id, call.name, content, "cancelled"))
+            turn.tell(events.ToolEnded(call.id, call.name, content, "cancelled", 0.0))
     return await _end(turn, TurnEnded(*turn.stopped))
 
 

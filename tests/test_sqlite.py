@@ -236,7 +236,7 @@ async def test_a_write_that_fails_takes_no_other_with_it(store, first):
     gate.set()
     failed = await asyncio.gather(blocked, *jobs, return_exceptions=True)
     assert [type(error) for error in failed[1:]] == [ValueError, StoreError, StoreError]
-    assert "no such table" in one_line(failed[2])  # type: ignore[arg-type]
+    assert "no such table" in one_line(failed[2])
     assert len(await asyncio.gather(*good)) == 4
     assert await in_writer(store, "SELECT id FROM worker") == []
     assert len(await in_writer(store, "SELECT id FROM inbox")) == 6

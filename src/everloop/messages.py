@@ -51,6 +51,7 @@ class Conversation(list[Message]):
         self.call_ids: set[str] = set()  # of all tool calls in it
         self._parts: list[bytes] = []  # of its JSON, without the brackets
         self._encoded = 0  # how many messages stand in them
+        self._size = 0
         self.extend(messages)
 
     def append(self, message: Message) -> None:
@@ -59,13 +60,16 @@ class Conversation(list[Message]):
     def extend(self, messages: Iterable[Message]) -> None:
         for message in messages:
             super().append(message)
+            content = message.get("content")
+            self._size += 400 + (len(content) if isinstance(content, str) else len(str(content)))
             for call in message.get("tool_calls") or ():
                 self.call_ids.add(call["id"])
+                self._size += 400 + len(str(call.get("function")))
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes in memory."""
-        return 2 * sum(map(len, self._parts)) + 400 * len(self)
+        """About how many bytes it takes in memory, whether its JSON was asked for or not."""
+        return self._size + sum(map(len, self._parts))
 
     def json(self) -> bytes:
         """The messages as a JSON array."""

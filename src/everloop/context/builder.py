@@ -36,7 +36,7 @@ class ContextBuilder:
         blocks = [self._identity]
         blocks += [f"{title}\n\n{text}" for title, path in self._files if (text := self._text(path))]
         blocks.append(f"Today is {time.strftime('%A, %Y-%m-%d')}.")
-        return "\n\n---\n\n".join(blocks)
+        return clean("\n\n---\n\n".join(blocks))  # a path may hold bytes that are no text
 
     def build_messages(
         self, history: Sequence[Message], current_message: str, media: Sequence[str] | None = None
@@ -70,7 +70,7 @@ class ContextBuilder:
                 pictures.append({"type": "image_url", "image_url": {"url": url}})
             else:
                 others.append(f"[attachment: {path}]")
-        text = "\n".join([clean(text), *others])
+        text = clean("\n".join([text, *others]))
         return [*pictures, {"type": "text", "text": text}] if pictures else text
 
     def _introduce(self) -> str:

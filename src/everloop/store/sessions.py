@@ -46,9 +46,9 @@ class Session:
         self._unsaved.append(Cleared())
 
     def _save(self) -> None:
-        entries, self._unsaved = self._unsaved, []
-        if entries:
+        if entries := list(self._unsaved):
             self._store.note_now(self._owner, self.key, entries)
+            del self._unsaved[: len(entries)]  # only now: what was not written can be saved again
 
 
 class SessionManager:

@@ -15,9 +15,10 @@ from ..bus import InboundMessage, MessageBus, OutboundMessage
 from ..commands import HELP, command_of, kind_of
 from ..context.builder import ContextBuilder
 from ..dispatch.durable import DurableBus
-from ..dispatch.local import Dispatcher, Live, Stopped
+from ..dispatch.local import RETRY_SECONDS, Dispatcher, Live, Stopped
 from ..dispatch.neighbours import Neighbours, wake_all
 from ..engine import Limits
+from ..errors import StoreError
 from ..log import Cleared
 from ..messages import clean
 from ..providers.base import LLMProvider
@@ -220,9 +221,13 @@ class AgentLoop:
         await self._join(changed.set)
         while True:
             changed.clear()  # before looking: what comes in meanwhile sets it again
-            for row in await self.store.urgent(self._dispatcher.worker):
-                await self._answer_urgent(row)
-            await self._dispatcher.scan()
+            try:
+                for row in await self.store.urgent(self._dispatcher.worker):
+                    await self._answer_urgent(row)
+                await self._dispatcher.scan()
+            except StoreError as error:  # a full or locked disk ends no worker
+                log.error("%s", error)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, changed.set)
             await changed.wait()
 
     async def _join(self, changed: Callable[[], None]) -> None:

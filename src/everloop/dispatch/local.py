@@ -13,7 +13,7 @@ from ..bus import InboundMessage, Kind
 from ..engine import Turn
 from ..errors import EverloopError, StaleLease, StoreError
 from ..log import Reason, TurnEnded, UserSaid
-from ..store.base import Busy, Claim, Store
+from ..store.base import Busy, Claim, Incoming, Store
 from ..store.workers import new_worker, retire
 
 log = logging.getLogger(__name__)
@@ -121,6 +121,8 @@ class Dispatcher:
     async def scan(self) -> None:
         """Take up all that waits in the store: new messages, and turns that a dead worker left behind."""
         for owner, key in await self._store.ready(self.worker):
+            if self.busy != "queue" and (live := self._live.get((owner, key))) is not None and live.running:
+                await self._notice(live)
             self.kick(owner, key)
         for id, items in list(self._waiting.items()):
             if (items[0].message.owner, items[0].message.session_key) not in self._live:
@@ -196,6 +198,7 @@ class Dispatcher:
         item = live.item = live.fresh.popleft() if live.fresh else None
         live.again = False
         live.system = self._store.aside(self._system)  # read while the turn is begun: one wake-up for both
+        live.system.add_done_callback(_heard)
         try:
             claim = await self._begin(live, item)
         except Busy as busy:
@@ -277,12 +280,26 @@ class Dispatcher:
             self.kick(live.owner, live.key)
         elif known:
             return
-        elif self.busy == "steer" and item.kind == "message" and not item.message.media and not live.behind:
-            live.steer.append((row.id, UserSaid(item.message.content, item.message.sender_id)))
         else:
-            live.behind[row.id] = item.kind
-            if self.busy == "interrupt" and item.kind == "message":
-                live.stop("replaced", REPLACED)
+            self._place(live, row)
+
+    async def _notice(self, live: Live) -> None:
+        """Messages that another process put into the inbox of a session whose turn runs here."""
+        rows = await self._store.waiting(live.owner, live.key)
+        known = {*live.behind, *(id for id, _ in live.steer)}
+        for row in rows:
+            if live.running and row.id not in known and row.id not in self._waiting:
+                self._place(live, row)
+
+    def _place(self, live: Live, row: Incoming) -> None:
+        """What a message does to the turn that runs: it steers it, replaces it, or waits behind it."""
+        plain = row.kind == "message" and not row.message.media
+        if self.busy == "steer" and plain and not live.behind:
+            live.steer.append((row.id, UserSaid(row.message.content, row.message.sender_id)))
+            return
+        live.behind[row.id] = row.kind
+        if self.busy == "interrupt" and row.kind == "message":
+            live.stop("replaced", REPLACED)
 
     def _wait(self, id: int, item: Item) -> None:
         self._waiting.setdefault(id, []).append(item)
@@ -333,3 +350,9 @@ class Dispatcher:
 
         handle = loop.call_later(RETRY_SECONDS, again)
         self._later.add(handle)
+
+
+def _heard(done: asyncio.Future[str]) -> None:
+    """Nobody asks for the prompt of a turn that could not be begun; its error is none of ours then."""
+    if not done.cancelled():
+        done.exception()

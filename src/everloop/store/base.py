@@ -134,6 +134,10 @@ class Store(Protocol):
         """(owner, session key) of all sessions with waiting messages or a cut-off turn that nobody living holds."""
         ...
 
+    async def waiting(self, owner: str, key: str) -> list[Incoming]:
+        """The rows of a session that no turn has taken yet, oldest first, urgent ones aside."""
+        ...
+
     async def urgent(self, worker: str) -> list[Incoming]:
         """Urgent rows of sessions that this worker holds, or that nobody does."""
         ...

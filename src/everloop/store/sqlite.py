@@ -71,6 +71,16 @@ class SQLiteStore:
             lambda db: [(owner, key) for owner, key, holder in db.execute(sql) if _free(holder, worker)]
         )
 
+    async def waiting(self, owner: str, key: str) -> list[Incoming]:
+        rows = await self._read(
+            """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn FROM inbox i JOIN session s ON s.id = i.session
+                WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent'
+                ORDER BY i.id""",
+            owner,
+            key,
+        )
+        return [tx.incoming(row) for row in rows]
+
     async def urgent(self, worker: str) -> list[Incoming]:
         sql = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, s.worker
                 FROM inbox i JOIN session s ON s.id = i.session

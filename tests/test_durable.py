@@ -1,0 +1,133 @@
+"""The bus of a worker: its queues are the store's, and another process may be at their other end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop import AgentLoop, InboundMessage
+from everloop.dispatch.durable import DurableBus
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing import ScriptedProvider
+
+
+def said(text: str) -> InboundMessage:
+    return InboundMessage("test", "user", "one", text)
+
+
+class Gate:
+    """A step of a script that waits until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, messages: object, tools: object) -> str:
+        self.reached.set()
+        await self.open.wait()
+        return "first answer"
+
+
+class Chat:
+    """A worker on a store, and a channel with a store of its own on the same file."""
+
+    def __init__(self, folder: Path, busy: str, *steps: Any) -> None:
+        self.provider = ScriptedProvider([*steps])
+        self.store = SQLiteStore(folder / "store.db")
+        self.channel = DurableBus(SQLiteStore(folder / "store.db"))
+        self.bus = DurableBus(self.store)
+        self.agent = AgentLoop(self.bus, self.provider, folder, store=self.store, busy=busy)  # type: ignore[arg-type]
+
+    async def __aenter__(self) -> Chat:
+        self.running = asyncio.create_task(self.agent.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.agent.stop()
+        await self.running
+        await self.agent.close()
+        await self.bus.close()
+        await self.channel.close()
+        await self.channel._store.close()
+
+    async def hear(self) -> str:
+        message = await asyncio.wait_for(self.channel.consume_outbound(), 10)
+        await self.channel.sent(message)
+        return message.content
+
+
+async def test_a_message_of_another_process_steers_the_turn_that_runs(tmp_path):
+    gate = Gate()
+    async with Chat(tmp_path, "steer", gate, "both answered") as chat:
+        await chat.channel.publish_inbound(said("one"))
+        await gate.reached.wait()
+        await chat.channel.publish_inbound(said("and two"))
+        await asyncio.sleep(0.2)
+        gate.open.set()
+        assert await chat.hear() == "both answered"
+        assert [m["content"] for m in chat.provider.requests[-1].messages[1:]] == ["one", "first answer", "and two"]
+
+
+async def test_a_message_of_another_process_replaces_the_turn_that_runs(tmp_path):
+    gate = Gate()
+    async with Chat(tmp_path, "interrupt", gate, "second answer") as chat:
+        await chat.channel.publish_inbound(said("one"))
+        await gate.reached.wait()
+        await chat.channel.publish_inbound(said("rather two"))
+        assert await chat.hear() == "second answer"
+
+
+async def test_stop_from_another_process_reaches_the_worker_that_runs_the_turn(tmp_path):
+    gate = Gate()
+    async with Chat(tmp_path, "queue", gate, "later answer") as chat:
+        await chat.channel.publish_inbound(said("one"))
+        await gate.reached.wait()
+        await chat.channel.publish_inbound(said("/stop"))
+        assert {await chat.hear(), await chat.hear()} == {"Stopped. What was done so far is kept."}
+        await chat.channel.publish_inbound(said("two"))
+        assert await chat.hear() == "later answer"
+
+
+async def test_messages_wait_in_order_behind_a_turn(tmp_path):
+    async with Chat(tmp_path, "queue", "a1", "a2", "a3") as chat:
+        for text in ("one", "two", "three"):
+            await chat.channel.publish_inbound(said(text))
+        assert [await chat.hear() for _ in range(3)] == ["a1", "a2", "a3"]
+
+
+async def test_a_worker_goes_on_after_the_store_could_not_be_read(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("everloop.agents.loop.RETRY_SECONDS", 0.05)
+    async with Chat(tmp_path, "queue", "answer") as chat:
+        path = tmp_path / "store.db"
+        await chat.channel.publish_inbound(said("/help"))
+        await chat.hear()
+        ready = chat.store.ready
+
+        async def broken(worker: str) -> list[tuple[str, str]]:
+            from everloop.errors import StoreError
+
+            chat.store.ready = ready  # type: ignore[method-assign]
+            raise StoreError(f"{path} is locked by another program")
+
+        chat.store.ready = broken  # type: ignore[method-assign]
+        await chat.channel.publish_inbound(said("one"))
+        assert await chat.hear() == "answer"
+    assert "locked" in caplog.text
+
+
+async def test_what_was_not_acknowledged_is_sent_again_with_its_mark(tmp_path):
+    async with Chat(tmp_path, "queue", "answer") as chat:
+        await chat.channel.publish_inbound(said("one"))
+        first = await asyncio.wait_for(chat.channel.consume_outbound(), 10)
+        assert (first.content, first.repeat) == ("answer", False)
+        await chat.channel.close()  # it never said `sent`
+        other = DurableBus(SQLiteStore(tmp_path / "store.db"))
+        again = await asyncio.wait_for(other.consume_outbound(), 10)
+        assert (again.content, again.repeat) == ("answer", True)
+        await other.sent(again)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(other.consume_outbound(), 0.2)
+        await other.close()
+        await other._store.close()

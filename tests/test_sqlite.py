@@ -242,6 +242,28 @@ async def test_a_write_that_fails_takes_no_other_with_it(store, first):
     assert len(await in_writer(store, "SELECT id FROM inbox")) == 6
 
 
+async def test_when_sqlite_gives_up_a_whole_transaction_everybody_in_it_is_told(store):
+    await store.accept(message())
+
+    def give_up(db: sqlite3.Connection) -> None:
+        db.execute("ROLLBACK")  # as SQLite itself does when the disk is full
+        raise sqlite3.OperationalError("database or disk is full")
+
+    gate = threading.Event()
+    blocked = store.writer.submit(lambda db: gate.wait(5))
+    before = asyncio.ensure_future(store.accept(message("before")))
+    await asyncio.sleep(0)
+    killer = store.writer.submit(give_up)
+    after = asyncio.ensure_future(store.accept(message("after")))
+    await asyncio.sleep(0)
+    gate.set()
+    results = await asyncio.gather(blocked, before, killer, after, return_exceptions=True)
+    assert isinstance(results[1], StoreError)
+    assert isinstance(results[2], StoreError)
+    rows = await in_writer(store, "SELECT json_extract(data, '$.content') FROM inbox")
+    assert rows == [("hi",)] + ([("after",)] if not isinstance(results[3], BaseException) else [])
+
+
 async def test_a_commit_that_fails_fails_every_write_in_it_and_the_next_one_works(store):
     await store.accept(message())
 

@@ -18,7 +18,9 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
 from everloop.log import ModelAnswered, Noted, TurnEnded, UserSaid
-from everloop.store.migrations import MIGRATIONS
+from everloop.store import sqlite
+from everloop.store import transactions as tx
+from everloop.store.migrations import MIGRATIONS, migrate
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.workers import alive, new_worker, process_of, retire
 
@@ -443,3 +445,21 @@ def test_a_worker_is_alive_in_the_eyes_of_another_process():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == "True"
     retire(worker)
+
+
+def test_no_look_for_work_grows_with_what_is_done():
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(db)
+    looks = {
+        tx.BEGIN: ("me", "a:b"),
+        tx.MORE: (1,),
+        tx.OPEN_TURN: (1,),
+        sqlite.READY: (),
+        sqlite.WAITING: ("me", "a:b"),
+    }
+    for sql, values in looks.items():
+        plan = " / ".join(row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", values))
+        assert "SCAN" not in plan.replace("SCAN inbox USING INDEX inbox_open", "").replace(
+            "SCAN inbox USING COVERING INDEX inbox_open", ""
+        ), plan
+    db.close()

@@ -27,6 +27,7 @@ from .log import (
     Transcript,
     TurnEnded,
     UserSaid,
+    Written,
 )
 from .messages import Conversation, clean
 from .providers.base import LLMResponse
@@ -163,11 +164,8 @@ class Toolbox(Protocol):
 class Log(Protocol):
     """The session's log, under this worker's lease."""
 
-    def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
-        """Write the entries in one transaction; done when they are on disk. A `TurnEnded` closes the turn.
-
-        The future cannot be cancelled: a task that is cancelled while it waits hears of it when the write is done.
-        """
+    def append(self, entries: Sequence[Entry]) -> Written[None]:
+        """Write the entries in one transaction; done when they are on disk. A `TurnEnded` closes the turn."""
         ...
 
     def steered(self) -> Sequence[UserSaid]:
@@ -233,7 +231,7 @@ class Turn:
         try:
             await written
         finally:
-            if written.done() and not written.cancelled() and written.exception() is None:
+            if written.done() and written.exception() is None:
                 self._know(entries)
 
     def _know(self, entries: Sequence[Entry]) -> None:

@@ -6,13 +6,14 @@ model, the crash journal, the activity log, replay and fork are all read from th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from .messages import Message, assistant_message, tool_message
 
+T_co = TypeVar("T_co", covariant=True)
 Content = str | list[dict[str, Any]]
 Status = Literal["ok", "error", "cancelled", "interrupted", "denied"]
 Reason = Literal["answer", "max_rounds", "cancelled", "replaced", "empty", "error", "abandoned"]
@@ -82,6 +83,11 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
 
+def kind_of(entry: Entry) -> str:
+    """The name of an entry's kind, as it stands in the log."""
+    return str(entry.__struct_config__.tag)
+
+
 def encode_entry(entry: Entry) -> str:
     return _encoder.encode(entry).decode()
 
@@ -144,3 +150,14 @@ def messages_of(entries: Iterable[Entry]) -> Iterator[Message]:
     transcript = Transcript()
     for entry in entries:
         yield from transcript.add(entry)
+
+
+class Written(Awaitable[T_co], Protocol[T_co]):
+    """A write to a log under way. It cannot be cancelled: what was handed to the disk gets there, and a task that is
+    cancelled while it waits hears of it when the write is done."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> T_co: ...
+
+    def exception(self) -> BaseException | None: ...

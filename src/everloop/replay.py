@@ -14,7 +14,7 @@ import msgspec
 
 from . import events
 from .engine import DEFAULT_LIMITS, INTERRUPTED, Limits, Turn, run_turn
-from .log import Call, CallEnded, CallsBegun, Entry, ModelAnswered, Status, TurnEnded, UserSaid, messages_of
+from .log import Call, CallEnded, CallsBegun, Entry, ModelAnswered, Status, TurnEnded, UserSaid, Written, messages_of
 from .messages import Conversation
 from .providers.base import LLMResponse, ToolCallRequest
 
@@ -176,7 +176,7 @@ class _Tape:
             self.at += 1
         return said
 
-    def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
+    def append(self, entries: Sequence[Entry]) -> Written[None]:
         self.written += entries
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)

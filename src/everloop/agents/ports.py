@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import events
 from ..bus import OutboundMessage
 from ..dispatch.local import Live
-from ..log import Call, Entry, TurnEnded, UserSaid
+from ..log import Call, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
 from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider
 from ..store.base import Claim, Finished, Store
@@ -92,9 +91,9 @@ class SessionLog:
         self._sender = sender
         self._took: list[int] = []
         self._outgoing: Sequence[OutboundMessage] = ()
-        self._finished: asyncio.Future[Finished] | None = None
+        self._finished: Written[Finished] | None = None
 
-    def append(self, entries: Sequence[Entry]) -> asyncio.Future[Any]:
+    def append(self, entries: Sequence[Entry]) -> Written[Any]:
         took, self._took = self._took, []
         if not isinstance(last := entries[-1], TurnEnded):
             return self._store.append(self._claim, entries, took)

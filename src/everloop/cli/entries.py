@@ -17,11 +17,6 @@ from ..log import (
 from .paper import as_json, one_line, short_arguments, short_result
 
 
-def kind_of(entry: Entry) -> str:
-    """The entry's kind, as the database has it too."""
-    return str(entry.__struct_config__.tag)
-
-
 def described(entry: Entry, waited: float | None = None, *, full: bool = False) -> tuple[str, str]:
     """(what it says, facts about it): on one line, or in full. `waited` is the seconds since the entry before."""
     match entry:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from ..config import Config
-from ..log import Cleared, Entry, TurnEnded
+from ..log import Cleared, Entry, TurnEnded, kind_of
 from ..replay import Difference, Replayed, replay
 from ..store.base import Logged, TurnInfo
 from .common import find_turn, load_config, reading
-from .entries import described, kind_of
+from .entries import described
 from .paper import Paper
 
 

@@ -12,7 +12,7 @@ from .. import events
 from ..bus import InboundMessage, Kind
 from ..engine import Turn
 from ..errors import EverloopError, StaleLease, StoreError
-from ..log import Reason, TurnEnded, UserSaid
+from ..log import Reason, TurnEnded, UserSaid, Written
 from ..store.base import Busy, Claim, Incoming, Store
 from ..store.workers import new_worker, retire
 
@@ -52,7 +52,7 @@ class Live:
     emit: list[events.Emit] = field(default_factory=list)  # who watches the running turn
     turn: Turn | None = None
     stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
-    system: asyncio.Future[str] | None = None  # the system prompt of the turn that is being begun
+    system: Written[str] | None = None  # the system prompt of the turn that is being begun
     running: bool = False
     again: bool = False  # there may be more in the inbox
     task: asyncio.Task[None] | None = None
@@ -198,7 +198,6 @@ class Dispatcher:
         item = live.item = live.fresh.popleft() if live.fresh else None
         live.again = False
         live.system = self._store.aside(self._system)  # read while the turn is begun: one wake-up for both
-        live.system.add_done_callback(_heard)
         try:
             claim = await self._begin(live, item)
         except Busy as busy:
@@ -350,9 +349,3 @@ class Dispatcher:
 
         handle = loop.call_later(RETRY_SECONDS, again)
         self._later.add(handle)
-
-
-def _heard(done: asyncio.Future[str]) -> None:
-    """Nobody asks for the prompt of a turn that could not be begun; its error is none of ours then."""
-    if not done.cancelled():
-        done.exception()

@@ -5,7 +5,6 @@ The conformance suite in `tests/test_store.py` says what each call promises; it 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ..bus import InboundMessage, Kind, OutboundMessage
-from ..log import Entry
+from ..log import Entry, Written
 
 T = TypeVar("T")
 
@@ -155,11 +154,8 @@ class Store(Protocol):
         """
         ...
 
-    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> asyncio.Future[None]:
-        """Append to the turn's log under the claim's fence; `took` are inbox rows that the entries hold.
-
-        The futures of `append` and `finish` cannot be cancelled: what was handed to the disk gets there.
-        """
+    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
+        """Append to the turn's log under the claim's fence; `took` are inbox rows that the entries hold."""
         ...
 
     def finish(
@@ -169,7 +165,7 @@ class Store(Protocol):
         outgoing: Sequence[OutboundMessage] = (),
         sender: str | None = None,
         took: Sequence[int] = (),
-    ) -> asyncio.Future[Finished]:
+    ) -> Written[Finished]:
         """In one transaction: the log's tail, the turn's end, inbox rows done, outbox rows, the lease given back.
 
         `sender` is the worker that sends the outgoing messages right away.
@@ -247,7 +243,7 @@ class Store(Protocol):
 
     async def leave(self, worker: str) -> None: ...
 
-    def aside(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def aside(self, work: Callable[[], T]) -> Written[T]:
         """Run a short piece of file work off the event loop, in the same wake-up as the writes around it."""
         ...
 

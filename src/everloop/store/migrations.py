@@ -25,8 +25,7 @@ def m001_core(db: sqlite3.Connection) -> None:
     db.execute(
         """CREATE TABLE entry (
             session INTEGER NOT NULL REFERENCES session, seq INTEGER NOT NULL, turn TEXT,
-            data TEXT NOT NULL, at REAL NOT NULL,
-            kind TEXT GENERATED ALWAYS AS (json_extract(data, '$.type')) VIRTUAL,
+            kind TEXT NOT NULL, data TEXT NOT NULL, at REAL NOT NULL,
             PRIMARY KEY (session, seq)) WITHOUT ROWID"""
     )
     db.execute(

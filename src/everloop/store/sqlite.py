@@ -18,7 +18,7 @@ import msgspec
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StoreError
-from ..log import Entry, decode_entry, encode_entry
+from ..log import Entry, Written, decode_entry, encode_entry, kind_of
 from . import transactions as tx
 from .base import Busy, Claim, Finished, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo
 from .migrations import NewerSchema, migrate
@@ -33,6 +33,10 @@ SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1), s.worker
     FROM session s WHERE s.owner = ?"""
+READY = """SELECT owner, key, worker FROM session WHERE id IN (
+        SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent') ORDER BY updated_at"""
+WAITING = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn FROM session s JOIN inbox i ON i.session = s.id
+    WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent' ORDER BY i.id"""
 TURNS = """SELECT t.id, t.session, s.key, t.owner, t.first_seq, t.started_at, t.ended_at, t.reason
     FROM turn t JOIN session s ON s.id = t.session
     WHERE t.owner = ?1 AND substr(t.id, 1, length(?2)) = ?2"""
@@ -64,21 +68,12 @@ class SQLiteStore:
         return await self.writer.submit(partial(tx.accept, message=message, kind=kind))
 
     async def ready(self, worker: str) -> list[tuple[str, str]]:
-        sql = """SELECT owner, key, worker FROM session WHERE id IN (
-                SELECT session FROM inbox WHERE state = 'new' AND kind <> 'urgent'
-                UNION SELECT session FROM turn WHERE ended_at IS NULL) ORDER BY updated_at"""
         return await self._in_reader(
-            lambda db: [(owner, key) for owner, key, holder in db.execute(sql) if _free(holder, worker)]
+            lambda db: [(owner, key) for owner, key, holder in db.execute(READY) if _free(holder, worker)]
         )
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
-        rows = await self._read(
-            """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn FROM inbox i JOIN session s ON s.id = i.session
-                WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent'
-                ORDER BY i.id""",
-            owner,
-            key,
-        )
+        rows = await self._read(WAITING, owner, key)
         return [tx.incoming(row) for row in rows]
 
     async def urgent(self, worker: str) -> list[Incoming]:
@@ -104,7 +99,7 @@ class SQLiteStore:
             raise Busy(claim.worker, claim.accepted)
         return claim
 
-    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> asyncio.Future[None]:
+    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
         rows = _rows(claim, entries)
         if not took:
             return self.writer.submit(lambda db: tx.append(db, claim, rows), "single")
@@ -118,7 +113,7 @@ class SQLiteStore:
         outgoing: Sequence[OutboundMessage] = (),
         sender: str | None = None,
         took: Sequence[int] = (),
-    ) -> asyncio.Future[Finished]:
+    ) -> Written[Finished]:
         claim.inbox += took
         rows = _rows(claim, entries)
         return self.writer.submit(
@@ -256,7 +251,7 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------------------------------ connections
 
-    def aside(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def aside(self, work: Callable[[], T]) -> Written[T]:
         return self.writer.submit(lambda db: work(), "reads")
 
     async def close(self) -> None:
@@ -362,7 +357,10 @@ def _rows(claim: Claim, entries: Sequence[Entry]) -> list[tx.Row]:
     """The rows of these entries, with their places taken in the order of the calls."""
     now = time.time()
     first, claim.next_seq = claim.next_seq, claim.next_seq + len(entries)
-    return [(claim.session, first + n, claim.turn or None, encode_entry(entry), now) for n, entry in enumerate(entries)]
+    return [
+        (claim.session, first + n, claim.turn or None, kind_of(entry), encode_entry(entry), now)
+        for n, entry in enumerate(entries)
+    ]
 
 
 def _read_log(db: sqlite3.Connection, session: int, after: int, until: int | None) -> list[Logged]:

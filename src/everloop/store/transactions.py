@@ -12,7 +12,7 @@ import msgspec
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StaleLease, StoreError
-from ..log import Cleared, Entry, TurnEnded, UserSaid, decode_entry, encode_entry, open_turn
+from ..log import Cleared, Entry, TurnEnded, UserSaid, decode_entry, encode_entry, kind_of, open_turn
 from .base import Claim, Finished, Incoming, Outgoing, Timer, new_turn_id
 from .workers import alive
 
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 decode_inbound = msgspec.json.Decoder(InboundMessage).decode
 decode_outbound = msgspec.json.Decoder(OutboundMessage).decode
 
-INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, data, at) VALUES (?, ?, ?, ?, ?)"
+INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
 
 # All that decides what a session does next, in one look.
 BEGIN = """SELECT id, worker, fence, history_from,
@@ -158,12 +158,12 @@ def _open(db: sqlite3.Connection, claim: Claim) -> None:
     )
     if not claim.message.media:  # attachments are read by the loop, which then writes the first entry
         said = UserSaid(claim.message.content, claim.message.sender_id)
-        db.execute(INSERT_ENTRY, (claim.session, claim.next_seq, claim.turn, encode_entry(said), now))
+        db.execute(INSERT_ENTRY, (claim.session, claim.next_seq, claim.turn, kind_of(said), encode_entry(said), now))
         claim.next_seq += 1
         claim.entries = [said]
 
 
-Row = tuple[int, int, str | None, str, float]  # of the entry table
+Row = tuple[int, int, str | None, str, str, float]  # of the entry table
 
 
 def append(db: sqlite3.Connection, claim: Claim, rows: Sequence[Row]) -> None:
@@ -177,7 +177,8 @@ def append(db: sqlite3.Connection, claim: Claim, rows: Sequence[Row]) -> None:
 def _append_entries(n: int) -> str:
     # With a stale fence this selects nothing, so nothing is written.
     return (
-        f"INSERT INTO entry (session, seq, turn, data, at) SELECT * FROM (VALUES {', '.join(['(?, ?, ?, ?, ?)'] * n)}) "
+        "INSERT INTO entry (session, seq, turn, kind, data, at) "
+        f"SELECT * FROM (VALUES {', '.join(['(?, ?, ?, ?, ?, ?)'] * n)}) "
         "WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND fence = ?)"
     )
 
@@ -270,7 +271,8 @@ def note(db: sqlite3.Connection, owner: str, key: str, entries: Sequence[Entry])
     seq = db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = ?", (id,)).fetchone()[0]
     now = time.time()
     db.executemany(
-        INSERT_ENTRY, [(id, seq + n, None, encode_entry(entry), now) for n, entry in enumerate(entries, start=1)]
+        INSERT_ENTRY,
+        [(id, seq + n, None, kind_of(entry), encode_entry(entry), now) for n, entry in enumerate(entries, start=1)],
     )
     for n, entry in enumerate(entries, start=1):
         if isinstance(entry, Cleared):
@@ -287,7 +289,7 @@ def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_ke
     if session_row(db, owner, new_key, create=False) is not None:
         raise StoreError(f'the session "{new_key}" exists already: choose another name')
     rows = db.execute(
-        "SELECT seq, turn, data, at FROM entry WHERE session = ? AND seq <= ? ORDER BY seq",
+        "SELECT seq, turn, kind, data, at FROM entry WHERE session = ? AND seq <= ? ORDER BY seq",
         (source[0], until if until is not None else 2**62),
     ).fetchall()
     if not rows or (until is not None and rows[-1][0] != until):
@@ -296,11 +298,11 @@ def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_ke
     made = session_row(db, owner, new_key, create=True)
     assert made is not None
     new = made[0]
-    entries = [decode_entry(data) for _, _, data, _ in rows]
+    entries = [decode_entry(data) for _, _, _, data, _ in rows]
     under_way = len(open_turn(entries))
     turn = new_turn_id() if under_way else None
-    for n, (seq, old_turn, data, at) in enumerate(rows):
-        db.execute(INSERT_ENTRY, (new, seq, turn if n >= len(rows) - under_way else old_turn, data, at))
+    for n, (seq, old_turn, kind, data, at) in enumerate(rows):
+        db.execute(INSERT_ENTRY, (new, seq, turn if n >= len(rows) - under_way else old_turn, kind, data, at))
     if turn is not None:
         channel, _, chat_id = new_key.partition(":")
         message = InboundMessage(channel, "user", chat_id, "", owner=owner, session=new_key, reply=False)

@@ -42,7 +42,7 @@ class Waker(Generic[T]):
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
-        self._take_all()
+        self._loop.call_soon(self._take_all)  # by the loop itself, never from inside a task
 
     def _woken(self) -> None:
         os.eventfd_read(self._fd)

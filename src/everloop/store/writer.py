@@ -13,20 +13,13 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from .waker import Waker
+from .write import Write
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
 # A single is one statement and needs no transaction around it; a reader of files has nothing to undo.
 Kind = Literal["writes", "single", "reads"]
 BATCH = 256  # jobs in one commit
-
-
-class Write(asyncio.Future[T]):
-    """A write under way. It cannot be cancelled: a coroutine that is being cancelled hears of it when the write is
-    done, so that what is on disk and what its writer knows never differ."""
-
-    def cancel(self, msg: object = None) -> bool:
-        return False
 
 
 class _Job:
@@ -37,7 +30,7 @@ class _Job:
     def __init__(
         self,
         work: Work,
-        future: asyncio.Future[Any] | concurrent.futures.Future[Any],
+        future: Write[Any] | concurrent.futures.Future[Any],
         waker: Waker[_Job] | None,
         kind: Kind = "writes",
     ) -> None:
@@ -49,9 +42,9 @@ class _Job:
         self.error: BaseException | None = None
 
     def settle(self) -> None:
-        if self.future.done():  # whoever waited has gone
-            return
-        if self.error is not None:
+        if isinstance(self.future, Write):
+            self.future.settle(self.result, self.error)
+        elif self.error is not None:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self.result)
@@ -83,7 +76,7 @@ class Writer:
         waker = self._wakers.get(loop)
         if waker is None:
             waker = self._wakers[loop] = Waker(loop, _Job.settle)
-        future: Write[T] = Write(loop=loop)
+        future: Write[T] = Write(loop)
         self._put(_Job(work, future, waker, kind))
         return future
 

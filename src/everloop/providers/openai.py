@@ -8,7 +8,7 @@ from typing import Any
 
 from ..messages import Conversation
 from .base import Delta, LLMProvider, LLMResponse, ProviderError
-from .http import Endpoint, TimedReader, Timeouts, endpoint_url
+from .http import Endpoint, TimedReader, Timeouts, endpoint_of
 from .sse import Answer, Lines, encode, one_line
 
 __all__ = ["OpenAIProvider", "Timeouts"]
@@ -40,7 +40,7 @@ class OpenAIProvider(LLMProvider):
         sent = {"User-Agent": "everloop", **(headers or {})}
         if api_key:
             sent["Authorization"] = f"Bearer {api_key}"
-        self._endpoint = Endpoint(endpoint_url(base_url, "/chat/completions"), sent, timeouts, api_key)
+        self._endpoint = Endpoint(endpoint_of(base_url, "/chat/completions"), sent, timeouts, api_key)
         self._answer_limit = answer_limit
         self._body_limit = 6 * answer_limit + SPARE_BYTES  # \uXXXX: six bytes for one character
         self._extra = b"," + encode(dict(extra))[1:-1] if extra else b""
@@ -93,7 +93,10 @@ class OpenAIProvider(LLMProvider):
                     break
         finally:
             reader.stop()
-            endpoint.leave(response, ended)
+            if ended:
+                response.leave()
+            else:
+                response.close()
         if not (ended or answer.finish_reason):
             raise ProviderError(f"the stream from {endpoint.where} ended in the middle of the answer", retryable=True)
         yield answer.response()

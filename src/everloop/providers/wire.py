@@ -1,0 +1,421 @@
+"""HTTP/1.1 to one origin: as much of it as a model API needs, and at a third of a general client's cost.
+
+POST requests over a pool of connections that are used again; answers whole or as they come; TLS and proxies. Parsing is
+llhttp's (httptools); nothing here reads a byte of the protocol by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import socket
+import ssl
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import httptools
+
+from ..tools.threads import in_thread
+
+SMALL = 1 << 16  # bytes up to which joining parts is cheaper than writing them one by one
+AHEAD = 1 << 18  # bytes of an answer that may wait to be read before the server is made to wait
+LONGEST_HEAD = 1 << 16
+IDLE_SECONDS = 30.0  # until an unused connection is no longer trusted
+GOODBYE = 1.0  # seconds a server has to end a stream whose last word is in
+
+
+class ConnectionBroke(OSError):
+    """The connection ended, or what came over it was no HTTP."""
+
+
+class NoConnection(OSError):
+    """The server could not be reached."""
+
+
+class ConnectTimeout(OSError):
+    """The server could not be reached in time."""
+
+
+@dataclass(slots=True, frozen=True)
+class Origin:
+    """Where requests go: a server, and the path and query of every request to it."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+    user: str = ""  # "name:password" of the URL
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+
+def origin_of(url: str) -> Origin:
+    """The origin of an http(s) URL; a ValueError if it is none."""
+    parts: SplitResult = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url} is no http(s) URL")
+    host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if any(ord(letter) <= 32 or ord(letter) > 126 for letter in host + target):
+        raise ValueError(f"{url} has characters that no URL may have")
+    user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}" if parts.username else ""
+    return Origin(parts.scheme, host, port, target, user)
+
+
+class Response:
+    """An answer: its head, and its body as it comes. Whoever has it reads it to its end, or `leave`s or `close`s it."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self.status = 0
+        self.reason = ""
+        self.headers: dict[str, str] = {}
+        self.complete = False
+        self._connection: _Connection | None = connection
+        self._body: deque[bytes] = deque()
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._unread = False  # nobody wants the rest
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some of the body is here and was not read."""
+        return bool(self._body)
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    async def read(self) -> bytes:
+        """The next bytes of the body, as many as are there; empty at its end."""
+        while not self._body:
+            if self._error is not None:
+                raise self._error
+            if self.complete:
+                return b""
+            await self.wait()
+        data = self._body.popleft() if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        if self._size > AHEAD and self._connection is not None:
+            self._connection.resume()
+        self._size = 0
+        return data
+
+    async def wait(self) -> None:
+        """Until something new has come."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def fail(self, error: Exception) -> None:
+        """Whoever reads gets this error, now or next."""
+        if self._error is None and not self.complete:
+            self._error = error
+            self._wake()
+
+    def leave(self) -> None:
+        """All was said: the server may end its answer by itself, for a moment, and the connection is used again."""
+        self._unread = True
+        self._body.clear()
+        if not self.complete and self._connection is not None:
+            self._connection.resume()
+            asyncio.get_running_loop().call_later(GOODBYE, self.close)
+
+    def close(self) -> None:
+        """Break off, at once."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    def _take(self, data: bytes) -> bool:
+        """A piece of the body; True when enough of it waits."""
+        if self._unread:
+            return False
+        self._body.append(data)
+        self._size += len(data)
+        self._wake()
+        return self._size > AHEAD
+
+    def _end(self) -> None:
+        self.complete = True
+        self._connection = None
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection of a pool, with at most one request under way."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.idle_since = 0.0
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._response: Response | None = None
+        self._head = 0  # bytes that have come of this answer
+        self._sent = False  # the whole request
+        self._until_close = False  # the body ends with the connection
+        self._writable: asyncio.Future[None] | None = None
+
+    async def send(self, head: bytes, parts: Sequence[bytes]) -> Response:
+        """Send a request; the answer's head has come when this returns."""
+        assert self.transport is not None
+        response = self._response = Response(self)
+        self._head, self._sent = 0, False
+        try:
+            for block in _blocks(head, parts):
+                if response.status or response._error is not None:  # it was answered before it was heard out
+                    break
+                self.transport.write(block)
+                if self._writable is not None:
+                    await self._writable
+            else:
+                self._sent = True
+            while not response.status:
+                if response._error is not None:
+                    raise response._error
+                await response.wait()
+            return response
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def resume(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    # what asyncio tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if response is None or response.complete:  # nobody has asked for anything
+            self.abort()
+            return
+        self._head += len(data)
+        try:
+            self._parser.feed_data(data)
+            if self._head > LONGEST_HEAD and not response.status:
+                self._break("the server's headers have no end")
+        except httptools.HttpParserUpgrade:
+            self._break("the server wants another protocol")
+        except httptools.HttpParserError as error:
+            self._break(f"what came back is no HTTP ({error})")
+
+    def eof_received(self) -> None:
+        return None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.resume_writing()
+        response, self._response = self._response, None
+        if response is None or response.complete:
+            return
+        if self._until_close and error is None and response.status:
+            response._end()
+        else:
+            response.fail(ConnectionBroke(str(error) if error else "the server closed it"))
+            response._connection = None
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    def _break(self, why: str) -> None:
+        if self._response is not None:
+            self._response.fail(ConnectionBroke(why))
+        self.abort()
+
+    # what the parser tells
+
+    def on_status(self, reason: bytes) -> None:
+        if self._response is not None:
+            self._response.reason = reason.decode("latin-1")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._response is not None:
+            self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        response, status = self._response, self._parser.get_status_code()
+        if response is None:
+            return
+        if status < 200:  # an interim answer; the real one follows
+            response.headers.clear()
+            return
+        headers = response.headers
+        sized = "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
+        self._until_close = not sized and status not in (204, 304)
+        response.status = status
+        response._wake()
+
+    def on_body(self, data: bytes) -> None:
+        if self._response is not None and self._response._take(data) and self.transport is not None:
+            self.transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        response = self._response
+        if response is None or not response.status:
+            return
+        reusable = self._parser.should_keep_alive() and self._sent and not self._until_close
+        self._response = None
+        response._end()
+        if reusable:
+            self.resume()
+            self._parser = httptools.HttpResponseParser(self)
+            self._pool.give_back(self)
+        else:
+            self.abort()
+
+
+class Pool:
+    """Connections to one origin, made in the loop that uses them."""
+
+    def __init__(self, origin: Origin, headers: Mapping[str, str], proxy: str | None = None) -> None:
+        self._origin = origin
+        self._proxy = origin_of(proxy) if proxy else None
+        self._idle: list[_Connection] = []
+        self._all: set[_Connection] = set()
+        self._tls: ssl.SSLContext | None = None
+        self._head = self._request_head(headers)
+
+    async def post(self, parts: Sequence[bytes], connect_timeout: float) -> Response:
+        """Send a body; the answer's head has come when this returns."""
+        head = b"%bContent-Length: %d\r\n\r\n" % (self._head, sum(map(len, parts)))
+        connection = self._take_idle()
+        if connection is not None:
+            try:
+                return await connection.send(head, parts)
+            except ConnectionBroke:
+                if connection._head:  # an answer had begun
+                    raise
+                # The server closed it just as we wrote: that happens to every idle connection once.
+        connection = await self._connect(connect_timeout)
+        return await connection.send(head, parts)
+
+    def give_back(self, connection: _Connection) -> None:
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def close(self) -> None:
+        for connection in self._all:
+            connection.abort()
+        self._all.clear()
+        self._idle.clear()
+
+    def _take_idle(self) -> _Connection | None:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            transport = connection.transport
+            if transport is not None and not transport.is_closing() and now - connection.idle_since < IDLE_SECONDS:
+                return connection
+            connection.abort()
+            self._all.discard(connection)
+        return None
+
+    async def _connect(self, seconds: float) -> _Connection:
+        try:
+            async with asyncio.timeout(seconds):
+                connection = await self._open()
+        except TimeoutError:
+            raise ConnectTimeout(f"no connection within {seconds:g} s") from None
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            raise NoConnection(_reason(error)) from error
+        self._all = {one for one in self._all if one.transport is not None and not one.transport.is_closing()}
+        self._all.add(connection)
+        return connection
+
+    async def _open(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        first = self._proxy or self._origin
+        if "https" in (first.scheme, self._origin.scheme) and self._tls is None:
+            self._tls = await in_thread(ssl.create_default_context)  # it reads the machine's certificates
+        tls = self._tls if first.scheme == "https" else None
+        _, connection = await loop.create_connection(
+            lambda: _Connection(self), first.host, first.port, ssl=tls, happy_eyeballs_delay=0.25
+        )
+        if self._proxy is not None and self._origin.scheme == "https":
+            await self._tunnel(connection)
+        return connection
+
+    async def _tunnel(self, connection: _Connection) -> None:
+        """Ask the proxy for a way through to the origin, and speak TLS to the origin over it."""
+        origin = self._origin
+        where = f"{f'[{origin.host}]' if ':' in origin.host else origin.host}:{origin.port}"
+        head = f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\n{self._proxy_authorization()}\r\n".encode()
+        response = await connection.send(head, ())
+        if response.status != 200:
+            connection.abort()
+            raise NoConnection(f"the proxy {self._proxy} refused with HTTP {response.status} {response.reason}")
+        assert connection.transport is not None
+        connection._response, connection._parser = None, httptools.HttpResponseParser(connection)
+        loop = asyncio.get_running_loop()
+        tls = await loop.start_tls(connection.transport, connection, self._tls, server_hostname=origin.host)  # type: ignore[arg-type]
+        if tls is None:
+            raise NoConnection("the connection ended while it was made safe")
+        connection.transport = tls
+
+    def _proxy_authorization(self) -> str:
+        if self._proxy is None or not self._proxy.user:
+            return ""
+        return f"Proxy-Authorization: Basic {base64.b64encode(self._proxy.user.encode()).decode()}\r\n"
+
+    def _request_head(self, headers: Mapping[str, str]) -> bytes:
+        """All of a request's head but its length, which is the same every time."""
+        origin = self._origin
+        plain_proxy = self._proxy is not None and origin.scheme == "http"
+        lines = [f"POST {f'{origin}{origin.target}' if plain_proxy else origin.target} HTTP/1.1\r\n"]
+        lines += [f"Host: {origin.authority}\r\n", self._proxy_authorization() if plain_proxy else ""]
+        if origin.user and "Authorization" not in headers:
+            lines.append(f"Authorization: Basic {base64.b64encode(origin.user.encode()).decode()}\r\n")
+        for name, value in headers.items():
+            if any(letter in name + value for letter in "\r\n\0"):
+                raise ValueError(f"the header {name!r} has a line end in it")
+            lines.append(f"{name}: {value}\r\n")
+        return "".join(lines).encode("latin-1")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, NoConnection | socket.gaierror) or not error.errno:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
+def _blocks(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
+    """What to write, one after another: small neighbours joined, large parts as they are, so they are never copied."""
+    blocks: list[bytes] = []
+    small = [head]
+    for part in parts:
+        if len(part) > SMALL:
+            blocks += [b"".join(small), part]
+            small = []
+        else:
+            small.append(part)
+    return [*blocks, b"".join(small)] if small else blocks

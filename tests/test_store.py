@@ -297,7 +297,7 @@ async def test_entries_come_back_as_they_were_and_in_order(store, me):
     assert {one.turn for one in logged} == {claim.turn}
     assert all(one.at > 0 for one in logged)
     assert [one.seq for one in await store.read_log(claim.session, 2, 4)] == [3, 4]
-    assert await store.read_turn(claim.session, claim.turn) == logged
+    assert await store.read_turn(claim.session, claim.first_seq) == logged
 
 
 async def test_one_turn_is_read_alone(store, me):
@@ -307,7 +307,7 @@ async def test_one_turn_is_read_alone(store, me):
         await finish(store, claim, f"answer {n}")
         turns.append(claim)
     for n, claim in enumerate(turns):
-        entries = [one.entry for one in await store.read_turn(claim.session, claim.turn)]
+        entries = [one.entry for one in await store.read_turn(claim.session, claim.first_seq)]
         assert entries[0] == UserSaid(f"message {n}", "user")
         assert entries[-1] == TurnEnded("answer", f"answer {n}")
         assert len(entries) == 3

@@ -54,7 +54,7 @@ async def _outcome(store: Store, key: str, result: str, ended: events.TurnEnded 
         turn = (await store.turns(OWNER, session=session.id if session else None, limit=1))[0]
     answers = [
         logged.entry
-        for logged in await store.read_turn(turn.session, turn.id)
+        for logged in await store.read_turn(turn.session, turn.first_seq)
         if isinstance(logged.entry, ModelAnswered)
     ]
     usage: dict[str, int] = {}

@@ -42,7 +42,7 @@ async def _read(config: Config, key: str | None, turn: str | None, last: int | N
         found = await find_turn(store, turn)
         if key is not None and key != found.key:
             raise EverloopError(f'turn {found.id} is of the session "{found.key}", not of "{key}"')
-        return found.key, (await store.read_turn(found.session, found.id))[-(last or 0) :]
+        return found.key, (await store.read_turn(found.session, found.first_seq))[-(last or 0) :]
 
 
 async def _session(store: Store, key: str | None) -> SessionInfo:

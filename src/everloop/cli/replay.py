@@ -36,7 +36,7 @@ async def _read(config: Config, prefix: str) -> tuple[TurnInfo, list[Logged], li
         turn = await find_turn(store, prefix)
         before = [one.entry for one in await store.read_log(turn.session, 0, turn.first_seq - 1)]
         cleared = [place for place, entry in enumerate(before) if isinstance(entry, Cleared)]
-        return turn, await store.read_turn(turn.session, turn.id), before[cleared[-1] + 1 if cleared else 0 :]
+        return turn, await store.read_turn(turn.session, turn.first_seq), before[cleared[-1] + 1 if cleared else 0 :]
 
 
 def _damage(turn: TurnInfo, logged: Sequence[Logged]) -> str:

@@ -311,7 +311,7 @@ class Dispatcher:
         if not row.done or not (items := self._waiting.pop(id, [])):
             return
         text = ""
-        if row.turn is not None and (logged := await self._store.read_turn(row.session, row.turn)):
+        if row.first_seq is not None and (logged := await self._store.read_turn(row.session, row.first_seq)):
             text = last.text if isinstance(last := logged[-1].entry, TurnEnded) else ""
         for item in items:
             if not item.answer.done():

@@ -27,6 +27,7 @@ class Incoming:
     kind: Kind = "message"
     done: bool = False
     turn: str | None = None  # the turn that took it
+    first_seq: int | None = None  # where that turn's entries begin
 
 
 @dataclass(slots=True, frozen=True)
@@ -196,8 +197,8 @@ class Store(Protocol):
     # reading
     async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]: ...
 
-    async def read_turn(self, session: int, turn: str) -> list[Logged]:
-        """The entries of one turn."""
+    async def read_turn(self, session: int, first_seq: int) -> list[Logged]:
+        """The entries of the turn that begins there."""
         ...
 
     async def session(self, owner: str, key: str) -> SessionInfo | None: ...

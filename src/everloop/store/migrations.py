@@ -17,12 +17,6 @@ def m001_core(db: sqlite3.Connection) -> None:
             UNIQUE (owner, key))"""
     )
     db.execute(
-        """CREATE TABLE turn (
-            session INTEGER NOT NULL REFERENCES session, id TEXT NOT NULL, owner TEXT NOT NULL,
-            first_seq INTEGER NOT NULL, started_at REAL NOT NULL, ended_at REAL, reason TEXT,
-            PRIMARY KEY (session, id)) WITHOUT ROWID"""
-    )
-    db.execute(
         """CREATE TABLE entry (
             session INTEGER NOT NULL REFERENCES session, seq INTEGER NOT NULL, turn TEXT,
             kind TEXT NOT NULL, data TEXT NOT NULL, at REAL NOT NULL,
@@ -31,13 +25,21 @@ def m001_core(db: sqlite3.Connection) -> None:
     db.execute(
         """CREATE TABLE inbox (
             id INTEGER PRIMARY KEY, owner TEXT NOT NULL, session INTEGER NOT NULL REFERENCES session,
-            message_id TEXT, kind TEXT NOT NULL, state TEXT NOT NULL DEFAULT 'new', turn TEXT,
-            data TEXT NOT NULL, at REAL NOT NULL)"""
+            message_id TEXT, kind TEXT NOT NULL, state TEXT NOT NULL DEFAULT 'new', data TEXT NOT NULL,
+            at REAL NOT NULL, turn TEXT, first_seq INTEGER, opened INTEGER NOT NULL DEFAULT 0,
+            ended_at REAL, reason TEXT)"""
     )
     db.execute("CREATE UNIQUE INDEX inbox_once ON inbox (owner, message_id) WHERE message_id IS NOT NULL")
     # The one index of all open work: a turn under way is the one that has taken a row here. A query uses it only if
     # it says `state <> 'done'` word for word.
     db.execute("CREATE INDEX inbox_open ON inbox (session, id) WHERE state <> 'done'")
+    # A turn is the message that opened it: no row of its own to write, and a table for whoever asks.
+    db.execute(
+        """CREATE VIEW turn AS SELECT turn AS id, session, owner, first_seq,
+            coalesce((SELECT at FROM entry WHERE entry.session = inbox.session AND seq = first_seq), at) AS started_at,
+            ended_at, reason
+            FROM inbox WHERE opened"""
+    )
     db.execute(
         """CREATE TABLE outbox (
             id INTEGER PRIMARY KEY, owner TEXT NOT NULL, session INTEGER NOT NULL REFERENCES session,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
@@ -35,7 +36,8 @@ SESSIONS = """SELECT s.id, s.owner, s.key,
     FROM session s WHERE s.owner = ?"""
 READY = """SELECT owner, key, worker FROM session WHERE id IN (
         SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent') ORDER BY updated_at"""
-WAITING = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn FROM session s JOIN inbox i ON i.session = s.id
+WAITING = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, i.first_seq
+    FROM session s JOIN inbox i ON i.session = s.id
     WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent' ORDER BY i.id"""
 TURNS = """SELECT t.id, t.session, s.key, t.owner, t.first_seq, t.started_at, t.ended_at, t.reason
     FROM turn t JOIN session s ON s.id = t.session
@@ -77,15 +79,15 @@ class SQLiteStore:
         return [tx.incoming(row) for row in rows]
 
     async def urgent(self, worker: str) -> list[Incoming]:
-        sql = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, s.worker
+        sql = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, i.first_seq, s.worker
                 FROM inbox i JOIN session s ON s.id = i.session
                 WHERE i.state <> 'done' AND i.kind = 'urgent' ORDER BY i.id"""
         return await self._in_reader(
-            lambda db: [tx.incoming(row[:6]) for row in db.execute(sql) if _free(row[6], worker)]
+            lambda db: [tx.incoming(row[:7]) for row in db.execute(sql) if _free(row[7], worker)]
         )
 
     async def incoming(self, id: int) -> Incoming:
-        rows = await self._read("SELECT id, session, data, kind, state, turn FROM inbox WHERE id = ?", id)
+        rows = await self._read("SELECT id, session, data, kind, state, turn, first_seq FROM inbox WHERE id = ?", id)
         return tx.incoming(rows[0])
 
     # ------------------------------------------------------------------------------------------ turns
@@ -151,15 +153,13 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ reading
 
     async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]:
-        return await self._in_reader(lambda db: _read_log(db, session, after, until))
+        return await self._in_reader(lambda db: list(_read_log(db, session, after, until)))
 
-    async def read_turn(self, session: int, turn: str) -> list[Logged]:
+    async def read_turn(self, session: int, first_seq: int) -> list[Logged]:
         def work(db: sqlite3.Connection) -> list[Logged]:
-            places = db.execute(
-                "SELECT first_seq FROM turn WHERE session = ? AND id >= ? ORDER BY id LIMIT 2", (session, turn)
-            ).fetchall()
-            after, until = places[0][0] - 1 if places else 0, places[1][0] - 1 if len(places) > 1 else None
-            return [logged for logged in _read_log(db, session, after, until) if logged.turn == turn]
+            log = _read_log(db, session, first_seq - 1, None)
+            first = next(log, None)
+            return [] if first is None else [first, *itertools.takewhile(lambda one: one.turn == first.turn, log)]
 
         return await self._in_reader(work)
 
@@ -245,7 +245,7 @@ class SQLiteStore:
 
         def work(db: sqlite3.Connection) -> list[Logged]:
             session = tx.session_row(db, owner, key, create=False)
-            return [] if session is None else _read_log(db, session[0], session[3], None)
+            return [] if session is None else list(_read_log(db, session[0], session[3], None))
 
         return self.writer.call(work)
 
@@ -363,17 +363,16 @@ def _rows(claim: Claim, entries: Sequence[Entry]) -> list[tx.Row]:
     ]
 
 
-def _read_log(db: sqlite3.Connection, session: int, after: int, until: int | None) -> list[Logged]:
+def _read_log(db: sqlite3.Connection, session: int, after: int, until: int | None) -> Iterator[Logged]:
     rows = db.execute(
         "SELECT seq, turn, at, data FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq",
         (session, after, until if until is not None else 2**62),
     )
-    logged = []
     for seq, turn, at, data in rows:
         try:
-            logged.append(Logged(seq, turn, at, decode_entry(data)))
+            entry = decode_entry(data)
         except msgspec.MsgspecError as error:
             raise StoreError(
                 f"entry {seq} of session {session} is damaged ({error}): restore a copy of the store"
             ) from error
-    return logged
+        yield Logged(seq, turn, at, entry)

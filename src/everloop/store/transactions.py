@@ -20,6 +20,9 @@ _encode = msgspec.json.Encoder().encode
 decode_inbound = msgspec.json.Decoder(InboundMessage).decode
 decode_outbound = msgspec.json.Decoder(OutboundMessage).decode
 
+INSERT_WAITING = "INSERT INTO inbox (owner, session, message_id, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_OPENING = """INSERT INTO inbox (owner, session, message_id, kind, data, at, turn, first_seq, state, opened)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'taken', 1)"""
 INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
 
 # All that decides what a session does next, in one look.
@@ -57,12 +60,19 @@ def _new_session(db: sqlite3.Connection, owner: str, key: str) -> int:
 
 
 def accept(
-    db: sqlite3.Connection, message: InboundMessage, kind: Kind, session: int | None = None, turn: str | None = None
+    db: sqlite3.Connection,
+    message: InboundMessage,
+    kind: Kind,
+    session: int | None = None,
+    opens: tuple[str, int] | None = None,
 ) -> Incoming:
-    """Put a message into the inbox, unless one with its id is there; with a turn it is taken at once."""
+    """Put a message into the inbox, unless one with its id is there.
+
+    With `opens`, a turn and the place of its first entry, it is taken at once and opens that turn.
+    """
     if message.id is not None:
         row = db.execute(
-            "SELECT id, session, data, kind, state, turn FROM inbox WHERE owner = ? AND message_id = ?",
+            "SELECT id, session, data, kind, state, turn, first_seq FROM inbox WHERE owner = ? AND message_id = ?",
             (message.owner, message.id),
         ).fetchone()
         if row is not None:
@@ -71,17 +81,17 @@ def accept(
         found = session_row(db, message.owner, message.session_key, create=True)
         assert found is not None
         session = found[0]
-    state = "new" if turn is None else "taken"
-    new = db.execute(
-        "INSERT INTO inbox (owner, session, message_id, kind, state, turn, data, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (message.owner, session, message.id, kind, state, turn, _encode(message).decode(), time.time()),
-    )
-    return Incoming(int(new.lastrowid or 0), session, message, kind, turn=turn)
+    now, data = time.time(), _encode(message).decode()
+    if opens is None:
+        new = db.execute(INSERT_WAITING, (message.owner, session, message.id, kind, data, now))
+        return Incoming(int(new.lastrowid or 0), session, message, kind)
+    new = db.execute(INSERT_OPENING, (message.owner, session, message.id, kind, data, now, *opens))
+    return Incoming(int(new.lastrowid or 0), session, message, kind, False, *opens)
 
 
-def incoming(row: tuple[int, int, str, Kind, str, str | None]) -> Incoming:
-    id, session, data, kind, state, turn = row
-    return Incoming(id, session, decode_inbound(data), kind, state == "done", turn)
+def incoming(row: tuple[int, int, str, Kind, str, str | None, int | None]) -> Incoming:
+    id, session, data, kind, state, turn, first_seq = row
+    return Incoming(id, session, decode_inbound(data), kind, state == "done", turn, first_seq)
 
 
 def begin(
@@ -99,10 +109,10 @@ def begin(
     if message is not None:
         first = not held and turn is None and waiting is None and kind == "message"
         new_turn = new_turn_id() if first else None  # with nothing before it, it becomes a turn as it comes in
-        accepted = accept(db, message, kind, id, new_turn)
+        accepted = accept(db, message, kind, id, (new_turn, next_seq) if new_turn else None)
         claim.accepted = accepted.id
-        if first and accepted.turn == new_turn:
-            claim.turn, claim.inbox, claim.message = accepted.turn or "", [accepted.id], message
+        if new_turn is not None and accepted.turn == new_turn:
+            claim.turn, claim.inbox, claim.message = new_turn, [accepted.id], message
         elif waiting is None and accepted.session == id and not accepted.done:
             waiting = accepted.id
     if held:
@@ -124,15 +134,13 @@ def begin(
 def _resume(db: sqlite3.Connection, claim: Claim, turn: str) -> None:
     """Take up a turn that was cut off."""
     claim.turn, claim.resumed = turn, True
-    claim.first_seq = db.execute(
-        "SELECT first_seq FROM turn WHERE session = ? AND id = ?", (claim.session, turn)
-    ).fetchone()[0]
     rows = db.execute(
-        "SELECT id, data FROM inbox WHERE session = ? AND state <> 'done' AND turn = ? ORDER BY id",
+        """SELECT id, data, first_seq FROM inbox WHERE session = ? AND state <> 'done' AND turn = ?
+            ORDER BY opened DESC, id""",
         (claim.session, turn),
     ).fetchall()
-    claim.inbox = [id for id, _ in rows]
-    claim.message = decode_inbound(rows[0][1])
+    claim.inbox = [row[0] for row in rows]
+    claim.message, claim.first_seq = decode_inbound(rows[0][1]), rows[0][2]
     log = db.execute(
         "SELECT data FROM entry WHERE session = ? AND seq >= ? ORDER BY seq", (claim.session, claim.first_seq)
     )
@@ -145,20 +153,19 @@ def _take(db: sqlite3.Connection, claim: Claim, waiting: int) -> None:
     claim.inbox, claim.message, claim.command = [waiting], decode_inbound(data), kind == "command"
     if not claim.command:  # a command is answered in the transaction that marks it done, so it needs no turn
         claim.turn = new_turn_id()
-        db.execute("UPDATE inbox SET state = 'taken', turn = ? WHERE id = ?", (claim.turn, waiting))
+        db.execute(
+            "UPDATE inbox SET state = 'taken', turn = ?, first_seq = ?, opened = 1 WHERE id = ?",
+            (claim.turn, claim.first_seq, waiting),
+        )
         _open(db, claim)
 
 
 def _open(db: sqlite3.Connection, claim: Claim) -> None:
     """Begin the turn of the claim's message."""
-    now = time.time()
-    db.execute(
-        "INSERT INTO turn (id, session, owner, first_seq, started_at) VALUES (?, ?, ?, ?, ?)",
-        (claim.turn, claim.session, claim.owner, claim.first_seq, now),
-    )
     if not claim.message.media:  # attachments are read by the loop, which then writes the first entry
         said = UserSaid(claim.message.content, claim.message.sender_id)
-        db.execute(INSERT_ENTRY, (claim.session, claim.next_seq, claim.turn, kind_of(said), encode_entry(said), now))
+        row = (claim.session, claim.next_seq, claim.turn, kind_of(said), encode_entry(said), time.time())
+        db.execute(INSERT_ENTRY, row)
         claim.next_seq += 1
         claim.entries = [said]
 
@@ -187,7 +194,9 @@ def append_taking(db: sqlite3.Connection, claim: Claim, rows: Sequence[Row], too
     """Append entries that hold waiting messages, which are taken with them."""
     append(db, claim, rows)
     for id in took:
-        db.execute("UPDATE inbox SET state = 'taken', turn = ? WHERE id = ?", (claim.turn, id))
+        db.execute(
+            "UPDATE inbox SET state = 'taken', turn = ?, first_seq = ? WHERE id = ?", (claim.turn, claim.first_seq, id)
+        )
 
 
 def finish(
@@ -207,16 +216,14 @@ def finish(
     if released.rowcount != 1:
         raise StaleLease(f"session {claim.key} was taken over by another worker; this one has stopped writing to it")
     append_taking(db, claim, rows, took)
+    reason = None
     for row, entry in zip(rows, entries, strict=True):
         if isinstance(entry, TurnEnded):
-            db.execute(
-                "UPDATE turn SET ended_at = ?, reason = ? WHERE session = ? AND id = ?",
-                (now, entry.reason, claim.session, claim.turn),
-            )
+            reason = entry.reason
         elif isinstance(entry, Cleared):
             db.execute("UPDATE session SET history_from = ? WHERE id = ?", (row[1], claim.session))
     for id in claim.inbox:
-        db.execute("UPDATE inbox SET state = 'done' WHERE id = ?", (id,))
+        db.execute("UPDATE inbox SET state = 'done', ended_at = ?, reason = ? WHERE id = ?", (now, reason, id))
     sent = [send(db, claim.owner, claim.session, claim.turn or None, message, sender) for message in outgoing]
     return Finished(sent, db.execute(MORE, (claim.session,)).fetchone() is not None)
 
@@ -306,11 +313,8 @@ def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_ke
     if turn is not None:
         channel, _, chat_id = new_key.partition(":")
         message = InboundMessage(channel, "user", chat_id, "", owner=owner, session=new_key, reply=False)
-        accept(db, message, "message", new, turn)  # its answer belongs to its session and to no chat
-        db.execute(
-            "INSERT INTO turn (id, session, owner, first_seq, started_at) VALUES (?, ?, ?, ?, ?)",
-            (turn, new, owner, rows[-under_way][0], time.time()),
-        )
+        # Its answer belongs to its session and to no chat.
+        accept(db, message, "message", new, (turn, rows[-under_way][0]))
     cleared = [seq for (seq, *_), entry in zip(rows, entries, strict=True) if isinstance(entry, Cleared)]
     db.execute("UPDATE session SET history_from = ? WHERE id = ?", (cleared[-1] if cleared else 0, new))
 

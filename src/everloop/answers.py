@@ -28,7 +28,7 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
         mine.add(id)
         arguments, error = _arguments(request)
         if len(calls) >= limit:
-            error = f"not run: at most {limit} calls in one answer; make the others in the next round"
+            error = f"at most {limit} calls in one answer are run; make the others in the next round"
         calls.append(Call(id, _tool_name(request.name), arguments, error))
     return ModelAnswered(
         content=clean(response.content) if response.content else None,

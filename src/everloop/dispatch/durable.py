@@ -12,6 +12,8 @@ from ..store.base import Outgoing, Store
 from ..store.workers import new_worker, retire
 from .neighbours import Neighbours, wake_all
 
+AT_ONCE = 10  # messages taken for sending; all of them count as possible repeats when this process dies
+
 
 class DurableBus(MessageBus):
     """A message is on disk when `publish_inbound` returns, and out of the outbox once `sent` says so."""
@@ -46,7 +48,7 @@ class DurableBus(MessageBus):
             await self._neighbours.join()
         while not self._taken:
             self._more.clear()  # before looking: what comes in meanwhile sets it again
-            self._taken.extend(await self._store.take_outgoing(self._worker))
+            self._taken.extend(await self._store.take_outgoing(self._worker, AT_ONCE))
             if not self._taken:
                 await self._more.wait()
         row = self._taken.popleft()

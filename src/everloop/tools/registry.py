@@ -130,7 +130,7 @@ class ToolRegistry:
     async def _run(self, call: Call) -> ToolResult:
         name = call.name
         if call.error is not None:
-            return _failure(f"The arguments of {name} could not be read: {call.error}")
+            return _failure(f"{name} was not run: {call.error}")
         entry = self._tools.get(name)
         if entry is None:
             return _failure(self._no_such_tool(name))

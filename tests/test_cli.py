@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -208,7 +210,7 @@ async def test_a_store_that_is_no_database_is_named_and_left_alone(server, tmp_p
 async def test_an_entry_that_cannot_be_read_is_named(server, home):
     server.reply("yes")
     await everloop("run", "hi", server=server)
-    with sqlite3.connect(home / "everloop.db") as database:
+    with closing(sqlite3.connect(home / "everloop.db")) as database, database:
         database.execute('UPDATE entry SET data = \'{"type":"answer","content":7}\' WHERE seq = 2')
     is_one_error(await everloop("log"), "entry 2", "damaged", "restore")
 
@@ -311,7 +313,7 @@ async def test_nothing_in_a_log_drives_the_terminal(server):
 async def test_a_reader_that_leaves_early_is_no_error(server):
     server.reply("long " * 50_000)
     run = (await everloop("run", "--json", "hi", server=server)).json
-    command = f"{sys.executable} -m everloop log --turn {run['turn']} | head -c 10"
+    command = f"{shlex.quote(sys.executable)} -m everloop log --turn {run['turn']} | head -c 10"
     done = await asyncio.to_thread(subprocess.run, command, shell=True, capture_output=True, text=True)
     assert done.stdout == "session ru"
     assert done.stderr == ""
@@ -320,7 +322,7 @@ async def test_a_reader_that_leaves_early_is_no_error(server):
 @pytest.mark.parametrize(("shell", "status"), [("<&-", 0), (">&-", 0), (">&- 2>&-", 0), (">/dev/full", 2), ("", 0)])
 async def test_a_closed_or_full_output_is_no_crash(server, home, shell, status):
     server.reply("yes")
-    command = f"{sys.executable} -m everloop run hi {shell}"
+    command = f"{shlex.quote(sys.executable)} -m everloop run hi {shell}"
     done = await asyncio.to_thread(subprocess.run, command, shell=True, capture_output=True, env=environment(server))
     assert done.returncode == status
     assert b"Traceback" not in done.stderr

@@ -8,6 +8,7 @@ import re
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -125,7 +126,7 @@ async def test_the_database_page_has_the_tables_there_are_and_its_queries_run(se
     server.fail(400)
     await everloop(server=server, stdin=b"again\n")
     page = (DOCS / "database.md").read_text()
-    with sqlite3.connect(Path(os.environ["EVERLOOP_HOME"]) / "everloop.db") as database:
+    with closing(sqlite3.connect(Path(os.environ["EVERLOOP_HOME"]) / "everloop.db")) as database:
         tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
         for (table,) in tables.fetchall():
             columns = ", ".join(f"`{row[1]}`" for row in database.execute(f"PRAGMA table_xinfo({table})"))

@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -275,8 +276,10 @@ async def recorded(server: FakeOpenAI) -> str:
     return found
 
 
-def database() -> sqlite3.Connection:
-    return sqlite3.connect(Path(os.environ["EVERLOOP_HOME"]) / "everloop.db")
+@contextmanager
+def database() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(Path(os.environ["EVERLOOP_HOME"]) / "everloop.db")) as db, db:
+        yield db
 
 
 async def test_the_command_shows_each_step_and_writes_nothing(server):

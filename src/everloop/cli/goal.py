@@ -11,7 +11,7 @@ from .. import events
 from ..config import Config
 from ..log import ModelAnswered
 from ..store.base import Store
-from .common import OWNER, chat_of, find_turn, make_agent
+from .common import OWNER, chat_of, make_agent
 from .interrupt import CtrlC
 from .paper import Paper
 from .view import View
@@ -48,7 +48,7 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[dict[
 async def _outcome(store: Store, key: str, result: str, ended: events.TurnEnded | None) -> dict[str, Any]:
     """What the log says of the turn."""
     if ended is not None:
-        turn = await find_turn(store, ended.turn)
+        turn = (await store.turns(OWNER, prefix=ended.turn, limit=1))[0]
     else:  # another process had the session and ran the turn
         session = await store.session(OWNER, key)
         turn = (await store.turns(OWNER, session=session.id if session else None, limit=1))[0]

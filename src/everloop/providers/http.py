@@ -18,7 +18,7 @@ import msgspec
 from ..errors import ConfigError
 from .base import ProviderError
 from .sse import error_text, one_line
-from .wire import ConnectTimeout, NoConnection, Origin, Pool, Response, origin_of
+from .wire import ConnectionBroke, ConnectTimeout, NoConnection, Origin, Pool, ProxyRefused, Response, origin_of
 
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx
 ERROR_BODY = 1 << 16
@@ -52,12 +52,25 @@ class Endpoint:
         self._secret = secret
         self._pool: Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        if secret and not (secret.isascii() and secret.isprintable() and " " not in secret):
+            raise ConfigError(
+                "the API key has a space, a line end or another character that no key has: set EVERLOOP_API_KEY to the "
+                "key alone"
+            )
+        try:
+            Pool(origin, self._headers)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     async def close(self) -> None:
-        if self._pool is not None:
-            pool, self._pool = self._pool, None
+        if self._pool is None or self._loop is None:
+            return
+        pool, self._pool = self._pool, None
+        if self._loop is asyncio.get_running_loop():
             pool.close()
             await asyncio.sleep(0)  # let the transports hear of it
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(pool.close)
 
     async def fetch(self, body: Sequence[bytes], limit: int) -> bytes:
         """Send a request and read its whole answer, which may have up to `limit` bytes."""
@@ -86,13 +99,19 @@ class Endpoint:
     async def _post(self, body: Sequence[bytes]) -> Response:
         loop = asyncio.get_running_loop()
         if self._pool is None or self._loop is not loop:
-            self._pool, self._loop = Pool(self._origin, self._headers, proxy_for(self._origin)), loop
+            try:
+                self._pool, self._loop = Pool(self._origin, self._headers, proxy_for(self._origin)), loop
+            except ValueError as error:
+                raise ProviderError(f"the proxy for {self._origin} (HTTPS_PROXY, …) is no URL: {error}") from None
         response = await self._pool.post(body, self.timeouts.connect)
         if response.status != 200:
             try:
                 raise await self._refusal(response)
             finally:
                 response.close()
+        if coding := coding_of(response):
+            response.close()
+            raise ProviderError(f"{self.where} compressed its answer ({one_line(coding, 40)}) though asked not to")
         return response
 
     async def _read_whole(self, response: Response, limit: int) -> bytes:
@@ -113,7 +132,10 @@ class Endpoint:
                 f"{self.where}: HTTP {status}, moved to {target}: set the base URL (EVERLOOP_BASE_URL) anew",
                 status=status,
             )
-        data = (await read_up_to(response, ERROR_BODY))[:ERROR_BODY]
+        try:
+            data = b"" if coding_of(response) else (await read_up_to(response, ERROR_BODY))[:ERROR_BODY]
+        except ConnectionBroke:  # as happens when it answers before it has read all: its status still counts
+            data = b""
         error: Any = data.decode("utf-8", "replace")
         quota = False
         try:
@@ -121,7 +143,7 @@ class Endpoint:
             quota = error["error"]["code"] == "insufficient_quota"  # a 429 that waiting does not cure
         except (msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError):
             pass
-        text = error_text(error) or response.reason or "no reason given"
+        text = error_text(error) or one_line(response.reason) or "no reason given"
         if self._secret:
             text = text.replace(self._secret, "***")
         advice = f": {ADVICE[status]}" if status in ADVICE else ""
@@ -140,6 +162,12 @@ class Endpoint:
             return ProviderError(f"{self.where} {late}", retryable=True)
         if isinstance(error, ssl.SSLError):
             return ProviderError(f"no safe connection to {self._origin}: {one_line(str(error))}")
+        if isinstance(error, ProxyRefused):
+            return ProviderError(
+                f"cannot reach {self._origin}: {one_line(str(error))}: check the proxy's address, user and password "
+                "(HTTPS_PROXY)",
+                retryable=error.status in RETRYABLE or error.status >= 500,
+            )
         if isinstance(error, NoConnection):
             why = one_line(str(error))
             return ProviderError(f"cannot reach {self._origin}: {why}: is the server running?", retryable=True)
@@ -211,6 +239,13 @@ async def read_up_to(response: Response, limit: int) -> bytes:
     return b"".join(parts)
 
 
+def coding_of(response: Response) -> str:
+    """How the body is packed, if it is: we ask for it as it is, and read no other."""
+    headers = response.headers
+    packed = (headers.get("content-encoding", ""), headers.get("transfer-encoding", ""))
+    return next((one for one in packed if one.strip().lower() not in ("", "identity", "chunked")), "")
+
+
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """How many seconds the server asks us to wait, from any of the three ways to say so."""
     seconds = math.nan
@@ -247,5 +282,7 @@ def proxy_for(origin: Origin) -> str | None:
     if not public or proxy_bypass_environment(host):
         return None
     proxies = getproxies_environment()
-    proxy: str | None = proxies.get(origin.scheme) or proxies.get("all")
-    return proxy if proxy and proxy.startswith("http") else None
+    proxy: str = proxies.get(origin.scheme) or proxies.get("all") or ""
+    if "://" not in proxy:
+        return f"http://{proxy}" if proxy else None
+    return proxy if proxy.startswith("http") else None

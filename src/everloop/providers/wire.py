@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 import socket
 import ssl
 from collections import deque
@@ -25,6 +26,10 @@ AHEAD = 1 << 18  # bytes of an answer that may wait to be read before the server
 LONGEST_HEAD = 1 << 16
 IDLE_SECONDS = 30.0  # until an unused connection is no longer trusted
 GOODBYE = 1.0  # seconds a server has to end a stream whose last word is in
+FRAMING = frozenset({"host", "content-length", "transfer-encoding"})  # what a request says by itself
+
+_is_name = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
+_is_value = re.compile(r"[\t\x20-\x7e\x80-\xff]*").fullmatch
 
 
 class ConnectionBroke(OSError):
@@ -33,6 +38,14 @@ class ConnectionBroke(OSError):
 
 class NoConnection(OSError):
     """The server could not be reached."""
+
+
+class ProxyRefused(NoConnection):
+    """The proxy does not let us through to the server."""
+
+    def __init__(self, proxy: Origin, status: int, reason: str) -> None:
+        super().__init__(f"the proxy {proxy} refused with HTTP {status} {reason}".rstrip())
+        self.status = status
 
 
 class ConnectTimeout(OSError):
@@ -60,14 +73,18 @@ class Origin:
 
 def origin_of(url: str) -> Origin:
     """The origin of an http(s) URL; a ValueError if it is none."""
+    if any(ord(letter) <= 32 for letter in url):  # urlsplit would leave line ends out unseen
+        raise ValueError("a URL has no spaces, line ends or control characters")
     parts: SplitResult = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url} is no http(s) URL")
+        raise ValueError("it does not begin with http:// or https:// and a host")
     host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode()
     port = parts.port or (443 if parts.scheme == "https" else 80)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if any(ord(letter) <= 32 or ord(letter) > 126 for letter in host + target):
-        raise ValueError(f"{url} has characters that no URL may have")
+    if any(ord(letter) > 126 for letter in host + target):
+        raise ValueError("it has characters that no URL may have")
+    if any(not 0 < len(label) < 64 for label in host.removesuffix(".").split(".")) and ":" not in host:
+        raise ValueError("it has no possible host name")
     user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}" if parts.username else ""
     return Origin(parts.scheme, host, port, target, user)
 
@@ -166,14 +183,17 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
         self._response: Response | None = None
-        self._head = 0  # bytes that have come of this answer
+        self._head = 0  # bytes that have come of this answer, since the last of its body
         self._sent = False  # the whole request
         self._until_close = False  # the body ends with the connection
+        self._ended = False  # by the server
+        self._tunnelling = False  # talking to a proxy
         self._writable: asyncio.Future[None] | None = None
 
     async def send(self, head: bytes, parts: Sequence[bytes]) -> Response:
         """Send a request; the answer's head has come when this returns."""
-        assert self.transport is not None
+        if self.transport is None:
+            raise ConnectionBroke("it has ended")
         response = self._response = Response(self)
         self._head, self._sent = 0, False
         try:
@@ -216,22 +236,24 @@ class _Connection(asyncio.Protocol):
         self._head += len(data)
         try:
             self._parser.feed_data(data)
-            if self._head > LONGEST_HEAD and not response.status:
-                self._break("the server's headers have no end")
+            if self._head > LONGEST_HEAD and not response.complete:
+                self.give_up("the server's headers have no end")
         except httptools.HttpParserUpgrade:
-            self._break("the server wants another protocol")
+            self.give_up("the server wants another protocol")
         except httptools.HttpParserError as error:
-            self._break(f"what came back is no HTTP ({error})")
+            self.give_up(f"what came back is no HTTP ({error})")
 
     def eof_received(self) -> None:
-        return None
+        self._ended = True
 
     def connection_lost(self, error: Exception | None) -> None:
         self.resume_writing()
+        self.transport = None
+        self._pool.forget(self)
         response, self._response = self._response, None
         if response is None or response.complete:
             return
-        if self._until_close and error is None and response.status:
+        if self._until_close and self._ended and error is None and response.status:
             response._end()
         else:
             response.fail(ConnectionBroke(str(error) if error else "the server closed it"))
@@ -245,19 +267,24 @@ class _Connection(asyncio.Protocol):
             self._writable.set_result(None)
         self._writable = None
 
-    def _break(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
+        """Give up this connection, and tell whoever waits for its answer."""
         if self._response is not None:
             self._response.fail(ConnectionBroke(why))
         self.abort()
 
     # what the parser tells
 
+    def on_message_begin(self) -> None:
+        if self._response is None:  # a second answer to one request: it must never be taken for the next one's
+            self.abort()
+
     def on_status(self, reason: bytes) -> None:
         if self._response is not None:
             self._response.reason = reason.decode("latin-1")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._response is not None:
+        if self._response is not None and not self._response.status:  # and not a trailer
             self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -266,20 +293,24 @@ class _Connection(asyncio.Protocol):
             return
         if status < 200:  # an interim answer; the real one follows
             response.headers.clear()
+            response.reason = ""
             return
         headers = response.headers
         sized = "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
         self._until_close = not sized and status not in (204, 304)
         response.status = status
         response._wake()
+        if not self._sent:  # nobody may be left to hear the rest of the request
+            self.resume_writing()
 
     def on_body(self, data: bytes) -> None:
+        self._head = 1
         if self._response is not None and self._response._take(data) and self.transport is not None:
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
         response = self._response
-        if response is None or not response.status:
+        if response is None or not response.status or self._tunnelling:
             return
         reusable = self._parser.should_keep_alive() and self._sent and not self._until_close
         self._response = None
@@ -301,6 +332,7 @@ class Pool:
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._tls: ssl.SSLContext | None = None
+        self._closed = False
         self._head = self._request_head(headers)
 
     async def post(self, parts: Sequence[bytes], connect_timeout: float) -> Response:
@@ -311,19 +343,30 @@ class Pool:
             try:
                 return await connection.send(head, parts)
             except ConnectionBroke:
-                if connection._head:  # an answer had begun
+                if connection._head or self._closed:  # an answer had begun, or none is wanted
                     raise
                 # The server closed it just as we wrote: that happens to every idle connection once.
         connection = await self._connect(connect_timeout)
         return await connection.send(head, parts)
 
     def give_back(self, connection: _Connection) -> None:
+        if self._closed:
+            connection.abort()
+            return
         connection.idle_since = asyncio.get_running_loop().time()
         self._idle.append(connection)
 
+    def forget(self, connection: _Connection) -> None:
+        """It has ended."""
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
     def close(self) -> None:
+        """End every connection; a request that is under way fails."""
+        self._closed = True
         for connection in self._all:
-            connection.abort()
+            connection.give_up("it was closed on this side")
         self._all.clear()
         self._idle.clear()
 
@@ -335,7 +378,6 @@ class Pool:
             if transport is not None and not transport.is_closing() and now - connection.idle_since < IDLE_SECONDS:
                 return connection
             connection.abort()
-            self._all.discard(connection)
         return None
 
     async def _connect(self, seconds: float) -> _Connection:
@@ -344,11 +386,14 @@ class Pool:
                 connection = await self._open()
         except TimeoutError:
             raise ConnectTimeout(f"no connection within {seconds:g} s") from None
-        except ssl.SSLError:
+        except (ssl.SSLError, ProxyRefused):
             raise
         except OSError as error:
-            raise NoConnection(_reason(error)) from error
-        self._all = {one for one in self._all if one.transport is not None and not one.transport.is_closing()}
+            through = f"through the proxy {self._proxy}: " if self._proxy else ""
+            raise NoConnection(through + _reason(error)) from error
+        if self._closed:
+            connection.abort()
+            raise ConnectionBroke("it was closed on this side")
         self._all.add(connection)
         return connection
 
@@ -358,24 +403,31 @@ class Pool:
         if "https" in (first.scheme, self._origin.scheme) and self._tls is None:
             self._tls = await in_thread(ssl.create_default_context)  # it reads the machine's certificates
         tls = self._tls if first.scheme == "https" else None
+        eyeballs = 0.25 if first.host[-1:].isalpha() else None  # a name may have several addresses
         _, connection = await loop.create_connection(
-            lambda: _Connection(self), first.host, first.port, ssl=tls, happy_eyeballs_delay=0.25
+            lambda: _Connection(self), first.host, first.port, ssl=tls, happy_eyeballs_delay=eyeballs
         )
         if self._proxy is not None and self._origin.scheme == "https":
-            await self._tunnel(connection)
+            try:
+                await self._tunnel(connection, self._proxy)
+            except BaseException:
+                connection.abort()
+                raise
         return connection
 
-    async def _tunnel(self, connection: _Connection) -> None:
+    async def _tunnel(self, connection: _Connection, proxy: Origin) -> None:
         """Ask the proxy for a way through to the origin, and speak TLS to the origin over it."""
         origin = self._origin
         where = f"{f'[{origin.host}]' if ':' in origin.host else origin.host}:{origin.port}"
         head = f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\n{self._proxy_authorization()}\r\n".encode()
+        connection._tunnelling = True  # its answer has no body, whatever its headers say
         response = await connection.send(head, ())
-        if response.status != 200:
-            connection.abort()
-            raise NoConnection(f"the proxy {self._proxy} refused with HTTP {response.status} {response.reason}")
-        assert connection.transport is not None
+        if not 200 <= response.status < 300:
+            raise ProxyRefused(proxy, response.status, response.reason)
+        if connection.transport is None or response.waiting:
+            raise NoConnection("what came back is no way through")
         connection._response, connection._parser = None, httptools.HttpResponseParser(connection)
+        connection._tunnelling = False
         loop = asyncio.get_running_loop()
         tls = await loop.start_tls(connection.transport, connection, self._tls, server_hostname=origin.host)  # type: ignore[arg-type]
         if tls is None:
@@ -393,18 +445,21 @@ class Pool:
         plain_proxy = self._proxy is not None and origin.scheme == "http"
         lines = [f"POST {f'{origin}{origin.target}' if plain_proxy else origin.target} HTTP/1.1\r\n"]
         lines += [f"Host: {origin.authority}\r\n", self._proxy_authorization() if plain_proxy else ""]
-        if origin.user and "Authorization" not in headers:
+        said = {name.lower(): (name, value) for name, value in headers.items()}  # each once, the last one wins
+        if origin.user and "authorization" not in said:
             lines.append(f"Authorization: Basic {base64.b64encode(origin.user.encode()).decode()}\r\n")
-        for name, value in headers.items():
-            if any(letter in name + value for letter in "\r\n\0"):
-                raise ValueError(f"the header {name!r} has a line end in it")
+        for key, (name, value) in said.items():
+            if not _is_name(name) or key in FRAMING:
+                raise ValueError(f"{name!r} cannot be a header of a request")
+            if not _is_value(value):
+                raise ValueError(f"the header {name} has a line end or another character that no header may have")
             lines.append(f"{name}: {value}\r\n")
         return "".join(lines).encode("latin-1")
 
 
 def _reason(error: OSError) -> str:
     if isinstance(error, NoConnection | socket.gaierror) or not error.errno:
-        return error.strerror or str(error)
+        return error.strerror or str(error) or "the connection was closed"
     return os.strerror(error.errno)
 
 

@@ -39,9 +39,11 @@ READY = """SELECT owner, key, worker FROM session WHERE id IN (
 WAITING = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, i.first_seq
     FROM session s JOIN inbox i ON i.session = s.id
     WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent' ORDER BY i.id"""
-TURNS = """SELECT t.id, t.session, s.key, t.owner, t.first_seq, t.started_at, t.ended_at, t.reason
-    FROM turn t JOIN session s ON s.id = t.session
-    WHERE t.owner = ?1 AND substr(t.id, 1, length(?2)) = ?2"""
+# From the newest on, so that a turn of late is found at once.
+TURNS = """SELECT i.turn, i.session, s.key, i.owner, i.first_seq,
+        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason
+    FROM inbox i JOIN session s ON s.id = i.session
+    WHERE i.opened AND i.owner = ?1 AND substr(i.turn, 1, length(?2)) = ?2"""
 
 
 class SQLiteStore:
@@ -174,8 +176,8 @@ class SQLiteStore:
     async def turns(
         self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
     ) -> list[TurnInfo]:
-        where, values = ("", []) if session is None else (" AND t.session = ?4", [session])
-        rows = await self._read(TURNS + where + " ORDER BY t.id DESC LIMIT ?3", owner, prefix, limit, *values)
+        where, values = ("", []) if session is None else (" AND i.session = ?4", [session])
+        rows = await self._read(TURNS + where + " ORDER BY i.id DESC LIMIT ?3", owner, prefix, limit, *values)
         return [TurnInfo(*row) for row in rows]
 
     # ------------------------------------------------------------------------------------------ from outside a turn

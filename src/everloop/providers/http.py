@@ -22,6 +22,7 @@ from .wire import ConnectionBroke, ConnectTimeout, NoConnection, Origin, Pool, P
 
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx
 ERROR_BODY = 1 << 16
+ERROR_SECONDS = 5.0
 ADVICE = {
     401: "check the API key (EVERLOOP_API_KEY)",
     403: "check the API key (EVERLOOP_API_KEY) and what it may use",
@@ -133,8 +134,9 @@ class Endpoint:
                 status=status,
             )
         try:
-            data = b"" if coding_of(response) else (await read_up_to(response, ERROR_BODY))[:ERROR_BODY]
-        except ConnectionBroke:  # as happens when it answers before it has read all: its status still counts
+            async with asyncio.timeout(ERROR_SECONDS):
+                data = b"" if coding_of(response) else (await read_up_to(response, ERROR_BODY))[:ERROR_BODY]
+        except (ConnectionBroke, TimeoutError):  # it may answer before it has heard us out: its status still counts
             data = b""
         error: Any = data.decode("utf-8", "replace")
         quota = False

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import os
 import re
+import select
 import socket
 import ssl
 from collections import deque
@@ -218,6 +219,14 @@ class _Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def silent(self) -> bool:
+        """Open, and nothing has come that is still to be read: bytes from before a request are not its answer."""
+        if self.transport is None or self.transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
+        return not poll.poll(0)
+
     def resume(self) -> None:
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
@@ -374,8 +383,7 @@ class Pool:
         now = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
-            transport = connection.transport
-            if transport is not None and not transport.is_closing() and now - connection.idle_since < IDLE_SECONDS:
+            if now - connection.idle_since < IDLE_SECONDS and connection.silent():
                 return connection
             connection.abort()
         return None
@@ -403,9 +411,9 @@ class Pool:
         if "https" in (first.scheme, self._origin.scheme) and self._tls is None:
             self._tls = await in_thread(ssl.create_default_context)  # it reads the machine's certificates
         tls = self._tls if first.scheme == "https" else None
-        eyeballs = 0.25 if first.host[-1:].isalpha() else None  # a name may have several addresses
+        numeric = ":" in first.host or first.host[-1].isdigit()  # a name may have several addresses
         _, connection = await loop.create_connection(
-            lambda: _Connection(self), first.host, first.port, ssl=tls, happy_eyeballs_delay=eyeballs
+            lambda: _Connection(self), first.host, first.port, ssl=tls, happy_eyeballs_delay=None if numeric else 0.25
         )
         if self._proxy is not None and self._origin.scheme == "https":
             try:

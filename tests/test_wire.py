@@ -208,14 +208,13 @@ async def test_an_untrusted_certificate_is_an_error_that_asking_again_does_not_c
     assert not error.retryable
 
 
-async def test_a_certificate_of_another_host_is_an_error_that_asking_again_does_not_cure(trusted):
-    async with Server(polite, server_tls()) as server, client(f"https://127.0.0.2:{server.port}") as provider:
-        server._server.close()
-        async with Server(polite, server_tls(), "127.0.0.2") as other:
-            provider = OpenAIProvider(f"https://127.0.0.2:{other.port}/v1", "k", "m")
+async def test_a_certificate_of_another_host_is_an_error_that_asking_again_does_not_cure(trusted, monkeypatch):
+    async with Server(polite, server_tls()) as origin, Proxy(origin.port) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        async with client("https://other.example") as provider:
             error = await failure(provider)
-    assert f"no safe connection to https://127.0.0.2:{other.port}: " in str(error)
-    assert "127.0.0.2" in str(error)
+    assert str(error).startswith("no safe connection to https://other.example: ")
+    assert "'other.example'" in str(error)
     assert not error.retryable
 
 
@@ -361,15 +360,20 @@ async def test_a_proxy_may_be_reached_over_tls_itself(trusted, monkeypatch):
 
 @pytest.mark.parametrize(("status", "retryable"), [("407 Who are you", False), ("403 No", False), ("502 X", True)])
 async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch, status, retryable):
+    gone = asyncio.Event()
+
     async def refuse(peer: Peer) -> None:
         await peer.head()
         await peer.send(f"HTTP/1.1 {status}\r\nContent-Length: 3\r\n\r\nno!".encode())
-        assert await peer.gone()
+        await peer.gone()
+        gone.set()
 
     async with Server(refuse) as proxy:
         monkeypatch.setenv("https_proxy", f"http://user:password@127.0.0.1:{proxy.port}")
         async with client("https://model.example") as provider:
             error = await failure(provider)
+            async with asyncio.timeout(5):
+                await gone.wait()
     assert f"cannot reach https://model.example: the proxy http://127.0.0.1:{proxy.port} refused" in str(error)
     assert f"HTTP {status[:3]}" in str(error)
     assert "check the proxy" in str(error)
@@ -508,16 +512,18 @@ async def test_bytes_that_nobody_asked_for_end_an_idle_connection():
 
 
 async def test_a_second_answer_that_came_before_the_next_request_was_sent_is_not_taken_for_its_answer():
-    async def twice(peer: Peer) -> None:
+    peers: list[Peer] = []
+
+    async def once_each(peer: Peer) -> None:
+        peers.append(peer)
         await peer.request()
-        peer.writer.write(answer(f"on {peer.number}"))
-        await asyncio.sleep(0)
-        peer.writer.write(answer("smuggled"))  # it lies in the system's buffer when the next request is made
+        await peer.send(answer(f"on {peer.number}"))
         await peer.gone()
 
-    async with Server(twice) as server, client(server.url) as provider:
-        for number in range(1, 10):
-            assert await say(provider) == f"on {number}"
+    async with Server(once_each) as server, client(server.url) as provider:
+        assert await say(provider) == "on 1"
+        peers[0].writer.write(answer("smuggled"))  # it lies in the system's buffer when the next request is made
+        assert await say(provider) == "on 2"
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60, 10_000])
@@ -663,7 +669,7 @@ async def test_a_slow_reader_makes_the_server_wait_and_the_connection_is_used_ag
         pool = Pool(origin_of(server.url), {})
         response = await pool.post([b"{}"], 5)
         await asyncio.sleep(0.2)
-        assert sent < 15 * MEGABYTE  # what the system's buffers hold
+        assert sent < 20 * MEGABYTE  # the system's buffers hold some of it
         assert response._size < 1 * MEGABYTE
         size = 0
         while data := await response.read():
@@ -694,13 +700,14 @@ async def test_a_server_that_refuses_a_large_request_before_it_has_read_it_is_he
 
     async def early(peer: Peer) -> None:
         await peer.head()
-        await peer.send(reply)
+        await peer.send(reply if peer.number == 1 else answer("fresh"))
         if not hangs_up:
             await asyncio.sleep(60)
 
     async with Server(early) as server, client(server.url) as provider:
         with pytest.raises(ProviderError) as caught:
             await provider.chat([{"role": "user", "content": "x" * 20 * MEGABYTE}])
+        assert await say(provider) == "fresh"  # what was half written is not written on
     assert "HTTP 413" in str(caught.value)
     assert not caught.value.retryable
 
@@ -864,8 +871,9 @@ async def test_a_call_may_be_cancelled_at_any_instant(trusted, secure):
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
                 assert await say(provider, str(steps)) == str(steps)
-        await asyncio.sleep(0.05)
-        assert len(open_now) <= 1
+        async with asyncio.timeout(5):
+            while len(open_now) > 1:
+                await asyncio.sleep(0.01)
 
 
 # many at once

@@ -18,10 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everloop.errors import ConfigError
-from everloop.providers import http, wire
+from everloop.providers import http
+from everloop.providers import pool as pool_room
 from everloop.providers.base import LLMResponse, ProviderError
 from everloop.providers.openai import OpenAIProvider, Timeouts
-from everloop.providers.wire import ConnectionBroke, Pool, origin_of
+from everloop.providers.origin import origin_of
+from everloop.providers.pool import Pool
+from everloop.providers.wire import ConnectionBroke
+from everloop.testing.openai_server import FakeOpenAI
 
 ASK = [{"role": "user", "content": "hello"}]
 CERTIFICATES = Path(__file__).parent / "certificates"
@@ -453,7 +457,7 @@ async def test_the_server_says_whether_a_connection_is_used_again(first, connect
 async def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch):
     async with Server(polite) as server, client(server.url) as provider:
         await say(provider)
-        monkeypatch.setattr(wire, "IDLE_SECONDS", 0.01)
+        monkeypatch.setattr(pool_room, "IDLE_SECONDS", 0.01)
         await asyncio.sleep(0.02)
         await say(provider)
         assert server.connections == 2
@@ -1111,3 +1115,20 @@ def test_whatever_a_server_sends_a_call_ends_and_the_next_one_gets_its_own_answe
             assert await say(provider) == "the next one's"
 
     asyncio.run(run())
+
+
+def test_a_base_url_that_is_none_is_shown_without_its_password():
+    with pytest.raises(ConfigError) as refused:
+        OpenAIProvider("ftp://me:hunter2@host/v1", model="m")
+    assert "hunter2" not in str(refused.value)
+    assert "host/v1" in str(refused.value)
+
+
+async def test_what_a_server_says_cannot_drive_a_terminal():
+    async with FakeOpenAI() as server:
+        server.fail(400, {"error": {"message": "no \x1b]0;title\x07 \x9b31m here"}})
+        provider = OpenAIProvider(server.base_url, model="m")
+        with pytest.raises(ProviderError) as refused:
+            await provider.chat([{"role": "user", "content": "hi"}])
+        assert str(refused.value).isprintable()
+        await provider.close()

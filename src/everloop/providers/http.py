@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import math
+import re
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,10 @@ import msgspec
 
 from ..errors import ConfigError
 from .base import ProviderError
+from .origin import Origin, origin_of
+from .pool import Pool
 from .sse import error_text, one_line
-from .wire import ConnectionBroke, ConnectTimeout, NoConnection, Origin, Pool, ProxyRefused, Response, origin_of
+from .wire import ConnectionBroke, ConnectTimeout, NoConnection, ProxyRefused, Response
 
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx
 ERROR_BODY = 1 << 16
@@ -266,9 +269,8 @@ def endpoint_of(base_url: str, path: str) -> Origin:
     try:
         origin = origin_of(base_url.strip())
     except ValueError:
-        raise ConfigError(
-            f'base_url "{base_url}" is not a URL: set EVERLOOP_BASE_URL to http://… or https://…'
-        ) from None
+        shown = re.sub(r"//[^/@]*@", "//***@", one_line(base_url))  # without a password that stands in it
+        raise ConfigError(f'base_url "{shown}" is not a URL: set EVERLOOP_BASE_URL to http://… or https://…') from None
     target, mark, query = origin.target.partition("?")
     target = target.rstrip("/")
     return replace(origin, target=(target if target.endswith(path) else target + path) + mark + query)

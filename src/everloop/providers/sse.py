@@ -338,7 +338,9 @@ def text_of(content: Any) -> str:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    return clean(" ".join(text.split()))[:limit]
+    """The beginning of a text from outside, on one line and without anything that a terminal would act on."""
+    line = " ".join(text[: 4 * limit].split())[:limit]
+    return line if line.isprintable() else "".join(c if c.isprintable() else "�" for c in line)
 
 
 def encode(value: Any) -> bytes:

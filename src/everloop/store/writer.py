@@ -76,7 +76,7 @@ class Writer:
         waker = self._wakers.get(loop)
         if waker is None:
             waker = self._wakers[loop] = Waker(loop, _Job.settle)
-        future: Write[T] = Write(loop)
+        future: Write[T] = Write(loop=loop)
         self._put(_Job(work, future, waker, kind))
         return future
 

@@ -380,3 +380,15 @@ async def test_a_worker_takes_what_is_in_the_inbox_and_ends_when_told(server, ho
     assert session is not None
     assert session.worker is None
     await store.close()
+
+
+async def test_a_run_in_a_session_with_a_turn_that_was_cut_off_says_so(server, home):
+    store = SQLiteStore(home / "everloop.db")
+    message = InboundMessage("cli", "user", "direct", "old", reply=False).addressed()
+    assert await store.begin("me", "cli:direct", "gone.1.999999999.1.1", message) is not None
+    await store.close()
+    server.reply("old answer")
+    server.reply("new answer")
+    done = await everloop("run", "--session", "cli:direct", "new", server=server)
+    assert done.out == "new answer\n"
+    assert "an earlier turn of this session was cut off" in done.err

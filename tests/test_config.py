@@ -117,10 +117,10 @@ def test_every_key_of_the_file_reaches_its_attribute(home):
 
 
 def test_a_variable_wins_over_the_file_and_a_flag_over_both(home):
-    toml = '[provider]\nmodel = "file"\nname = "file"\nbase_url = "http://file"\n'
-    env = {"EVERLOOP_MODEL": "variable", "EVERLOOP_PROVIDER": "variable"}
+    toml = '[provider]\nmodel = "file"\nbase_url = "http://file"\nretries = 7\n'
+    env = {"EVERLOOP_MODEL": "variable", "EVERLOOP_BASE_URL": "http://variable"}
     config = load(home, toml, env, model="flag")
-    assert (config.model, config.provider, config.base_url) == ("flag", "variable", "http://file")
+    assert (config.model, config.base_url, config.retries) == ("flag", "http://variable", 7)
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key.env], ids=lambda key: key.env)
@@ -316,3 +316,41 @@ def test_the_example_in_the_documentation_loads_and_shows_every_section(home):
     config = load(home, example)
     assert config != Config(home=home)
     assert all(f"[{key.section}]" in example for key in KEYS if key.section)
+
+
+# ---------------------------------------------------------------------------------------------- endpoints and keys
+
+
+def saved(home: Path) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    text = '[provider]\nbase_url = "https://saved.example/v1"\napi_key = "sk-saved"\nmodel = "m"\n'
+    (home / "config.toml").write_text(text)
+
+
+def test_a_saved_key_and_address_are_not_carried_to_another_provider(tmp_path):
+    saved(tmp_path)
+    for config in (
+        Config.load({"provider": "ollama"}, {}, tmp_path),
+        Config.load({}, {"EVERLOOP_PROVIDER": "ollama"}, tmp_path),
+    ):
+        assert (config.provider, config.base_url, config.api_key, config.model) == ("ollama", "", "", "m")
+
+
+def test_a_saved_key_is_not_sent_to_another_address(tmp_path):
+    saved(tmp_path)
+    assert Config.load({"base_url": "http://other/v1"}, {}, tmp_path).api_key == ""
+    assert Config.load({}, {"EVERLOOP_BASE_URL": "http://other/v1"}, tmp_path).api_key == ""
+    assert Config.load({"base_url": "https://saved.example/v1"}, {}, tmp_path).api_key == "sk-saved"
+    assert Config.load({"model": "other"}, {}, tmp_path).api_key == "sk-saved"
+    config = Config.load({"provider": "openai"}, {}, tmp_path)  # names the protocol, which is the saved one's too
+    assert (config.base_url, config.api_key) == ("https://saved.example/v1", "sk-saved")
+
+
+def test_a_key_of_the_environment_goes_where_the_flags_say_unless_it_was_set_for_an_endpoint(tmp_path):
+    key = {"EVERLOOP_API_KEY": "sk-mine"}
+    assert Config.load({"base_url": "http://other/v1"}, key, tmp_path).api_key == "sk-mine"
+    assert Config.load({"provider": "groq"}, key, tmp_path).api_key == "sk-mine"
+    bound = {**key, "EVERLOOP_BASE_URL": "http://mine/v1"}
+    assert Config.load({"base_url": "http://other/v1"}, bound, tmp_path).api_key == ""
+    config = Config.load({"provider": "groq"}, bound, tmp_path)
+    assert (config.base_url, config.api_key) == ("", "")

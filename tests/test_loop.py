@@ -705,3 +705,17 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+async def test_a_busy_setting_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="queue"):
+        AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, busy="bad")  # type: ignore[arg-type]
+
+
+async def test_a_provider_that_returns_something_else_is_told_so(start):
+    class Sloppy(LLMProvider):
+        async def chat(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
+            return "just text"
+
+    chat = start(Sloppy())
+    assert "returned a str and not an LLMResponse" in await chat.agent.process_direct("hi")

@@ -76,9 +76,9 @@ async def test_the_transcript_is_what_happens():
 
 
 def test_the_settings_for_openai_lead_to_openai():
-    line = next(line for line in README.splitlines() if line.startswith("EVERLOOP_API_KEY="))
+    line = next(line for line in README.splitlines() if "EVERLOOP_API_KEY=" in line)
     settings = dict(part.split("=", 1) for part in line.split() if "=" in part)
-    assert settings.keys() == {"EVERLOOP_API_KEY", "EVERLOOP_MODEL"}
+    assert settings.keys() == {"EVERLOOP_BASE_URL", "EVERLOOP_API_KEY", "EVERLOOP_MODEL"}
     provider = make_provider(Config.load(env={**settings, "EVERLOOP_HOME": os.environ["EVERLOOP_HOME"]}))
     endpoint = provider._providers[0][0]._endpoint  # type: ignore[attr-defined] # nothing may connect there
     assert endpoint.where == "api.openai.com"

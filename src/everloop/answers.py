@@ -19,6 +19,8 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
 
     Its calls can be told apart from each other and from those in `used`; beyond `limit` they are not run.
     """
+    if not hasattr(response, "tool_calls"):
+        raise TypeError(f"the provider returned a {type(response).__name__} and not an LLMResponse")
     calls: list[Call] = []
     mine: set[str] = set()
     for number, request in enumerate(response.tool_calls or ()):

@@ -9,7 +9,7 @@ from .bus import Kind
 Name = Literal["stop", "new", "help", "status"]
 
 COMMANDS: dict[Name, str] = {
-    "stop": "stop the running turn, its tools and its sub-agents",
+    "stop": "stop the running turn and its tools",
     "new": "start a new conversation (the old one stays readable)",
     "status": "show the model, the session and what is running",
     "help": "show this",

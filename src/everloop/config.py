@@ -18,6 +18,7 @@ from everloop.errors import ConfigError
 Busy = Literal["queue", "steer", "interrupt"]
 
 DEFAULT_HOME = "~/.everloop"
+ENDPOINT = frozenset({"provider", "base_url"})
 
 
 class UnderHome(NamedTuple):
@@ -88,8 +89,10 @@ class Config:
     ) -> Config:
         """The settings of this person. Flags that are None and empty variables count as not set."""
         folder = _find_home(home, env)
-        values = _from_file(folder / "config.toml") | _from_environment(env) | _from_flags(flags or {})
-        return cls(home=folder, **values)
+        file, variables = _from_file(folder / "config.toml"), _from_environment(env)
+        values = _over(file, variables)
+        tied = "api_key" not in variables or not ENDPOINT.isdisjoint(variables)
+        return cls(home=folder, **_over(values, _from_flags(flags or {}), tied))
 
 
 class Key(NamedTuple):
@@ -161,6 +164,19 @@ def _shown_default(key: Key) -> str:
     if key.default in ("", ()):
         return ""
     return f"`{str(key.default).lower() if key.kind == 'bool' else key.default}`"
+
+
+def _over(below: dict[str, Any], above: dict[str, Any], tied: bool = True) -> dict[str, Any]:
+    """One source of settings over another. An address belongs to its provider, and a key to the endpoint it was set
+    for (unless it is not `tied` to one): neither is carried to another endpoint that the upper source names."""
+    kept = dict(below)
+    usual = {"provider": "openai", "base_url": ""}  # what it is when nobody says
+    moved = {name for name in ENDPOINT & above.keys() if above[name] != below.get(name, usual[name])}
+    if "provider" in moved:
+        kept.pop("base_url", None)
+    if tied and moved:
+        kept.pop("api_key", None)
+    return kept | above
 
 
 def _find_home(home: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Path:

@@ -7,7 +7,9 @@ the outcome, and asks again. A restart is nothing special: read the log, ask, go
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,7 +32,9 @@ from .log import (
     Written,
 )
 from .messages import Conversation, clean
-from .providers.base import LLMResponse
+from .providers.base import LLMResponse, ProviderError
+
+logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------------------------------------- what to do next
 
@@ -314,7 +318,11 @@ async def _call_model(turn: Turn, model: Model, limits: Limits) -> None:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise
-        message = f"Sorry, I encountered an error: {clean(str(error)) or type(error).__name__}"
+        if not isinstance(error, ProviderError):  # a fault of the provider's code: its author wants to see where
+            trace = clean("".join(traceback.format_exception(error)))
+            logger.warning("the model call of turn %s failed\n%s", turn.id, trace)
+        what = repr(error) if isinstance(error, LookupError) else clean(str(error)) or type(error).__name__
+        message = f"Sorry, I encountered an error: {what}"
         turn.tell(events.Error(message))
         turn.outcome.append(TurnEnded("error", message))
         return

@@ -62,6 +62,9 @@ class AgentLoop:
         busy: Literal["queue", "steer", "interrupt"] | None = None,
         on_event: Callable[[str, events.Event], None] | None = None,
     ) -> None:
+        busy = busy or getattr(config, "busy", None) or "queue"
+        if busy not in ("queue", "steer", "interrupt"):
+            raise ValueError(f'busy must be "queue", "steer" or "interrupt", not {busy!r}')
         self.bus = bus
         self.provider = provider
         self.workspace = Path(workspace)
@@ -78,7 +81,7 @@ class AgentLoop:
             self.store,
             self._run_claim,
             lambda: self.context.build_system_prompt(),
-            busy=busy or getattr(config, "busy", None) or "queue",
+            busy=busy,
         )
         self._dispatcher.on_held = lambda worker: self._spawn(self._held(worker))
         if not isinstance(bus, DurableBus):

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import gc
 import os
+import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,8 +62,9 @@ def prepare_workspace(folder: Path) -> None:
 def check_model(config: Config) -> None:
     """Refuse settings that name no model to ask, with an example that works."""
     if missing_model(config):
+        what = "no model is set" if not config.model else "no model server is set"
         raise ConfigError(
-            "no model is set: set EVERLOOP_BASE_URL and EVERLOOP_MODEL (and EVERLOOP_API_KEY if it needs one), for "
+            f"{what}: set EVERLOOP_BASE_URL and EVERLOOP_MODEL (and EVERLOOP_API_KEY if it needs one), for "
             "example with Ollama: EVERLOOP_BASE_URL=http://127.0.0.1:11434/v1 EVERLOOP_MODEL=qwen3:8b"
         )
 
@@ -114,6 +116,17 @@ async def reading(config: Config) -> AsyncIterator[Store]:
         yield store
     finally:
         await store.close()
+
+
+async def left_behind(store: Store, key: str) -> str:
+    """What to tell of other sessions that a crash left with work to do; "" if there are none."""
+    others = [other for owner, other in await store.ready("") if (owner, other) != (OWNER, key)]
+    if not others:
+        return ""
+    first = f"`everloop --session {shlex.quote(others[0])}` goes on with it"
+    if len(others) == 1:
+        return f"The session {others[0]} has a turn that was cut off: {first}."
+    return f"{len(others)} other sessions have turns that were cut off: `everloop worker` finishes them all."
 
 
 async def find_turn(store: Store, prefix: str) -> TurnInfo:

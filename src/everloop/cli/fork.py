@@ -18,7 +18,10 @@ def command(options: argparse.Namespace) -> int:
     made = asyncio.run(_fork(load_config(options), source, new_key))
     print(made.key)
     under_way = " and finishes the turn that is under way there" if made.open_turn else ""
-    print(f"It has {made.entries} entries. `everloop --session {shlex.quote(made.key)}` goes on from there{under_way}.")
+    store = f"--store {shlex.quote(options.store)} " if getattr(options, "store", None) else ""
+    count = f"{made.entries} entr{'y' if made.entries == 1 else 'ies'}"
+    go_on = f"everloop {store}--session {shlex.quote(made.key)}"
+    print(f"It has {count}. `{go_on}` goes on from there{under_way}.")
     return 0
 
 

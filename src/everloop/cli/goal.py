@@ -34,6 +34,7 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[dict[
 
     async with make_agent(config) as agent:
         channel, chat_id = chat_of(key)
+        agent.watch(key, _tell_of_earlier)
         answer = asyncio.create_task(agent.process_direct(goal, key, channel, chat_id, on_event=watch))
         ctrl_c = CtrlC(agent, key, answer.cancel)
         try:
@@ -43,6 +44,11 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[dict[
         outcome = await _outcome(agent.store, key, result, ended)
     outcome["seconds"] = round(time.monotonic() - started, 3)
     return outcome, ctrl_c.pressed
+
+
+def _tell_of_earlier(event: events.Event) -> None:
+    if isinstance(event, events.TurnStarted) and event.resumed:
+        print("everloop: an earlier turn of this session was cut off; it goes on first", file=sys.stderr)
 
 
 async def _outcome(store: Store, key: str, result: str, ended: events.TurnEnded | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..agents.loop import AgentLoop
 from ..config import Config
 from ..errors import EverloopError
 from .chat import LEAVE, greeting
-from .common import OWNER, chat_of, make_agent
+from .common import chat_of, left_behind, make_agent
 from .interrupt import CtrlC
 from .main import INTERRUPTED
 from .paper import Paper, one_line
@@ -32,9 +32,9 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
         current = asyncio.current_task()
         assert current is not None
         ctrl_c = CtrlC(agent, key, current.cancel)
-        await agent.store.session(OWNER, key)  # a store that cannot be used is an error before anything is asked
+        others = await left_behind(agent.store, key)  # a store that cannot be used is an error before anything is asked
         if prompt:
-            out.line(greeting(config, key))
+            out.line("\n".join(filter(None, (greeting(config, key), others))))
         agent.watch(key, view)
         await agent.resume(key)
         while not ctrl_c.pressed:

@@ -56,7 +56,7 @@ def _ask_url() -> str:
         try:
             return Config.load({"base_url": url}).base_url
         except ConfigError as error:
-            print(error)
+            print(str(error).removeprefix("--base-url "))
 
 
 def _ask(question: str, default: str = "") -> str:

@@ -22,7 +22,7 @@ from ..commands import command_of
 from ..config import Config
 from ..errors import EverloopError
 from .chat import LEAVE, greeting
-from .common import OWNER, chat_of, make_agent
+from .common import chat_of, left_behind, make_agent
 from .paper import Paper, Style
 from .view import View
 
@@ -36,9 +36,10 @@ STYLES: dict[Style, str] = {"": "", "dim": "ansibrightblack", "bold": "bold", "g
 async def chat(config: Config, key: str) -> int:
     """Chat until the person leaves. What runs then is kept and goes on at the next start."""
     async with make_agent(config) as agent:
-        await agent.store.session(OWNER, key)  # a store that cannot be used is an error before anything is asked
+        # A store that cannot be used is an error before anything is asked.
+        others = await left_behind(agent.store, key)
         with patch_stdout(raw=True):
-            await Chat(agent, key, greeting(config, key)).run()
+            await Chat(agent, key, "\n".join(filter(None, (greeting(config, key), others)))).run()
     return 0
 
 

@@ -9,8 +9,10 @@ T = TypeVar("T")
 
 
 class Write(asyncio.Future[T]):
-    """A future that cannot be cancelled: a task that is being cancelled hears of it when the write is done, so that what
-    is on disk and what its writer knows never differ."""
+    """A future that cannot be cancelled: a task that is being cancelled hears of it when the write is done.
+
+    So what is on disk and what its writer knows never differ.
+    """
 
     def cancel(self, msg: object = None) -> bool:
         return False

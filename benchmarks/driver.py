@@ -20,6 +20,7 @@ SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "require
 TOOL = {"type": "function", "function": {"name": "echo", "description": "Echo the text.", "parameters": SCHEMA}}
 SYSTEM = {"role": "system", "content": "You are a benchmark agent. Use the tools, then answer."}
 JSON = {"Content-Type": "application/json"}
+WORK = [{"role": "user", "content": "some words of a message " * 5, "number": n, "part": n / 3} for n in range(40)]
 FILLER = "the quick brown fox jumps over the lazy dog and looks at the harbour while the tide is out " * 2
 
 
@@ -143,6 +144,19 @@ Side = Raw | Everloop | Bytes
 SIDES: dict[str, type[Side]] = {"raw": Raw, "everloop": Everloop, "bytes": Bytes}
 
 
+def fixed_work() -> float:
+    """CPU seconds of a piece of work that is always the same.
+
+    The same work costs up to half more CPU time when the machine is in another mood (clock, neighbours). Measured next
+    to every turn, this takes most of the mood out again.
+    """
+    started = time.thread_time()
+    for _ in range(4):
+        for message in json.loads(json.dumps(WORK)):
+            message["content"].split()
+    return time.thread_time() - started
+
+
 def check(answer: str, mark: str) -> None:
     if f"done:{mark}" not in answer:
         raise SystemExit(f"wrong answer to {mark}: {answer[:200]!r}")
@@ -153,14 +167,19 @@ async def turns(side: Side, n: int, size: int) -> dict[str, float]:
     for i in range(10):
         check(await side.turn(f"bench:w{i}", prompt(f"w{i}")), f"w{i}")
     gc.collect()
-    cpu, wall = [], []
+    cpu, wall, work = [], [], []
     for i in range(n):
         c, w = time.process_time(), time.perf_counter()
         answer = await side.turn(f"bench:t{i}", prompt(f"t{i}"))
         cpu.append(time.process_time() - c)
         wall.append(time.perf_counter() - w)
+        work.append(fixed_work())
         check(answer, f"t{i}")
-    return {"cpu_ms": statistics.median(cpu) * 1e3, "wall_ms": statistics.median(wall) * 1e3}
+    return {
+        "cpu_ms": statistics.median(cpu) * 1e3,
+        "wall_ms": statistics.median(wall) * 1e3,
+        "relative": statistics.median(cpu) / statistics.median(work),
+    }
 
 
 async def at_once(side: Side, n: int, size: int) -> dict[str, float]:

@@ -71,12 +71,16 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def compare(
-    rounds: int, field: str, ours: Callable[[], dict[str, float]], base: Callable[[], dict[str, float]]
+    rounds: int,
+    field: str,
+    ours: Callable[[], dict[str, float]],
+    base: Callable[[], dict[str, float]],
+    compared: str = "",
 ) -> tuple[float, float, float]:
-    """(ours, base, ratio), each the median over the rounds."""
-    pairs = [(base()[field], ours()[field]) for _ in range(rounds)]
-    ratio = statistics.median(our / its for its, our in pairs)
-    return statistics.median(our for _, our in pairs), statistics.median(its for its, _ in pairs), ratio
+    """(ours, base, ratio), each the median over the rounds; the ratio may be of another field, `compared`."""
+    pairs = [(base(), ours()) for _ in range(rounds)]
+    ratio = statistics.median(our[compared or field] / its[compared or field] for its, our in pairs)
+    return statistics.median(our[field] for _, our in pairs), statistics.median(its[field] for its, _ in pairs), ratio
 
 
 # ------------------------------------------------------------------------------------------------ the figures
@@ -88,6 +92,7 @@ def turn_cpu(server: str, rounds: int) -> Figure:
         "cpu_ms",
         lambda: drive("everloop", "turn", server, 150),
         lambda: drive("raw", "turn", server, 150),
+        "relative",
     )
     return Figure("CPU of a 3-round turn, every step fsynced", f"{ours:.2f} ms", f"{base:.2f} ms", ratio, 2.5)
 

@@ -199,3 +199,11 @@ async def test_it_runs_as_a_process_with_a_script(tmp_path, http):
     process.send_signal(signal.SIGTERM)
     assert await process.wait() == 0
     await provider.close()
+
+
+async def test_a_scripted_call_of_a_tool_without_required_arguments_has_none(server):
+    function = {"name": "list_dir", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}
+    provider = OpenAIProvider(server.base_url, model="tools-1x1-flist_dir")
+    answer = await provider.chat([{"role": "user", "content": "mark:x"}], [{"type": "function", "function": function}])
+    assert answer.tool_calls[0].arguments == {}
+    await provider.close()

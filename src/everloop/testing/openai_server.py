@@ -339,9 +339,10 @@ def _cut_up(data: bytes, piece: int) -> list[bytes]:
 def _arguments(function: dict[str, Any], tag: str) -> dict[str, str]:
     """The tag under `text`, or under every required name of a tool that has no `text`."""
     schema = function.get("parameters") or {}
-    if "text" in (schema.get("properties") or {}) or not schema.get("required"):
+    known, required = schema.get("properties") or {}, schema.get("required") or ()
+    if "text" in known or not (known or required):
         return {"text": tag}
-    return dict.fromkeys(schema["required"], tag)
+    return dict.fromkeys(required, tag)
 
 
 def _text(content: Any) -> str:

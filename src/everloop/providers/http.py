@@ -80,7 +80,7 @@ class Endpoint:
         """Send a request and read its whole answer, which may have up to `limit` bytes."""
         try:
             async with asyncio.timeout(self.timeouts.total):
-                return await self._read_whole(await self._post(body), limit)
+                return await self._read_whole(await self._post(body, whole=True), limit)
         except OSError as error:
             raise self._failure(error, f"gave no answer within {self.timeouts.total:g} s") from error
 
@@ -100,14 +100,14 @@ class Endpoint:
         except OSError as error:
             raise self._failure(error, f"sent no first token within {self.timeouts.first_token:g} s") from error
 
-    async def _post(self, body: Sequence[bytes]) -> Response:
+    async def _post(self, body: Sequence[bytes], whole: bool = False) -> Response:
         loop = asyncio.get_running_loop()
         if self._pool is None or self._loop is not loop:
             try:
                 self._pool, self._loop = Pool(self._origin, self._headers, proxy_for(self._origin)), loop
             except ValueError as error:
                 raise ProviderError(f"the proxy for {self._origin} (HTTPS_PROXY, …) is no URL: {error}") from None
-        response = await self._pool.post(body, self.timeouts.connect)
+        response = await self._pool.post(body, self.timeouts.connect, whole)
         if response.status != 200:
             try:
                 raise await self._refusal(response)

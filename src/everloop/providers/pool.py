@@ -35,19 +35,19 @@ class Pool:
         self._closed = False
         self._head = self._request_head(headers)
 
-    async def post(self, parts: Sequence[bytes], connect_timeout: float) -> Response:
-        """Send a body; the answer's head has come when this returns."""
+    async def post(self, parts: Sequence[bytes], connect_timeout: float, whole: bool = False) -> Response:
+        """Send a body; the answer's head has come when this returns, or all of it if the `whole` is wanted."""
         head = b"%bContent-Length: %d\r\n\r\n" % (self._head, sum(map(len, parts)))
         connection = self._take_idle()
         if connection is not None:
             try:
-                return await connection.send(head, parts)
+                return await connection.send(head, parts, whole)
             except ConnectionBroke:
                 if connection._head or self._closed:  # an answer had begun, or none is wanted
                     raise
                 # The server closed it just as we wrote: that happens to every idle connection once.
         connection = await self._connect(connect_timeout)
-        return await connection.send(head, parts)
+        return await connection.send(head, parts, whole)
 
     def give_back(self, connection: Connection) -> None:
         if self._closed:

@@ -48,7 +48,7 @@ class ConnectTimeout(OSError):
 class Response:
     """An answer: its head, and its body as it comes. Whoever has it reads it to its end, or `leave`s or `close`s it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, whole: bool = False) -> None:
         self.status = 0
         self.reason = ""
         self.headers: dict[str, str] = {}
@@ -59,6 +59,7 @@ class Response:
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._unread = False  # nobody wants the rest
+        self._whole = whole  # whoever waits wants all of it, and is not woken for less
 
     @property
     def waiting(self) -> bool:
@@ -126,8 +127,12 @@ class Response:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is None or self._waiter.done():
+            return
+        enough = self.complete or self._error is not None or self._size > AHEAD or self.status not in (0, 200)
+        if self._whole and not enough:
+            return
+        self._waiter.set_result(None)
 
 
 class Connection(asyncio.Protocol):
@@ -146,11 +151,11 @@ class Connection(asyncio.Protocol):
         self._tunnelling = False  # talking to a proxy
         self._writable: asyncio.Future[None] | None = None
 
-    async def send(self, head: bytes, parts: Sequence[bytes]) -> Response:
-        """Send a request; the answer's head has come when this returns."""
+    async def send(self, head: bytes, parts: Sequence[bytes], whole: bool = False) -> Response:
+        """Send a request; the answer's head has come when this returns, or all of it if the `whole` is wanted."""
         if self.transport is None:
             raise ConnectionBroke("it has ended")
-        response = self._response = Response(self)
+        response = self._response = Response(self, whole)
         self._head, self._sent = 0, False
         try:
             for block in _blocks(head, parts):

@@ -6,16 +6,22 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blockbuster.blockbuster as _blockbuster
 import hypothesis
 import pytest
+import pytest_asyncio
 
 import everloop
+
+if TYPE_CHECKING:
+    from everloop.testing.openai_server import FakeOpenAI
+
+    from .crash.forge import Forge
 
 _OUR_CODE = str(Path(everloop.__file__).parent) + os.sep
 _OUR_TESTS = str(Path(__file__).parent) + os.sep
@@ -144,3 +150,25 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Any:
     if _IN_CI and report.skipped and not collector.get_closest_marker("platform"):
         _refuse_skip(report)
     return report
+
+
+# ---------------------------------------------------------------------------------------------- for the crash tests
+
+
+@pytest.fixture(scope="module")
+def forge() -> Iterator[Forge]:
+    """A warm process that forks the programs that are killed."""
+    from .crash.forge import Forge
+
+    forge = Forge()
+    yield forge
+    forge.close()
+
+
+@pytest_asyncio.fixture
+async def model() -> AsyncIterator[FakeOpenAI]:
+    """A model whose plan is the marker of the message."""
+    from .crash.model import planned
+
+    async with planned(keep_bodies=False) as server:
+        yield server

@@ -13,13 +13,12 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 
 from everloop import InboundMessage, OutboundMessage
 from everloop.dispatch.durable import DurableBus
@@ -32,24 +31,10 @@ from everloop.testing import FakeOpenAI
 
 from .crash.forge import Child, Forge
 from .crash.history import History, lines, read, violations
-from .crash.model import planned
 from .crash.scene import KILLED, Scene, say
 
 PLANS = ["", "", "", "s", "s", "n", "sn", "w", "s.n", "nw.s", "aa"]
 WORKERS = 3
-
-
-@pytest.fixture(scope="module")
-def forge() -> Iterator[Forge]:
-    forge = Forge()
-    yield forge
-    forge.close()
-
-
-@pytest_asyncio.fixture
-async def model() -> AsyncIterator[FakeOpenAI]:
-    async with planned(keep_bodies=False) as server:
-        yield server
 
 
 @contextlib.asynccontextmanager

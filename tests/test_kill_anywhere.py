@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from everloop import AgentLoop, InboundMessage, MessageBus
 from everloop.log import UserSaid
@@ -19,23 +17,9 @@ from everloop.testing import FakeOpenAI, ScriptedProvider
 
 from .crash.forge import Forge
 from .crash.history import History, lines, read, violations
-from .crash.model import planned
 from .crash.scene import KILLED, Scene, say
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def forge() -> Iterator[Forge]:
-    forge = Forge()
-    yield forge
-    forge.close()
-
-
-@pytest_asyncio.fixture
-async def model() -> AsyncIterator[FakeOpenAI]:
-    async with planned(keep_bodies=False) as server:
-        yield server
 
 
 @pytest.fixture

@@ -811,6 +811,16 @@ async def _stall(peer: Peer, stage: str) -> None:
             await peer.send(raw("Content-Type: text/event-stream"), b"data: {}\n\n")
 
 
+async def _ask(provider: OpenAIProvider, stage: str) -> None:
+    """A call that comes to this stage."""
+    content = "x" * (20 * MEGABYTE if stage == "writing" else 1)
+    if stage == "streaming":
+        async for _ in provider.stream(ASK):
+            pass
+    else:
+        await provider.chat([{"role": "user", "content": content}])
+
+
 @pytest.mark.parametrize(
     "stage", ["handshake", "connect", "tunnelled handshake", "writing", "waiting", "reading", "streaming"]
 )
@@ -823,21 +833,13 @@ async def test_a_call_that_is_cancelled_ends_its_connection_at_once(monkeypatch,
         await peer.gone()
         gone.set()
 
-    async def ask(provider: OpenAIProvider) -> None:
-        content = "x" * (20 * MEGABYTE if stage == "writing" else 1)
-        if stage == "streaming":
-            async for _ in provider.stream(ASK):
-                pass
-        else:
-            await provider.chat([{"role": "user", "content": content}])
-
     async with Server(handler) as server:
         url = server.url.replace("http", "https") if stage == "handshake" else server.url
         if stage in ("connect", "tunnelled handshake"):
             monkeypatch.setenv("https_proxy", server.url)
             url = "https://model.example"
         async with client(url) as provider:
-            task = asyncio.create_task(ask(provider))
+            task = asyncio.create_task(_ask(provider, stage))
             async with asyncio.timeout(5):
                 await reached.wait()
                 await asyncio.sleep(0.01)
@@ -909,16 +911,8 @@ async def test_closing_while_a_call_runs_is_a_clear_error_and_no_hang(stage):
         await peer.gone()
         gone.set()
 
-    async def ask(provider: OpenAIProvider) -> None:
-        content = "x" * (20 * MEGABYTE if stage == "writing" else 1)
-        if stage == "streaming":
-            async for _ in provider.stream(ASK):
-                pass
-        else:
-            await provider.chat([{"role": "user", "content": content}])
-
     async with Server(handler) as server, client(server.url) as provider:
-        task = asyncio.create_task(ask(provider))
+        task = asyncio.create_task(_ask(provider, stage))
         async with asyncio.timeout(5):
             await reached.wait()
             await asyncio.sleep(0.01)

@@ -62,8 +62,8 @@ $(READY_DEV): $(READY) requirements-dev.lock
 	@sh scripts/setup.sh dev
 
 lock:
-	$(COMPILE) -o requirements.lock
-	$(COMPILE) -c requirements.lock --extra dev -o requirements-dev.lock
+	$(COMPILE) --extra all -o requirements.lock
+	$(COMPILE) -c requirements.lock --extra all --extra dev -o requirements-dev.lock
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

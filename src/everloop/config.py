@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from everloop.errors import ConfigError
 
 Busy = Literal["queue", "steer", "interrupt"]
+Decision = Literal["allow", "ask", "deny"]
 
 DEFAULT_HOME = "~/.everloop"
 ENDPOINT = frozenset({"provider", "base_url"})
@@ -44,6 +45,38 @@ def _key(
     rules = {"url": url, "above": above, "at_least": at_least}
     metadata = {"text": text, "section": section, "key": key, "env": env, "flag": flag, "secret": secret, **rules}
     return field(default=default, repr=not secret, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule of the policy, a `[[policy]]` table: the calls that it fits, and what happens to them.
+
+    A part that is empty fits everything. Patterns are shell globs.
+    """
+
+    do: Decision
+    tool: str = ""  # name of the tool
+    command: str = ""  # one simple command of a shell's command line, as words joined by single spaces
+    path: str = ""  # a file, relative to the workspace when inside it, absolute otherwise
+    arguments: dict[str, str] = field(default_factory=dict)  # pattern by argument
+    origin: str = ""  # "channel:chat_id" of the chat that the turn came from
+    tainted: bool = False  # an `allow` that also holds after the conversation has read untrusted content
+    why: str = ""  # told to the model and to the person who is asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpServer:
+    """An MCP server, an `[mcp.NAME]` table: a program that is started, or an address."""
+
+    name: str
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict, repr=False)
+    url: str = ""
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    tools: tuple[str, ...] = ("*",)  # patterns of the tools' own names that may be used
+    timeout: float = 60.0  # seconds a call may take
+    connect_timeout: float = 20.0  # seconds until the server must have answered at the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

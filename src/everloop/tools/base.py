@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from .hints import parameters_of, split_docstring
@@ -22,15 +23,42 @@ class ToolError(Exception):
     """A failure that a tool explains to the model itself: what is wrong and what to do instead."""
 
 
+@dataclass(slots=True, frozen=True)
+class Output:
+    """What a tool returns when there is more to say than a text."""
+
+    text: str
+    untrusted: bool = False  # it came from outside: data, never instructions
+    images: tuple[str, ...] = ()  # data URLs that the model is shown after the round's results
+    failed: bool = False  # an error result; `text` says what went wrong
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """What a call would do, as far as that can be known before it runs. The policy decides by it."""
+
+    shown: str = ""  # exactly what will run, for the person who is asked; "": the name and the arguments
+    paths: tuple[str, ...] = ()  # absolute and normalized, as text: no link is followed
+    writes: bool = False  # to those paths
+    command: str | None = None  # a shell's
+    network: bool = False  # asks for the network, beyond what its sandbox gives
+    sends: bool = False  # could carry data off this machine
+    url: str | None = None  # the address that is fetched
+    unconfined: bool = False  # a command outside of any sandbox
+
+
 class Tool:
     """One capability of the agent. A subclass needs `name`, `description`, `parameters` and `execute`.
 
-    Each may be a class attribute or a property. `execute` gives text; other results are turned into text.
+    Each may be a class attribute or a property. `execute` gives text or an `Output`; other results are turned into
+    text.
     """
 
     replay: Replay = "never"  # "safe": a call that was cut off by a crash may be run again
     parallel: bool = True  # may run beside other calls of its round
     timeout: float | None = None  # seconds; None: the registry's default; inf: none
+    untrusted: bool = False  # all its results come from outside
+    sends: bool = False  # a call could carry data off this machine
 
     if TYPE_CHECKING:  # to a type checker these are properties, which attributes may override; not the other way round
 
@@ -49,6 +77,16 @@ class Tool:
     async def execute(self, *args: Any, **kwargs: Any) -> Any:
         """Do the work. The arguments come by name, validated against `parameters`."""
         raise NotImplementedError(f"{type(self).__name__} has no execute()")
+
+    def plan(self, arguments: dict[str, Any]) -> Plan:
+        """What a call with these (checked) arguments would do. Quick and without I/O; `current_call()` is set."""
+        return Plan(sends=self.sends)
+
+    async def end_turn(self, turn: str) -> None:
+        """The turn is over: let go of what was held for it."""
+
+    async def close(self) -> None:
+        """The agent is shutting down: let go of everything."""
 
 
 class FunctionTool(Tool, Generic[P, R]):
@@ -103,6 +141,8 @@ def tool(
     replay: Replay = "never",
     parallel: bool = True,
     timeout: float | None = None,
+    untrusted: bool = False,
+    sends: bool = False,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -113,6 +153,8 @@ def tool(
     replay: Replay = "never",
     parallel: bool = True,
     timeout: float | None = None,
+    untrusted: bool = False,
+    sends: bool = False,
 ) -> Any:
     """Make a tool from a function with type hints and a docstring, with options or without.
 
@@ -120,6 +162,7 @@ def tool(
     """
     local = dict(sys._getframe(1).f_locals)
     options = {"name": name, "description": description, "replay": replay, "parallel": parallel, "timeout": timeout}
+    options |= {"untrusted": untrusted, "sends": sends}
 
     def make(function: Callable[..., Any]) -> FunctionTool[..., Any]:
         return FunctionTool(function, local, **options)

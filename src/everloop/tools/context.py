@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..bus import OutboundMessage
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,6 +24,11 @@ class CallContext:
     restricted: bool  # files outside the workspace are out of reach
     idempotency_key: str  # the same on every try of this call, also after a crash
     progress: Callable[[str], None]  # shows a line to whoever watches the turn
+    approved: bool = False  # a person has seen this very call and allowed it
+    outputs: Path | None = None  # the session's own folder for texts too long for a result; it can be read, not written
+    protected: tuple[Path, ...] = ()  # the runtime's own files: never read or written where `restricted`
+    guard: Callable[[str, bool], None] | None = None  # called with (real path, writing) of a file that was opened
+    send: Callable[[OutboundMessage], Awaitable[None]] | None = None  # puts a message into the outbox, once a call
 
 
 current: ContextVar[CallContext] = ContextVar("everloop_call")

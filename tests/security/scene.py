@@ -1,0 +1,63 @@
+"""The scene of an attack: a whole agent whose model obeys the attacker, and canaries that must not sing.
+
+The model makes the calls it is told to make, one a round, and then answers. What the attacker has gained is what the
+model was shown (`Attack.seen`) and what changed outside; tests look there and never at the wording of a message.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from everloop import AgentLoop, MessageBus, Tool
+from everloop.providers.base import ToolCallRequest
+from everloop.testing import ScriptedProvider
+
+Step = ToolCallRequest | list[ToolCallRequest] | Callable[[list[dict[str, Any]], Any], Any]
+
+
+def canary(what: str = "canary") -> str:
+    """A secret that stands nowhere else."""
+    return f"{what}-{secrets.token_hex(12)}"
+
+
+@dataclass
+class Attack:
+    """What an attacked turn left behind."""
+
+    answer: str
+    results: list[str] = field(default_factory=list)  # of the calls, as the model saw them
+    seen: str = ""  # all that the model was ever sent, as JSON
+
+
+@dataclass
+class Scene:
+    """A restricted workspace with secrets around it."""
+
+    root: Path
+    options: dict[str, Any] = field(default_factory=dict)  # for AgentLoop
+    tools: Iterable[Tool] = ()  # in place of built-in ones of the same name, or besides them
+
+    def __post_init__(self) -> None:
+        self.workspace = self.root / "workspace"
+        self.outside = self.root / "outside"
+        self.workspace.mkdir(parents=True, exist_ok=True)
+        self.outside.mkdir(exist_ok=True)
+        self.secret = canary("secret")
+        (self.outside / "secret.txt").write_text(self.secret)
+
+    async def run(self, *calls: Step, say: str = "do it", **options: Any) -> Attack:
+        """Let the model make these calls, one after another, through the whole loop."""
+        model = ScriptedProvider([*calls, "done"])
+        settings = {"restrict_to_workspace": True, "store": self.root / "store.db", **self.options, **options}
+        async with AgentLoop(MessageBus(), model, self.workspace, **settings) as agent:
+            for tool in self.tools:
+                agent.tools.register(tool)
+            answer = await agent.process_direct(say)
+        last = model.requests[-1].messages
+        results = [message["content"] for message in last if message["role"] == "tool"]
+        return Attack(answer, results, json.dumps([request.messages for request in model.requests], ensure_ascii=False))

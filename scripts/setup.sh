@@ -52,6 +52,7 @@ install_pinned() {
 
 if [ "${1:-}" = dev ]; then
     install_pinned requirements-dev.lock
+    sh scripts/node.sh
     touch .venv/.ready-dev
 else
     .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv

@@ -99,8 +99,13 @@ def test_two_messages_never_share_their_media_and_metadata():
         ("/", None, "message"),
         ("", None, "message"),
         ("//stop", None, "message"),
+        ("/approve", "approve", "urgent"),
+        ("/approve it", None, "message"),
+        ("/deny", "deny", "urgent"),
+        ("/Deny@bot it rains", "deny", "urgent"),
     ],
 )
 def test_a_command_is_a_slash_and_a_known_name_and_nothing_more(text, name, kind):
     assert command_of(text) == name
-    assert kind_of(text) == kind
+    assert kind_of(InboundMessage("test", "user", "1", text)) == kind
+    assert kind_of(InboundMessage("system", "sub", "test:1", text)) == "message"  # what an agent wrote commands nothing

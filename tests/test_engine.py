@@ -13,22 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everloop import events
-from everloop.engine import (
-    CallModel,
-    Finish,
-    Idle,
-    Limits,
-    Report,
-    RunTools,
-    Turn,
-    end_turn,
-    next_action,
-    run_turn,
-)
+from everloop.actions import CallModel, Finish, Idle, Limits, Park, Refuse, Report, RunTools, next_action
+from everloop.engine import Parked, Review, Turn, end_turn, run_turn
 from everloop.log import (
     Call,
     CallEnded,
+    CallsAsked,
     CallsBegun,
+    CallsDecided,
     Entry,
     ModelAnswered,
     Noted,
@@ -72,6 +64,10 @@ def done(call: Call) -> CallEnded:
         ([HI, ModelAnswered("  ")], CallModel()),
         ([HI, ModelAnswered(None), ModelAnswered("")], Finish("empty", "")),
         ([HI, ModelAnswered(None), ASKED, done(A), done(B), ModelAnswered(None)], CallModel()),
+        ([HI, ASKED, CallsAsked(("b",), "may I?")], Park((B,), "may I?")),
+        ([HI, ASKED, CallsAsked(("b",), "may I?"), CallsDecided(("b",), True)], RunTools((A, B))),
+        ([HI, ASKED, CallsAsked(("b",), "may I?"), CallsDecided(("b",), False, note="no")], Refuse((B,), "no")),
+        ([HI, ASKED, CallsAsked(("b",), "may I?"), CallsDecided(("b",), True), CallsBegun(("a",))], Report((A,))),
     ],
 )
 def test_the_log_alone_decides_what_happens_next(log, action):
@@ -123,6 +119,9 @@ class WorldLog:
         entries = [decode_entry(encode_entry(entry)) for entry in entries]
         self._later(self._hops, lambda: self._settle(entries, future))
         return future
+
+    def park(self, entries: Sequence[Entry], question: str) -> asyncio.Future[None]:
+        return self.append(entries)
 
     def _later(self, hops: int, work: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -177,6 +176,8 @@ def check_log(log: Sequence[Entry]) -> None:
 class Result:
     content: str
     status: str = "ok"
+    untrusted: bool = False
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,7 @@ class ToolPlan:
     safe: bool
     hops: int
     status: str
+    verdict: str = "allow"
 
 
 class WorldToolbox:
@@ -192,6 +194,13 @@ class WorldToolbox:
         self.world = world
         self.tools = tools
         self.log = log
+
+    def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
+        said = {call.id: self.tools[call.name].verdict for call in calls}
+        assert not set(said) & {id for entry in self.world.log if isinstance(entry, CallsDecided) for id in entry.ids}
+        asked = tuple(id for id, verdict in said.items() if verdict == "ask")
+        denied = {id: f"result of {id}" for id, verdict in said.items() if verdict == "deny"}
+        return Review(asked, f"may I {', '.join(asked)}?" if asked else "", denied)
 
     def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
         together: list[Call] = []
@@ -204,8 +213,11 @@ class WorldToolbox:
     def replay_safe(self, name: str) -> bool:
         return self.tools[name].safe
 
-    async def run(self, call: Call, progress: Callable[[str], None]) -> Any:
+    async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> Any:
         plan, world = self.tools[call.name], self.world
+        decided = [entry for entry in world.log if isinstance(entry, CallsDecided) and call.id in entry.ids]
+        assert approved == any(entry.allowed for entry in decided)
+        assert plan.verdict == "allow" or approved, "a call runs that nobody allowed"
         assert call.id not in {entry.id for entry in world.log if isinstance(entry, CallEnded)}, "run after its result"
         if not plan.safe:
             begun = {id for entry in world.log if isinstance(entry, CallsBegun) for id in entry.ids}
@@ -255,6 +267,7 @@ class Plan:
     hops: int
     watched: bool
     limits: Limits
+    words: list[bool] = field(default_factory=list)  # what the person says to each question; then yes
 
 
 async def live_through(plan: Plan) -> tuple[World, TurnEnded, list[events.Event]]:
@@ -264,7 +277,11 @@ async def live_through(plan: Plan) -> tuple[World, TurnEnded, list[events.Event]
     seen: list[events.Event] = []
     model = WorldModel(world, list(plan.answers))
     ticks = steers = 0
-    for _life in range(len(plan.crash_at) + len(plan.happenings) + 1):
+    words = list(plan.words)
+    for _life in range(len(plan.crash_at) + len(plan.happenings) + 1 + 20):
+        if isinstance(parked := next_action(world.log, plan.limits), Park):  # the word may come after a restart
+            ids = tuple(call.id for call in parked.calls)
+            world.log.append(CallsDecided(ids, words.pop(0) if words else True, note="as I like"))
         log = WorldLog(world, plan.hops)
         turn = Turn("t1", list(world.log), Conversation([SYSTEM]), log, seen.append if plan.watched else None)
         task = asyncio.ensure_future(run_turn(turn, model, WorldToolbox(world, plan.tools, log), plan.limits))
@@ -283,7 +300,10 @@ async def live_through(plan: Plan) -> tuple[World, TurnEnded, list[events.Event]
             assert ticks < 20_000, "the turn does not end"
         before = {id: runs for id, runs in world.started.items() if runs > world.finished[id]}
         if not task.cancelled() and task.exception() is None:
-            return world, task.result(), seen
+            if not isinstance(ended := task.result(), Parked):
+                return world, ended, seen
+            assert isinstance(next_action(world.log, plan.limits), Park)
+            assert not world.started.keys() & {call.id for call in last_calls(world.log)}, "ran before the word"
         if not task.cancelled() and not isinstance(task.exception(), Crash):
             task.result()
         for _ in range(plan.hops + 2):  # writes that were under way
@@ -294,8 +314,17 @@ async def live_through(plan: Plan) -> tuple[World, TurnEnded, list[events.Event]
     raise AssertionError("the turn never ended")
 
 
+def last_calls(log: Sequence[Entry]) -> tuple[Call, ...]:
+    return next(entry.calls for entry in reversed(log) if isinstance(entry, ModelAnswered))
+
+
 tool_plans = st.builds(
-    ToolPlan, st.booleans(), st.booleans(), st.integers(0, 6), st.sampled_from(["ok", "ok", "error", "denied"])
+    ToolPlan,
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 6),
+    st.sampled_from(["ok", "ok", "error", "denied"]),
+    st.sampled_from(["allow", "allow", "ask", "deny"]),
 )
 call_ids = st.sampled_from(["c1", "c2", "c3", "", "t1_1", "t1_2", "t1_3", "\ud800"])
 calls = st.lists(st.tuples(call_ids, st.sampled_from(["x", "y", "z"]), st.just({"n": 1})), min_size=1, max_size=5)
@@ -313,6 +342,7 @@ plans = st.builds(
     hops=st.integers(0, 4),
     watched=st.booleans(),
     limits=st.builds(Limits, rounds=st.integers(1, 5), calls=st.integers(1, 6)),
+    words=st.lists(st.booleans(), max_size=3),
 )
 
 
@@ -332,7 +362,13 @@ def test_whatever_happens_the_log_is_valid_and_the_turn_ends(plan):
     assert {call.id for call in asked} == set(results)
     for call in asked:
         result, runs = results[call.id], world.started[call.id]
-        if result.status in ("ok", "error", "denied"):
+        refused = call.id in {
+            id for entry in log if isinstance(entry, CallsDecided) and not entry.allowed for id in entry.ids
+        }
+        if refused or plan.tools[call.name].verdict == "deny":
+            assert not runs
+            assert result.status in ("denied", "cancelled")
+        elif result.status in ("ok", "error", "denied"):
             assert world.finished[call.id] >= 1
             assert result.content == f"result of {call.id}"
         if not plan.tools[call.name].safe:
@@ -524,7 +560,10 @@ async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(r
         def replay_safe(self, name):
             return True
 
-        async def run(self, call, progress):
+        def review(self, calls, conversation):
+            return Review()
+
+        async def run(self, call, progress, approved):
             return Result(call.error or "ran")
 
     world = World()

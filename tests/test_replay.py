@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from everloop import AgentLoop, LLMResponse, MessageBus, ToolRegistry, tool
-from everloop.engine import Limits, Turn, run_turn
+from everloop.actions import Limits
+from everloop.engine import Turn, run_turn
 from everloop.log import Call, CallEnded, CallsBegun, Entry, ModelAnswered, TurnEnded, UserSaid, decode_entry
 from everloop.messages import Conversation
 from everloop.replay import replay

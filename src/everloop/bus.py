@@ -18,7 +18,8 @@ class InboundMessage:
     """A message from a chat.
 
     `id`, where the channel has one, makes sure that it is taken only once; `session` names another session than
-    the chat's own; `reply` says whether the answer is sent to the chat.
+    the chat's own; `reply` says whether the answer is sent to the chat; `attended` whether somebody is there who can
+    be asked.
     """
 
     channel: str
@@ -31,6 +32,7 @@ class InboundMessage:
     owner: str = "me"
     session: str | None = None
     reply: bool = True
+    attended: bool = True
 
     @property
     def session_key(self) -> str:

@@ -4,37 +4,46 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .bus import Kind
+from .bus import InboundMessage, Kind
 
-Name = Literal["stop", "new", "help", "status"]
+Name = Literal["stop", "new", "help", "status", "approve", "deny"]
 
 COMMANDS: dict[Name, str] = {
+    "approve": "allow what I asked for",
+    "deny": "refuse what I asked for; words after it tell me why",
     "stop": "stop the running turn and its tools",
     "new": "start a new conversation (the old one stays readable)",
     "status": "show the model, the session and what is running",
     "help": "show this",
 }
 # These are answered at once; the others wait for their place in the session.
-URGENT: frozenset[Name] = frozenset({"stop", "help", "status"})
+URGENT: frozenset[Name] = frozenset({"stop", "help", "status", "approve", "deny"})
+WITH_WORDS: frozenset[Name] = frozenset({"deny"})  # may have text after them
 
 HELP = "\n".join(f"/{name}  {what}" for name, what in COMMANDS.items())
 
 
 def command_of(text: str) -> Name | None:
-    """The command that a message is, if it is one: a slash, a name, and nothing after it."""
-    word = text.strip().lower()
-    if not word.startswith("/"):
+    """The command that a message is, if it is one: a slash, a name, and (mostly) nothing after it."""
+    head, _, rest = text.strip().partition(" ")
+    if not head.startswith("/"):
         return None
-    name = word[1:].partition("@")[0]  # group chats write /stop@botname
+    name = head[1:].lower().partition("@")[0]  # group chats write /stop@botname
     for known in COMMANDS:
-        if name == known:
+        if name == known and (not rest or known in WITH_WORDS):
             return known
     return None
 
 
-def kind_of(text: str) -> Kind:
-    """How a message enters the inbox."""
-    name = command_of(text)
+def words_after(text: str) -> str:
+    """What stands after the command."""
+    return text.strip().partition(" ")[2].strip()
+
+
+def kind_of(message: InboundMessage) -> Kind:
+    """How a message enters the inbox. One from inside the system (a sub-agent's result, say) is never a command:
+    what an agent wrote must not be able to approve, stop or clear anything."""
+    name = command_of(message.content) if message.channel != "system" else None
     if name is None:
         return "message"
     return "urgent" if name in URGENT else "command"

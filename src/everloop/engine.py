@@ -1,7 +1,7 @@
 """The turn engine: what a session's log says should happen next, and the loop that makes it happen.
 
-A turn is a function of its log. `next_action` decides from the log alone; `run_turn` does what it says, appends
-the outcome, and asks again. A restart is nothing special: read the log, ask, go on.
+A turn is a function of its log. `next_action` (in actions.py) decides from the log alone; `run_turn` does what it
+says, appends the outcome, and asks again. A restart is nothing special: read the log, ask, go on.
 """
 
 from __future__ import annotations
@@ -11,19 +11,35 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from . import events
+from .actions import (
+    DEFAULT_LIMITS,
+    FAILED,
+    Action,
+    CallModel,
+    Finish,
+    Idle,
+    Limits,
+    Park,
+    Refuse,
+    Report,
+    RunTools,
+    failed_before,
+    next_action,
+)
 from .answers import entry_of
 from .log import (
     Call,
     CallEnded,
+    CallsAsked,
     CallsBegun,
-    Cleared,
+    CallsDecided,
     Entry,
     ModelAnswered,
-    Noted,
     Reason,
     Status,
     Transcript,
@@ -36,103 +52,10 @@ from .providers.base import LLMResponse, ProviderError
 
 logger = logging.getLogger(__name__)
 
-# ---------------------------------------------------------------------------------------------- what to do next
-
-
-@dataclass(slots=True, frozen=True)
-class Limits:
-    """Where a turn ends though the model would go on."""
-
-    rounds: int = 20
-    calls: int = 64  # of one answer; further ones are answered with an error
-    empty_answers: int = 2  # in a row
-
-    @property
-    def rounds_notice(self) -> str:
-        return (
-            f"I stopped after {self.rounds} rounds, the limit for one turn, without a final answer. "
-            "The work so far is kept: say “go on” to continue."
-        )
-
-
-DEFAULT_LIMITS = Limits()
-
-
-@dataclass(slots=True, frozen=True)
-class CallModel:
-    pass
-
-
-@dataclass(slots=True, frozen=True)
-class RunTools:
-    calls: tuple[Call, ...]
-
-
-@dataclass(slots=True, frozen=True)
-class Report:
-    """Calls that had begun when the process died. They are not repeated; the model is told."""
-
-    calls: tuple[Call, ...]
-
-
-@dataclass(slots=True, frozen=True)
-class Finish:
-    reason: Reason
-    text: str
-
-
-@dataclass(slots=True, frozen=True)
-class Idle:
-    """No turn is open."""
-
-
-Action = CallModel | RunTools | Report | Finish | Idle
-
-EMPTY_NOTICE = "The model returned an empty answer. Try again, or say it in other words."
 INTERRUPTED = "interrupted, outcome unknown: check before you retry"
 CANCELLED = "stopped while it was running, outcome unknown: check before you retry"
 NOT_STARTED = "stopped before it started"
-
-
-def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action:
-    """Decide the next step of the open turn from its log alone.
-
-    Pure, so a crash, a replay and a test all take the same path. Calls that have begun and have no result count
-    as cut off: the runner asks only when nothing of its own is under way.
-    """
-    pending: dict[str, Call] = {}
-    begun: set[str] = set()
-    last: Entry | None = None
-    rounds = empty = 0
-    for entry in log:
-        match entry:
-            case CallEnded():
-                pending.pop(entry.id, None)
-            case ModelAnswered():
-                rounds += 1
-                empty = empty + 1 if entry.empty else 0
-                pending = {call.id: call for call in entry.calls}
-            case CallsBegun():
-                begun.update(entry.ids)
-                continue
-            case TurnEnded() | Noted() | Cleared():  # whatever was open is over
-                pending, last, rounds, empty = {}, None, 0, 0
-                continue
-        last = entry
-    if last is None:
-        return Idle()
-    if cut_off := tuple(call for call in pending.values() if call.id in begun):
-        return Report(cut_off)
-    if pending:
-        return RunTools(tuple(pending.values()))
-    if isinstance(last, ModelAnswered) and not last.empty:
-        return Finish("answer", last.content or "")
-    if empty >= limits.empty_answers:
-        return Finish("empty", EMPTY_NOTICE)
-    if rounds >= limits.rounds:
-        return Finish("max_rounds", limits.rounds_notice)
-    return CallModel()
-
+REFUSED = "not run: the person who was asked said no. Do not try to reach the same by other means"
 
 # ---------------------------------------------------------------------------------------------- the ports
 
@@ -150,8 +73,27 @@ class ToolResult(Protocol):
     @property
     def status(self) -> Status: ...
 
+    @property
+    def untrusted(self) -> bool: ...
+
+    @property
+    def images(self) -> tuple[str, ...]: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Review:
+    """What the policy says of calls before they run; those that are not named here may run."""
+
+    asked: tuple[str, ...] = ()  # a person must be asked for these
+    question: str = ""
+    denied: dict[str, str] = field(default_factory=dict)  # the result that the model gets, by call
+
 
 class Toolbox(Protocol):
+    def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
+        """Whether these calls may run; quick, and before any of them does."""
+        ...
+
     def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
         """Which of these calls start together now; at least one."""
         ...
@@ -160,7 +102,7 @@ class Toolbox(Protocol):
         """Whether a call of this tool that was cut off may simply be run again."""
         ...
 
-    async def run(self, call: Call, progress: Callable[[str], None]) -> ToolResult:
+    async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> ToolResult:
         """Run one call. A failure is a result; only cancellation is raised."""
         ...
 
@@ -170,6 +112,10 @@ class Log(Protocol):
 
     def append(self, entries: Sequence[Entry]) -> Written[None]:
         """Write the entries in one transaction; done when they are on disk. A `TurnEnded` closes the turn."""
+        ...
+
+    def park(self, entries: Sequence[Entry], question: str) -> Written[None]:
+        """Write the entries, put the question to the chat and let go of the turn until it is answered."""
         ...
 
     def steered(self) -> Sequence[UserSaid]:
@@ -195,10 +141,12 @@ class Turn:
         self.outcome: list[Entry] = []  # what has happened and is not on disk yet
         self.partial: list[str] = []  # text of an answer that is still coming
         self.stopped: tuple[Reason, str] | None = None
+        self.approved: set[str] = set()  # calls that a person has allowed
+        self.reviewed: set[str] = set()  # calls that the policy has seen
         self._log = log
         self._transcript = Transcript()
         self._task: asyncio.Task[object] | None = None
-        self._know(entries)
+        self.know(entries)
 
     def stop(self, reason: Reason, text: str) -> None:
         """End the turn now: its model call and its tools are cancelled, its log is closed."""
@@ -229,26 +177,44 @@ class Turn:
         turn knows must never differ.
         """
         entries, self.outcome = [*self.outcome, *further], []
-        if not entries:
-            return
-        written = self._log.append(entries)
+        if entries:
+            await self._written(self._log.append(entries), entries)
+
+    async def park(self, question: str) -> None:
+        """Put the outcome on disk and let go of the turn until the question is answered."""
+        entries, self.outcome = self.outcome, []
+        await self._written(self._log.park(entries, question), entries)
+
+    def know(self, entries: Sequence[Entry]) -> None:
+        """Take in what is on disk."""
+        for entry in entries:
+            self.entries.append(entry)
+            self.conversation.extend(self._transcript.add(entry))
+            if isinstance(entry, CallsDecided) and entry.allowed:
+                self.approved.update(entry.ids)
+            elif isinstance(entry, CallEnded) and entry.untrusted:
+                self.conversation.untrusted = True
+
+    async def _written(self, written: Written[None], entries: Sequence[Entry]) -> None:
         try:
             await written
         finally:
             if written.done() and written.exception() is None:
-                self._know(entries)
-
-    def _know(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self.entries.append(entry)
-            self.conversation.extend(self._transcript.add(entry))
+                self.know(entries)
 
 
 # ---------------------------------------------------------------------------------------------- the loop
 
 
-async def run_turn(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits = DEFAULT_LIMITS) -> TurnEnded:
-    """Take the open turn to its end, from wherever its log says it is.
+@dataclass(slots=True, frozen=True)
+class Parked:
+    """The turn waits for a person's word, on disk; nothing of it is left in memory."""
+
+    question: str
+
+
+async def run_turn(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits = DEFAULT_LIMITS) -> TurnEnded | Parked:
+    """Take the open turn to its end, or to where a person must be asked, from wherever its log says it is.
 
     Cancelled without `turn.stop` (the process is going down) it leaves the turn open: the next start goes on.
     """
@@ -266,20 +232,25 @@ async def run_turn(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits = 
         turn._task = None
 
 
-async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits) -> TurnEnded:
+async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits) -> TurnEnded | Parked:
     while True:
-        action = _decide(turn, toolbox, limits)
+        action = _decide(turn, limits)
         # The choice is pure, so the outcome of one step and the intent of the next are one write.
         match action:
             case CallModel():
                 await turn.append()
                 await _call_model(turn, model, limits)
             case RunTools(calls):
-                unsafe = tuple(call.id for call in calls if not toolbox.replay_safe(call.name))
-                await turn.append(*([CallsBegun(unsafe)] if unsafe else []))
-                await _run_tools(turn, toolbox, calls)
+                if _may_run(turn, toolbox, calls):  # else what the policy said decides what comes next
+                    await _run_tools(turn, toolbox, toolbox.batch(calls))
             case Report(calls):
                 turn.outcome += [CallEnded(call.id, call.name, INTERRUPTED, "interrupted") for call in calls]
+            case Refuse(calls, note):
+                turn.outcome += [_refused(turn, call, f"{REFUSED}. {note}".strip()) for call in calls]
+            case Park(calls, question):
+                await turn.park(question)
+                turn.tell(events.Asked(turn.id, tuple(call.id for call in calls), question))
+                return Parked(question)
             case Finish(reason, text):
                 return await _end(turn, TurnEnded(reason, text))
             case Idle():
@@ -290,10 +261,8 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits) -> 
             return await _end(turn, ended)
 
 
-def _decide(turn: Turn, toolbox: Toolbox, limits: Limits) -> Action:
+def _decide(turn: Turn, limits: Limits) -> Action:
     action = next_action([*turn.entries, *turn.outcome], limits)
-    if isinstance(action, RunTools):
-        return RunTools(tuple(toolbox.batch(action.calls)))
     if _model_may_be_asked(action, turn, limits) and (said := turn.steered()):
         turn.outcome += said
         for message in said:
@@ -307,6 +276,25 @@ def _model_may_be_asked(action: Action, turn: Turn, limits: Limits) -> bool:
     if isinstance(action, Finish):
         action = next_action([*turn.entries, *turn.outcome, UserSaid("")], limits)
     return isinstance(action, CallModel)
+
+
+def _may_run(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> bool:
+    """Show the policy the calls of a round before any of them runs; what it objects to is an outcome."""
+    unseen = [call for call in calls if call.id not in turn.reviewed and call.id not in turn.approved]
+    turn.reviewed.update(call.id for call in unseen)
+    review = toolbox.review(unseen, turn.conversation) if unseen else Review()
+    turn.outcome += [_refused(turn, call, review.denied[call.id]) for call in unseen if call.id in review.denied]
+    if review.asked:
+        turn.outcome.append(CallsAsked(review.asked, review.question))
+    return not review.asked and not review.denied
+
+
+def _refused(turn: Turn, call: Call, content: str) -> CallEnded:
+    """The result of a call that may not run."""
+    repeats = failed_before([*turn.entries, *turn.outcome], call)
+    turn.tell(events.ToolStarted(call.id, call.name, call.arguments))
+    turn.tell(events.ToolEnded(call.id, call.name, content, "denied", 0.0))
+    return CallEnded(call.id, call.name, clean(content), "denied", repeats=repeats)
 
 
 async def _call_model(turn: Turn, model: Model, limits: Limits) -> None:
@@ -334,6 +322,8 @@ async def _call_model(turn: Turn, model: Model, limits: Limits) -> None:
 
 async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> None:
     """Run the calls side by side. Each result goes to disk as it comes; the last one with what follows from it."""
+    unsafe = tuple(call.id for call in calls if not toolbox.replay_safe(call.name))
+    await turn.append(*([CallsBegun(unsafe)] if unsafe else []))
     if len(calls) == 1:
         ended = await _run_call(turn, toolbox, calls[0])
         turn.outcome.append(ended)
@@ -359,11 +349,18 @@ async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> Non
 async def _run_call(turn: Turn, toolbox: Toolbox, call: Call) -> CallEnded:
     turn.tell(events.ToolStarted(call.id, call.name, call.arguments))
     started = time.monotonic()
-    result = await toolbox.run(call, lambda text: turn.tell(events.ToolProgress(call.id, text)))
+    progress = partial(_progress, turn, call.id)
+    result = await toolbox.run(call, progress, call.id in turn.approved)
     seconds = round(time.monotonic() - started, 4)
-    ended = CallEnded(call.id, call.name, clean(result.content), result.status, seconds)
+    repeats = failed_before([*turn.entries, *turn.outcome], call) if result.status in FAILED else 0
+    content = clean(result.content)
+    ended = CallEnded(call.id, call.name, content, result.status, seconds, result.untrusted, result.images, repeats)
     turn.tell(events.ToolEnded(ended.id, ended.name, ended.content, ended.status, seconds))
     return ended
+
+
+def _progress(turn: Turn, call: str, text: str) -> None:
+    turn.tell(events.ToolProgress(call, text))
 
 
 async def end_turn(turn: Turn, reason: Reason, text: str) -> TurnEnded:

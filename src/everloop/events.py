@@ -59,6 +59,15 @@ class ToolEnded:
 
 
 @dataclass(slots=True, frozen=True)
+class Asked:
+    """The turn waits for a person's word on these calls; the question shows exactly what would run."""
+
+    turn: str
+    calls: tuple[str, ...]
+    question: str
+
+
+@dataclass(slots=True, frozen=True)
 class Usage:
     """Tokens of one model call, as the provider counted them."""
 
@@ -92,6 +101,7 @@ Event = (
     | ToolStarted
     | ToolProgress
     | ToolEnded
+    | Asked
     | Usage
     | Steered
     | Error

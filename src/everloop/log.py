@@ -16,7 +16,8 @@ from .messages import Message, assistant_message, tool_message
 T_co = TypeVar("T_co", covariant=True)
 Content = str | list[dict[str, Any]]
 Status = Literal["ok", "error", "cancelled", "interrupted", "denied"]
-Reason = Literal["answer", "max_rounds", "cancelled", "replaced", "empty", "error", "abandoned"]
+REPEATING_ADVICE = "find out why it fails, do something else, or tell the user what stands in the way."
+Reason = Literal["answer", "max_rounds", "cancelled", "replaced", "empty", "repeating", "error", "abandoned"]
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,12 +55,31 @@ class CallsBegun(msgspec.Struct, frozen=True, tag="begun"):
     ids: tuple[str, ...]
 
 
+class CallsAsked(msgspec.Struct, frozen=True, tag="asked"):
+    """These calls wait for a person's word; the question went to the chat."""
+
+    ids: tuple[str, ...]
+    question: str
+
+
+class CallsDecided(msgspec.Struct, frozen=True, omit_defaults=True, tag="decided"):
+    """A person's word on calls that were asked for."""
+
+    ids: tuple[str, ...]
+    allowed: bool
+    by: str = ""
+    note: str = ""  # what the person wants the model to know
+
+
 class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     id: str
     name: str
     content: str
     status: Status = "ok"
     seconds: float = 0.0
+    untrusted: bool = False  # it holds what came from outside
+    images: tuple[str, ...] = ()  # data URLs that belong to it
+    repeats: int = 0  # how often the same call had failed before, with nothing new in between
 
 
 class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="end"):
@@ -77,7 +97,7 @@ class Cleared(msgspec.Struct, frozen=True, tag="new"):
     """`/new`: the conversation starts afresh here; what stands before stays readable."""
 
 
-Entry = UserSaid | ModelAnswered | CallsBegun | CallEnded | TurnEnded | Noted | Cleared
+Entry = UserSaid | ModelAnswered | CallsBegun | CallsAsked | CallsDecided | CallEnded | TurnEnded | Noted | Cleared
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
@@ -114,6 +134,7 @@ class Transcript:
     def __init__(self) -> None:
         self._calls: tuple[Call, ...] = ()
         self._results: dict[str, Message] = {}
+        self._images: dict[str, tuple[str, ...]] = {}
         self._last_role = ""
 
     def add(self, entry: Entry) -> list[Message]:
@@ -128,21 +149,45 @@ class Transcript:
             case UserSaid():
                 return [{"role": "user", "content": entry.content}]
             case ModelAnswered():
-                self._calls, self._results = entry.calls, {}
+                self._calls, self._results, self._images = entry.calls, {}, {}
                 calls = [(call.id, call.name, call.arguments) for call in entry.calls]
                 return [] if entry.empty else [assistant_message(entry.content, calls)]
             case CallEnded():
-                self._results[entry.id] = tool_message(entry.id, entry.name, entry.content)
+                content = with_notice(entry.content, entry.repeats) if entry.repeats else entry.content
+                self._results[entry.id] = tool_message(entry.id, entry.name, content)
+                if entry.images:
+                    self._images[entry.id] = entry.images
                 if len(self._results) < len(self._calls):
                     return []
-                return [self._results[call.id] for call in self._calls]
+                return [*(self._results[call.id] for call in self._calls), *self._shown_images()]
             case TurnEnded():
                 # Strict chat templates want an assistant's word between two messages of the user.
                 return [] if self._last_role == "assistant" else [assistant_message(entry.text)]
             case Noted():
                 return [entry.message]
-            case CallsBegun() | Cleared():
+            case CallsBegun() | CallsAsked() | CallsDecided() | Cleared():
                 return []
+
+    def _shown_images(self) -> list[Message]:
+        """The images of a round. A tool's message can hold only text, so they follow as the user's."""
+        parts: list[dict[str, Any]] = []
+        for call in self._calls:
+            if images := self._images.get(call.id):
+                parts.append({"type": "text", "text": f"(what {call.name} gave for the call {call.id})"})
+                parts += [{"type": "image_url", "image_url": {"url": url}} for url in images]
+        return [{"role": "user", "content": parts}] if parts else []
+
+
+def with_notice(content: str, repeats: int) -> str:
+    """The result of a call that keeps failing, with a word about that: in its JSON if it has any."""
+    notice = f"This same call has now failed {repeats + 1} times. Do not make it again: {REPEATING_ADVICE}"
+    try:
+        body = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        body = None
+    if isinstance(body, dict):
+        return msgspec.json.encode({**body, "notice": notice}).decode()
+    return f"{content}\n[{notice}]"
 
 
 def messages_of(entries: Iterable[Entry]) -> Iterator[Message]:

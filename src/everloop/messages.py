@@ -52,7 +52,7 @@ class Conversation(list[Message]):
         self._parts: list[bytes] = []  # of its JSON, without the brackets
         self._encoded = 0  # how many messages stand in them
         self._size = 0
-        self._size = 0
+        self.untrusted = False  # whether something in it came from outside
         self.extend(messages)
 
     def append(self, message: Message) -> None:

@@ -13,8 +13,22 @@ from dataclasses import dataclass, field
 import msgspec
 
 from . import events
-from .engine import DEFAULT_LIMITS, INTERRUPTED, Limits, Turn, run_turn
-from .log import Call, CallEnded, CallsBegun, Entry, ModelAnswered, Status, TurnEnded, UserSaid, Written, messages_of
+from .actions import DEFAULT_LIMITS, Limits
+from .engine import INTERRUPTED, Parked, Review, Turn, run_turn
+from .log import (
+    Call,
+    CallEnded,
+    CallsAsked,
+    CallsBegun,
+    CallsDecided,
+    Entry,
+    ModelAnswered,
+    Status,
+    TurnEnded,
+    UserSaid,
+    Written,
+    messages_of,
+)
 from .messages import Conversation
 from .providers.base import LLMResponse, ToolCallRequest
 
@@ -56,7 +70,8 @@ async def replay(entries: Iterable[Entry], history: Iterable[Entry] = ()) -> Rep
     turn = Turn("replay", [first], Conversation(messages_of(history)), tape)
     found: Difference | None = None
     try:
-        await run_turn(turn, tape.model, tape, _limits(kept))
+        while isinstance(await run_turn(turn, tape.model, tape, _limits(kept)), Parked):
+            turn.know(tape.decision())
     except _CutHere:
         pass
     except _Apart as apart:
@@ -127,6 +142,8 @@ class _CutHere(BaseException):
 class _Result:
     content: str
     status: Status
+    untrusted: bool
+    images: tuple[str, ...]
 
 
 class _Tape:
@@ -150,6 +167,28 @@ class _Tape:
         calls = [ToolCallRequest(call.id, call.name, call.arguments, call.error) for call in entry.calls]
         return LLMResponse(entry.content, calls, entry.finish_reason, entry.usage, entry.reasoning, entry.model)
 
+    def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
+        """What the policy said then: results that are denials, and a question."""
+        ids, denied = {call.id for call in calls}, {}
+        while isinstance(entry := self.next, CallEnded) and entry.status == "denied" and entry.id in ids:
+            denied[entry.id] = entry.content
+            self.at += 1
+        if isinstance(entry, CallsAsked) and ids.issuperset(entry.ids):
+            self.at += 1
+            return Review(entry.ids, entry.question, denied)
+        return Review(denied=denied)
+
+    def decision(self) -> list[Entry]:
+        """What the person said who was asked."""
+        entry = self._peek("waits for a person")
+        if not isinstance(entry, CallsDecided):
+            raise _Apart("the engine waits for a person here")
+        self.at += 1
+        self.written.append(entry)
+        while not entry.allowed and isinstance(ended := self.next, CallEnded) and ended.id in entry.ids:
+            self.at += 1  # the engine itself gives these results
+        return [entry]
+
     def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
         """The one call whose result comes next: so results come in the order in which they were recorded."""
         entry = self._peek(f"runs {calls[0].name}")
@@ -162,12 +201,15 @@ class _Tape:
     def replay_safe(self, name: str) -> bool:
         return True  # no intents: a replay cannot be cut off
 
-    async def run(self, call: Call, progress: Callable[[str], None]) -> _Result:
+    async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> _Result:
         entry = self.next
         assert isinstance(entry, CallEnded)
+        if entry.status == "denied":
+            raise _Apart(f"the engine runs {call.name} ({call.id}) here, which was allowed")
         self.at += 1
         # What a crash leaves is the engine's own word, not a tool's.
-        return _Result(INTERRUPTED if entry.status == "interrupted" else entry.content, entry.status)
+        content = INTERRUPTED if entry.status == "interrupted" else entry.content
+        return _Result(content, entry.status, entry.untrusted, entry.images)
 
     def steered(self) -> Sequence[UserSaid]:
         said: list[UserSaid] = []
@@ -175,6 +217,9 @@ class _Tape:
             said.append(entry)
             self.at += 1
         return said
+
+    def park(self, entries: Sequence[Entry], question: str) -> Written[None]:
+        return self.append(entries)
 
     def append(self, entries: Sequence[Entry]) -> Written[None]:
         self.written += entries

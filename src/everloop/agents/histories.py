@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from ..log import messages_of
+from ..log import CallEnded, messages_of
 from ..messages import Conversation
 from ..store.base import Claim, Store
 
@@ -36,11 +36,14 @@ class Histories:
         if kept is not None and kept.until == before and kept.history_from == claim.history_from:
             if kept.conversation[0]["content"] == system:
                 return kept.conversation
-            return Conversation([{"role": "system", "content": system}, *kept.conversation[1:]])
+            renewed = Conversation([{"role": "system", "content": system}, *kept.conversation[1:]])
+            renewed.untrusted = kept.conversation.untrusted
+            return renewed
         conversation = Conversation([{"role": "system", "content": system}])
         if before > claim.history_from:
             logged = await self._store.read_log(claim.session, claim.history_from, before)
             conversation.extend(messages_of(one.entry for one in logged))
+            conversation.untrusted = any(isinstance(one.entry, CallEnded) and one.entry.untrusted for one in logged)
         return conversation
 
     def keep(self, claim: Claim, conversation: Conversation) -> None:

@@ -8,32 +8,40 @@ import os
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .. import events
+from ..actions import Limits, Park, next_action
 from ..bus import InboundMessage, MessageBus, OutboundMessage
-from ..commands import HELP, command_of, kind_of
+from ..commands import HELP, command_of, kind_of, words_after
+from ..config import Config
 from ..context.builder import ContextBuilder
 from ..dispatch.durable import DurableBus
-from ..dispatch.local import RETRY_SECONDS, Dispatcher, Live, Stopped
+from ..dispatch.local import RETRY_SECONDS, WAITS, Dispatcher, Live, Stopped
 from ..dispatch.neighbours import Neighbours, wake_all
-from ..engine import Limits
+from ..engine import Parked
 from ..errors import StoreError
 from ..log import Cleared
 from ..messages import clean
 from ..providers.base import LLMProvider
 from ..store.base import Claim, Incoming, Store
-from ..store.location import checked, store_path
+from ..store.location import checked, home, store_path
 from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore
-from ..tools.files import file_tools
+from ..tools.builtin import builtin_tools
+from ..tools.policy import Policy
 from ..tools.registry import ToolRegistry
-from .turns import APOLOGY, TurnRunner, reply
+from .ports import reply
+from .turns import APOLOGY, TurnRunner
+
+if TYPE_CHECKING:
+    from ..tools.mcp import McpServers
 
 log = logging.getLogger(__name__)
 
 STOPPED = "Stopped. What was done so far is kept."
 NOTHING_RUNS = "Nothing is running."
+NOTHING_ASKED = "Nothing waits for your word."
 NEW_CONVERSATION = "This is a new conversation. The old one is kept in the log."
 
 
@@ -75,8 +83,11 @@ class AgentLoop:
         self.cron_service = cron_service
         self.restrict_to_workspace = restrict_to_workspace
         self.store = _open_store(store, config, self.workspace)
-        self.tools = ToolRegistry(file_tools(), timeout=getattr(config, "tool_timeout", 120.0))
+        settings = config if isinstance(config, Config) else Config()
+        built_in = builtin_tools(settings, brave_api_key=brave_api_key, exec_config=exec_config)
+        self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
         self.context = ContextBuilder(self.workspace, getattr(config, "name", "Everloop"))
+        self._mcp = _mcp_servers(settings)
         self._dispatcher = Dispatcher(
             self.store,
             self._run_claim,
@@ -84,18 +95,22 @@ class AgentLoop:
             busy=busy,
         )
         self._dispatcher.on_held = lambda worker: self._spawn(self._held(worker))
+        self._dispatcher.on_waiting = lambda message: self._say(message, WAITS)
         if not isinstance(bus, DurableBus):
             self._dispatcher.on_stranger = lambda: self._spawn(wake_all(self.store))
         self._turns = TurnRunner(
             store=self.store,
             provider=provider,
             tools=self.tools,
+            policy=Policy(settings.policy, taint=settings.taint),
             context=self.context,
             workspace=self.workspace,
+            home=settings.home if isinstance(config, Config) else home(),
             restricted=restrict_to_workspace,
             model=model,
             limits=Limits(rounds=max_iterations),
             sender=None if isinstance(bus, DurableBus) else self._dispatcher.worker,
+            hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
             on_event=on_event,
         )
         self._neighbours: Neighbours | None = None
@@ -142,6 +157,8 @@ class AgentLoop:
         if isinstance(self.bus, DurableBus):
             await self.bus.close()
         await self._quiet()
+        if self._mcp is not None:
+            await self._mcp.close()
         self._dispatcher.retire()
         if (close := getattr(self.provider, "close", None)) is not None:
             await close()
@@ -154,6 +171,7 @@ class AgentLoop:
 
     async def _quiet(self) -> None:
         await self._dispatcher.stop()
+        await self.tools.close()
         if self._neighbours is not None:
             neighbours, self._neighbours = self._neighbours, None
             await neighbours.leave()
@@ -178,13 +196,18 @@ class AgentLoop:
         *,
         media: list[str] | None = None,
         on_event: events.Emit | None = None,
+        attended: bool = False,
     ) -> str:
-        """Run one turn without the bus and return its answer."""
+        """Run one turn without the bus and return its answer.
+
+        `attended` says that somebody is there who can be asked: then what comes back may be a question, and
+        "/approve" or "/deny" as the next message gives the answer of the turn that goes on.
+        """
         message = InboundMessage(
-            channel, "user", chat_id, content, media or [], session=session_key, reply=False
+            channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
         ).addressed()
-        if (kind := kind_of(content)) == "urgent":
-            return await self._urgent(message)
+        if (kind := kind_of(message)) == "urgent":
+            return await self._urgent(message, on_event)
         return await (await self._dispatcher.submit(message, kind, on_event))
 
     async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
@@ -193,6 +216,15 @@ class AgentLoop:
         live = self._dispatcher.live(owner, session_key)
         if live is not None and live.task is not None:
             await asyncio.wait([live.task])
+
+    async def question(self, session_key: str = "cli:direct", owner: str = "me") -> str | None:
+        """What the session's parked turn asks for; None when it waits for nobody."""
+        info = await self.store.session(owner, session_key)
+        if info is None or info.open_turn is None:
+            return None
+        logged = await self.store.read_log(info.id, info.history_from)
+        action = next_action([one.entry for one in logged if one.turn == info.open_turn])
+        return action.question if isinstance(action, Park) else None
 
     def watch(self, session_key: str, emit: events.Emit, owner: str = "me") -> Callable[[], None]:
         """Tell `emit` what happens in a session's turns, until the function that comes back is called."""
@@ -212,7 +244,7 @@ class AgentLoop:
             except Exception as error:  # one that is no message at all
                 self._apologize(message, error)
                 continue
-            if (kind := kind_of(message.content)) == "urgent":
+            if (kind := kind_of(message)) == "urgent":
                 self._spawn(self._answer_urgent(message))
                 continue
             answer = await self._dispatcher.submit(message, kind)
@@ -256,10 +288,13 @@ class AgentLoop:
         """Take what was claimed to its end; the answer is on its way when this returns."""
         if claim.command:
             return await self._run_command(claim, live)
+        if self._mcp is not None:
+            for tool in await self._mcp.ready():
+                self.tools.register(tool)
         ended, outgoing = await self._turns.run(claim, live)
         for id, message in outgoing:
             await self._hand_out(id, message)
-        return ended.text
+        return ended.question if isinstance(ended, Parked) else ended.text
 
     async def _run_command(self, claim: Claim, live: Live) -> str:
         """A command that waits for its place in the session: `/new`."""
@@ -277,15 +312,39 @@ class AgentLoop:
         for id, answer in zip(ids, outgoing, strict=False):
             await self._hand_out(id, answer)
 
-    async def _urgent(self, message: InboundMessage) -> str:
+    async def _urgent(self, message: InboundMessage, emit: events.Emit | None = None) -> str:
         match command_of(message.content):
+            case "approve":
+                return await self._decide(message, True, emit)
+            case "deny":
+                return await self._decide(message, False, emit)
             case "stop":
-                stopped = self._dispatcher.stop_turn(message.owner, message.session_key, "cancelled", STOPPED)
-                return STOPPED if stopped else NOTHING_RUNS
+                return STOPPED if await self._stop_turn(message) else NOTHING_RUNS
             case "status":
                 return await self._status(message)
             case _:
                 return HELP
+
+    async def _decide(self, message: InboundMessage, allowed: bool, emit: events.Emit | None) -> str:
+        """Take a person's word on what the session's turn asked for. The turn goes on; who called directly waits."""
+        note = words_after(message.content)
+        decided = await self.store.decide(message.owner, message.session_key, allowed, message.sender_id, note)
+        if decided is None:
+            return NOTHING_ASKED
+        if not message.reply:
+            return await self._dispatcher.follow(decided[0], message, emit)
+        self._dispatcher.kick(message.owner, message.session_key)
+        return "Approved." if allowed else "Denied."
+
+    async def _stop_turn(self, message: InboundMessage) -> bool:
+        """Stop the session's turn, whether it runs or waits for a person's word."""
+        where = (message.owner, message.session_key)
+        if self._dispatcher.stop_turn(*where, "cancelled", STOPPED):
+            return True
+        if await self.store.decide(*where, None) is None:
+            return False
+        self._dispatcher.kick(*where)
+        return self._dispatcher.stop_turn(*where, "cancelled", STOPPED)
 
     async def _status(self, message: InboundMessage) -> str:
         info = await self.store.session(message.owner, message.session_key)
@@ -326,7 +385,11 @@ class AgentLoop:
         self._apologize(message, error)
 
     def _apologize(self, message: InboundMessage, error: BaseException) -> None:
-        for answer in reply(message, f"{APOLOGY}{clean(str(error)) or type(error).__name__}"):
+        self._say(message, f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
+
+    def _say(self, message: InboundMessage, text: str) -> None:
+        """Say something in a chat that need not survive a crash."""
+        for answer in reply(message, text):
             self._spawn(self.bus.publish_outbound(answer))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -346,3 +409,12 @@ def _open_store(store: Store | str | Path | None, config: Any, workspace: Path) 
     if not store:
         return SQLiteStore(partial(store_path, workspace))  # found off the event loop: it follows links
     return SQLiteStore(checked(store)) if isinstance(store, str | Path) else store
+
+
+def _mcp_servers(settings: Config) -> McpServers | None:
+    """The MCP servers of the settings; with none, nothing of MCP is even loaded."""
+    if not settings.mcp:
+        return None
+    from ..tools.mcp import McpServers
+
+    return McpServers(settings.mcp)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from .. import events
-from ..bus import OutboundMessage
+from ..bus import InboundMessage, OutboundMessage
 from ..dispatch.local import Live
+from ..engine import Review
 from ..log import Call, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
 from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider
 from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
-from ..tools.registry import ToolRegistry, ToolResult
+from ..tools.policy import Policy, Verdict
+from ..tools.registry import ToolRegistry, ToolResult, error_result
+
+DENIED_ADVICE = "Do not try to reach the same by other means. Do without it, or say what you would need."
 
 
 class Asking:
@@ -60,17 +64,60 @@ class Asking:
         return whole if whole is not None else LLMResponse("".join(texts))
 
 
-class Tools:
-    """The registry's tools, each call with its own context."""
+class Context(Protocol):
+    """Makes the context of one call."""
 
-    def __init__(self, registry: ToolRegistry, context: Callable[[Call, Callable[[str], None]], CallContext]) -> None:
+    def __call__(self, call: Call, progress: Callable[[str], None], approved: bool = False) -> CallContext: ...
+
+
+class Tools:
+    """The registry's tools under the policy, each call with its own context.
+
+    With nobody there to be asked, what would be asked for is refused.
+    """
+
+    def __init__(self, registry: ToolRegistry, policy: Policy, context: Context, attended: bool) -> None:
         self._registry = registry
+        self._policy = policy
         self._context = context
+        self._attended = attended
         self.batch = registry.batch
         self.replay_safe = registry.replay_safe
 
-    async def run(self, call: Call, progress: Callable[[str], None]) -> ToolResult:
-        return await self._registry.run(call, self._context(call, progress))
+    def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
+        asked: dict[str, Verdict] = {}
+        denied: dict[str, str] = {}
+        for call in calls:
+            context = self._context(call, _nobody)
+            planned = self._registry.plan(call, context)
+            if planned is None:
+                continue
+            verdict = self._policy.judge(call.name, *planned, context, conversation, conversation.untrusted)
+            if verdict.decision == "deny":
+                denied[call.id] = error_result(f"{call.name} was not run: {verdict.why}", DENIED_ADVICE)
+            elif verdict.decision == "ask" and not self._attended:
+                why = f"{verdict.why}. That needs a person's approval, and nobody is there to be asked"
+                denied[call.id] = error_result(f"{call.name} was not run: {why}.", DENIED_ADVICE)
+            elif verdict.decision == "ask":
+                asked[call.id] = verdict
+        return Review(tuple(asked), _question(list(asked.values())), denied)
+
+    async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> ToolResult:
+        return await self._registry.run(call, self._context(call, progress, approved))
+
+
+def _nobody(text: str) -> None:
+    """Nobody watches a call that does not run yet."""
+
+
+def _question(asked: Sequence[Verdict]) -> str:
+    """What the person is asked: exactly what would run, and why it is asked for."""
+    if not asked:
+        return ""
+    parts = ["May I do this?" if len(asked) == 1 else f"May I do these {len(asked)} things?"]
+    parts += [f"{verdict.shown}\n({verdict.why})" for verdict in asked]
+    parts.append("/approve allows it, /deny refuses it (words after /deny tell me why).")
+    return "\n\n".join(parts)
 
 
 class SessionLog:
@@ -101,6 +148,12 @@ class SessionLog:
         self._finished = self._store.finish(self._claim, entries, self._outgoing, self._sender, took)
         return self._finished
 
+    def park(self, entries: Sequence[Entry], question: str) -> Written[Any]:
+        took, self._took = self._took, []
+        self._outgoing = reply(self._claim.message, question)
+        self._finished = self._store.park(self._claim, entries, self._outgoing, self._sender, took)
+        return self._finished
+
     def steered(self) -> Sequence[UserSaid]:
         steered = self._live.steer
         if not steered:
@@ -116,3 +169,11 @@ class SessionLog:
     def more(self) -> bool:
         """Whether the session has more to do, once the turn is closed."""
         return self._finished is None or self._finished.result().more
+
+
+def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:
+    """The message that says this in the chat that asked, if it is to be told at all."""
+    if not message.reply:
+        return []
+    channel, chat_id = message.origin
+    return [OutboundMessage(channel, chat_id, text, reply_to=message.id, metadata=dict(message.metadata))]

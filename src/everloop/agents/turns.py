@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from .. import events
+from ..actions import Limits
 from ..bus import InboundMessage, OutboundMessage
 from ..context.builder import ContextBuilder
 from ..dispatch.local import Live
-from ..engine import Limits, Turn, end_turn, run_turn
+from ..engine import Parked, Turn, end_turn, run_turn
 from ..errors import StoreError
-from ..log import Call, TurnEnded, UserSaid
+from ..log import Call, CallsDecided, TurnEnded, UserSaid
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..store.base import Claim, Store
 from ..tools.context import CallContext
+from ..tools.outputs import outputs_folder
+from ..tools.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
 from .histories import Histories
-from .ports import Asking, SessionLog, Tools
+from .ports import Asking, SessionLog, Tools, reply
 
 log = logging.getLogger(__name__)
 APOLOGY = "Sorry, I encountered an error: "
@@ -35,22 +38,28 @@ class TurnRunner:
     store: Store
     provider: LLMProvider
     tools: ToolRegistry
+    policy: Policy
     context: ContextBuilder
     workspace: Path
+    home: Path  # the runtime's own folder
     restricted: bool
     model: str | None
     limits: Limits
     sender: str | None  # the worker that sends the answers, where this process does
+    hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
     on_event: Callable[[str, events.Event], None] | None = None
     watchers: dict[tuple[str, str], list[events.Emit]] = field(default_factory=dict)
     _histories: Histories = field(init=False)
+    _protected: tuple[Path, ...] | None = None
 
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
 
-    async def run(self, claim: Claim, live: Live) -> tuple[TurnEnded, list[tuple[int, OutboundMessage]]]:
-        """Take the turn to its end; with it come the rows of the outbox that are to be sent."""
+    async def run(self, claim: Claim, live: Live) -> tuple[TurnEnded | Parked, list[tuple[int, OutboundMessage]]]:
+        """Take the turn to its end, or to a question; with it come the rows of the outbox that are to be sent."""
         message = claim.message
+        if self._protected is None:
+            self._protected = await in_thread(_own_files, self.home, self.store)
         session_log = SessionLog(self.store, claim, live, lambda ended: _answer_to(message, ended), self.sender)
         turn: Turn | None = None
         try:
@@ -64,17 +73,19 @@ class TurnRunner:
             live.turn = turn
             if live.stopped is not None:
                 turn.stop(*live.stopped)
-            turn.tell(events.TurnStarted(claim.turn, claim.resumed))
-            ended = await run_turn(
-                turn, Asking(self.provider, self.model, self.tools), self._toolbox(claim, message), self.limits
-            )
-            self._histories.keep(claim, conversation)
+            turn.tell(events.TurnStarted(claim.turn, claim.resumed and not isinstance(claim.entries[-1], CallsDecided)))
+            asking = Asking(self.provider, self.model, self.tools)
+            ended = await run_turn(turn, asking, self._toolbox(claim, message), self.limits)
+            if isinstance(ended, TurnEnded):
+                self._histories.keep(claim, conversation)
         except StoreError:
             raise
         except Exception as error:  # a fault of ours ends this turn, not the session
             log.exception("turn %s failed", claim.turn)
             turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
             ended = await end_turn(turn, "error", f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
+        if isinstance(ended, TurnEnded):
+            await self.tools.end_turn(claim.turn)
         live.again |= session_log.more()
         return ended, session_log.outgoing()
 
@@ -110,9 +121,10 @@ class TurnRunner:
 
     def _toolbox(self, claim: Claim, message: InboundMessage) -> Tools:
         channel, chat_id = message.origin
+        outputs = outputs_folder(self.home, claim.owner, claim.key)
 
-        def context(call: Call, progress: Callable[[str], None]) -> CallContext:
-            return CallContext(
+        def context(call: Call, progress: Callable[[str], None], approved: bool = False) -> CallContext:
+            made = CallContext(
                 owner=claim.owner,
                 session=claim.key,
                 turn=claim.turn,
@@ -123,17 +135,29 @@ class TurnRunner:
                 restricted=self.restricted,
                 idempotency_key=f"{claim.turn}/{call.id}",
                 progress=progress,
+                approved=approved,
+                outputs=outputs,
+                protected=self._protected or (),
+                send=partial(self._send, claim, f"{claim.turn}/{call.id}"),
             )
+            return replace(made, guard=guard) if (guard := self.policy.guard(made)) is not None else made
 
-        return Tools(self.tools, context)
+        return Tools(self.tools, self.policy, context, message.attended)
+
+    async def _send(self, claim: Claim, key: str, message: OutboundMessage) -> None:
+        """Put a message of a running turn into the outbox and on its way, once for each call."""
+        id = await self.store.post(claim, message, key, self.sender)
+        if id is not None:
+            self.hand_out(id, message)
 
 
-def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:
-    """The message that says this in the chat that asked, if it is to be told at all."""
-    if not message.reply:
-        return []
-    channel, chat_id = message.origin
-    return [OutboundMessage(channel, chat_id, text, reply_to=message.id, metadata=dict(message.metadata))]
+def _own_files(home: Path, store: Store) -> tuple[Path, ...]:
+    """The runtime's own places, which no tool may touch where the workspace is restricted."""
+    places = [home.resolve()]
+    if (path := getattr(store, "path", None)) is not None:
+        real = Path(path).resolve()
+        places += [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
+    return tuple(places)
 
 
 def _answer_to(message: InboundMessage, ended: TurnEnded) -> Sequence[OutboundMessage]:

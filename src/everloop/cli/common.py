@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..agents.loop import AgentLoop
     from ..bus import MessageBus
     from ..store.base import Store, TurnInfo
+    from .paper import Paper
 
 OWNER = "me"
 FLAGS = ("workspace", "provider", "base_url", "model", "store")
@@ -93,6 +94,13 @@ def make_agent(config: Config, bus: MessageBus | None = None, store: Store | Non
     gc.freeze()
     gc.enable()
     return agent
+
+
+async def show_messages(bus: MessageBus, paper: Paper) -> None:
+    """Show what the agent says in between, with the tool `message`."""
+    while True:
+        message = await bus.consume_outbound()
+        paper.line(f"✉ {message.content}" if message.channel == "cli" else f"✉ to {message.channel}: {message.content}")
 
 
 def hush() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from ..log import (
     Call,
     CallEnded,
+    CallsAsked,
     CallsBegun,
+    CallsDecided,
     Cleared,
     Content,
     Entry,
@@ -26,6 +28,11 @@ def described(entry: Entry, waited: float | None = None, *, full: bool = False) 
             return _answer(entry, full), ", ".join(_facts(entry, waited))
         case CallsBegun():
             return f"begun: {', '.join(entry.ids)}", ""
+        case CallsAsked():
+            return f"asked: {_cut(entry.question, full)}", ""
+        case CallsDecided():
+            word = "approved" if entry.allowed else "denied"
+            return f"{word}{f': {_cut(entry.note, full)}' if entry.note else ''}", f"by {entry.by}" if entry.by else ""
         case CallEnded():
             mark = "✓" if entry.status == "ok" else "✗"
             status = "" if entry.status in ("ok", "error") else f" {entry.status}"

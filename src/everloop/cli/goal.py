@@ -11,7 +11,7 @@ from .. import events
 from ..config import Config
 from ..log import ModelAnswered
 from ..store.base import Store
-from .common import OWNER, chat_of, make_agent
+from .common import OWNER, chat_of, make_agent, show_messages
 from .interrupt import CtrlC
 from .paper import Paper
 from .view import View
@@ -35,12 +35,15 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[dict[
     async with make_agent(config) as agent:
         channel, chat_id = chat_of(key)
         agent.watch(key, _tell_of_earlier)
+        messages = asyncio.create_task(show_messages(agent.bus, Paper(sys.stderr)))
         answer = asyncio.create_task(agent.process_direct(goal, key, channel, chat_id, on_event=watch))
         ctrl_c = CtrlC(agent, key, answer.cancel)
         try:
             result = await answer
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+        finally:
+            messages.cancel()
         outcome = await _outcome(agent.store, key, result, ended)
     outcome["seconds"] = round(time.monotonic() - started, 3)
     return outcome, ctrl_c.pressed

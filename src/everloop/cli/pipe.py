@@ -12,7 +12,7 @@ from ..agents.loop import AgentLoop
 from ..config import Config
 from ..errors import EverloopError
 from .chat import LEAVE, greeting
-from .common import chat_of, left_behind, make_agent
+from .common import chat_of, left_behind, make_agent, show_messages
 from .interrupt import CtrlC
 from .main import INTERRUPTED
 from .paper import Paper, one_line
@@ -36,7 +36,10 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
         if prompt:
             out.line("\n".join(filter(None, (greeting(config, key), others))))
         agent.watch(key, view)
+        messages = asyncio.create_task(show_messages(agent.bus, view.paper))
         await agent.resume(key)
+        if question := await agent.question(key):
+            out.line(question)
         while not ctrl_c.pressed:
             if prompt:
                 out.fresh()
@@ -53,6 +56,7 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
                 break
             if line.strip():
                 failed |= not await _answer(agent, key, line, view, out)
+        messages.cancel()
     return INTERRUPTED if ctrl_c.pressed else int(failed)
 
 
@@ -60,11 +64,11 @@ async def _answer(agent: AgentLoop, key: str, line: str, view: View, out: Paper)
     """Answer one line; False when its turn ended without an answer."""
     ended_before = view.turns_ended
     channel, chat_id = chat_of(key)
-    text = await agent.process_direct(line, key, channel, chat_id)
+    text = await agent.process_direct(line, key, channel, chat_id, attended=True)
     if view.turns_ended == ended_before:  # a command, or a turn that ran in another process
         out.line(text)
         return True
-    return view.ended is not None and view.ended.reason == "answer"
+    return not view.asked and view.ended is not None and view.ended.reason == "answer"
 
 
 class _Answers(View):
@@ -76,7 +80,7 @@ class _Answers(View):
 
     def __call__(self, event: events.Event) -> None:
         match event:
-            case events.Text() | events.TurnStarted(resumed=False):
+            case events.Text() | events.TurnStarted(resumed=False) | events.Asked():
                 super().__call__(event)
             case events.TurnEnded(reason="answer"):
                 super().__call__(event)

@@ -22,7 +22,7 @@ from ..commands import command_of
 from ..config import Config
 from ..errors import EverloopError
 from .chat import LEAVE, greeting
-from .common import chat_of, left_behind, make_agent
+from .common import chat_of, left_behind, make_agent, show_messages
 from .paper import Paper, Style
 from .view import View
 
@@ -98,8 +98,9 @@ class Chat:
         for number in (signal.SIGTERM, signal.SIGHUP):  # leaves the terminal as it was
             loop.add_signal_handler(number, self._leave)
         self._agent.watch(self._key, self._see)
-        self._start(self._agent.resume(self._key))
-        helpers = [asyncio.create_task(self._paper.keep_printing()), asyncio.create_task(self._tick())]
+        self._start(self._resume())
+        messages = show_messages(self._agent.bus, self._paper)
+        helpers = [asyncio.create_task(work) for work in (self._paper.keep_printing(), self._tick(), messages)]
         try:
             while await self._next_line():
                 pass
@@ -159,12 +160,18 @@ class Chat:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _resume(self) -> None:
+        """Go on with what an earlier process left, and ask again what it had asked."""
+        await self._agent.resume(self._key)
+        if question := await self._agent.question(self._key):
+            self._paper.line(question, "bold")
+
     async def _say(self, line: str) -> None:
         ended_before = self._view.turns_ended
         self._asked += 1
         try:
             channel, chat_id = chat_of(self._key)
-            text = await self._agent.process_direct(line, self._key, channel, chat_id)
+            text = await self._agent.process_direct(line, self._key, channel, chat_id, attended=True)
         except EverloopError as error:
             self._paper.line(f"everloop: {error}", "bad")
             return
@@ -172,7 +179,7 @@ class Chat:
             self._asked -= 1
         if text == STOPPED:
             return  # the end of the turn says it
-        if command_of(line) or self._view.turns_ended == ended_before:  # a command, or run in another process
+        if self._view.turns_ended == ended_before:  # a command, or run in another process
             self._paper.line(text, "dim" if command_of(line) else "")
 
     def _see(self, event: events.Event) -> None:

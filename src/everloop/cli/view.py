@@ -29,7 +29,8 @@ class View:
     def __init__(self, paper: Paper, *, text: bool = True, live: bool = False, summary: bool = True) -> None:
         self.paper = paper
         self.ended: events.TurnEnded | None = None  # the latest turn that ended
-        self.turns_ended = 0
+        self.turns_ended = 0  # or came to a question
+        self.asked = False  # the latest turn waits for a person's word
         self.running: dict[str, Running] = {}
         self.busy_since: float | None = None
         self._text = text
@@ -57,6 +58,8 @@ class View:
                     self.paper.line(f"  │ {one_line(event.text)}", "dim")
             case events.ToolEnded():
                 self._end_call(event)
+            case events.Asked():
+                self._ask(event)
             case events.Usage():
                 for name, count in event.tokens.items():
                     self._tokens[name] = self._tokens.get(name, 0) + count
@@ -70,6 +73,7 @@ class View:
 
     def _start(self, event: events.TurnStarted) -> None:
         self.busy_since = time.monotonic()
+        self.asked = False
         self._tokens = {}
         self._shown = self._reasoning = False
         if event.resumed:
@@ -108,6 +112,14 @@ class View:
         self.paper.put(mark, "good" if mark == "✓" else "bad")
         status = "" if event.status in ("ok", "error") else f"{event.status}: "
         self.paper.line_end(f" {what}  {event.seconds:.1f} s  {status}{short_result(event.content, 80)}", "dim")
+
+    def _ask(self, event: events.Asked) -> None:
+        self.running.clear()
+        self.turns_ended += 1
+        self.asked = True
+        self.busy_since = None
+        self.paper.fresh()
+        self.paper.line(event.question, "bold")
 
     def _end(self, event: events.TurnEnded) -> None:
         self.ended = event

@@ -29,7 +29,7 @@ class DurableBus(MessageBus):
         self.arrived: Callable[[], None] | None = None  # the loop in this process, if there is one
 
     async def publish_inbound(self, message: InboundMessage) -> None:
-        await self._store.accept(message.addressed(), kind_of(message.content))
+        await self._store.accept(message.addressed(), kind_of(message))
         if self.arrived is not None:
             self.arrived()
         await wake_all(self._store)

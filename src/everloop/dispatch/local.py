@@ -13,13 +13,14 @@ from ..bus import InboundMessage, Kind
 from ..engine import Turn
 from ..errors import EverloopError, StaleLease, StoreError
 from ..log import Reason, TurnEnded, UserSaid, Written
-from ..store.base import Busy, Claim, Incoming, Store
+from ..store.base import Busy, Claim, Incoming, Store, Waiting
 from ..store.workers import new_worker, retire
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 15.0  # until a turn that the store refused to write is tried again
 REPLACED = "(replaced by a newer message)"
+WAITS = "I am still waiting for your word: /approve or /deny. Your message is kept and comes right after."
 
 
 class Stopped(EverloopError):
@@ -82,6 +83,7 @@ class Dispatcher:
         self.busy = busy
         self.on_held: Callable[[str], None] | None = None  # told which worker holds a session that we wanted
         self.on_stranger: Callable[[], None] | None = None  # told when a message of another process was answered
+        self.on_waiting: Callable[[InboundMessage], None] | None = None  # told of a message behind a parked turn
         self._store = store
         self._run = run
         self._system = system
@@ -108,6 +110,13 @@ class Dispatcher:
         else:
             live = live or self._start(message.owner, message.session_key)
             live.fresh.append(item)
+        return item.answer
+
+    def follow(self, row: int, message: InboundMessage, emit: events.Emit | None = None) -> asyncio.Future[str]:
+        """Go on with the turn that this row of the inbox opened; the future is its answer."""
+        item = Item(message, "message", asyncio.get_running_loop().create_future(), emit)
+        self._wait(row, item)
+        self.kick(message.owner, message.session_key)
         return item.answer
 
     def kick(self, owner: str, key: str) -> None:
@@ -206,6 +215,12 @@ class Dispatcher:
             if self.on_held is not None:
                 self.on_held(busy.worker)
             return bool(live.fresh)
+        except Waiting:
+            if item is not None:  # on disk, behind the parked turn
+                item.answer.set_result(WAITS)
+                if self.on_waiting is not None:
+                    self.on_waiting(item.message)
+            return bool(live.fresh) or live.again  # the answer to the question may have come just now
         except Exception as error:  # whatever it is, whoever waits must hear of it
             self._fail([item] if item else [], error)
             if isinstance(error, StoreError):  # others may wait in the inbox

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ..bus import InboundMessage, Kind, OutboundMessage
-from ..log import Entry, Written
+from ..log import CallsAsked, Entry, Written
 
 T = TypeVar("T")
 
@@ -122,6 +122,14 @@ class Busy(Exception):
         self.accepted = accepted
 
 
+class Waiting(Exception):
+    """The session's turn waits for a person's word. What was to be taken is in the inbox, behind it."""
+
+    def __init__(self, accepted: int | None) -> None:
+        super().__init__("the session waits for a person's word")
+        self.accepted = accepted
+
+
 class Store(Protocol):
     """All that Everloop keeps. Every call returns when it is on disk."""
 
@@ -151,7 +159,7 @@ class Store(Protocol):
         """Take the session's lease and its next work: a cut-off turn first, then the oldest waiting message.
 
         `message` is put into the inbox in the same transaction. None when there is nothing to do; `Busy` when
-        another living worker has the session.
+        another living worker has the session, `Waiting` when its turn is parked.
         """
         ...
 
@@ -171,6 +179,31 @@ class Store(Protocol):
 
         `sender` is the worker that sends the outgoing messages right away.
         """
+        ...
+
+    def park(
+        self,
+        claim: Claim,
+        entries: Sequence[Entry],
+        outgoing: Sequence[OutboundMessage] = (),
+        sender: str | None = None,
+        took: Sequence[int] = (),
+    ) -> Written[Finished]:
+        """In one transaction: the log's tail, the question in the outbox, the turn parked, the lease given back."""
+        ...
+
+    async def decide(
+        self, owner: str, key: str, allowed: bool | None, by: str = "", note: str = ""
+    ) -> tuple[int, CallsAsked | None] | None:
+        """Answer the question of a session's parked turn, which can then be begun again like any that was cut off.
+
+        Gives the inbox row that opened the turn, and the question; None when none is parked. `allowed=None` answers
+        nothing and only wakes the turn, to be stopped.
+        """
+        ...
+
+    def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
+        """Put a message of a running turn into the outbox, once for each key; None when it is there already."""
         ...
 
     async def release(self, claim: Claim) -> None:

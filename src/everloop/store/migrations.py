@@ -56,7 +56,13 @@ def m001_core(db: sqlite3.Connection) -> None:
     db.execute("CREATE TABLE worker (id TEXT PRIMARY KEY, address TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID")
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_core,)
+def m002_messages_of_tools(db: sqlite3.Connection) -> None:
+    """Messages that a tool sends carry the key of their call, so that a repeated call sends nothing twice."""
+    db.execute("ALTER TABLE outbox ADD COLUMN key TEXT")
+    db.execute("CREATE UNIQUE INDEX outbox_once ON outbox (owner, key) WHERE key IS NOT NULL")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_core, m002_messages_of_tools)
 
 
 def migrate(db: sqlite3.Connection) -> None:

@@ -19,9 +19,9 @@ import msgspec
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StoreError
-from ..log import Entry, Written, decode_entry, encode_entry, kind_of
+from ..log import CallsAsked, Entry, Written, decode_entry, encode_entry, kind_of
 from . import transactions as tx
-from .base import Busy, Claim, Finished, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo
+from .base import Busy, Claim, Finished, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo, Waiting
 from .migrations import NewerSchema, migrate
 from .workers import alive
 from .writer import Writer
@@ -32,10 +32,12 @@ LOCK_SECONDS = 30.0  # how long a write waits for another program that holds the
 
 SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
-        (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1), s.worker
+        (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1),
+        s.worker
     FROM session s WHERE s.owner = ?"""
 READY = """SELECT owner, key, worker FROM session WHERE id IN (
-        SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent') ORDER BY updated_at"""
+        SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'
+        EXCEPT SELECT session FROM inbox WHERE state <> 'done' AND state = 'parked') ORDER BY updated_at"""
 WAITING = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, i.first_seq
     FROM session s JOIN inbox i ON i.session = s.id
     WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent' ORDER BY i.id"""
@@ -101,6 +103,8 @@ class SQLiteStore:
         claim = await self.writer.submit(work)
         if isinstance(claim, tx.Held):
             raise Busy(claim.worker, claim.accepted)
+        if isinstance(claim, tx.Behind):
+            raise Waiting(claim.accepted)
         return claim
 
     def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
@@ -123,6 +127,26 @@ class SQLiteStore:
         return self.writer.submit(
             lambda db: tx.finish(db, claim, rows, entries, took, outgoing, sender),
         )
+
+    def park(
+        self,
+        claim: Claim,
+        entries: Sequence[Entry],
+        outgoing: Sequence[OutboundMessage] = (),
+        sender: str | None = None,
+        took: Sequence[int] = (),
+    ) -> Written[Finished]:
+        claim.inbox += took
+        rows = _rows(claim, entries)
+        return self.writer.submit(lambda db: tx.park(db, claim, rows, took, outgoing, sender))
+
+    async def decide(
+        self, owner: str, key: str, allowed: bool | None, by: str = "", note: str = ""
+    ) -> tuple[int, CallsAsked | None] | None:
+        return await self.writer.submit(lambda db: tx.decide(db, owner, key, allowed, by, note))
+
+    def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
+        return self.writer.submit(lambda db: tx.post(db, claim, message, key, sender))
 
     async def release(self, claim: Claim) -> None:
         await self.writer.submit(

@@ -12,7 +12,18 @@ import msgspec
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StaleLease, StoreError
-from ..log import Cleared, Entry, TurnEnded, UserSaid, decode_entry, encode_entry, kind_of, open_turn
+from ..log import (
+    CallsAsked,
+    CallsDecided,
+    Cleared,
+    Entry,
+    TurnEnded,
+    UserSaid,
+    decode_entry,
+    encode_entry,
+    kind_of,
+    open_turn,
+)
 from .base import Claim, Finished, Incoming, Outgoing, Timer, new_turn_id
 from .workers import alive
 
@@ -30,10 +41,20 @@ BEGIN = """SELECT id, worker, fence, history_from,
         (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1),
         (SELECT id FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
-            ORDER BY id LIMIT 1)
+            ORDER BY id LIMIT 1),
+        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
     FROM session s WHERE owner = ? AND key = ?"""
 MORE = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND kind <> 'urgent' LIMIT 1"
-OPEN_TURN = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state = 'taken' LIMIT 1"
+OPEN_TURN = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1"
+PARKED = """SELECT i.id, i.session, i.turn, i.first_seq FROM session s JOIN inbox i ON i.session = s.id
+    WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'parked' ORDER BY i.opened DESC LIMIT 1"""
+
+
+@dataclass(slots=True)
+class Behind:
+    """The session's turn is parked; what was handed in waits behind it."""
+
+    accepted: int | None
 
 
 @dataclass(slots=True)
@@ -96,18 +117,18 @@ def incoming(row: tuple[int, int, str, Kind, str, str | None, int | None]) -> In
 
 def begin(
     db: sqlite3.Connection, owner: str, key: str, worker: str, message: InboundMessage | None, kind: Kind
-) -> Claim | Held | None:
+) -> Claim | Held | Behind | None:
     """Take the lease and the next work of a session: a turn that was cut off, else the oldest waiting message."""
     row = db.execute(BEGIN, (owner, key)).fetchone()
     if row is None:
         if message is None:
             return None
-        row = (_new_session(db, owner, key), None, 0, 0, 1, None, None)
-    id, holder, fence, history_from, next_seq, turn, waiting = row
+        row = (_new_session(db, owner, key), None, 0, 0, 1, None, None, 0)
+    id, holder, fence, history_from, next_seq, turn, waiting, parked = row
     claim = Claim(owner, id, key, fence + 1, "", history_from, next_seq, next_seq)
     held = holder is not None and holder != worker and alive(holder)
     if message is not None:
-        first = not held and turn is None and waiting is None and kind == "message"
+        first = not held and not parked and turn is None and waiting is None and kind == "message"
         new_turn = new_turn_id() if first else None  # with nothing before it, it becomes a turn as it comes in
         accepted = accept(db, message, kind, id, (new_turn, next_seq) if new_turn else None)
         claim.accepted = accepted.id
@@ -117,6 +138,8 @@ def begin(
             waiting = accepted.id
     if held:
         return Held(holder, claim.accepted)
+    if parked:
+        return Behind(claim.accepted)
     if turn is not None:
         _resume(db, claim, turn)
     elif claim.turn:
@@ -210,11 +233,7 @@ def finish(
 ) -> Finished:
     """The end of a turn or of a command: everything it leaves behind, or nothing."""
     now = time.time()
-    released = db.execute(
-        "UPDATE session SET worker = NULL, updated_at = ? WHERE id = ? AND fence = ?", (now, claim.session, claim.fence)
-    )
-    if released.rowcount != 1:
-        raise StaleLease(f"session {claim.key} was taken over by another worker; this one has stopped writing to it")
+    _let_go(db, claim, now)
     append_taking(db, claim, rows, took)
     reason = None
     for row, entry in zip(rows, entries, strict=True):
@@ -228,13 +247,78 @@ def finish(
     return Finished(sent, db.execute(MORE, (claim.session,)).fetchone() is not None)
 
 
+def _let_go(db: sqlite3.Connection, claim: Claim, now: float) -> None:
+    """Give the lease back, refused unless the claim's fence is the session's."""
+    released = db.execute(
+        "UPDATE session SET worker = NULL, updated_at = ? WHERE id = ? AND fence = ?", (now, claim.session, claim.fence)
+    )
+    if released.rowcount != 1:
+        raise StaleLease(f"session {claim.key} was taken over by another worker; this one has stopped writing to it")
+
+
+def park(
+    db: sqlite3.Connection,
+    claim: Claim,
+    rows: Sequence[Row],
+    took: Sequence[int],
+    outgoing: Sequence[OutboundMessage],
+    sender: str | None,
+) -> Finished:
+    """Leave a turn on disk until a person has answered."""
+    _let_go(db, claim, time.time())
+    if rows:
+        append_taking(db, claim, rows, took)
+    for id in claim.inbox:
+        db.execute("UPDATE inbox SET state = 'parked' WHERE id = ?", (id,))
+    sent = [send(db, claim.owner, claim.session, claim.turn, message, sender) for message in outgoing]
+    return Finished(sent, more=False)
+
+
+def decide(
+    db: sqlite3.Connection, owner: str, key: str, allowed: bool | None, by: str, note: str
+) -> tuple[int, CallsAsked | None] | None:
+    """Write a person's word into the log of the parked turn and open it again."""
+    row = db.execute(PARKED, (owner, key)).fetchone()
+    if row is None:
+        return None
+    id, session, turn, first_seq = row
+    log = db.execute("SELECT seq, data FROM entry WHERE session = ? AND seq >= ? ORDER BY seq", (session, first_seq))
+    entries = [(seq, decode_entry(data)) for seq, data in log]
+    asked = next((entry for _, entry in reversed(entries) if isinstance(entry, CallsAsked)), None)
+    if allowed is not None and asked is not None:
+        word = CallsDecided(asked.ids, allowed, by, note)
+        db.execute(INSERT_ENTRY, (session, entries[-1][0] + 1, turn, kind_of(word), encode_entry(word), time.time()))
+    # A higher fence: whoever parked the turn and is still about can write no more to it.
+    db.execute("UPDATE session SET fence = fence + 1 WHERE id = ?", (session,))
+    db.execute(
+        "UPDATE inbox SET state = 'taken' WHERE session = ? AND state <> 'done' AND state = 'parked'", (session,)
+    )
+    return id, asked
+
+
+def post(db: sqlite3.Connection, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> int | None:
+    """Put a message of a running turn into the outbox, once for each key."""
+    held = db.execute("SELECT 1 FROM session WHERE id = ? AND fence = ?", (claim.session, claim.fence)).fetchone()
+    if held is None:
+        raise StaleLease(f"session {claim.key} was taken over by another worker; this one has stopped writing to it")
+    if db.execute("SELECT 1 FROM outbox WHERE owner = ? AND key = ?", (claim.owner, key)).fetchone():
+        return None
+    return send(db, claim.owner, claim.session, claim.turn, message, sender, key)
+
+
 def send(
-    db: sqlite3.Connection, owner: str, session: int, turn: str | None, message: OutboundMessage, sender: str | None
+    db: sqlite3.Connection,
+    owner: str,
+    session: int,
+    turn: str | None,
+    message: OutboundMessage,
+    sender: str | None,
+    key: str | None = None,
 ) -> int:
     """Put a message into the outbox; with a sender it counts as tried once."""
     new = db.execute(
-        "INSERT INTO outbox (owner, session, turn, data, worker, tries, at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (owner, session, turn, _encode(message).decode(), sender, 1 if sender else 0, time.time()),
+        "INSERT INTO outbox (owner, session, turn, data, worker, tries, at, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (owner, session, turn, _encode(message).decode(), sender, 1 if sender else 0, time.time(), key),
     )
     return int(new.lastrowid or 0)
 

@@ -1,0 +1,191 @@
+"""What comes next in a turn, decided from its log alone.
+
+Pure: a crash, a replay and a test all take the same path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .log import (
+    Call,
+    CallEnded,
+    CallsAsked,
+    CallsBegun,
+    CallsDecided,
+    Cleared,
+    Entry,
+    ModelAnswered,
+    Noted,
+    Reason,
+    TurnEnded,
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """Where a turn ends though the model would go on."""
+
+    rounds: int = 20
+    calls: int = 64  # of one answer; further ones are answered with an error
+    empty_answers: int = 2  # in a row
+    failures: int = 3  # of the same call, with nothing new in between
+
+    @property
+    def rounds_notice(self) -> str:
+        return (
+            f"I stopped after {self.rounds} rounds, the limit for one turn, without a final answer. "
+            "The work so far is kept: say “go on” to continue."
+        )
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(slots=True, frozen=True)
+class CallModel:
+    pass
+
+
+@dataclass(slots=True, frozen=True)
+class RunTools:
+    calls: tuple[Call, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Report:
+    """Calls that had begun when the process died. They are not repeated; the model is told."""
+
+    calls: tuple[Call, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Refuse:
+    """Calls that a person said no to; the model is told, with what the person noted."""
+
+    calls: tuple[Call, ...]
+    note: str
+
+
+@dataclass(slots=True, frozen=True)
+class Park:
+    """Nothing of this round runs before a person has answered the question."""
+
+    calls: tuple[Call, ...]
+    question: str
+
+
+@dataclass(slots=True, frozen=True)
+class Finish:
+    reason: Reason
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class Idle:
+    """No turn is open."""
+
+
+Action = CallModel | RunTools | Report | Refuse | Park | Finish | Idle
+
+EMPTY_NOTICE = "The model returned an empty answer. Try again, or say it in other words."
+
+
+def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action:
+    """Decide the next step of the open turn from its log alone.
+
+    Calls that have begun and have no result count as cut off: the runner asks only when nothing of its own is
+    under way.
+    """
+    pending: dict[str, Call] = {}
+    begun: set[str] = set()
+    asked: dict[str, CallsAsked | CallsDecided] = {}
+    last: Entry | None = None
+    rounds = empty = failures = 0
+    progress = False  # a call of this round worked
+    for entry in log:
+        match entry:
+            case CallEnded():
+                pending.pop(entry.id, None)
+                failures = max(failures, entry.repeats + 1 if entry.status in FAILED else 0)
+                progress |= entry.status == "ok"
+            case ModelAnswered():
+                rounds += 1
+                empty = empty + 1 if entry.empty else 0
+                pending, failures, progress = {call.id: call for call in entry.calls}, 0, False
+            case CallsBegun():
+                begun.update(entry.ids)
+                continue
+            case CallsAsked() | CallsDecided():
+                asked.update(dict.fromkeys(entry.ids, entry))
+                continue
+            case TurnEnded() | Noted() | Cleared():  # whatever was open is over
+                pending, last, rounds, empty, failures = {}, None, 0, 0, 0
+                continue
+        last = entry
+    if last is None:
+        return Idle()
+    if pending:
+        return _next_of_round(pending, begun, asked)
+    if isinstance(last, ModelAnswered) and not last.empty:
+        return Finish("answer", last.content or "")
+    if empty >= limits.empty_answers:
+        return Finish("empty", EMPTY_NOTICE)
+    if failures >= limits.failures and not progress and isinstance(last, CallEnded):
+        return Finish("repeating", _repeating_notice(log, failures))
+    if rounds >= limits.rounds:
+        return Finish("max_rounds", limits.rounds_notice)
+    return CallModel()
+
+
+def _next_of_round(
+    pending: dict[str, Call], begun: set[str], asked: dict[str, CallsAsked | CallsDecided]
+) -> Report | Refuse | Park | RunTools:
+    """What happens to the calls of a round that have no result yet."""
+    if cut_off := tuple(call for call in pending.values() if call.id in begun):
+        return Report(cut_off)
+    for call in pending.values():
+        match asked.get(call.id):
+            case CallsDecided(allowed=False) as refused:
+                return Refuse(tuple(pending[id] for id in refused.ids if id in pending), refused.note)
+            case CallsAsked() as question:
+                return Park(tuple(pending[id] for id in question.ids if id in pending), question.question)
+    return RunTools(tuple(pending.values()))
+
+
+# ---------------------------------------------------------------------------------------------- calls that keep failing
+
+FAILED = frozenset({"error", "denied"})
+
+
+def failed_before(log: Sequence[Entry], call: Call) -> int:
+    """How often this same call has failed in the turn, since something that had not been done before worked."""
+    calls: dict[str, Call] = {}
+    worked: list[Call] = []
+    count = 0
+    for entry in log:
+        match entry:
+            case ModelAnswered():
+                calls.update((one.id, one) for one in entry.calls)
+            case CallEnded() if (ended := calls.get(entry.id)) is not None:
+                if entry.status in FAILED:
+                    count += _same(ended, call)
+                elif entry.status == "ok" and not any(_same(ended, one) for one in worked):
+                    worked.append(ended)
+                    count = 0
+            case TurnEnded() | Noted() | Cleared():
+                calls, worked, count = {}, [], 0
+    return count
+
+
+def _same(one: Call, other: Call) -> bool:
+    return one.name == other.name and one.arguments == other.arguments and one.error == other.error
+
+
+def _repeating_notice(log: Sequence[Entry], failures: int) -> str:
+    name = next(entry.name for entry in reversed(log) if isinstance(entry, CallEnded) and entry.repeats + 1 == failures)
+    return (
+        f"I stopped because the same call of {name} failed {failures} times and nothing else was tried in between. "
+        "The work so far is kept: tell me what to do differently, or say “go on”."
+    )

@@ -1,0 +1,137 @@
+"""The settings: defaults, then EVERLOOP_HOME/config.toml, then environment variables, then flags.
+
+The fields of `Config` are the one list of all keys. A new key is one line there; the TOML reader, the
+environment, the flags and docs/config.md follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from . import sources
+from .keys import Key, UnderHome, key, keys_of
+
+Busy = Literal["queue", "steer", "interrupt"]
+Decision = Literal["allow", "ask", "deny"]
+Sandbox = Literal["auto", "bubblewrap", "landlock", "off"]
+Search = Literal["auto", "brave", "duckduckgo", "searxng"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule of the policy, a `[[policy]]` table: the calls that it fits, and what happens to them.
+
+    A part that is empty fits everything. Patterns are shell globs.
+    """
+
+    # fmt: off
+    do: Decision = key("[policy]", MISSING, "what happens to a call that fits", choices=get_args(Decision))
+    tool: str = key("[policy]", "", "pattern: name of the tool")
+    command: str = key("[policy]", "", "pattern: one simple command of a command line")
+    path: str = key("[policy]", "", "pattern: a file, relative to the workspace when inside it, absolute otherwise")
+    arguments: dict[str, str] = key("[policy]", {}, "pattern by argument")
+    origin: str = key("[policy]", "", "pattern: `channel:chat_id` that the turn came from")
+    tainted: bool = key("[policy]", False, "an `allow` that also holds after untrusted content was read")
+    why: str = key("[policy]", "", "told to the model and to the person who is asked")
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpServer:
+    """An MCP server, an `[mcp.NAME]` table: a program that is started, or an address."""
+
+    name: str
+    # fmt: off
+    command: str = key("mcp.NAME", "", "the program to start")
+    args: tuple[str, ...] = key("mcp.NAME", (), "its arguments")
+    env: dict[str, str] = key("mcp.NAME", {}, "variables that it gets besides the usual few", secret=True)
+    url: str = key("mcp.NAME", "", "the address, for a server that runs elsewhere", url=True)
+    headers: dict[str, str] = key("mcp.NAME", {}, "HTTP headers that are sent to it", secret=True)
+    tools: tuple[str, ...] = key("mcp.NAME", ("*",), "patterns of the tools that may be used")
+    timeout: float = key("mcp.NAME", 60.0, "seconds that a call may take", above=0)
+    connect_timeout: float = key("mcp.NAME", 20.0, "seconds until it must have answered at the start", above=0)
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings. `Config()` is the defaults and reads nothing; `Config.load()` reads what the person has set."""
+
+    home: Path = field(default_factory=lambda: Path(sources.DEFAULT_HOME).expanduser())
+
+    # fmt: off
+    workspace: Path = key("", UnderHome("workspace"), "the folder it works in", env="EVERLOOP_WORKSPACE", flag=True)
+    store: Path = key("", UnderHome("everloop.db"), "the database file", env="EVERLOOP_STORE", flag=True)
+
+    provider: str = key("provider", "", "which model API to use", key="name", env="EVERLOOP_PROVIDER", flag=True)
+    base_url: str = key("provider", "", "address of the model API", env="EVERLOOP_BASE_URL", flag=True, url=True)
+    api_key: str = key("provider", "", "key of the model API", env="EVERLOOP_API_KEY", secret=True)
+    model: str = key("provider", "", "the model to ask", env="EVERLOOP_MODEL", flag=True)
+    fallbacks: tuple[str, ...] = key("provider", (), "models to try, in order, when the first one fails")
+    connect_timeout: float = key("provider", 10.0, "seconds to reach the model API", above=0)
+    first_token_timeout: float = key("provider", 120.0, "seconds until an answer begins", above=0)
+    token_timeout: float = key("provider", 60.0, "seconds between two pieces of an answer", above=0)
+    request_timeout: float = key("provider", 600.0, "seconds for a whole answer", above=0)
+    retries: int = key("provider", 4, "further tries after a failure that may pass", at_least=0)
+
+    name: str = key("agent", "Everloop", "the agent's name")
+    max_iterations: int = key("agent", 20, "rounds a turn may take", at_least=1)
+    busy: Busy = key("agent", "queue", "what a message does while its session is busy", choices=get_args(Busy))
+    restrict_to_workspace: bool = key("agent", True, "keep files and commands inside the workspace")
+    tool_timeout: float = key("agent", 120.0, "seconds a tool call may take", above=0)
+    result_limit: int = key("agent", 50_000, "characters of a result; a longer one is saved whole", at_least=1000)
+    taint: bool = key("agent", True, "ask before data is sent out once something untrusted was read")
+    message_to: tuple[str, ...] = key("agent", (), "patterns of other chats (`channel:chat_id`) for `message`")
+
+    sandbox: Sandbox = key("sandbox", "auto", "how commands are confined", key="mode", choices=get_args(Sandbox))
+    exec_timeout: float = key("sandbox", 60.0, "seconds a command takes by default", key="timeout", above=0)
+    readable: tuple[str, ...] = key("sandbox", (), "further folders that commands may read")
+    writable: tuple[str, ...] = key("sandbox", (), "further folders that commands may write")
+    environment: tuple[str, ...] = key("sandbox", (), "names of further variables that commands get")
+    memory_mb: int = key("sandbox", 4096, "memory that a command may use, in MiB", at_least=16)
+    processes: int = key("sandbox", 512, "processes that a command may have at once", at_least=4)
+
+    search: Search = key("web", "auto", "which search engine to ask", choices=get_args(Search))
+    brave_api_key: str = key("web", "", "key of the Brave Search API", env="BRAVE_API_KEY", secret=True)
+    searxng_url: str = key("web", "", "address of a SearXNG server", url=True)
+    private_hosts: tuple[str, ...] = key("web", (), "`host` or `host:port` that may be private")
+    web_timeout: float = key("web", 30.0, "seconds a page may take", key="timeout", above=0)
+
+    policy: tuple[Rule, ...] = key("", (), "rules for tool calls", record=Rule)
+    mcp: tuple[McpServer, ...] = key("", (), "MCP servers", record=McpServer)
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, UnderHome):
+                object.__setattr__(self, item.name, self.home / value.name)
+
+    @classmethod
+    def load(
+        cls,
+        flags: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] = os.environ,
+        home: str | os.PathLike[str] | None = None,
+    ) -> Config:
+        """The settings of this person. Flags that are None and empty variables count as not set."""
+        folder = sources.find_home(home, env)
+        file, variables = sources.from_file(folder / "config.toml", KEYS), sources.from_environment(env, KEYS)
+        values = sources.over(file, variables)
+        tied = "api_key" not in variables or not sources.ENDPOINT.isdisjoint(variables)
+        return cls(home=folder, **sources.over(values, sources.from_flags(flags or {}, KEYS), tied))
+
+
+KEYS: tuple[Key, ...] = keys_of(Config)
+
+
+def reference() -> str:
+    """Every key as a Markdown table, the one in docs/config.md."""
+    from .keys import reference
+
+    return reference(KEYS)

@@ -1,0 +1,115 @@
+"""What a setting is: its place in the file, its variable and flag, and what its value must be."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import MISSING, field
+from typing import Any, NamedTuple
+
+
+class UnderHome(NamedTuple):
+    """A default that is a path inside EVERLOOP_HOME."""
+
+    name: str
+
+
+def key(
+    section: str,
+    default: Any,
+    text: str,
+    *,
+    key: str = "",
+    env: str = "",
+    flag: bool = False,
+    secret: bool = False,
+    url: bool = False,
+    above: float | None = None,
+    at_least: int | None = None,
+    choices: tuple[str, ...] = (),
+    record: type[Any] | None = None,
+) -> Any:
+    """A field with what the readers of files, environment and flags need to know about it."""
+    rules = {"url": url, "above": above, "at_least": at_least, "choices": choices, "record": record}
+    metadata = {"text": text, "section": section, "key": key, "env": env, "flag": flag, "secret": secret, **rules}
+    if isinstance(default, dict):
+        return field(default_factory=dict, repr=not secret, metadata=metadata)
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+class Key(NamedTuple):
+    """One setting as its readers see it; `attribute` is its name on its class."""
+
+    attribute: str
+    kind: str  # the annotation of the field
+    default: Any
+    text: str
+    section: str
+    key: str
+    env: str
+    flag: bool
+    secret: bool
+    url: bool
+    above: float | None
+    at_least: int | None
+    choices: tuple[str, ...]
+    record: type[Any] | None  # what each of several tables is
+
+    @property
+    def allowed(self) -> str:
+        """What a value must be, for errors and for the documentation."""
+        if self.choices:
+            return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
+        if self.url:
+            return "an http:// or https:// address"
+        limit = f" above {self.above:g}" if self.above is not None else ""
+        limit = f", at least {self.at_least}" if self.at_least is not None else limit
+        return KINDS[self.kind] + limit
+
+    @property
+    def place(self) -> str:
+        """Its section as it is written in the file."""
+        return f"[{self.section}]" if self.section else ""
+
+
+KINDS = {
+    "str": "one line of text",
+    "Path": "a path",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "tuple[str, ...]": "a list of texts",
+    "dict[str, str]": "a table of texts",
+}
+
+
+def keys_of(settings: type[Any]) -> tuple[Key, ...]:
+    """The keys that a class of settings declares."""
+    found = []
+    for item in dataclasses.fields(settings):
+        if item.metadata:
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            facts = {**item.metadata, "key": item.metadata["key"] or item.name}
+            found.append(Key(attribute=item.name, kind=str(item.type), default=default, **facts))
+    return tuple(found)
+
+
+def reference(keys: tuple[Key, ...]) -> str:
+    """Every key as a Markdown table, the one in docs/config.md."""
+    lines = ["| section | key | value | default | variable, flag | meaning |", "|---|---|---|---|---|---|"]
+    for one in (part for key in keys for part in (keys_of(key.record) if key.record else [key])):
+        names = [f"`{one.env}`"] if one.env else []
+        names += [f"`--{one.attribute.replace('_', '-')}`"] if one.flag else []
+        place = f"`{one.place}`" if one.place else ""
+        cells = [place, f"`{one.key}`", one.allowed, _shown_default(one), ", ".join(names), one.text]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown_default(key: Key) -> str:
+    if isinstance(key.default, UnderHome):
+        return f"`{key.default.name}` in the home"
+    if key.default in ("", (), MISSING) or key.default == {}:
+        return ""
+    if isinstance(key.default, tuple):
+        return f"`{list(key.default)}`".replace("'", '"')
+    return f"`{str(key.default).lower() if key.kind == 'bool' else key.default}`"

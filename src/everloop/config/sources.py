@@ -1,0 +1,255 @@
+"""Where settings come from: the file, the environment, flags. Each gives values by the names of the class's fields."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from .keys import Key, keys_of
+
+DEFAULT_HOME = "~/.everloop"
+ENDPOINT = frozenset({"provider", "base_url"})
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+
+def over(below: dict[str, Any], above: dict[str, Any], tied: bool = True) -> dict[str, Any]:
+    """One source of settings over another. An address belongs to its provider, and a key to the endpoint it was set
+    for (unless it is not `tied` to one): neither is carried to another endpoint that the upper source names."""
+    kept = dict(below)
+    usual = {"provider": "openai", "base_url": ""}  # what it is when nobody says
+    moved = {name for name in ENDPOINT & above.keys() if above[name] != below.get(name, usual[name])}
+    if "provider" in moved:
+        kept.pop("base_url", None)
+    if tied and moved:
+        kept.pop("api_key", None)
+    return kept | above
+
+
+def find_home(home: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Path:
+    where, given = ("home", os.fspath(home)) if home is not None else ("EVERLOOP_HOME", env.get("EVERLOOP_HOME", ""))
+    folder = _path(given.strip() or DEFAULT_HOME, None, where)
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise ConfigError(f"{where}: {_shown(folder)} is a file, not a folder; name a folder or move the file away")
+    return folder
+
+
+def from_file(path: Path, keys: Sequence[Key]) -> dict[str, Any]:
+    where = _shown(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        return {}
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not UTF-8 text (byte {error.start}); save the file as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read ({error.strerror}); check its path and permissions") from None
+    import tomllib
+
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: not valid TOML: nested too deeply") from None
+    reader = _File(where, path.parent, keys)
+    values = reader.table(document, "")
+    for section in reader.sections:
+        values |= reader.table(document.get(section, {}), section)
+    return values
+
+
+class _File:
+    """Reads the tables of one file."""
+
+    def __init__(self, where: str, folder: Path, keys: Sequence[Key]) -> None:
+        self._where = where
+        self._folder = folder
+        self._keys = keys
+        self.sections = tuple(dict.fromkeys(key.section for key in keys if key.section))
+
+    def table(self, table: Mapping[str, Any], section: str) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        known = {key.key: key for key in self._keys if key.section == section}
+        for name, value in table.items():
+            if not section and name in self.sections:
+                if not isinstance(value, dict):
+                    raise ConfigError(
+                        f"{self._where}: {name} is a section: write [{name}] and its keys on the lines below"
+                    )
+            elif name not in known:
+                raise ConfigError(f"{self._where}: {_unknown(name, section, isinstance(value, dict), self._keys)}")
+            elif known[name].record is not None:
+                values[known[name].attribute] = self._records(known[name], value)
+            else:
+                label = f"{self._where}: [{section}] {name}" if section else f"{self._where}: {name}"
+                values[known[name].attribute] = _typed(known[name], value, self._folder, label)
+        return values
+
+    def _records(self, key: Key, value: Any) -> tuple[Any, ...]:
+        """The settings of one kind that there can be several of: a list of tables, or tables with names."""
+        assert key.record is not None
+        parts = keys_of(key.record)
+        if parts[0].section.startswith("["):
+            if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
+                raise ConfigError(f"{self._where}: {key.key}: write [[{key.key}]] and its keys on the lines below")
+            tables: list[tuple[str, dict[str, Any], Any]]
+            tables = [(f"{self._where}: [[{key.key}]] {n}", {}, table) for n, table in enumerate(value, 1)]
+        else:
+            if not isinstance(value, dict) or not all(isinstance(table, dict) for table in value.values()):
+                raise ConfigError(f"{self._where}: {key.key}: write [{key.key}.NAME] and its keys on the lines below")
+            for name in value:
+                if not name or len(name) > 32 or not _NAME_CHARACTERS.issuperset(name):
+                    allowed = "a name must be 1 to 32 letters, digits, _ or -"
+                    raise ConfigError(f"{self._where}: [{key.key}.{_quoted(name)}]: {allowed}")
+            tables = [(f"{self._where}: [{key.key}.{name}]", {"name": name}, table) for name, table in value.items()]
+        return tuple(self._record(key.record, parts, *table) for table in tables)
+
+    def _record(
+        self, record: type[Any], parts: Sequence[Key], where: str, values: dict[str, Any], table: Mapping[str, Any]
+    ) -> Any:
+        known = {key.key: key for key in parts}
+        for name, value in table.items():
+            if name not in known:
+                allowed = ", ".join(known)
+                raise ConfigError(f"{where} unknown key {_quoted(name)}{_guess(name, known)}; allowed: {allowed}")
+            values[known[name].attribute] = _typed(known[name], value, self._folder, f"{where} {name}")
+        for key in parts:
+            if key.default is MISSING and key.attribute not in values:
+                raise ConfigError(f"{where} needs the key {key.key}: {key.allowed}")
+        return record(**values)
+
+
+def from_environment(env: Mapping[str, str], keys: Sequence[Key]) -> dict[str, Any]:
+    found = {key: env[key.env] for key in keys if key.env and env.get(key.env, "").strip()}
+    return {key.attribute: _typed(key, _parsed(key, text), None, key.env) for key, text in found.items()}
+
+
+def from_flags(flags: Mapping[str, Any], keys: Sequence[Key]) -> dict[str, Any]:
+    known = {key.attribute: key for key in keys if key.flag}
+    values = {}
+    for name, value in flags.items():
+        if name not in known:
+            allowed = ", ".join(known)
+            raise ConfigError(f'unknown flag "{name}"{_guess(name, known)}; allowed: {allowed}')
+        if value is not None:
+            label = "--" + name.replace("_", "-")
+            value = _parsed(known[name], value) if isinstance(value, str) else value
+            values[name] = _typed(known[name], value, None, label)
+    return values
+
+
+def _parsed(key: Key, text: str) -> Any:
+    """The value that a variable's or flag's text stands for; text that is none is left for `_typed` to refuse."""
+    if key.kind == "bool":
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
+    if key.kind == "tuple[str, ...]":
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if key.kind in ("int", "float"):
+        try:
+            return int(text) if key.kind == "int" else float(text)
+        except ValueError:
+            return text
+    return text.strip() if key.kind != "Path" else text
+
+
+def _typed(key: Key, value: Any, folder: Path | None, where: str) -> Any:
+    """The value as its field wants it, or a ConfigError that says what is allowed (and never shows a secret)."""
+    if key.kind == "Path" and isinstance(value, (str, os.PathLike)) and os.fspath(value):
+        return _path(os.fspath(value), folder, where)
+    if key.kind == "tuple[str, ...]" and isinstance(value, list):
+        value = tuple(value)
+    if key.kind == "float" and type(value) is int:
+        value = float(value)
+    if not _fits(key, value):
+        raise ConfigError(f"{where} must be {key.allowed}{_not_this(key, value)}")
+    return value
+
+
+def _fits(key: Key, value: Any) -> bool:
+    if key.choices:
+        return value in key.choices
+    if key.kind == "tuple[str, ...]":
+        return isinstance(value, tuple) and all(isinstance(part, str) and part.isprintable() for part in value)
+    if key.kind == "str":
+        # A line break in a key or an address would end up inside an HTTP header.
+        return isinstance(value, str) and value.isprintable() and (not key.url or _is_url(value))
+    if key.kind == "dict[str, str]":
+        texts = [*value.keys(), *value.values()] if isinstance(value, dict) else [None]
+        return all(isinstance(part, str) and part.isprintable() for part in texts)
+    if key.kind == "bool":
+        return isinstance(value, bool)
+    if key.kind == "int":
+        return type(value) is int and value >= (key.at_least or 0)
+    if key.kind == "float":
+        return type(value) is float and (key.above or 0.0) < value < float("inf")
+    return False
+
+
+def _is_url(value: str) -> bool:
+    scheme, _, rest = value.partition("://")
+    return not value or (scheme.lower() in ("http", "https") and rest[:1] not in ("", "/") and " " not in value)
+
+
+def _path(text: str, folder: Path | None, where: str) -> Path:
+    """The absolute path: `~` is the person's home, and a relative one starts at the folder (or where we are)."""
+    # The address of a database often holds a password, so it is never shown.
+    if text.lower().startswith(("postgresql:", "postgres:")):
+        raise ConfigError(f"{where}: PostgreSQL is not supported yet; use a path")
+    if "\0" in text or "://" in text:
+        raise ConfigError(f"{where} must be a path, not an address")
+    try:
+        path = Path(text).expanduser()
+        return path if path.is_absolute() else (folder or Path.cwd()) / path
+    except RuntimeError:
+        user = text.partition("/")[0]
+        raise ConfigError(f"{where}: no home folder is known for {user}; write the whole path") from None
+    except OSError:
+        raise ConfigError(f"{where}: the current folder is gone; write the whole path or change folder") from None
+
+
+def _shown(path: Path) -> str:
+    home = os.environ.get("HOME") or "\0"
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def _not_this(key: Key, value: Any) -> str:
+    """What was given instead, unless it is or may hold a secret."""
+    if key.secret or not isinstance(value, (str, int, float)) or (key.url and "@" in str(value)):
+        return ""
+    if isinstance(value, str):
+        return f", not {_quoted(value)}"
+    return f", not {str(value).lower()}"
+
+
+def _quoted(text: str) -> str:
+    """The text in quotes, short and on one line whatever is in it."""
+    short = text if len(text) <= 60 else text[:59] + "…"
+    return f'"{short}"' if short.isprintable() else ascii(short)
+
+
+def _unknown(name: str, section: str, is_section: bool, keys: Sequence[Key]) -> str:
+    """The message for a key or section that does not exist, with the nearest one that does."""
+    if is_section and not section:
+        places = list(dict.fromkeys(key.section for key in keys if key.section))
+        places += [key.key for key in keys if key.record is not None]
+        sections = ", ".join(f"[{known}]" for known in places)
+        return f"unknown section {_quoted(name)}{_guess(name, places)}; allowed: {sections}"
+    place = f"[{section}] " if section else ""
+    known = [key.key for key in keys if key.section == section and key.record is None]
+    homes = [key.section for key in keys if key.key == name]
+    if homes:
+        guess = f" (did you mean [{homes[0]}] {name}?)" if homes[0] else " (it belongs above all sections)"
+    else:
+        guess = _guess(name, known)
+    return f"{place}unknown key {_quoted(name)}{guess}; allowed: {', '.join(known)}"
+
+
+def _guess(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name.lower().replace("-", "_"), list(known), 1)
+    return f' (did you mean "{near[0]}"?)' if near else ""

@@ -1,0 +1,68 @@
+"""`message`: says something in a chat while the turn goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..bus import OutboundMessage
+from .base import Plan, Tool, ToolError
+from .context import current_call
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "content": {"type": "string", "description": "What to say.", "minLength": 1},
+        "channel": {"type": "string", "description": "Another channel than the one you are in."},
+        "chat_id": {"type": "string", "description": "Another chat than the one you are in."},
+    },
+    "required": ["content"],
+}
+
+
+class MessageTool(Tool):
+    """To the chat that the turn came from, or to another one that the settings allow."""
+
+    name = "message"
+    description = (
+        "Say something in a chat now, before your final answer: by default in the chat that you are in, which gets "
+        "your final answer anyway."
+    )
+    parameters = PARAMETERS
+    replay = "safe"  # the outbox takes only one message a call
+    parallel = False  # messages come in the order in which they were written
+
+    def __init__(self, allowed: Sequence[str] = ()) -> None:
+        self._allowed = tuple(allowed)
+
+    async def execute(self, content: str, channel: str = "", chat_id: str = "") -> str:
+        call = current_call()
+        target = _target(channel, chat_id)
+        if target != (call.channel, call.chat_id) and not self._may_reach(target):
+            others = ", ".join(self._allowed) or "none"
+            raise ToolError(
+                f"{':'.join(target)} is not a chat that I may write to (allowed besides this one: {others}): leave "
+                "channel and chat_id out, or ask the user to add it to message_to in the settings."
+            )
+        if call.send is None:
+            raise ToolError("There is no chat here to send a message to: put it into your final answer.")
+        await call.send(OutboundMessage(*target, content))
+        return f"Sent to {':'.join(target)}."
+
+    def plan(self, arguments: dict[str, Any]) -> Plan:
+        call = current_call()
+        target = _target(arguments.get("channel", ""), arguments.get("chat_id", ""))
+        elsewhere = target != (call.channel, call.chat_id)
+        return Plan(shown=f"message to {':'.join(target)}:\n{arguments['content']}", sends=elsewhere)
+
+    def _may_reach(self, target: tuple[str, str]) -> bool:
+        return any(fnmatchcase(":".join(target), pattern) for pattern in self._allowed)
+
+
+def _target(channel: str, chat_id: str) -> tuple[str, str]:
+    """The chat that is meant; what is left out is that of the turn's own."""
+    call = current_call()
+    if channel and channel != call.channel and not chat_id:
+        raise ToolError(f"Which chat of {channel} is meant? Give chat_id too.")
+    return channel or call.channel, chat_id or call.chat_id

@@ -72,6 +72,17 @@ async def test_an_acknowledged_message_survives_a_kill_at_any_write(scene: Any, 
     assert any(len(before.acknowledged) == 1 for before, _ in runs)
 
 
+@pytest.mark.parametrize("bus", ["memory", "durable"])
+async def test_a_question_survives_a_kill_at_any_write_and_nothing_runs_before_its_answer(scene: Any, bus: str) -> None:
+    runs = await scene(say("m1", "ps.n"), say("m2"), bus=bus, then=bus).everywhere()
+    assert any(message.state == "parked" for before, _ in runs for message in before.messages)
+
+
+async def test_a_message_of_a_tool_is_sent_once_or_marked_whichever_write_is_the_last(scene: Any) -> None:
+    runs = await scene(say("m1", "m.ms")).everywhere()
+    assert any(aside["repeat"] for _, after in runs for aside in after.asides)
+
+
 async def test_a_new_conversation_begins_once_whichever_write_is_the_last(scene: Any) -> None:
     new = {**say("new"), "content": "/new"}
     runs = await scene(say("m1", "s"), new, say("m2")).everywhere()

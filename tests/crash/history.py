@@ -17,7 +17,9 @@ from typing import Any
 
 from everloop.log import (
     CallEnded,
+    CallsAsked,
     CallsBegun,
+    CallsDecided,
     Cleared,
     Entry,
     ModelAnswered,
@@ -29,7 +31,9 @@ from everloop.log import (
 from everloop.testing import check_conversation
 
 MARK = re.compile(r"mark:(\S+)")
-UNSAFE = {"never", "slow", "long", "alone", "fatal_never"}
+UNSAFE = {"never", "slow", "long", "alone", "fatal_never", "asked"}
+# What is said besides answers: questions, what comes of a person's word, and messages of the tool `message`.
+ASIDE = re.compile(r"May I do|Approved\.|Nothing waits|I am still waiting|said:")
 
 
 @dataclass(slots=True)
@@ -68,6 +72,7 @@ class History:
     acknowledged: list[str] = field(default_factory=list)
     published: dict[str, list[str]] = field(default_factory=dict)  # chat → ids in the order they were published
     delivered: list[dict[str, Any]] = field(default_factory=list)
+    asides: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     killed: set[int] | None = None  # the processes that were, where that is known
     requests: list[dict[str, Any]] = field(default_factory=list)  # marker, round, time, problems
@@ -95,9 +100,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def read(folder: Path, requests: Iterable[Any] = ()) -> History:
     """Everything that the run in this folder left behind."""
+    sent = lines(folder / "answers")
     history = History(
+        asides=[line for line in sent if ASIDE.match(line["content"])],
         acknowledged=[line["id"] for line in lines(folder / "acknowledged")],
-        delivered=lines(folder / "answers"),
+        delivered=[line for line in sent if not ASIDE.match(line["content"])],
         runs=lines(folder / "runs"),
         requests=[_request(seen) for seen in requests],
     )
@@ -124,14 +131,16 @@ def _read_store(db: sqlite3.Connection, history: History) -> None:
     for id, session, kind, state, turn, data in db.execute(
         "SELECT message_id, session, kind, state, turn, data FROM inbox ORDER BY id"
     ):
-        history.messages.append(Message(id, session, kind, state, turn, json.loads(data)["content"]))
+        if (content := json.loads(data)["content"]) != "/approve":
+            history.messages.append(Message(id, session, kind, state, turn, content))
     for session, seq, turn, at, data in db.execute(
         "SELECT session, seq, turn, at, data FROM entry ORDER BY session, seq"
     ):
         history.logs.setdefault(session, []).append(Place(seq, turn, at, decode_entry(data)))
     for session, data, sent_at in db.execute("SELECT session, data, sent_at FROM outbox ORDER BY id"):
         message = json.loads(data)
-        history.answers.append((session, message["reply_to"], message["content"]))
+        if not ASIDE.match(message["content"]):
+            history.answers.append((session, message["reply_to"], message["content"]))
         history.unsent += sent_at is None
     history.held = db.execute("SELECT id, worker FROM session WHERE worker IS NOT NULL").fetchall()
     history.open_turns = [id for (id,) in db.execute("SELECT id FROM turn WHERE ended_at IS NULL")]
@@ -147,6 +156,7 @@ def _read_store(db: sqlite3.Connection, history: History) -> None:
 def violations(history: History, before: History | None = None) -> list[str]:
     """Every broken promise, one line each. `before` is what stood on disk at the instant of the kill."""
     found = [*_at_rest(history), *_answers(history), *_order(history), *_logs(history), *_nothing_twice(history)]
+    found += [*_asked(history), *_said(history)]
     if before is not None:
         found += _since(before, history)
     return found
@@ -197,6 +207,42 @@ def _answers(history: History) -> Iterator[str]:
             yield f"an answer to {id} was delivered, which is no message that is due one"
         if not all(marks[1:]):
             yield f"message {id} was answered twice without a repeat mark"
+
+
+def _asked(history: History) -> Iterator[str]:
+    """What a person must be asked for ran after the word, and what was asked was answered once."""
+    for session, log in history.logs.items():
+        asked, decided = Counter[str](), Counter[str]()
+        for place in log:
+            match place.entry:
+                case CallsAsked(ids=ids):
+                    asked.update(ids)
+                case CallsDecided(ids=ids):
+                    decided.update(ids)
+                case CallsBegun(ids=ids) | CallEnded(id=str() as ids):
+                    for id in (ids,) if isinstance(ids, str) else ids:
+                        if asked[id] and not decided[id]:
+                            yield f"session {session}: the call {id} went on before a person's word"
+                case ModelAnswered(calls=calls):
+                    asked.update(call.id for call in calls if call.name == "asked")
+        wrong = {id: count for id, count in decided.items() if count != 1}
+        if wrong:
+            yield f"session {session}: decided more than once: {wrong}"
+
+
+def _said(history: History) -> Iterator[str]:
+    """A message of the tool `message` is sent once, or again with a mark."""
+    said: defaultdict[str, list[bool]] = defaultdict(list)
+    for aside in history.asides:
+        if aside["content"].startswith("said:"):
+            said[aside["content"].removeprefix("said:")].append(aside["repeat"])
+    for text, marks in said.items():
+        if not all(marks[1:]):
+            yield f"the message of {text} was sent twice without a mark"
+    for place in _places(history):
+        entry = place.entry
+        if isinstance(entry, CallEnded) and entry.name == "message" and not said[_text(entry.id)]:
+            yield f"the message of {_text(entry.id)} was not sent"
 
 
 def _order(history: History) -> Iterator[str]:
@@ -331,7 +377,7 @@ def _results(history: History, starts: dict[str, list[dict[str, Any]]]) -> Itera
             continue
         elif entry.status != "ok":
             yield f"the call {text} ended with {entry.status}: {entry.content}"
-        elif not starts.get(text) or not ends[text]:
+        elif entry.name != "message" and (not starts.get(text) or not ends[text]):
             yield f"the call {text} has a result and did not run"
 
 

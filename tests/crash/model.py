@@ -17,6 +17,7 @@ from everloop.testing import FakeOpenAI
 from everloop.testing.openai_server import Reply
 
 TOOLS = {"s": "safe", "n": "never", "w": "slow", "l": "long", "a": "alone", "k": "fatal_safe", "K": "fatal_never"}
+TOOLS |= {"p": "asked", "m": "message"}
 
 
 def plan(marker: str) -> list[list[str]]:
@@ -44,10 +45,16 @@ class _Plan(deque[Reply]):
             reply.text = f"I am done:{seen.marker} and glad"
             return reply
         reply.calls = [
-            ToolCallRequest(f"{seen.marker}_{seen.round}_{n}", name, {"text": f"{seen.marker}/{seen.round}/{n}"})
+            ToolCallRequest(
+                f"{seen.marker}_{seen.round}_{n}", name, _arguments(name, f"{seen.marker}/{seen.round}/{n}")
+            )
             for n, name in enumerate(rounds[seen.round])
         ]
         return reply
+
+
+def _arguments(name: str, text: str) -> dict[str, Any]:
+    return {"content": f"said:{text}"} if name == "message" else {"text": text}
 
 
 def planned(*, delay: float = 0.0, token_delay: float = 0.0, **options: Any) -> FakeOpenAI:

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp  # noqa: F401 - the forge has it ready for its children
 
 from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage, tool
+from everloop.config import Config, Rule
 from everloop.dispatch.durable import DurableBus
 from everloop.events import Event, Text, ToolStarted
 from everloop.providers.openai import OpenAIProvider
@@ -95,14 +96,21 @@ def make_tools(folder: Path) -> list[Any]:
         """Kills its process the first time, and must not be run again."""
         return await work("fatal_never", text, fatal=True)
 
-    return [safe, never, slow, long, alone, fatal_safe, fatal_never]
+    @tool
+    async def asked(text: str) -> str:
+        """A person is asked first; and it must not be run again."""
+        return await work("asked", text)
+
+    return [safe, never, slow, long, alone, fatal_safe, fatal_never, asked]
 
 
 def make_loop(folder: Path, url: str, bus: MessageBus, store: SQLiteStore, **options: Any) -> AgentLoop:
     provider = OpenAIProvider(url, model="planned")
-    loop = AgentLoop(bus, provider, folder, store=store, **options)
+    config = Config(home=folder / "home", policy=(Rule(do="ask", tool="asked"),))
+    loop = AgentLoop(bus, provider, folder, store=store, config=config, **options)
     for name in loop.tools.names:
-        loop.tools.unregister(name)
+        if name != "message":
+            loop.tools.unregister(name)
     for one in make_tools(folder):
         loop.tools.register(one)
     return loop
@@ -131,6 +139,18 @@ def kill_before_delivery(store: SQLiteStore) -> None:
         db.close()
 
     store.writer.hook = hook
+
+
+async def approve(folder: Path, bus: MessageBus) -> None:
+    """A person who says yes to whatever is asked, and again until it is heard."""
+    path = folder / "store.db"
+    sql = "SELECT s.key FROM session s JOIN inbox i ON i.session = s.id WHERE i.state = 'parked'"
+    while True:
+        await asyncio.sleep(0.01)
+        if path.exists():
+            with contextlib.closing(sqlite3.connect(path)) as db, contextlib.suppress(sqlite3.OperationalError):
+                for (key,) in db.execute(sql).fetchall():
+                    await bus.publish_inbound(InboundMessage("test", "me", key.partition(":")[2], "/approve"))
 
 
 class Idle:
@@ -202,6 +222,7 @@ async def agent(
         kill_before_delivery(store)
     running = asyncio.create_task(loop.run())
     sending = asyncio.create_task(send(here, queue))
+    approving = asyncio.create_task(approve(here, queue))
     for message in messages or ():
         await queue.publish_inbound(InboundMessage(**message))
         if bus == "durable":
@@ -211,11 +232,12 @@ async def agent(
     while not idle(expected):
         if time.monotonic() > give_up:
             raise TimeoutError(f"not idle after {PATIENCE} seconds in {folder}")
-        for task in (running, sending):
+        for task in (running, sending, approving):
             if task.done():
                 task.result()
         await asyncio.sleep(0.004)
     commits = store.writer.commits
+    approving.cancel()
     loop.stop()
     await running
     sending.cancel()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from everloop.log import Call
-from everloop.tools import files
+from everloop.tools import files, paths
 from everloop.tools.context import CallContext
 from everloop.tools.registry import ToolRegistry
 
@@ -104,13 +104,13 @@ async def test_what_is_not_a_text_file_is_refused_at_once(desk, folder):
     (folder / "sub").mkdir()
     os.mkfifo(folder / "pipe")
     with (folder / "huge").open("wb") as file:
-        file.truncate(files.MAX_FILE_BYTES + 1)
+        file.truncate(paths.MAX_FILE_BYTES + 1)
     async with asyncio.timeout(5):
         assert "binary" in await desk.fails("read_file", path="a.bin")
         assert "use list_dir" in await desk.fails("read_file", path="sub")
-        assert "not an ordinary file" in await desk.fails("read_file", path="pipe")
+        assert "only ordinary files" in await desk.fails("read_file", path="pipe")
         assert "too big" in await desk.fails("read_file", path="huge")
-        assert "not an ordinary file" in await Desk(folder, restricted=False).fails("read_file", path="/dev/zero")
+        assert "only ordinary files" in await Desk(folder, restricted=False).fails("read_file", path="/dev/zero")
 
 
 async def test_a_missing_file_is_answered_with_similar_names(desk, folder):
@@ -168,7 +168,7 @@ async def test_a_link_is_written_through_not_replaced(desk, folder):
 async def test_only_ordinary_files_are_replaced(desk, folder):
     os.mkfifo(folder / "pipe")
     (folder / "sub").mkdir()
-    assert "not an ordinary file" in await desk.fails("write_file", path="pipe", content="x")
+    assert "only ordinary files" in await desk.fails("write_file", path="pipe", content="x")
     assert "is a folder" in await desk.fails("write_file", path="sub", content="x")
     assert "names a folder" in await desk.fails("write_file", path="new/", content="x")
     (folder / "file").touch()
@@ -244,4 +244,11 @@ async def test_what_is_no_path_is_an_error_not_a_crash(desk, path):
 
 def test_the_flags_fit_what_the_tools_do():
     flags = {tool.name: (tool.replay, tool.parallel) for tool in files.file_tools()}
-    assert flags == {"read_file": ("safe", True), "write_file": ("safe", False), "list_dir": ("safe", True)}
+    assert flags == {
+        "read_file": ("safe", True),
+        "write_file": ("safe", False),
+        "edit_file": ("never", False),
+        "list_dir": ("safe", True),
+        "find_files": ("safe", True),
+        "grep": ("safe", True),
+    }

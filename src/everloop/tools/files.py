@@ -1,65 +1,92 @@
 """The workspace's files: read, write, list.
 
-The functions are plain ones, so they run in threads. Paths are relative to the workspace of the call.
+The work is done in threads. Paths are relative to the workspace of the call; `sandbox.reach` says what they may touch.
 """
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
-import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from ..messages import clean
-from .base import Tool, ToolError, tool
-from .context import current_call
+from ..sandbox.reach import FOLDER, Target
+from .base import Output, Tool, ToolError
+from .children import Child, beside_child
+from .documents import document_kind, image_type, read_document, read_image
+from .edit import edit_tool
+from .find import find_tools
+from .paths import Seen, check_kind, explained, opened_target, path_tool, reach, replace, size
+from .texts import HEAD, Form, form_of, is_binary
 
-MAX_FILE_BYTES = 32 * 1024 * 1024
 MAX_LINES = 2_000
 MAX_OUTPUT = 60_000  # characters of one read
 MAX_LINE = 2_000
 MAX_ENTRIES = 1_000
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-# O_NONBLOCK: opening a pipe that nobody writes to would wait for ever. O_NOFOLLOW: links were followed by locate().
-_OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def file_tools() -> list[Tool]:
-    """The tools of this file."""
-    return [read_file, write_file, list_dir]
+    """All tools for files. What they remember of files they saw is shared among them."""
+    seen = Seen()
+    return [_read_tool(seen), _write_tool(seen), edit_tool(seen), list_dir, *find_tools()]
 
 
-def locate(path: str) -> str:
-    """The real place of a path a model gave, links followed; a ToolError if it is out of the call's reach.
+def _read_tool(seen: Seen) -> Tool:
+    @path_tool()
+    async def read_file(
+        path: Annotated[str, "The file, relative to the workspace."],
+        offset: Annotated[int, "The first line to show; lines count from 1."] = 1,
+        limit: Annotated[int, "How many lines to show at most."] = MAX_LINES,
+    ) -> Any:
+        """Read a text file, or the text of a PDF, DOCX or XLSX file, or see an image.
 
-    This is the one place that decides what may be touched.
-    """
-    context = current_call()
-    if "\0" in path or not path.strip():
-        raise ToolError(f"{path!r} is not a path: give one relative to the workspace.")
-    root = os.path.realpath(context.workspace)
-    place = os.path.realpath(os.path.join(root, os.path.expanduser(clean(path))))
-    if context.restricted and place != root and not place.startswith(root.rstrip(os.sep) + os.sep):
-        raise ToolError(f"{path} is outside the workspace: only files inside {root} can be reached.")
-    return place
+        Lines come with their numbers; a long file comes in pages.
+        """
+        if offset < 1 or limit < 1:
+            raise ToolError("offset and limit must be at least 1.")
+        return await beside_child(_read, seen, path, offset, min(limit, MAX_LINES))
+
+    return read_file
 
 
-@tool(replay="safe")
-def read_file(
-    path: Annotated[str, "The file, relative to the workspace."],
-    offset: Annotated[int, "The first line to show; lines count from 1."] = 1,
-    limit: Annotated[int, "How many lines to show at most."] = MAX_LINES,
-) -> str:
-    """Read a text file. Lines come with their numbers; a long file comes in pages."""
-    if offset < 1 or limit < 1:
-        raise ToolError("offset and limit must be at least 1.")
-    with explained(path), open_text(path) as file:
-        shown, total = _page(file, offset, min(limit, MAX_LINES))
+def _read(child: Child, seen: Seen, path: str, offset: int, limit: int) -> str | Output:
+    with explained(path), reach().open(path) as opened:
+        info = os.fstat(opened.descriptor)
+        check_kind(info, path)
+        with open(opened.descriptor, "rb", closefd=False) as file:
+            head = file.read(8192)
+            file.seek(0)
+            if kind := image_type(head):
+                return read_image(file, info, path, kind)
+            if document := document_kind(head, path):
+                text = read_document(child, opened.descriptor, document, path)
+                return _pages(io.BytesIO(text), path, offset, limit)
+            if is_binary(head):
+                raise ToolError(f"{path} is a binary file: only text, PDF, DOCX, XLSX and images can be read.")
+            seen.note(opened.real, info)
+            with _as_utf8(file, head) as plain:
+                return _pages(plain, path, offset, limit)
+
+
+@contextmanager
+def _as_utf8(file: BinaryIO, head: bytes) -> Iterator[BinaryIO]:
+    """A text file as UTF-8 bytes without a mark."""
+    form = form_of(head)
+    if form.encoding != "utf-8":
+        text = file.read().removeprefix(form.mark).decode(form.encoding, "replace")
+        file = io.BytesIO(text.encode("utf-8", "replace"))
+    else:
+        file.seek(len(form.mark))
+    yield file
+
+
+def _pages(file: BinaryIO, path: str, offset: int, limit: int) -> str:
+    """One page of a text, with a line below it that says how to go on."""
+    shown, total = _page(file, offset, limit)
     last = offset + len(shown) - 1
     if total == 0:
         return "(empty file)"
@@ -70,73 +97,6 @@ def read_file(
         return text
     more = f"; go on with offset={last + 1}" if last < total else ""
     return f"{text}\n[lines {offset} to {last} of {total}{more}]"
-
-
-@tool(replay="safe", parallel=False)
-def write_file(
-    path: Annotated[str, "The file, relative to the workspace."],
-    content: Annotated[str, "The whole new content."],
-) -> str:
-    """Write a text file, replacing what was in it. Missing folders are made."""
-    with explained(path):
-        place = locate(path)
-        if path.endswith(("/", os.sep)):
-            raise ToolError(f"{path} names a folder: give the path of a file.")
-        data = clean(content).encode()
-        existed = _check_writable(place, path)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        _replace(place, data)
-    lines = content.count("\n") + (not content.endswith("\n") and bool(content))
-    return f"{'Replaced' if existed else 'Created'} {path} ({lines} lines, {size(len(data))})."
-
-
-@tool(replay="safe")
-def list_dir(path: Annotated[str, "The folder, relative to the workspace."] = ".") -> str:
-    """List a folder: its folders first, then its files with their sizes."""
-    with explained(path), os.scandir(locate(path)) as entries:
-        found = list(islice(entries, MAX_ENTRIES * 10))
-        more = next(entries, None) is not None
-    folders = sorted((entry.name for entry in found if _is_folder(entry)), key=str.casefold)
-    files = sorted((entry for entry in found if not _is_folder(entry)), key=lambda entry: entry.name.casefold())
-    lines = [f"{name}/" for name in folders[:MAX_ENTRIES]]
-    lines += [f"{entry.name}  {_size_of(entry)}" for entry in files[: MAX_ENTRIES - len(lines)]]
-    if len(found) > len(lines):
-        count = f"more than {len(found)}" if more else str(len(found))
-        lines.append(f"[{len(lines)} of {count} entries shown]")
-    return clean("\n".join(lines)) or "(empty folder)"
-
-
-@contextmanager
-def open_text(path: str) -> Iterator[BinaryIO]:
-    """A text file of the workspace, opened for reading as UTF-8 bytes; what is no text file is refused at once."""
-    place = locate(path)
-    descriptor = os.open(place, _OPEN)
-    try:
-        _check_kind(os.fstat(descriptor), path)
-    except ToolError:
-        os.close(descriptor)
-        raise
-    with open(descriptor, "rb") as file:
-        head = file.read(8192)
-        file.seek(0)
-        if head.startswith(_UTF16):
-            yield io.BytesIO(file.read().decode("utf-16", "replace").encode("utf-8", "replace"))
-            return
-        if b"\0" in head:
-            raise ToolError(f"{path} is a binary file: only text can be read.")
-        if head.startswith(b"\xef\xbb\xbf"):
-            file.seek(3)
-        yield file
-
-
-def _check_kind(info: os.stat_result, path: str) -> None:
-    if stat.S_ISDIR(info.st_mode):
-        raise ToolError(f"{path} is a folder: use list_dir.")
-    if not stat.S_ISREG(info.st_mode):
-        raise ToolError(f"{path} is not an ordinary file (a pipe, socket or device): it cannot be read or written.")
-    if info.st_size > MAX_FILE_BYTES:
-        much = f"{size(info.st_size)}, and {size(MAX_FILE_BYTES)} is the most that is read"
-        raise ToolError(f"{path} is too big ({much}): look for the part you need in another way.")
 
 
 def _page(file: BinaryIO, offset: int, limit: int) -> tuple[list[str], int]:
@@ -165,80 +125,65 @@ def _count_lines(file: BinaryIO) -> int:
     return count + (last != b"\n")
 
 
-def _check_writable(place: str, path: str) -> bool:
-    """Whether the file exists already; a ToolError where it may not be replaced."""
-    try:
-        info = os.stat(place)
-    except FileNotFoundError:
-        return False
-    if stat.S_ISDIR(info.st_mode):
-        raise ToolError(f"{path} is a folder: give the path of a file.")
-    if not stat.S_ISREG(info.st_mode):
-        raise ToolError(f"{path} is not an ordinary file (a pipe, socket or device): it cannot be read or written.")
-    if not os.access(place, os.W_OK):
-        raise ToolError(f"{path} is write-protected.")
-    return True
+def _write_tool(seen: Seen) -> Tool:
+    # Safe to repeat: the whole content is in the call, so a second run leaves what the first one did.
+    @path_tool(parallel=False, writes=True)
+    def write_file(
+        path: Annotated[str, "The file, relative to the workspace."],
+        content: Annotated[str, "The whole new content."],
+    ) -> str:
+        """Write a text file, replacing what was in it. Missing folders are made.
+
+        A file that is there keeps its mode, byte-order mark and kind of line endings.
+        """
+        with explained(path), opened_target(path) as target:
+            form = _form_of_old(target)
+            text = clean(content)
+            data = form.encode(form.with_newlines(text))
+            seen.note(target.real, replace(target, data))
+        lines = text.count("\n") + (not text.endswith("\n") and bool(text))
+        return f"{'Created' if target.old is None else 'Replaced'} {path} ({lines} lines, {size(len(data))})."
+
+    return write_file
 
 
-def _replace(place: str, data: bytes) -> None:
-    """Put a file in place whole or not at all, on disk when this returns; the mode of the old one is kept."""
-    folder = os.path.dirname(place)
-    draft = os.path.join(folder, f".everloop-{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def _form_of_old(target: Target) -> Form:
+    """The form that the old file had, if it can be read and is text."""
+    if target.old is None:
+        return Form()
     try:
-        with open(descriptor, "wb") as file:
-            with suppress(FileNotFoundError):  # a new file has the mode that is usual here
-                os.fchmod(descriptor, stat.S_IMODE(os.stat(place).st_mode))
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(draft, place)
-    except BaseException:
-        os.unlink(draft)
-        raise
-    folder_descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(folder_descriptor)
-    finally:
-        os.close(folder_descriptor)
-
-
-@contextmanager
-def explained(path: str) -> Iterator[None]:
-    """Turn the system's errors about a path into ones that say what to do."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise ToolError(f"{path} does not exist. {_nearby(path)}") from None
-    except NotADirectoryError:
-        raise ToolError(f"{path} is not a folder, or goes through something that is none.") from None
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(target.name, flags, dir_fd=target.folder)
     except PermissionError:
-        raise ToolError(f"{path}: permission denied by the system.") from None
-    except OSError as error:
-        raise ToolError(f"{path}: {error.strerror or error}.") from None
-
-
-def _nearby(path: str) -> str:
-    """What there is instead of a missing path: similar names beside it, or how far the path does exist."""
-    folder, name = os.path.split(locate(path))
-    missing = ""
-    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
-        folder, missing = os.path.split(folder)
+        return Form()
     try:
-        with os.scandir(folder) as entries:
-            names = {entry.name.casefold(): entry.name for entry in islice(entries, 10_000)}
-    except OSError:
-        return "Its folder cannot be listed."
-    close = difflib.get_close_matches((missing or name).casefold(), names, 3, 0.5)
-    similar = f"Similar names: {clean(', '.join(names[match] for match in close))}." if close else ""
-    if missing:
-        return f"Neither does the folder {clean(missing)}. {similar or 'Use list_dir to see what there is.'}"
-    return similar or "Use list_dir to see what there is."
+        head = os.read(descriptor, HEAD)
+    finally:
+        os.close(descriptor)
+    return Form() if is_binary(head) else form_of(head)
+
+
+@path_tool()
+def list_dir(path: Annotated[str, "The folder, relative to the workspace."] = ".") -> str:
+    """List a folder: its folders first, then its files with their sizes."""
+    path = path or "."
+    with explained(path), reach().open(path, FOLDER) as opened, os.scandir(opened.descriptor) as entries:
+        found = list(islice(entries, MAX_ENTRIES * 10))
+        more = next(entries, None) is not None
+        folders = sorted((entry.name for entry in found if _is_folder(entry)), key=str.casefold)
+        files = sorted((entry for entry in found if not _is_folder(entry)), key=lambda entry: entry.name.casefold())
+        lines = [f"{name}/" for name in folders[:MAX_ENTRIES]]
+        lines += [f"{entry.name}  {_size_of(entry)}" for entry in files[: MAX_ENTRIES - len(lines)]]
+    if len(found) > len(lines):
+        count = f"more than {len(found)}" if more else str(len(found))
+        lines.append(f"[{len(lines)} of {count} entries shown]")
+    return clean("\n".join(lines)) or "(empty folder)"
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder itself; where a link leads is not looked at, since that may be out of reach."""
     try:
-        return entry.is_dir()
+        return entry.is_dir(follow_symlinks=False)
     except OSError:
         return False
 
@@ -251,14 +196,3 @@ def _size_of(entry: os.DirEntry[str]) -> str:
     if stat.S_ISREG(info.st_mode):
         return size(info.st_size)
     return "(link)" if stat.S_ISLNK(info.st_mode) else "(special)"
-
-
-def size(count: float) -> str:
-    """A number of bytes for people."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KB", "MB"):
-        count /= 1024
-        if count < 1024:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} GB"

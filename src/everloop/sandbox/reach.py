@@ -1,0 +1,245 @@
+"""What a path that a model gave may touch. Every file tool opens through here, and nothing else decides.
+
+In a restricted call the kernel resolves the path below the workspace's descriptor (openat2), so there is no instant
+between the check and the use in which a link could be swapped.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ..messages import clean
+from .openat2 import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, NoOpenat2, openat2
+
+# O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
+READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_ANY = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC  # to look at, whatever it is
+_CONFINED = BENEATH | NO_MAGICLINKS
+
+
+class OutOfReach(Exception):
+    """A path that this call may not touch; the text says why and what to do."""
+
+
+class Opened(NamedTuple):
+    """An open file or folder and its real place."""
+
+    descriptor: int
+    real: str
+
+
+@dataclass(slots=True, frozen=True)
+class Target:
+    """Where a file is to be put: a name in an open folder, and what stands there now."""
+
+    folder: int
+    name: str
+    real: str
+    old: os.stat_result | None
+
+
+def normalized(path: str, workspace: Path) -> str:
+    """A path as text that is absolute and has no "..", without a look at the disk. Only "~" itself is the home."""
+    text = clean(path)
+    if text == "~" or text.startswith("~/"):
+        text = os.path.expanduser("~") + text[1:]
+    root = str(workspace) if workspace.is_absolute() else os.path.abspath(workspace)
+    return "/" + os.path.normpath(os.path.join(root, text)).lstrip("/")
+
+
+def within(place: str, folder: str) -> bool:
+    """Whether a normalized path is a folder or lies in it. Both must be real, or both as text."""
+    return place == folder or place.startswith(folder.rstrip("/") + "/")
+
+
+@dataclass(slots=True, frozen=True)
+class Reach:
+    """What one call may touch."""
+
+    workspace: Path
+    restricted: bool = True
+    approved: bool = False  # a person has seen the path: it may lie outside, but then no link may lead elsewhere
+    outputs: Path | None = None  # may be read besides, never written
+    protected: tuple[Path, ...] = ()  # out of reach where restricted, however they are got at
+    guard: Callable[[str, bool], None] | None = None
+
+    @contextmanager
+    def open(self, path: str, flags: int = READ) -> Iterator[Opened]:
+        """A file or folder, opened for reading and closed at the end of the block."""
+        place = self._place(path)
+        descriptor = self._resolve(place, flags, path)
+        try:
+            real = _real(descriptor, place)
+            self._allow(real, path, writing=False)
+            yield Opened(descriptor, real)
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def target(self, path: str) -> Iterator[Target]:
+        """The place of a file that is to be written, with missing folders made. Links are followed as in reading."""
+        place = self._place(path)
+        try:
+            looked_at = self._resolve(place, _ANY, path, writing=True)
+        except FileNotFoundError:
+            folder, name, real = self._make_folders(place, path)
+            old = None
+        else:
+            try:
+                folder, name, real, old = self._parent(looked_at, place, path)
+            finally:
+                os.close(looked_at)
+        try:
+            yield Target(folder, name, real, old)
+        finally:
+            os.close(folder)
+
+    def _place(self, path: str) -> str:
+        if "\0" in path or not path.strip():
+            raise OutOfReach(f"{path!r} is not a path: give one relative to the workspace.")
+        return normalized(path, self.workspace)
+
+    def _start(self, place: str, path: str, writing: bool) -> tuple[str, int]:
+        """The folder that a path is resolved from, and by which rules."""
+        folders = [self.workspace] if writing or self.outputs is None else [self.workspace, self.outputs]
+        for folder in folders:
+            for root in (os.path.abspath(folder), os.path.realpath(folder)):
+                if within(place, root):
+                    return root, _CONFINED
+        if self.approved:
+            return "/", NO_SYMLINKS | BENEATH
+        root = os.path.realpath(self.workspace)
+        raise OutOfReach(f"{path} is outside the workspace: only files inside {root} can be reached.")
+
+    def _resolve(self, place: str, flags: int, path: str, writing: bool = False, rules: int = 0) -> int:
+        """Open a place by the rules of this call, and more of them if need be."""
+        if not self.restricted:
+            return os.open(place, flags)
+        root, own_rules = self._start(place, path, writing)
+        try:
+            return _open_below(root, place, flags, own_rules | rules)
+        except NoOpenat2:
+            raise OutOfReach(
+                "Files cannot be confined to the workspace here: that takes Linux 5.6 or newer with openat2. "
+                "Set restrict_to_workspace = false to work without confinement."
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.ELOOP):
+                raise
+        real = os.path.realpath(place)
+        if own_rules == _CONFINED and not rules and within(real, os.path.realpath(root)):
+            # An absolute link to a place inside. The kernel refuses it, and judges the place itself once more.
+            return self._resolve(real, flags, path, writing, NO_SYMLINKS)
+        if self.approved:
+            raise OutOfReach(f"{path} leads through a link to {real}: ask for that path itself.")
+        raise OutOfReach(f"{path} leads outside the workspace through a link: only files inside can be reached.")
+
+    def _parent(self, looked_at: int, place: str, path: str) -> tuple[int, str, str, os.stat_result]:
+        """The folder of a file that exists, its name there, its real place and what it is."""
+        info = os.fstat(looked_at)
+        if stat.S_ISDIR(info.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(info.st_mode):
+            raise OutOfReach(f"{path} is a pipe, socket or device: only ordinary files can be read or written.")
+        real = _real(looked_at, place)
+        self._allow(real, path, writing=True)
+        above, name = os.path.split(real)
+        folder = self._resolve(above, FOLDER, path, writing=True, rules=NO_SYMLINKS)
+        try:
+            if os.path.samestat(info, os.stat(name, dir_fd=folder, follow_symlinks=False)):
+                return folder, name, real, info
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(folder)
+            raise
+        os.close(folder)
+        raise OutOfReach(f"{path} was moved at the same time by something else: look again, then try again.")
+
+    def _make_folders(self, place: str, path: str) -> tuple[int, str, str]:
+        """Make the missing folders of a new file, one by one from the last that exists."""
+        above, name = os.path.split(place)
+        missing = [name]
+        while True:
+            try:
+                folder = self._resolve(above, FOLDER, path, writing=True)
+                break
+            except FileNotFoundError:
+                above, name = os.path.split(above)
+                if not name:
+                    raise
+                missing.insert(0, name)
+        try:
+            real = os.path.join(_real(folder, above), *missing)
+            self._allow(real, path, writing=True)
+            for name in missing[:-1]:
+                below = _make_folder(folder, name, path)
+                os.close(folder)
+                folder = below
+            _check_free(folder, missing[-1], path)
+        except BaseException:
+            os.close(folder)
+            raise
+        return folder, missing[-1], real
+
+    def _allow(self, real: str, path: str, writing: bool) -> None:
+        """Refuse a real place that belongs to the runtime, and ask the guard."""
+        if self.restricted:
+            own = [os.path.realpath(self.workspace)]
+            if self.outputs is not None:
+                outputs = os.path.realpath(self.outputs)
+                if not writing:
+                    own.append(outputs)
+                elif within(real, outputs):
+                    raise OutOfReach(f"{path} is a saved output: it can be read, not written.")
+            for folder in map(os.path.realpath, self.protected):
+                exempt = any(within(real, inner) and inner != folder and within(inner, folder) for inner in own)
+                if within(real, folder) and not exempt:
+                    raise OutOfReach(f"{path} belongs to the runtime itself: it can be neither read nor written.")
+        if self.guard is not None:
+            self.guard(real, writing)
+
+
+def _open_below(root: str, place: str, flags: int, rules: int) -> int:
+    folder = os.open(root, _ANY | os.O_DIRECTORY)
+    try:
+        return openat2(os.path.relpath(place, root), flags, folder, rules)
+    finally:
+        os.close(folder)
+
+
+def _real(descriptor: int, place: str) -> str:
+    """The real path of what is open, as the kernel knows it."""
+    try:
+        real = os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:  # no /proc: not Linux, and so not a restricted call
+        return os.path.realpath(place)
+    if not real.startswith("/") or os.fstat(descriptor).st_nlink == 0:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
+    return real
+
+
+def _make_folder(folder: int, name: str, path: str) -> int:
+    """Make a folder in an open one, unless somebody just did, and open it; a link in its place is not followed."""
+    try:
+        os.mkdir(name, dir_fd=folder)
+    except FileExistsError:
+        _check_free(folder, name, path)
+    return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+
+
+def _check_free(folder: int, name: str, path: str) -> None:
+    """Refuse a link that leads nowhere: writing would not create what it names."""
+    try:
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise OutOfReach(f"{path} leads through a link to nothing: write to the place that is meant.")
+    except FileNotFoundError:
+        return

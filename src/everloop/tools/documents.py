@@ -1,0 +1,73 @@
+"""PDF, DOCX and XLSX files as text, and images as what a model can see.
+
+A document is read by a child process with little memory and time: what it holds may have been made to break readers.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from .base import Output, ToolError
+from .children import Child
+from .paths import size
+
+MAX_IMAGE_BYTES = 3_750_000  # model APIs take 5 MB, and base64 makes four bytes of three
+MAX_TEXT_BYTES = 4 * 1024 * 1024
+SECONDS = 30.0
+MEGABYTES = 768
+PYTHON = (sys.executable, "-I")  # nothing from the working folder or the environment is imported
+_EXTRACT = str(Path(__file__).with_name("extract.py"))
+_IMAGES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
+_OFFICE = {".docx": "docx", ".docm": "docx", ".xlsx": "xlsx", ".xlsm": "xlsx"}
+
+
+def image_type(head: bytes) -> str | None:
+    """The media type of a file that begins like this, if it is an image that models can see."""
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for mark, kind in _IMAGES.items() if head.startswith(mark)), None)
+
+
+def document_kind(head: bytes, path: str) -> str | None:
+    """Which reader a file that begins like this needs, if it is a document."""
+    if head.startswith(b"%PDF-"):
+        return "pdf"
+    return _OFFICE.get(os.path.splitext(path)[1].lower()) if head.startswith(b"PK\x03\x04") else None
+
+
+def read_image(file: BinaryIO, info: os.stat_result, path: str, kind: str) -> Output:
+    """An image for the model to see."""
+    if info.st_size > MAX_IMAGE_BYTES:
+        much = f"{size(info.st_size)}, and {size(MAX_IMAGE_BYTES)} is the most that a model is shown"
+        raise ToolError(f"{path} is too big an image ({much}): make a smaller copy of it.")
+    data = file.read(MAX_IMAGE_BYTES + 1)
+    url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    return Output(f"{path}: {kind}, {size(len(data))}. The image follows.", images=(url,))
+
+
+def read_document(child: Child, descriptor: int, kind: str, path: str) -> bytes:
+    """The text of a document as UTF-8."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    command = [*PYTHON, _EXTRACT, kind, str(int(SECONDS)), str(MEGABYTES << 20), str(MAX_TEXT_BYTES)]
+    ended = child.run(command, stdin=descriptor, most=MAX_TEXT_BYTES + 1_000, seconds=SECONDS)
+    name = kind.upper()
+    match ended.status:
+        case _ if ended.late:
+            raise ToolError(f"{path} took longer than {SECONDS:g} seconds to read: use another copy or another tool.")
+        case 0:
+            return ended.output
+        case 3:
+            raise ToolError(f'{name} files need a package that is not installed: pip install "everloop[documents]".')
+        case 4:
+            reason = ended.output.decode("utf-8", "replace").strip()
+            raise ToolError(f"{path} cannot be read as {name}: {reason}")
+    raise ToolError(f"{path} needs more memory or time to read than a document may: use another copy or another tool.")

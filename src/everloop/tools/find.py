@@ -1,0 +1,226 @@
+"""Find files by name and lines by pattern.
+
+Both run in a process that can be killed: a pattern may be hostile and a folder huge. Neither follows links, and what
+they show is in the order of the names, so that it is the same the next time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from ..messages import clean
+from ..sandbox.reach import READ, Opened, OutOfReach, Reach, normalized, within
+from .base import Tool, ToolError
+from .children import Child, Ended, beside_child
+from .paths import MAX_FILE_BYTES, check_kind, explained, path_tool, reach
+
+MAX_FOUND = 1_000  # paths
+MAX_MATCHES = 400  # lines
+MAX_OUTPUT = 60_000  # characters
+MAX_LINE = 500
+MAX_PATTERN = 5_000
+MAX_CONTEXT = 10
+SECONDS = 20.0
+SKIPPED = (".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+_MEMORY = 1 << 30
+_SEARCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("searcher.py")))
+
+
+def find_tools() -> list[Tool]:
+    return [find_files, grep]
+
+
+@path_tool()
+async def find_files(
+    pattern: Annotated[str, "A glob: `*.py` for a name in any folder, `src/**/*.py` for a path."],
+    path: Annotated[str, "The folder to look in, relative to the workspace."] = ".",
+) -> str:
+    """Find files by their names. Folders such as .git and node_modules are left out unless `path` leads into them."""
+    return await beside_child(_find, _checked(pattern), path or ".")
+
+
+@path_tool()
+async def grep(
+    pattern: Annotated[str, "A regular expression; it is looked for in each line."],
+    path: Annotated[str, "The file or folder to look in, relative to the workspace."] = ".",
+    glob: Annotated[str, "Only files that match, such as `*.py` or `!*.min.js`."] = "",
+    ignore_case: Annotated[bool, "Take upper and lower case for the same."] = False,
+    context: Annotated[int, "How many lines to show before and after each."] = 0,
+    literal: Annotated[bool, "The pattern is plain text."] = False,
+) -> str:
+    """Find lines in text files. Folders such as .git and node_modules are left out unless `path` leads into them."""
+    wanted = Wanted(_checked(pattern), glob, ignore_case, max(0, min(context, MAX_CONTEXT)), literal)
+    return await beside_child(_grep, wanted, path or ".")
+
+
+@dataclass(slots=True, frozen=True)
+class Wanted:
+    """What grep looks for."""
+
+    pattern: str
+    glob: str
+    ignore_case: bool
+    context: int
+    literal: bool
+
+
+def _checked(pattern: str) -> str:
+    if not pattern or "\0" in pattern or len(pattern) > MAX_PATTERN:
+        raise ToolError(f"pattern must be 1 to {MAX_PATTERN} characters without a zero byte.")
+    return clean(pattern)
+
+
+def _find(child: Child, pattern: str, path: str) -> str:
+    with explained(path), reach().open(path, READ) as opened:
+        if not stat.S_ISDIR(os.fstat(opened.descriptor).st_mode):
+            raise ToolError(f"{path} is not a folder: give the folder to look in, or read the file.")
+        request = _request("find", opened, pattern=pattern, most=MAX_FOUND)
+        ended = child.run([*_SEARCHER, request], cwd=_way(opened), most=MAX_OUTPUT * 4, seconds=SECONDS)
+    found = [name for name, _ in _allowed(_records(ended), opened.real)]
+    prefix = _prefix(path)
+    lines = [prefix + name for name in found[:MAX_FOUND]]
+    return _shown(lines, ended, len(found) > MAX_FOUND, "(no file matches)")
+
+
+def _grep(child: Child, wanted: Wanted, path: str) -> str:
+    with explained(path), reach().open(path, READ) as opened:
+        is_folder = stat.S_ISDIR(os.fstat(opened.descriptor).st_mode)
+        if not is_folder:
+            check_kind(os.fstat(opened.descriptor), path)
+        program = shutil.which("rg")
+        if program is not None and _fits(program, opened, is_folder):
+            ended = _ripgrep(child, program, wanted, opened, is_folder)
+        else:
+            ended = _python_grep(child, wanted, opened, is_folder)
+    if not ended.output and ended.errors and not ended.late:
+        raise ToolError(f"The pattern cannot be used: {ended.errors.decode('utf-8', 'replace').strip()}")
+    records = list(_allowed(_records(ended), opened.real)) if is_folder else [("", line) for line in _lines(ended)]
+    prefix = _prefix(path) if is_folder else path
+    lines = ["--" if line == "--" else f"{prefix}{name}:{line}" for name, line in records[:MAX_MATCHES]]
+    return _shown(lines, ended, len(records) > MAX_MATCHES, "(no line matches)")
+
+
+def _fits(program: str, opened: Opened, is_folder: bool) -> bool:
+    """Whether ripgrep can be used: where it must be confined, the kernel can do that and nothing inside is barred."""
+    here = reach()
+    if not here.restricted:
+        return True
+    from ..sandbox import readonly
+
+    barred = is_folder and any(within(os.path.realpath(place), opened.real) for place in here.protected)
+    own = within(os.path.realpath(program), os.path.realpath(here.workspace))  # the model may have written it
+    return not barred and not own and readonly.available()
+
+
+def _ripgrep(child: Child, program: str, wanted: Wanted, opened: Opened, is_folder: bool) -> Ended:
+    command = [program, "--no-config", "--color=never", "--no-heading", "--line-number", "--null", "--no-messages"]
+    command += [
+        "--hidden",
+        "--no-ignore",
+        "--no-follow",
+        "--no-mmap",
+        "--sort=path",
+        f"--max-filesize={MAX_FILE_BYTES}",
+    ]
+    command += [f"--max-columns={MAX_LINE}", "--max-columns-preview", f"--context={wanted.context}"]
+    command += ["--ignore-case"] * wanted.ignore_case + ["--fixed-strings"] * wanted.literal
+    command += [f"--glob={wanted.glob}"] * bool(wanted.glob) + [f"--glob=!{name}" for name in SKIPPED]
+    command += ["--with-filename" if is_folder else "--no-filename", "--", wanted.pattern, "./" if is_folder else "-"]
+    confine: Callable[[], None] | None = None
+    if reach().restricted:
+        from ..sandbox.readonly import read_only
+
+        confine = partial(read_only, opened.descriptor if is_folder else None, os.path.realpath(program))
+    place: dict[str, Any] = {"cwd": _way(opened)} if is_folder else {"stdin": opened.descriptor}
+    return child.run(command, most=MAX_OUTPUT * 4, seconds=SECONDS, confine=confine, **place)
+
+
+def _python_grep(child: Child, wanted: Wanted, opened: Opened, is_folder: bool) -> Ended:
+    request = _request(
+        "grep", opened, pattern=wanted.pattern, glob=wanted.glob, ignore_case=wanted.ignore_case,
+        context=wanted.context, literal=wanted.literal, stdin=not is_folder, most=MAX_MATCHES,
+    )  # fmt: skip
+    place: dict[str, Any] = {"cwd": _way(opened)} if is_folder else {"stdin": opened.descriptor}
+    return child.run([*_SEARCHER, request], most=MAX_OUTPUT * 4, seconds=SECONDS, **place)
+
+
+def _request(action: str, opened: Opened, **what: Any) -> str:
+    limits = {"seconds": int(SECONDS), "memory": _MEMORY, "file_bytes": MAX_FILE_BYTES, "line": MAX_LINE}
+    return json.dumps(limits | {"action": action, "skip": SKIPPED, "protected": _barred(reach(), opened)} | what)
+
+
+def _barred(here: Reach, opened: Opened) -> list[tuple[int, int]]:
+    """The protected files and folders below, by device and inode."""
+    found = []
+    for place in here.protected if here.restricted else ():
+        if within(os.path.realpath(place), opened.real) and os.path.exists(place):
+            info = os.stat(place)
+            found.append((info.st_dev, info.st_ino))
+    return found
+
+
+def _way(opened: Opened) -> str:
+    """A path to the very folder that is open, wherever it was moved."""
+    way = f"/proc/self/fd/{opened.descriptor}"
+    return way if os.path.isdir(way) else opened.real
+
+
+def _lines(ended: Ended) -> list[str]:
+    lines = ended.output.decode("utf-8", "replace").split("\n")
+    return lines[:-1]  # what stands after the last line's end is nothing, or half a line
+
+
+def _records(ended: Ended) -> Iterator[tuple[str, str]]:
+    """(path, rest) of each line of output."""
+    for line in _lines(ended):
+        name, zero, rest = line.partition("\0")
+        yield (name.removeprefix("./"), rest.rstrip("\r")) if zero else ("", line)
+
+
+def _allowed(records: Iterator[tuple[str, str]], folder: str) -> Iterator[tuple[str, str]]:
+    """Those whose file the guard lets this call read."""
+    guard = reach().guard
+    known: dict[str, bool] = {"": True}
+    for name, rest in records:
+        if name not in known:
+            known[name] = guard is None or _passes(guard, os.path.join(folder, name))
+        if known[name]:
+            yield name, rest
+
+
+def _passes(guard: Callable[[str, bool], None], real: str) -> bool:
+    try:
+        guard(real, False)
+    except (ToolError, OutOfReach):
+        return False
+    return True
+
+
+def _prefix(path: str) -> str:
+    """What stands before the names that were found, so that they can be given to other tools as they are."""
+    workspace = reach().workspace
+    place, root = normalized(path, workspace), normalized(".", workspace)
+    if not within(place, root):
+        return place.rstrip("/") + "/"
+    return "" if place == root else os.path.relpath(place, root) + "/"
+
+
+def _shown(lines: list[str], ended: Ended, more: bool, nothing: str) -> str:
+    text = "\n".join(lines)
+    if len(text) > MAX_OUTPUT:
+        text, more = text[: text.rindex("\n", 0, MAX_OUTPUT)], True
+    notes = []
+    if more or ended.cut:
+        notes.append(f"[only the first {text.count(chr(10)) + 1} lines are shown: narrow the pattern or the path]")
+    if ended.late:
+        notes.append(f"[stopped after {SECONDS:g} seconds, so there may be more: narrow the path or the pattern]")
+    return clean("\n".join([text or nothing, *notes]))

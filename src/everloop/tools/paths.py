@@ -1,0 +1,185 @@
+"""What the file tools share: a plan that names the path, errors that help to the next try, and safe replacing."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import secrets
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from threading import Lock
+from typing import Any
+
+from ..messages import clean
+from ..sandbox.reach import FOLDER, OutOfReach, Reach, Target, normalized
+from .base import FunctionTool, Plan, Replay, ToolError
+from .context import current_call
+
+MAX_FILE_BYTES = 32 * 1024 * 1024
+MAX_REMEMBERED = 4_096  # files of all sessions
+
+
+class PathTool(FunctionTool[..., Any]):
+    """A function with a `path` as a tool, which can tell what it would touch."""
+
+    writes = False
+
+    def plan(self, arguments: dict[str, Any]) -> Plan:
+        path = str(arguments.get("path") or ".")
+        return Plan(paths=(normalized(path, current_call().workspace),), writes=self.writes)
+
+
+def path_tool(
+    *, replay: Replay = "safe", parallel: bool = True, writes: bool = False, timeout: float | None = None
+) -> Callable[[Callable[..., Any]], PathTool]:
+    """As `@tool`, for a function with a `path`."""
+    return lambda function: PathTool(function, {}, replay=replay, parallel=parallel, writes=writes, timeout=timeout)
+
+
+def reach() -> Reach:
+    """What the running call may touch."""
+    call = current_call()
+    return Reach(call.workspace, call.restricted, call.approved, call.outputs, call.protected, call.guard)
+
+
+class Seen:
+    """How each file stood when a session last read or wrote it; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[tuple[str, str, str], tuple[int, int, int]] = OrderedDict()
+        self._lock = Lock()  # tools run in threads
+
+    def note(self, real: str, info: os.stat_result) -> None:
+        """Remember a file as it stands now."""
+        with self._lock:
+            key = self._key(real)
+            self._files[key] = _state(info)
+            self._files.move_to_end(key)
+            while len(self._files) > MAX_REMEMBERED:
+                self._files.popitem(last=False)
+
+    def changed(self, real: str, info: os.stat_result) -> bool:
+        """Whether a file that this session knows has changed since; one it never saw has not."""
+        with self._lock:
+            return self._files.get(self._key(real), _state(info)) != _state(info)
+
+    @staticmethod
+    def _key(real: str) -> tuple[str, str, str]:
+        call = current_call()
+        return call.owner, call.session, real
+
+
+def _state(info: os.stat_result) -> tuple[int, int, int]:
+    return info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def check_kind(info: os.stat_result, path: str, most: int = MAX_FILE_BYTES) -> None:
+    """Refuse what is no ordinary file, or too big a one."""
+    if stat.S_ISDIR(info.st_mode):
+        raise ToolError(f"{path} is a folder: use list_dir.")
+    if not stat.S_ISREG(info.st_mode):
+        raise ToolError(f"{path} is a pipe, socket or device: only ordinary files can be read or written.")
+    if info.st_size > most:
+        much = f"{size(info.st_size)}, and {size(most)} is the most that is read"
+        raise ToolError(f"{path} is too big ({much}): look for the part you need with grep or in another way.")
+
+
+@contextmanager
+def opened_target(path: str) -> Iterator[Target]:
+    """The place of a file to be written; a ToolError where it may not be replaced."""
+    if path.endswith("/"):
+        raise ToolError(f"{path} names a folder: give the path of a file.")
+    try:
+        with reach().target(path) as target:
+            if target.old is not None and not os.access(target.name, os.W_OK, dir_fd=target.folder):
+                raise ToolError(f"{path} is write-protected.")
+            yield target
+    except IsADirectoryError:
+        raise ToolError(f"{path} is a folder: give the path of a file.") from None
+
+
+def replace(target: Target, data: bytes) -> os.stat_result:
+    """Put a file in place whole or not at all, on disk when this returns; mode and owner of the old one are kept."""
+    draft = f".everloop-{secrets.token_hex(8)}.tmp"
+    descriptor, unnamed = _draft(target.folder, draft)
+    try:
+        with open(descriptor, "wb") as file:
+            if target.old is not None:
+                with suppress(PermissionError):  # only root may give files away
+                    os.fchown(descriptor, target.old.st_uid, target.old.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(target.old.st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+            if unnamed:
+                os.link(f"/proc/self/fd/{descriptor}", draft, dst_dir_fd=target.folder, follow_symlinks=True)
+            os.rename(draft, target.name, src_dir_fd=target.folder, dst_dir_fd=target.folder)
+            info = os.fstat(descriptor)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=target.folder)
+        raise
+    os.fsync(target.folder)
+    return info
+
+
+def _draft(folder: int, name: str) -> tuple[int, bool]:
+    """A new file in a folder. Where it can be, it has no name yet: a process that is killed then leaves nothing."""
+    if hasattr(os, "O_TMPFILE"):
+        with suppress(OSError):
+            return os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666, dir_fd=folder), True
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, 0o666, dir_fd=folder), False
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Turn refusals and the system's errors about a path into ones that say what to do."""
+    try:
+        yield
+    except OutOfReach as error:
+        raise ToolError(str(error)) from None
+    except FileNotFoundError:
+        raise ToolError(f"{path} does not exist. {_nearby(path)}") from None
+    except NotADirectoryError:
+        raise ToolError(f"{path} is not a folder, or goes through something that is none.") from None
+    except PermissionError:
+        raise ToolError(f"{path}: permission denied by the system.") from None
+    except OSError as error:
+        raise ToolError(f"{path}: {error.strerror or error}.") from None
+
+
+def _nearby(path: str) -> str:
+    """What there is instead of a missing path: similar names beside it, or how far the path does exist."""
+    folder, name = os.path.split(normalized(path, current_call().workspace))
+    missing = ""
+    while True:
+        try:
+            with reach().open(folder, FOLDER) as opened, os.scandir(opened.descriptor) as entries:
+                names = {entry.name.casefold(): entry.name for entry in islice(entries, 10_000)}
+            break
+        except (FileNotFoundError, NotADirectoryError):
+            folder, missing = os.path.split(folder)
+            if not missing:
+                return "Nor does any folder on the way to it."
+        except (OSError, OutOfReach, ToolError):
+            return "Its folder cannot be listed."
+    close = difflib.get_close_matches((missing or name).casefold(), names, 3, 0.5)
+    similar = f"Similar names: {clean(', '.join(names[match] for match in close))}." if close else ""
+    if missing:
+        return f"Neither does the folder {clean(missing)}. {similar or 'Use list_dir to see what there is.'}"
+    return similar or "Use list_dir to see what there is."
+
+
+def size(count: float) -> str:
+    """A number of bytes for people."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KB", "MB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} GB"

@@ -1,0 +1,283 @@
+"""One MCP server: connected to, spoken to, and connected to again when it was lost.
+
+All of this runs in the event loop of `McpServers`' own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mcp import types
+from mcp.shared.dispatcher import ProgressFnT
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from ..config import McpServer
+from .mcp_http import Exchange, exchange
+from .mcp_limits import Unreachable, hide, one_line, secrets_of
+from .mcp_link import Link
+from .mcp_stdio import Program
+
+logger = logging.getLogger(__name__)
+MAX_TOOLS = 500  # of one server, after its `tools` patterns
+MAX_LISTED = 20_000
+MAX_PAGES = 200
+PING_SECONDS = 3.0  # for a sign of life from a program that left a call without an answer
+LONGEST_WAIT = 60.0  # seconds between two tries to connect
+
+
+class Connection:
+    """A server of the config, for as long as the agent runs."""
+
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self.tools: tuple[types.Tool, ...] = ()
+        self._secrets = secrets_of(server)
+        self._link: Link | None = None
+        self._opening: asyncio.Task[Link] | None = None
+        self._tried = False  # an attempt to connect has ended, well or not
+        self._warned = ""
+        self._stale = False  # the server said that its tools have changed
+        self._failures = 0  # since the last call that was answered
+        self._next_try = 0.0
+
+    async def prepare(self) -> None:
+        """Connect for the first time, or list the tools again if they have changed; a failure is one warning."""
+        try:
+            if not self._tried:
+                await self._open()
+            elif self._link is not None and self._link.alive:
+                if self._stale:
+                    await self._refresh(self._link, self.server.connect_timeout)
+            elif not self.tools and _now() >= self._next_try:
+                self._start()  # in the background: nobody waits for a server that was not there at the start
+        except Unreachable as error:
+            self._warn(error)
+
+    async def call(self, name: str, arguments: dict[str, Any], progress: ProgressFnT) -> types.CallToolResult:
+        """Call a tool of the server. Unreachable says why that did not work."""
+        request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=arguments))
+        link = await self._ready_link()
+        try:
+            return await self._send(link, request, progress)
+        except _SessionLost:  # the server has forgotten us and did nothing: greet it again
+            await self._drop(link)
+        try:
+            return await self._send(await self._ready_link(), request, progress)
+        except _SessionLost as error:
+            raise self._unreachable(str(error)) from None
+
+    async def close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        if self._link is not None:
+            await self._drop(self._link)
+
+    # ------------------------------------------------------------------------------------------ connecting
+
+    async def _ready_link(self) -> Link:
+        link = self._link
+        if link is not None and link.alive and link.doubtful and not link.calls and not await self._answers(link):
+            self._failed()
+            await self._drop(link)
+        if self._link is not None and self._link.alive:
+            return self._link
+        if (wait := self._next_try - _now()) > 0 and (self._opening is None or self._opening.done()):
+            raise self._unreachable(f"failed {self._failures} times in a row: it is tried again in {wait:.0f} s")
+        return await self._open()
+
+    def _start(self) -> asyncio.Task[Link]:
+        """The one attempt to connect that is under way."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._connect())
+            self._opening.add_done_callback(_heard)
+        return self._opening
+
+    async def _open(self) -> Link:
+        attempt = self._start()
+        await asyncio.wait([attempt])  # whoever stops waiting does not end it for the others
+        if attempt.cancelled():
+            raise self._unreachable("is being closed")
+        return attempt.result()
+
+    async def _connect(self) -> Link:
+        exchange.set(Exchange())
+        deadline = _now() + self.server.connect_timeout
+        link = Link(self.server, self._notified, deadline)
+        try:
+            await asyncio.shield(link.opened)
+            await self._refresh(link, deadline - _now())
+        except Unreachable as error:
+            self._failed()
+            await link.close()
+            failure = self._unreachable(str(error))
+            self._warn(failure)
+            raise failure from None
+        except BaseException:
+            await link.close()
+            raise
+        finally:
+            self._tried = True
+        link.task.add_done_callback(lambda _: self._lost(link))
+        self._link = link
+        return link
+
+    def _lost(self, link: Link) -> None:
+        """The connection ended by itself."""
+        if self._link is link:
+            self._failed()
+            self._warn(self._unreachable(link.transport.describe_end()))
+
+    def _warn(self, failure: Unreachable) -> None:
+        """Tell the log, but not the same thing at every try."""
+        if str(failure) != self._warned:
+            self._warned = str(failure)
+            logger.warning("%s", failure)
+
+    def _failed(self) -> None:
+        self._failures += 1
+        delay = 0.0 if self._failures == 1 else min(2.0 ** (self._failures - 2), LONGEST_WAIT)
+        self._next_try = _now() + delay
+
+    async def _drop(self, link: Link) -> None:
+        if self._link is link:
+            self._link = None
+        await link.close()
+
+    async def _answers(self, link: Link) -> bool:
+        """Whether a program that owes an answer still gives others."""
+        if isinstance(link.transport, Program):
+            session = link.opened.result()
+            try:
+                async with asyncio.timeout(PING_SECONDS):
+                    modern = session.protocol_version in MODERN_PROTOCOL_VERSIONS
+                    await (session.send_discover(str(session.protocol_version)) if modern else session.send_ping())
+            except TimeoutError:
+                return False
+            except MCPError as error:
+                if error.code == CONNECTION_CLOSED:
+                    return False
+        link.doubtful = False
+        return True
+
+    # ------------------------------------------------------------------------------------------ speaking
+
+    async def _send(self, link: Link, request: types.CallToolRequest, progress: ProgressFnT) -> types.CallToolResult:
+        note = Exchange()
+        exchange.set(note)
+        link.calls += 1
+        try:
+            result = await link.opened.result().send_request(request, types.CallToolResult, progress_callback=progress)
+        except asyncio.CancelledError:
+            link.doubtful = True
+            raise
+        except MCPError as error:
+            if note.status == 404 or (note.status == 400 and error.code not in _OF_THE_CALL):
+                raise _SessionLost(str(note.describe())) from None
+            raise self._unreachable(await self._why(link, error, note)) from None
+        except ValidationError:
+            raise self._unreachable("answered with something that is no result of a tool") from None
+        finally:
+            link.calls -= 1
+        self._failures = 0
+        return result
+
+    async def _why(self, link: Link, error: MCPError, note: Exchange) -> str:
+        if said := note.describe():
+            return said
+        if error.code == CONNECTION_CLOSED:
+            await asyncio.wait([link.task], timeout=5)
+            again = "what the call had begun may have taken effect; it is started again at the next call"
+            return f"{link.transport.describe_end()}; {again}"
+        return f"refused the call: {one_line(error.message, 2000)}"
+
+    async def _refresh(self, link: Link, seconds: float) -> None:
+        """List the tools; the ones that were known stay if that fails."""
+        self._stale = False
+        note = Exchange()
+        exchange.set(note)
+        try:
+            async with asyncio.timeout(seconds):
+                found = await self._list(link)
+        except TimeoutError:
+            raise self._unreachable("did not list its tools in time") from None
+        except MCPError as error:
+            raise self._unreachable(await self._why(link, error, note)) from None
+        except ValidationError:
+            raise self._unreachable("lists its tools in a form that is not MCP's") from None
+        if found != self.tools:
+            self.tools = found
+
+    async def _list(self, link: Link) -> tuple[types.Tool, ...]:
+        capabilities = link.opened.result().server_capabilities
+        if capabilities is None or capabilities.tools is None:
+            return ()
+        found: dict[str, types.Tool] = {}
+        listed, cursor = 0, ""
+        for _ in range(MAX_PAGES):
+            tools, cursor = await self._page(link, cursor)
+            listed += len(tools)
+            for tool in tools:
+                if any(fnmatchcase(tool.name, pattern) for pattern in self.server.tools):
+                    found.setdefault(tool.name, tool)
+            if not cursor or listed > MAX_LISTED:
+                break
+        if len(found) > MAX_TOOLS or cursor:
+            more = f"MCP server {self.server.name}: it has more tools than can be used; the first {MAX_TOOLS} are taken"
+            logger.warning("%s: name those you need in [mcp.%s] tools", more, self.server.name)
+        return tuple(list(found.values())[:MAX_TOOLS])
+
+    async def _page(self, link: Link, cursor: str) -> tuple[list[types.Tool], str]:
+        session, dispatcher = link.opened.result(), link.dispatcher
+        params = types.PaginatedRequestParams(cursor=cursor) if cursor else None
+        try:
+            page = await session.list_tools(params=params)
+            return page.tools, page.next_cursor or ""
+        except ValidationError:
+            if dispatcher is None or session.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                raise
+        # One tool that breaks the rules must not take the others with it: ask once more and read them one by one.
+        raw = await dispatcher.send_raw_request("tools/list", {"cursor": cursor} if cursor else None)
+        listed, following = raw.get("tools"), raw.get("nextCursor")
+        good = [tool for entry in listed if (tool := _tool(entry))] if isinstance(listed, list) else []
+        logger.warning("MCP server %s: a tool whose definition is not MCP's was left out", self.server.name)
+        return good, following if isinstance(following, str) else ""
+
+    async def _notified(self, message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._stale = True
+
+    def _unreachable(self, why: str) -> Unreachable:
+        if why.startswith(prefix := f"MCP server {self.server.name}: "):
+            return Unreachable(why)
+        return Unreachable(prefix + hide(why, self._secrets))
+
+
+_OF_THE_CALL = {METHOD_NOT_FOUND, -32602}  # errors that a new session would not change
+
+
+class _SessionLost(Exception):
+    """The server does not know the session any more."""
+
+
+def _tool(entry: Any) -> types.Tool | None:
+    try:
+        return types.Tool.model_validate(entry, by_name=False)
+    except ValidationError:
+        return None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _heard(task: asyncio.Task[Link]) -> None:
+    """Nobody may be waiting any more for an attempt that failed."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,59 @@
+"""What the parts of the MCP client share: how much a server may send, and what is said when it cannot be used."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from urllib.parse import parse_qsl, urlsplit
+
+from ..config import McpServer
+from ..messages import clean
+
+MAX_MESSAGE = 32 << 20  # bytes of one message
+_SHORTEST_SECRET = 6
+
+
+class Unreachable(Exception):
+    """The server cannot be used, or not for this call; the text says why."""
+
+
+def one_line(text: str | bytes, limit: int) -> str:
+    """Text from outside for an error or the log: one line that cannot drive a terminal, cut to its limit."""
+    if isinstance(text, bytes):
+        text = text[: limit * 4].decode("utf-8", "replace")
+    text = " ".join(printable(text[: limit * 4]).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Without control characters and the invisible letters that are used to hide instructions."""
+    text = clean(text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        c for c in text if c in "\n\t" or not (unicodedata.category(c) == "Cc" or "\U000e0000" <= c <= "\U000e007f")
+    )
+
+
+def secrets_of(server: McpServer) -> list[str]:
+    """What of a server's settings may never be shown: values of its environment and headers, keys in its address."""
+    address = urlsplit(server.url)
+    found = {*server.env.values(), *(value for _, value in parse_qsl(address.query))}
+    found |= {part for value in server.headers.values() for part in (value, *value.split())}
+    found |= {address.username or "", address.password or "", address.query}
+    return sorted((value for value in found if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """The text without the secrets."""
+    for secret in secrets:
+        text = text.replace(secret, "[hidden]")
+    return text
+
+
+def address_of(url: str) -> str:
+    """An address as it may be shown: without user, password and query."""
+    address = urlsplit(url)
+    host = re.sub(r".*@", "", address.netloc)
+    return f"{address.scheme}://{host}{address.path}"

@@ -6,8 +6,10 @@ import asyncio
 from typing import Any
 
 from everloop import AgentLoop, MessageBus
+from everloop.bus import InboundMessage, OutboundMessage
 from everloop.config import Config
-from everloop.log import CallEnded, ModelAnswered
+from everloop.log import Call, CallEnded, ModelAnswered
+from everloop.store.workers import new_worker
 from everloop.testing import ScriptedProvider, call
 
 
@@ -50,16 +52,10 @@ async def test_another_chat_is_out_of_reach_unless_the_settings_name_it(tmp_path
 
 async def test_a_call_that_is_run_again_after_a_crash_sends_nothing_twice(tmp_path):
     async with agent_of(tmp_path, "unused") as agent:
-        claim = await agent.store.begin("me", "cli:direct", agent._dispatcher.worker, None)
-        assert claim is None
-        from everloop.bus import InboundMessage, OutboundMessage
-
         said = InboundMessage("cli", "user", "direct", "go", session="cli:direct", reply=False).addressed()
-        claim = await agent.store.begin("me", "cli:direct", agent._dispatcher.worker, said)
+        claim = await agent.store.begin("me", "cli:direct", new_worker(), said)
         assert claim is not None
         asked = call("message", content="once")
-        from everloop.log import Call
-
         await agent.store.append(claim, [ModelAnswered(None, (Call(asked.id, "message", asked.arguments),))])
         # It was sent, and then the process died before the result was on disk.
         await agent.store.post(claim, OutboundMessage("cli", "direct", "once"), f"{claim.turn}/{asked.id}", None)
@@ -68,4 +64,5 @@ async def test_a_call_that_is_run_again_after_a_crash_sends_nothing_twice(tmp_pa
         await agent.resume()
         rows = await agent.store.take_outgoing("somebody")
         assert [row.message.content for row in rows] == ["once"]
+        assert await sent_by(agent) == []  # nothing new was sent
         assert await statuses(agent) == ["ok"]

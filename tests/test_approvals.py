@@ -11,7 +11,7 @@ import pytest
 from everloop import AgentLoop, InboundMessage, MessageBus, Tool, tool
 from everloop import events as ev
 from everloop.config import Config, Rule
-from everloop.log import CallEnded, CallsAsked, CallsDecided
+from everloop.log import CallEnded, CallsAsked, CallsDecided, TurnEnded, UserSaid
 from everloop.replay import replay
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
@@ -160,6 +160,27 @@ async def test_a_message_behind_a_question_is_kept_and_answered_next(tmp_path, p
         assert said.index("it flies") < said.index("second")
         agent.stop()
         await running
+
+
+async def test_a_message_that_steers_is_a_no_and_is_handed_to_the_turn(tmp_path, pad):
+    model = [call("launch", name="ada"), "the blue one, then"]
+    async with agent_of(tmp_path, pad, model, busy="steer") as agent:
+        await agent.process_direct("up!", attended=True)
+        assert await agent.process_direct("no, the blue one", attended=True) == "the blue one, then"
+        log = await log_of(agent)
+    assert pad.launched == []
+    assert [entry.content for entry in log if isinstance(entry, UserSaid)] == ["up!", "no, the blue one"]
+    assert sum(isinstance(entry, TurnEnded) for entry in log) == 1
+
+
+async def test_a_message_that_interrupts_ends_the_turn_that_waits(tmp_path, pad):
+    model = [call("launch", name="ada"), "something else"]
+    async with agent_of(tmp_path, pad, model, busy="interrupt") as agent:
+        await agent.process_direct("up!", attended=True)
+        assert await agent.process_direct("forget it", attended=True) == "something else"
+        ends = [entry.reason for entry in await log_of(agent) if isinstance(entry, TurnEnded)]
+    assert pad.launched == []
+    assert ends == ["replaced", "answer"]
 
 
 async def test_a_turn_that_waits_can_be_stopped(tmp_path, pad):

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 15.0  # until a turn that the store refused to write is tried again
 REPLACED = "(replaced by a newer message)"
+SAID_INSTEAD = "The person wrote something else instead of allowing it."
 WAITS = "I am still waiting for your word: /approve or /deny. Your message is kept and comes right after."
 
 
@@ -215,11 +216,9 @@ class Dispatcher:
             if self.on_held is not None:
                 self.on_held(busy.worker)
             return bool(live.fresh)
-        except Waiting:
-            if item is not None:  # on disk, behind the parked turn
-                item.answer.set_result(WAITS)
-                if self.on_waiting is not None:
-                    self.on_waiting(item.message)
+        except Waiting as waiting:
+            if item is not None and waiting.accepted is not None:
+                await self._behind_question(live, item, waiting.accepted)
             return bool(live.fresh) or live.again  # the answer to the question may have come just now
         except Exception as error:  # whatever it is, whoever waits must hear of it
             self._fail([item] if item else [], error)
@@ -243,6 +242,22 @@ class Dispatcher:
             live.behind.update((id, "message") for id, _ in live.steer)  # came too late for this turn
             live.steer.clear()
             live.emit.clear()
+
+    async def _behind_question(self, live: Live, item: Item, row: int) -> None:
+        """A message, on disk by now, for a session whose turn waits for a person's word: it waits too, and the person
+        is reminded; or it is that word, a no, and is handed to the turn; or it ends the turn."""
+        if self.busy == "queue" or item.kind != "message":
+            item.answer.set_result(WAITS)
+            if self.on_waiting is not None:
+                self.on_waiting(item.message)
+            return
+        self._wait(row, item)
+        live.again = True
+        if self.busy == "steer":
+            await self._store.decide(live.owner, live.key, False, item.message.sender_id, SAID_INSTEAD)
+            self._place(live, Incoming(row, 0, item.message, item.kind))
+        elif await self._store.decide(live.owner, live.key, None) is not None:
+            live.stopped = ("replaced", REPLACED)
 
     async def _begin(self, live: Live, item: Item | None) -> Claim | None:
         if item is None:

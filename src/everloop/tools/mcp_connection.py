@@ -171,20 +171,26 @@ class Connection:
     async def _send(self, link: Link, request: types.CallToolRequest, progress: ProgressFnT) -> types.CallToolResult:
         note = Exchange()
         exchange.set(note)
+        session = link.opened.result()
+        sent = asyncio.create_task(session.send_request(request, types.CallToolResult, progress_callback=progress))
+        sent.add_done_callback(_heard)
         link.calls += 1
         try:
-            result = await link.opened.result().send_request(request, types.CallToolResult, progress_callback=progress)
+            await asyncio.wait([sent])
         except asyncio.CancelledError:
-            link.doubtful = True
+            link.doubtful = True  # at once: telling the server about it takes a while
+            sent.cancel()
             raise
+        finally:
+            link.calls -= 1
+        try:
+            result = sent.result()
         except MCPError as error:
             if note.status == 404 or (note.status == 400 and error.code not in _OF_THE_CALL):
-                raise _SessionLost(str(note.describe())) from None
+                raise _SessionLost(note.describe()) from None
             raise self._unreachable(await self._why(link, error, note)) from None
         except ValidationError:
             raise self._unreachable("answered with something that is no result of a tool") from None
-        finally:
-            link.calls -= 1
         self._failures = 0
         return result
 
@@ -277,7 +283,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _heard(task: asyncio.Task[Link]) -> None:
-    """Nobody may be waiting any more for an attempt that failed."""
+def _heard(task: asyncio.Task[Any]) -> None:
+    """Nobody may be waiting any more for what failed."""
     if not task.cancelled():
         task.exception()

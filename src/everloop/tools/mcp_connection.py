@@ -38,7 +38,8 @@ class Connection:
         self.server = server
         self.tools: tuple[types.Tool, ...] = ()
         self._secrets = secrets_of(server)
-        self._link: Link | None = None
+        self._link: Link | None = None  # the one that is used
+        self._links: set[Link] = set()  # all that have not ended
         self._opening: asyncio.Task[Link] | None = None
         self._tried = False  # an attempt to connect has ended, well or not
         self._warned = ""
@@ -66,7 +67,9 @@ class Connection:
         try:
             return await self._send(link, request, progress)
         except _SessionLost:  # the server has forgotten us and did nothing: greet it again
-            await self._drop(link)
+            if self._link is link:
+                self._link = None
+            link.retire()
         try:
             return await self._send(await self._ready_link(), request, progress)
         except _SessionLost as error:
@@ -76,15 +79,16 @@ class Connection:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        if self._link is not None:
-            await self._drop(self._link)
+        self._link = None
+        await asyncio.gather(*(link.close() for link in set(self._links)))
 
     # ------------------------------------------------------------------------------------------ connecting
 
     async def _ready_link(self) -> Link:
         link = self._link
         if link is not None and link.alive and link.doubtful and not link.calls and not await self._answers(link):
-            self._failed()
+            if self._link is link:
+                self._failed()
             await self._drop(link)
         if self._link is not None and self._link.alive:
             return self._link
@@ -110,6 +114,8 @@ class Connection:
         exchange.set(Exchange())
         deadline = _now() + self.server.connect_timeout
         link = Link(self.server, self._notified, deadline)
+        self._links.add(link)
+        link.task.add_done_callback(lambda _: self._lost(link))
         try:
             await asyncio.shield(link.opened)
             await self._refresh(link, deadline - _now())
@@ -124,12 +130,12 @@ class Connection:
             raise
         finally:
             self._tried = True
-        link.task.add_done_callback(lambda _: self._lost(link))
         self._link = link
         return link
 
     def _lost(self, link: Link) -> None:
-        """The connection ended by itself."""
+        """A connection has ended; the one that is used does so only by itself."""
+        self._links.discard(link)
         if self._link is link:
             self._failed()
             self._warn(self._unreachable(link.transport.describe_end()))
@@ -182,7 +188,7 @@ class Connection:
             sent.cancel()
             raise
         finally:
-            link.calls -= 1
+            link.done()
         try:
             result = sent.result()
         except MCPError as error:

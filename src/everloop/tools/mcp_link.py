@@ -33,6 +33,7 @@ class Link:
         self.opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self.dispatcher: JSONRPCDispatcher[Any] | None = None
         self.calls = 0  # that wait for their answers
+        self.retired = False  # it takes no new calls and ends with the last one
         self.doubtful = False  # a call got no answer: ask for a sign of life before the next
         self._server = server
         self._deadline = deadline
@@ -42,6 +43,17 @@ class Link:
     @property
     def alive(self) -> bool:
         return not self.transport.ended.is_set()
+
+    def retire(self) -> None:
+        self.retired = True
+        if not self.calls:
+            self.transport.ended.set()
+
+    def done(self) -> None:
+        """A call has got its answer, or waits for it no more."""
+        self.calls -= 1
+        if self.retired:
+            self.retire()
 
     async def close(self) -> None:
         """End the connection and wait until nothing of it is left."""
@@ -76,6 +88,7 @@ class Link:
         while isinstance(error, ExceptionGroup):  # the SDK's contexts wrap what is raised inside them
             error = error.exceptions[0]
         self.opened.set_exception(Unreachable(self._why(error)))
+        self.opened.exception()  # nobody may be waiting for it any more
 
     def _why(self, error: Exception) -> str:
         note = exchange.get()

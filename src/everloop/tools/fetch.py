@@ -1,0 +1,294 @@
+"""One GET of the web, with every address checked before a connection is made to it, and everything bounded.
+
+A name is looked up once a hop, all its addresses are checked, and the connection goes to one of those very addresses:
+a second answer of the DNS has nothing to act on. No cookie, no connection and no proxy setting outlives or enters it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import ssl
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib import import_module
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from .addresses import Address, kind_of
+from .base import ToolError
+from .threads import in_thread
+from .urls import URL, BadURL
+
+if TYPE_CHECKING:
+    import aiohttp
+
+MAX_REDIRECTS = 5
+PORTS = (80, 443, 8080, 8443)  # of the web; other services on other ports are no business of a page's
+USER_AGENT = f"Mozilla/5.0 (compatible; Everloop/{__version__})"
+CONNECT_SECONDS = 10.0
+SILENCE_SECONDS = 10.0  # between two pieces of an answer
+MAX_HEADER = 16_384  # bytes of one line; aiohttp takes at most 128 of them
+
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+_is_word = re.compile(r"[a-z0-9.+-]{1,40}(/[a-z0-9.+-]{1,80})?").fullmatch
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15, "identity": 0, "": 0}  # to zlib's window bits
+
+
+class FetchError(ToolError):
+    """A page that was not fetched; the text says why and, where there is a way, what to do."""
+
+
+@dataclass(slots=True, frozen=True)
+class Page:
+    """What came back. The body is empty unless the status is 200 to 299."""
+
+    url: URL  # after redirects
+    status: int
+    media_type: str
+    charset: str
+    body: bytes
+    cut: bool = False  # there was more than is taken
+
+    @property
+    def status_text(self) -> str:
+        """The status in words: ours, since a server may say anything there."""
+        try:
+            return f"{self.status} {HTTPStatus(self.status).phrase}"
+        except ValueError:
+            return str(self.status)
+
+
+async def system_resolver(host: str, port: int) -> Sequence[str]:
+    """The addresses of a name, as this machine knows them."""
+    found = await in_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+@dataclass(slots=True, kw_only=True)
+class Fetcher:
+    """Fetches pages of public hosts, and of those private ones that are listed: "host" or "host:port", exactly."""
+
+    private_hosts: tuple[str, ...] = ()
+    ports: tuple[int, ...] = PORTS
+    timeout: float = 30.0  # seconds for all of it, redirects included
+    max_bytes: int = 5_000_000  # of a body, as sent and as unpacked
+    resolve: Resolver = system_resolver
+    _tls: ssl.SSLContext | None = None
+
+    async def get(
+        self,
+        url: URL,
+        *,
+        wanted: Callable[[str], bool] = lambda media_type: True,
+        headers: Mapping[str, str] | None = None,
+        trusted: bool = False,
+        redirects: int = MAX_REDIRECTS,
+    ) -> Page:
+        """Fetch a page whose media type is `wanted`. `trusted`: the person chose this address, wherever it leads."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await self._follow(url, wanted, headers or {}, trusted, redirects)
+        except TimeoutError:
+            raise FetchError(f"{url.host} did not send the page within {self.timeout:g} seconds.") from None
+
+    async def _follow(
+        self, url: URL, wanted: Callable[[str], bool], headers: Mapping[str, str], trusted: bool, redirects: int
+    ) -> Page:
+        listed = trusted or self._is_listed(url)
+        for _ in range(redirects + 1):
+            found = await self._hop(url, listed, wanted, headers)
+            if isinstance(found, Page):
+                return found
+            try:
+                url = url.join(found)
+            except BadURL as error:
+                raise FetchError(f"{url.host} redirects to an address that is not followed: {error}.") from None
+            # A listed host may be entered by a redirect from a listed one only: a page on the internet gets no
+            # way into the network here that the model was not given itself.
+            listed, headers = listed and self._is_listed(url), {}  # and no key goes on to another address
+        raise FetchError(f"{url.host} redirects more than {redirects} times: ask for the page by its own address.")
+
+    def _is_listed(self, url: URL) -> bool:
+        """Whether the person has listed this host and port; without a port, the usual ones of the web are meant."""
+        host = f"[{url.host}]" if ":" in url.host else url.host
+        listed = {entry.lower() for entry in self.private_hosts}
+        return f"{host}:{url.port}" in listed or (url.port in (80, 443) and not listed.isdisjoint({host, url.host}))
+
+    async def _addresses(self, url: URL, listed: bool) -> list[Address]:
+        """The addresses to connect to; a FetchError if only one of them is out of bounds."""
+        if url.port not in self.ports and not listed:
+            known = ", ".join(map(str, self.ports))
+            raise FetchError(f"{url.host}: port {url.port} is not asked; only {known} are. {_HOW_TO_LIST}")
+        if url.address is not None:
+            found = [url.address]
+        else:
+            try:
+                found = [ip_address(text) for text in await self.resolve(url.host, url.port)]
+            except (OSError, UnicodeError, ValueError):
+                found = []
+            if not found:
+                raise FetchError(f"{url.host} has no address: check the name.")
+        for address in found:
+            kind = kind_of(address)
+            chosen = listed and (kind == "private" or url.address is not None)
+            if not chosen and (kind != "public" or (not listed and _is_this_machine(address))):
+                raise FetchError(f"{url.host} is not on the public internet. {_HOW_TO_LIST}")
+        return found
+
+    async def _hop(
+        self, url: URL, listed: bool, wanted: Callable[[str], bool], headers: Mapping[str, str]
+    ) -> Page | str:
+        """One request: a page, or where it redirects to."""
+        addresses = await self._addresses(url, listed)
+        aiohttp = await in_thread(import_module, "aiohttp")  # a fifth of a second, the first time
+        if url.scheme == "https" and self._tls is None:
+            self._tls = await in_thread(_certificates)
+        try:
+            async with (
+                self._client(aiohttp, addresses, headers) as client,
+                client.get(_same(url), allow_redirects=False) as response,
+            ):
+                location = response.headers.get("Location")
+                if response.status in _REDIRECTS and location is not None:
+                    return location.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+                return await self._page(url, response, wanted)
+        except aiohttp.ClientConnectorCertificateError as error:
+            reason = getattr(error.certificate_error, "verify_message", "") or "it is not valid"
+            raise FetchError(f"{url.host}: its certificate is refused ({reason}).") from None
+        except aiohttp.ServerTimeoutError:
+            raise FetchError(f"{url.host} fell silent for {SILENCE_SECONDS:g} seconds: try again later.") from None
+        except aiohttp.ClientConnectorError as error:
+            reason = error.os_error.strerror or "no connection"
+            raise FetchError(f"{url.host} cannot be reached: {reason}.") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise FetchError(f"{url.host} sent no proper answer ({type(error).__name__}).") from None
+
+    def _client(self, aiohttp: Any, addresses: list[Address], headers: Mapping[str, str]) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            resolver=_Pinned(addresses), use_dns_cache=False, ssl=self._tls or True, force_close=True,
+            socket_factory=_only_to(frozenset(addresses)),
+        )  # fmt: skip
+        own = {"User-Agent": USER_AGENT, "Accept": "text/html,*/*;q=0.8", "Accept-Encoding": "gzip, deflate"}
+        return aiohttp.ClientSession(  # type: ignore[no-any-return]
+            connector=connector, headers={**own, **headers}, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS),
+            auto_decompress=False, max_line_size=MAX_HEADER, max_field_size=MAX_HEADER,
+        )  # fmt: skip
+
+    async def _page(self, url: URL, response: aiohttp.ClientResponse, wanted: Callable[[str], bool]) -> Page:
+        media_type = response.content_type.lower() if "Content-Type" in response.headers else ""
+        charset = response.charset or ""
+        if not 200 <= response.status < 300:
+            return Page(url, response.status, media_type, charset, b"")
+        if not wanted(media_type):
+            length = response.content_length
+            much = f" ({length} bytes)" if length is not None else ""
+            raise FetchError(f"{url.host} sent {_named(media_type)}{much}: only pages of text and PDF can be read.")
+        encoding = ",".join(response.headers.getall("Content-Encoding", ())).strip().lower()
+        if encoding not in _ENCODINGS:
+            raise FetchError(f"{url.host} packs the page in a way that was not asked for: {_named(encoding)}.")
+        pieces: list[bytes] = []
+        left = self.max_bytes
+        async for piece in response.content.iter_any():
+            pieces.append(piece[:left])
+            left -= len(piece)
+            if left < 0:
+                break
+        body, more = b"".join(pieces), False
+        if bits := _ENCODINGS[encoding]:
+            body, more = await in_thread(_unpack, body, bits, self.max_bytes)
+        return Page(url, response.status, media_type, charset, body, left < 0 or more)
+
+
+_HOW_TO_LIST = 'A person can allow it by adding "host:port" to private_hosts in the settings.'
+
+
+@dataclass(slots=True)
+class _Pinned:
+    """Answers aiohttp's question for the addresses of the host with those that were checked."""
+
+    addresses: list[Address]
+
+    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
+        return [
+            {"hostname": host, "host": str(address), "port": port, "proto": socket.IPPROTO_TCP,
+             "family": _family(address), "flags": socket.AI_NUMERICHOST}
+            for address in self.addresses
+        ]  # fmt: skip
+
+    async def close(self) -> None:
+        pass
+
+
+def _only_to(addresses: frozenset[Address]) -> Callable[[Any], socket.socket]:
+    """Makes sockets for these addresses alone: whatever happened above, no other is connected to."""
+
+    def make(info: Any) -> socket.socket:
+        family, kind, protocol, _, place = info
+        if ip_address(place[0]) not in addresses:
+            raise OSError(f"{place[0]} was not checked")
+        return socket.socket(family, kind, protocol)
+
+    return make
+
+
+def _named(said: str) -> str:
+    """A word of a server's for a message of ours; a server that says more than a word is not quoted."""
+    return said if _is_word(said) else "something unknown"
+
+
+def _family(address: Address) -> socket.AddressFamily:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+def _is_this_machine(address: Address) -> bool:
+    """Whether a public address is one of our own: behind it are services that a firewall may hide from others."""
+    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect((str(address), 9))  # sends nothing; the system only picks the way out
+            return bool(ip_address(probe.getsockname()[0]) == address)
+        except OSError:
+            return False
+
+
+def _certificates() -> ssl.SSLContext:
+    """The authorities that this machine trusts, or certifi's where it has none."""
+    context = ssl.create_default_context()
+    known = ssl.get_default_verify_paths()
+    if not known.cafile and not (known.capath and os.listdir(known.capath)):
+        try:
+            import certifi
+        except ImportError:
+            return context
+        context.load_verify_locations(certifi.where())
+    return context
+
+
+def _same(url: URL) -> Any:
+    """The address for aiohttp, which must read it as we did."""
+    import yarl
+
+    asked = yarl.URL(str(url), encoded=True)
+    if (asked.scheme, asked.raw_host, asked.port, str(asked)) != (url.scheme, url.host, url.port, str(url)):
+        raise FetchError(f"{url.host}: the address can be read in two ways.")
+    return asked
+
+
+def _unpack(data: bytes, bits: int, limit: int) -> tuple[bytes, bool]:
+    """The first `limit` bytes of what was packed, and whether there is more."""
+    for window in (bits, -15) if bits == 15 else (bits,):  # some servers send deflate without its wrapper
+        unpacker = zlib.decompressobj(window)
+        try:
+            out = unpacker.decompress(data, limit)
+        except zlib.error:
+            continue
+        return out, bool(unpacker.unconsumed_tail)
+    raise FetchError("The page is packed wrongly and cannot be read.")

@@ -1,0 +1,133 @@
+"""Web addresses, read strictly: what is checked, what is shown and what is asked for are one and the same text.
+
+Attacks live where two programs read an address differently. So whatever has two readings is refused, and the rest is
+written anew from its parts, in ASCII, before anybody else sees it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from urllib.parse import quote, urljoin
+
+from .addresses import Address
+
+MAX_URL = 8_000
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_parts = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.I | re.S).fullmatch
+_scheme = re.compile(r"([a-z][a-z0-9+.-]{0,30}):", re.I).match
+_authority = re.compile(r"(\[[0-9a-f:.]*\]|[^\[\]:@%\\]+)(?::([0-9]{1,5}))?", re.I).fullmatch
+_is_label = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?").fullmatch
+_is_number = re.compile(r"[0-9]+|0x[0-9a-f]*").fullmatch
+_odd = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]").search
+_stray_percent = re.compile(r"%(?![0-9a-fA-F]{2})")
+
+
+class BadURL(ValueError):
+    """An address that is not asked for; the text says why and what to do."""
+
+
+@dataclass(slots=True, frozen=True)
+class URL:
+    """An http(s) address, taken apart; `str()` of it is exactly what is asked for."""
+
+    scheme: str
+    host: str  # lower case, ASCII; an IPv6 address without its brackets
+    port: int
+    target: str  # path and query
+    address: Address | None  # where the host is one, not a name
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.target}"
+
+    def join(self, location: str) -> URL:
+        """Where a redirect leads to from here."""
+        if _odd(location):
+            raise BadURL("it has line ends or other characters that no address may have")
+        try:
+            return parse_url(urljoin(str(self), location))
+        except BadURL:
+            raise
+        except ValueError as error:
+            raise BadURL(f"it is no address ({error})") from None
+
+
+def parse_url(text: str) -> URL:
+    """Read an address; a BadURL unless it has exactly one reading."""
+    text = text.strip(" \t\r\n")
+    if len(text) > MAX_URL:
+        raise BadURL(f"it has {len(text)} characters, and {MAX_URL} is the most")
+    if _odd(text):
+        raise BadURL("it has line ends, control or invisible characters: write it without them")
+    parts = _parts(text)
+    if parts is None or parts[1].lower() not in DEFAULT_PORTS:
+        named = _scheme(text)
+        other = f", not {named[1]}:" if named and named[1].lower() not in DEFAULT_PORTS else ""
+        raise BadURL(f"it must begin with http:// or https://{other}")
+    scheme, path = parts[1].lower(), parts[3] or "/"
+    if "\\" in path:
+        raise BadURL("it has a backslash: write / or %5C")
+    host, port = _split_authority(parts[2])
+    host, address = _read_host(host)
+    query = "" if parts[4] is None else "?" + _quoted(parts[4])
+    return URL(scheme, host, port or DEFAULT_PORTS[scheme], _quoted(path) + query, address)
+
+
+def _split_authority(authority: str) -> tuple[str, int | None]:
+    if "@" in authority:
+        raise BadURL("it has a user name or password before the host: leave that out")
+    if not authority or authority.startswith(":"):
+        raise BadURL("it has no host")
+    parts = _authority(authority)
+    if parts is None:
+        raise BadURL("its host and port cannot be read: write host or host:port, without %, \\ or zones")
+    if parts[2] is not None and not 0 < int(parts[2]) < 65_536:
+        raise BadURL("its port must be from 1 to 65535")
+    return parts[1], int(parts[2]) if parts[2] else None
+
+
+def _read_host(host: str) -> tuple[str, Address | None]:
+    """The host in the one way it is written, and its address if it is one."""
+    if host.startswith("["):
+        try:
+            address = IPv6Address(host[1:-1])
+        except ValueError:
+            raise BadURL(f"{host} is no IPv6 address") from None
+        return str(address), address
+    if not host.isascii():
+        host = _to_ascii(host)
+    host = host.lower().removesuffix(".")
+    labels = host.split(".")
+    if _is_number(labels[-1]):
+        # Systems take 127.1, 0x7f.1, 017700000001 and the like for addresses, each in its own way.
+        try:
+            four = IPv4Address(host)
+        except ValueError:
+            raise BadURL(
+                f"{host[:100]} is no IPv4 address: write four decimal numbers, without leading zeros"
+            ) from None
+        return host, four
+    if len(host) > 253 or not all(map(_is_label, labels)):
+        raise BadURL("its host is no possible name")
+    return host, None
+
+
+def _to_ascii(host: str) -> str:
+    """A host in other scripts as the DNS knows it."""
+    import idna  # comes with aiohttp; few addresses need it
+
+    try:
+        return idna.encode(host, uts46=True, std3_rules=True).decode()
+    except (idna.IDNAError, UnicodeError):
+        raise BadURL("its host is no possible name") from None
+
+
+def _quoted(text: str) -> str:
+    return quote(_stray_percent.sub("%25", text), safe="/?:@!$&'()*+,;=-._~%")

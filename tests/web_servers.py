@@ -1,0 +1,98 @@
+"""Servers on loopback for the tests of the web: ones that misbehave at will, and count who came."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def answer(body: bytes = b"", kind: str = "text/plain", status: int = 200, **headers: str) -> bytes:
+    """A whole HTTP answer; `_` in a header's name is `-`."""
+    lines = [f"HTTP/1.1 {status} Fine", f"Content-Type: {kind}"] if kind else [f"HTTP/1.1 {status} Fine"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+
+
+def redirect(location: str, status: int = 302) -> bytes:
+    return answer(status=status, Location=location)
+
+
+@dataclass
+class Server:
+    """One server; `answers` by path, `connections` and `requests` as they came."""
+
+    port: int = 0
+    answers: dict[str, Answer] = field(default_factory=dict)
+    connections: int = 0
+    requests: list[str] = field(default_factory=list)  # whole heads
+    sent: int = 0  # bytes of bodies that were taken from us
+
+    @property
+    def paths(self) -> list[str]:
+        return [head.split(" ", 2)[1] for head in self.requests]
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.requests.append(head.decode("latin-1"))
+            path = self.requests[-1].split(" ", 2)[1]
+            found = self.answers.get(path, self.answers.get("*", answer(b"found nothing", status=404)))
+            if isinstance(found, bytes):
+                writer.write(found)
+                await writer.drain()
+            else:
+                await found(writer)
+        writer.close()
+        with suppress(ConnectionError, ssl.SSLError):
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def serving(
+    answers: dict[str, Answer] | None = None, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[Server]:
+    """A server that runs as long as the block."""
+    server = Server(answers=answers or {})
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await server.talk(reader, writer)
+        except asyncio.CancelledError:
+            writer.transport.abort()
+        finally:
+            tasks.discard(task)
+
+    listener = await asyncio.start_server(accept, host, port, ssl=tls)
+    server.port = listener.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listener.close()
+        for task in list(tasks):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await listener.wait_closed()
+
+
+@dataclass
+class Names:
+    """A DNS of the test's own: each name's answers, one list a look-up, the last one for ever."""
+
+    answers: dict[str, list[list[str]]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        self.asked.append(host)
+        left = self.answers.get(host, [[]])
+        return left.pop(0) if len(left) > 1 else left[0]

@@ -1,0 +1,239 @@
+"""From a command and what it may touch to the program that is really started, and the choice of the wall."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from . import bubblewrap, cgroups, landlock, seccomp
+from .confinement import Confinement, Limits, command_environment
+from .system import system
+
+Mode = Literal["auto", "bubblewrap", "landlock", "off"]
+Wall = Literal["bubblewrap", "landlock", "off"]
+LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+_PROBE_SECONDS = 20.0
+_SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
+# Root needs its control group before anything else runs. Out of memory, the kernel ends the command, not the runtime.
+_JOIN = 'echo $$ >"$1/cgroup.procs" || exit 126; echo 1000 >/proc/self/oom_score_adj; shift; exec "$@"'
+# Inside the sandbox, so that processes are counted in its own user namespace. dash has another name for that limit.
+_LIMIT = (
+    "ulimit -c 0; ulimit -d {data}; ulimit -f {file}; ulimit -u {processes} 2>/dev/null || ulimit -p {processes}; "
+    'exec "$0" -c "$1"'
+)
+# The mounts are looked at from outside before the command begins; by path, as dash knows only one-digit descriptors.
+_GATE = "echo >/proc/self/fd/{told}; read -r go </proc/self/fd/{waiting}; "
+
+
+class NoSandbox(Exception):
+    """There is no wall on this machine; the text says what to do."""
+
+
+@dataclass(slots=True)
+class Launch:
+    """A program ready to be started, with all it holds until then and until its end."""
+
+    wall: Wall
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    passed: list[int] = field(default_factory=list)  # descriptors that the program inherits
+    control: int | None = None  # our end of the launcher's pipe: "T" asks the command to end, closing it ends all
+    ready: int | None = None  # the sandbox tells here that it is made …
+    gate: int | None = None  # … and waits here until the command may begin
+    world: Confinement | None = None
+    group: str | None = None
+    private: str | None = None
+
+    def started(self) -> None:
+        """The program has its copies of the descriptors."""
+        for descriptor in self.passed:
+            os.close(descriptor)
+        self.passed = []
+
+    def close(self) -> None:
+        """Let go of the descriptors that are left; what hangs on them ends."""
+        self.started()
+        for name in ("control", "ready", "gate"):
+            if (descriptor := getattr(self, name)) is not None:
+                setattr(self, name, None)
+                os.close(descriptor)
+
+    def clean_up(self) -> None:
+        """Remove what stood on the disk for the command, once it is over. Call it in a thread."""
+        if self.group is not None:
+            cgroups.remove_group(self.group)
+        if self.private is not None:
+            shutil.rmtree(self.private, ignore_errors=True)
+
+
+def choose_wall(mode: Mode) -> Wall:
+    """The wall that really works here, tried out; NoSandbox if there is none. Slow: call it once, in a thread."""
+    if mode == "off":
+        return "off"
+    problems = []
+    if mode in ("auto", "bubblewrap"):
+        problem = _try_bubblewrap()
+        if problem is None:
+            return "bubblewrap"
+        problems.append(problem)
+    if mode in ("auto", "landlock"):
+        problem = _try_landlock()
+        if problem is None:
+            return "landlock"
+        problems.append(problem)
+    raise NoSandbox(
+        f"No command was run, because there is no sandbox for it: {'; '.join(problems)}. Install bubblewrap (Debian, "
+        'Ubuntu: apt install bubblewrap), or let commands run without any sandbox with sandbox = "off" under [exec].'
+    )
+
+
+def prepare(
+    wall: Wall, world: Confinement, folder: str, command: str, *, outer: dict[str, str], names: tuple[str, ...] = ()
+) -> Launch:
+    """Make everything ready for a command. Call it in a thread; the launch must be closed in the end."""
+    search = system(outer.get("PATH", os.defpath), outer.get("HOME", "")).search
+    environment = command_environment(outer, names, network=world.network or wall == "off", search=search)
+    launch = Launch(wall, [], environment, "/" if sys.platform == "linux" else folder, world=world)
+    try:
+        if wall == "bubblewrap":
+            _by_bubblewrap(launch, world, folder, command)
+        else:
+            _by_launcher(launch, world, folder, command, outer)
+    except BaseException:
+        launch.close()
+        launch.clean_up()
+        raise
+    return launch
+
+
+def find_shell() -> str:
+    """bash where there is one, since that is what models write."""
+    return next((path for path in _SHELLS if os.path.exists(path)), "/bin/sh")
+
+
+def _by_bubblewrap(launch: Launch, world: Confinement, folder: str, command: str) -> None:
+    bwrap = bubblewrap.find_bwrap()
+    if bwrap is None:
+        raise NoSandbox("bubblewrap is gone from this machine: install it again and restart the runtime.")
+    launch.environment |= {"HOME": bubblewrap.HOME, "TMPDIR": "/tmp"}
+    calls = None
+    if seccomp.supported():
+        calls = _memory(launch, seccomp.namespaced_filter())
+    options = bubblewrap.arguments(world, folder, calls)
+    script = ""
+    if bubblewrap.expected(world):
+        launch.ready, told = os.pipe()
+        waiting, launch.gate = os.pipe()
+        launch.passed += [told, waiting]
+        script = _GATE.format(told=told, waiting=waiting)
+    inner = _memory(launch, b"".join(os.fsencode(option) + b"\0" for option in options))
+    shell = find_shell()
+    limits = world.limits
+    blocks = limits.file_mb * (1024 if shell.endswith("bash") else 2048)
+    script += _LIMIT.format(data=limits.memory_mb * 1024, file=blocks, processes=limits.processes)
+    arguments = [bwrap, "--args", str(inner), "--", shell, "-c", script, shell, command]
+    launch.group = _group(limits)
+    if launch.group is not None:
+        arguments = ["/bin/sh", "-c", _JOIN, "sh", launch.group, *arguments]
+    launch.arguments = arguments
+
+
+def _by_launcher(launch: Launch, world: Confinement, folder: str, command: str, outer: dict[str, str]) -> None:
+    task: dict[str, Any] = {"folder": folder, "command": [find_shell(), "-c", command]}
+    if launch.wall == "landlock":
+        launch.private = tempfile.mkdtemp(prefix="everloop-")
+        launch.environment |= {"HOME": launch.private, "TMPDIR": launch.private}
+        launch.group = _group(world.limits)
+        task |= {"wall": _landlock_wall(world, launch.private, launch.group), "group": launch.group}
+    else:
+        launch.environment |= {name: outer[name] for name in ("HOME", "TMPDIR") if name in outer}
+    if sys.platform != "linux":  # no launcher without a reaper of orphans: what leaves the process group survives
+        launch.arguments = task["command"]
+        return
+    told = _memory(launch, json.dumps(task).encode("utf-8", "surrogateescape"))
+    order, launch.control = os.pipe()
+    launch.passed.append(order)
+    launch.arguments = [sys.executable, "-I", "-S", LAUNCHER, str(told), str(order)]
+
+
+def _landlock_wall(world: Confinement, private: str, group: str | None) -> dict[str, Any]:
+    version = landlock.abi()
+    calls = seccomp.shared_filter(network=world.network, signals=version >= landlock.SIGNALS_SCOPED)
+    return {
+        "abi": version,
+        "rights": landlock.all_rights(version),
+        "rules": landlock.rules(world, private, version),
+        "links": [*world.readable, *world.writable],
+        "network": world.network,
+        "filter": calls.hex(),
+        "limits": {
+            "memory_mb": world.limits.memory_mb,
+            "file_mb": world.limits.file_mb,
+            "processes": world.limits.processes,
+            "counted": group is not None,
+        },
+    }
+
+
+def _group(limits: Limits) -> str | None:
+    parent = cgroups.parent_group()
+    return None if parent is None else cgroups.make_group(parent, limits)
+
+
+def _memory(launch: Launch, data: bytes) -> int:
+    """A descriptor from which the program reads these bytes; on no disk and in no list of processes."""
+    descriptor = os.memfd_create("everloop", os.MFD_CLOEXEC)
+    launch.passed.append(descriptor)
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _try_bubblewrap() -> str | None:
+    """What is wrong with bwrap here, or None."""
+    if bubblewrap.find_bwrap() is None:
+        return "bubblewrap is not installed"
+    problem = _try_out("bubblewrap")
+    return None if problem is None else f"bubblewrap does not work here ({problem})"
+
+
+def _try_landlock() -> str | None:
+    if landlock.abi() < landlock.NEEDED:
+        return "the kernel's Landlock is missing, off or too old (Linux 6.2 has what is needed)"
+    if not seccomp.supported():
+        return "system calls cannot be filtered on this processor"
+    problem = _try_out("landlock")
+    return None if problem is None else f"Landlock does not work here ({problem})"
+
+
+def _try_out(wall: Wall) -> str | None:
+    """Run a command for real behind a wall: that namespaces may be made is not to be read from any setting."""
+    with tempfile.TemporaryDirectory(prefix="everloop-") as folder:
+        outer = {"PATH": os.defpath}
+        world = Confinement(os.path.realpath(folder), readable=system(os.defpath, "").paths)
+        launch = prepare(wall, world, world.workspace, "echo works", outer=outer)
+        try:
+            done = subprocess.run(
+                launch.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=launch.environment,
+                pass_fds=launch.passed,
+                timeout=_PROBE_SECONDS,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return str(error)
+        finally:
+            launch.close()
+            launch.clean_up()
+    said = done.stdout.decode(errors="replace").strip()
+    return None if done.returncode == 0 and said == "works" else said.splitlines()[-1] if said else "it said nothing"

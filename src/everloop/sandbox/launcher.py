@@ -1,0 +1,227 @@
+"""Runs one command and sees to it that nothing of it is left behind. Started as a program of its own.
+
+It stands between the runtime and the command where there are no namespaces: it is told what to do in JSON on a
+descriptor, confines its child by Landlock, a filter of system calls and the loss of all capabilities, adopts every
+process that is orphaned below it, and kills them all when the command is over, when it is told to, or when the
+runtime is gone (the pipe `control` is closed). It imports nothing of the package: it runs isolated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+import time
+
+TYPE_CHECKING = False  # importing typing would cost more than all the rest
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _OPENAT2 = 444, 445, 446, 437
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_PDEATHSIG, _SET_NO_NEW_PRIVS, _SET_CHILD_SUBREAPER, _CAPBSET_DROP = 1, 38, 36, 24
+_ALL_SCOPES, _TCP = 3, 3
+_NO_SYMLINKS = 0x04
+_CAPABILITY_VERSION = 0x20080522
+_GIVE_UP = 5.0
+REFUSED = 126
+
+library = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int, what: str) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def prctl(option: int, value: int = 0) -> int:
+    return int(library.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
+
+
+# ------------------------------------------------------------------------------------------------ the wall
+
+
+def open_place(path: str, follow: bool) -> int:
+    """A path to grant rights on. In a workspace no link is followed: somebody may be swapping them right now."""
+    flags = os.O_PATH | os.O_CLOEXEC
+    if follow:
+        return os.open(path, flags)
+    how = struct.pack("QQQ", flags, 0, _NO_SYMLINKS)
+    return checked(library.syscall(_OPENAT2, -100, os.fsencode(path), how, len(how)), path)
+
+
+def restrict_files(wall: dict[str, Any]) -> None:
+    """Landlock: nothing but what the rules grant; from version 4 on no TCP, from 6 on no signal to the outside."""
+    attributes = struct.pack("QQQ", wall["rights"], 0 if wall["network"] else _TCP, _ALL_SCOPES)
+    attributes = attributes[: 24 if wall["abi"] >= 6 else 16 if wall["abi"] >= 4 else 8]
+    ruleset = checked(library.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "Landlock")
+    links = set(wall["links"])
+    for path, rights in wall["rules"]:
+        try:
+            place = open_place(path, path in links)
+        except OSError:
+            continue  # it went away, or became a link: then nothing is granted
+        rule = struct.pack("=Qi", rights, place)
+        checked(library.syscall(_ADD_RULE, ruleset, 1, rule, 0), f"Landlock rule for {path}")
+        os.close(place)
+    checked(library.syscall(_RESTRICT_SELF, ruleset, 0), "Landlock")
+    os.close(ruleset)
+
+
+def drop_capabilities() -> None:
+    """Root without capabilities is a user like others, and stays so through every exec."""
+    for capability in range(64):
+        if prctl(_CAPBSET_DROP, capability) < 0:
+            break
+    header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
+    checked(library.capset(header, bytes(24)), "capset")
+
+
+def filter_calls(program: bytes) -> None:
+    instructions = ctypes.create_string_buffer(program, len(program))
+    description = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
+    checked(library.syscall(_SECCOMP[os.uname().machine], 1, 0, description), "seccomp")
+
+
+def limit(limits: dict[str, Any]) -> None:
+    """The hard limits too, so that they cannot be lifted again."""
+    # Without a namespace the kernel counts all the threads of the user.
+    others = 0 if limits["counted"] else threads_of_user()
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_DATA: limits["memory_mb"] * 2**20,
+        resource.RLIMIT_FSIZE: limits["file_mb"] * 2**20,
+        resource.RLIMIT_NPROC: others + limits["processes"],
+    }
+    if limits["counted"]:
+        del wanted[resource.RLIMIT_NPROC]
+    for kind, most in wanted.items():
+        _, hard = resource.getrlimit(kind)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+def threads_of_user() -> int:
+    count, user = 0, os.getuid()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                tasks = os.stat(f"/proc/{name}/task")
+            except OSError:
+                continue
+            count += tasks.st_nlink - 2 if tasks.st_uid == user else 0
+    return count
+
+
+def become(task: dict[str, Any]) -> NoReturn:
+    """In the child: give up everything, then turn into the command."""
+    os.setsid()
+    prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # ignored here, and that would be inherited
+        signal.signal(number, signal.SIG_DFL)
+    os.chdir(task["folder"])
+    if (wall := task.get("wall")) is not None:
+        checked(prctl(_SET_NO_NEW_PRIVS, 1), "no_new_privs")
+        limit(wall["limits"])
+        restrict_files(wall)
+        drop_capabilities()
+        filter_calls(bytes.fromhex(wall["filter"]))
+    os.execve(task["command"][0], task["command"], dict(os.environ))
+
+
+# ------------------------------------------------------------------------------------------------ the watch
+
+
+def children(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    found = children(pid)
+    for child in found:  # it grows while it is walked
+        found += children(child)
+    return found
+
+
+def signal_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+def kill_all() -> None:
+    """Kill whatever is below us until nothing is; orphans come to us, as we are their reaper."""
+    deadline = time.monotonic() + _GIVE_UP
+    while time.monotonic() < deadline:
+        signal_all(descendants(os.getpid()), signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.002)
+
+
+def supervise(pid: int, control: int) -> int:
+    """Wait for the command, or for an order: T asks it to end, a closed pipe ends everything. Gives its status."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    while True:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == pid:
+                return ended[1]
+        ready, _, _ = select.select([control, reading], [], [])
+        if control in ready:
+            if os.read(control, 1) != b"T":
+                return signal.SIGKILL
+            signal_all(descendants(os.getpid()), signal.SIGTERM)
+        if reading in ready:
+            os.read(reading, 4096)
+
+
+def enter_group(folder: str | None) -> None:
+    """Be counted in the command's control group; out of memory, the kernel ends the command and not the runtime."""
+    if folder is not None:
+        with open(f"{folder}/cgroup.procs", "w") as file:
+            file.write(str(os.getpid()))
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def main() -> NoReturn:
+    with open(int(sys.argv[1]), "rb") as file:
+        task = json.loads(file.read())
+    control = int(sys.argv[2])
+    os.set_inheritable(control, False)
+    prctl(_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        if "wall" in task:
+            enter_group(task["group"])
+        pid = os.fork()
+        if not pid:
+            become(task)
+    except BaseException as error:
+        os.write(2, f"everloop: the command could not be started: {error}\n".encode())
+        os._exit(REFUSED)
+    status = supervise(pid, control)
+    kill_all()
+    os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+
+
+if __name__ == "__main__":
+    main()

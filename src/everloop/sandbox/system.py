@@ -1,0 +1,95 @@
+"""What of the machine a confined command sees besides its workspace: the system's programs, not people's files."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
+# Parts of /etc that programs read. Whole folders only where no keys and passwords are kept: not /etc/ssl, for one.
+SETTINGS = (
+    "alternatives", "bash_completion.d", "ca-certificates", "ca-certificates.conf", "crypto-policies",
+    "debian_version", "fonts", "gai.conf", "gitconfig", "group", "host.conf", "hosts", "inputrc", "java", "ld.so.cache",
+    "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf", "localtime", "magic", "magic.mime", "mime.types",
+    "networks", "nsswitch.conf", "os-release", "passwd", "perl", "pki/ca-trust", "pki/tls/cert.pem", "pki/tls/certs",
+    "pki/tls/openssl.cnf", "protocols", "python3", "python3.11", "python3.12", "python3.13", "python3.14",
+    "resolv.conf", "services", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
+)  # fmt: skip
+# What stands beside the programs of a prefix inside somebody's home. Not the whole prefix: ~/.cargo holds a
+# registry's token beside bin/, ~/.local a keyring beside lib/.
+_BESIDE = ("bin", "sbin", "shims", "lib", "lib64", "libexec", "include", "versions", "version", "plugins", "pyvenv.cfg")
+_MAX_LINKS = 500
+
+
+@dataclass(slots=True, frozen=True)
+class System:
+    """Paths that are shown read-only, and the PATH that leads through them."""
+
+    paths: tuple[str, ...]
+    search: str
+
+
+def inside(path: str, folder: str) -> bool:
+    """Whether a path is a folder or something in it. Both are real paths."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+@lru_cache(maxsize=8)
+def system(search: str, home: str) -> System:
+    """What there is for the programs on a PATH. Reads many folders: call it in a thread.
+
+    Programs outside the system's own folders (pyenv in a home, /opt) are shown with the prefix they live in.
+    """
+    homes = {os.path.realpath(place) for place in (home, _home_of_user()) if place not in ("", "/")}
+    paths: dict[str, None] = dict.fromkeys(path for path in PROGRAMS if os.path.lexists(path))
+    paths |= dict.fromkeys(path for name in SETTINGS if os.path.exists(path := f"/etc/{name}"))
+    entries = [entry for entry in search.split(":") if entry.startswith("/") and os.path.isdir(entry)]
+    for entry in entries:
+        for place in _places(entry):
+            for path in _prefix(place, homes):
+                if not any(inside(path, known) for known in PROGRAMS):
+                    paths.setdefault(path)
+    outer = [path for path in paths if not any(path != other and inside(path, other) for other in paths)]
+    return System(tuple(outer), ":".join(dict.fromkeys(entries)) or os.defpath)
+
+
+def without(paths: Iterable[str], hidden: Sequence[str], workspace: str) -> list[str]:
+    """The paths that show nothing of the hidden ones, and do not lie over the workspace."""
+    shown = []
+    for path in paths:
+        place = os.path.realpath(path)
+        if not inside(place, workspace) and not any(inside(place, secret) for secret in hidden):
+            shown.append(path)
+    return shown
+
+
+def _home_of_user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def _places(entry: str) -> list[str]:
+    """The folder of a PATH entry, and the folders that the links in it lead to (a virtual environment's Python)."""
+    places = {entry: None, os.path.realpath(entry): None}
+    if any(inside(os.path.realpath(entry), known) for known in PROGRAMS):
+        return []
+    with os.scandir(entry) as names:
+        for _, name in zip(range(_MAX_LINKS), names, strict=False):
+            if name.is_symlink() and os.path.isfile(target := os.path.realpath(name.path)):
+                places.setdefault(os.path.dirname(target))
+    return list(places)
+
+
+def _prefix(place: str, homes: set[str]) -> list[str]:
+    """What must be seen for the programs in a folder to run."""
+    prefix, name = os.path.split(place)
+    if name not in ("bin", "sbin", "shims") or any(inside(home, prefix) for home in homes):
+        return [place]  # a folder of single programs, or one whose neighbours are somebody's files
+    if any(inside(prefix, home) for home in homes):
+        return [path for beside in _BESIDE if os.path.exists(path := os.path.join(prefix, beside))]
+    return [prefix] if prefix.count("/") > 1 else [place]

@@ -1,0 +1,181 @@
+"""A command while it runs: started behind its wall, listened to, and ended with everything it has started."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from ..sandbox.bubblewrap import misplaced
+from ..sandbox.launch import Launch
+from .base import ToolError
+from .threads import in_thread
+
+GRACE_SECONDS = 2.0  # between being asked to end and being killed
+_LAST_WORDS_SECONDS = 0.5  # for what is still in the pipe when the command is over
+_END_SECONDS = 10.0
+_CHUNK = 256 * 1024
+_PAUSE = 0.002  # a command that says more than anybody keeps is not worth all of a processor
+
+Listener = Callable[[bytes], Awaitable[bool]]  # takes output; True: no hurry any more
+
+
+class Process:
+    """One running command. `start` makes it; it must be ended by `end`, whatever happens."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._process: asyncio.subprocess.Process | None = None
+        self._output: asyncio.ReadTransport | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, 128 + the signal's number if it was killed, None while it runs."""
+        code = self._process.returncode if self._process is not None else None
+        return 128 - code if code is not None and code < 0 else code
+
+    async def start(self, listener: Listener, *, stdin: bool = False) -> None:
+        """Start it. It hears nothing unless `stdin`; what it says on both streams goes to the listener."""
+        loop = asyncio.get_running_loop()
+        reading, writing = os.pipe()
+        reader = asyncio.StreamReader(_CHUNK)
+        try:
+            self._output, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", 0)
+            )
+            # On this thread, not in a worker: a sandbox dies with the thread that started it.
+            self._process = await asyncio.create_subprocess_exec(
+                *self._launch.arguments,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=writing,
+                stderr=subprocess.STDOUT,
+                env=self._launch.environment,
+                cwd=self._launch.folder,
+                pass_fds=self._launch.passed,
+                start_new_session=True,
+            )
+        except OSError as error:
+            await self.end()
+            if error.errno == errno.E2BIG:
+                raise ToolError("The command is too long: write it to a file and run that.") from None
+            raise ToolError(f"The command could not be started: {error.strerror or error}.") from None
+        finally:
+            os.close(writing)
+        self._launch.started()
+        self._reading = asyncio.create_task(self._listen(reader, listener))
+        if self._launch.gate is not None:
+            await self._open_gate()
+
+    async def wait(self) -> None:
+        """Until the command is over and its last words are heard. Who still holds its pipe is not waited for."""
+        assert self._process is not None
+        await self._process.wait()
+        if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=_LAST_WORDS_SECONDS)
+
+    async def write(self, data: bytes) -> None:
+        """Send to its standard input; nothing closes it. A ToolError if nobody listens any more."""
+        stdin = self._process.stdin if self._process is not None else None
+        if stdin is None or stdin.is_closing():
+            raise ToolError("Its input is closed already.")
+        try:
+            if data:
+                stdin.write(data)
+                await stdin.drain()
+            else:
+                stdin.close()
+        except (ConnectionError, RuntimeError):
+            raise ToolError("It has ended or does not listen any more: poll it to see how.") from None
+
+    async def end(self, grace: float = GRACE_SECONDS) -> None:
+        """End it, asking first; nothing of it is left when this returns. Also after a cancellation it goes on."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(grace))
+        await asyncio.shield(self._ending)
+
+    async def _end(self, grace: float) -> None:
+        if self._process is not None:
+            if self._process.returncode is None:
+                await in_thread(self._ask)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), grace)
+            self._kill()
+            try:
+                await asyncio.wait_for(self._process.wait(), _END_SECONDS)
+            except TimeoutError:
+                self._process.kill()
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=_LAST_WORDS_SECONDS)
+            self._reading.cancel()
+        if self._output is not None:
+            self._output.close()
+        self._launch.close()
+        await in_thread(self._launch.clean_up)
+
+    def _ask(self) -> None:
+        """Ask the command to end: by the launcher, or by the process group of what bwrap has made."""
+        assert self._process is not None
+        with suppress(OSError):
+            if self._launch.control is not None:
+                os.write(self._launch.control, b"T")
+            elif self._launch.wall == "bubblewrap":
+                for child in _children(self._process.pid):
+                    if os.getpgid(child) == child:
+                        os.killpg(child, signal.SIGTERM)
+            else:
+                os.killpg(self._process.pid, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        """End it at once. The launcher must live to do that; bwrap takes its namespace along."""
+        assert self._process is not None
+        if self._launch.control is not None:
+            self._launch.close()
+        elif self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        if self._launch.wall == "off" and self._launch.control is None:
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _open_gate(self) -> None:
+        """Let the command begin if its sandbox shows what it should."""
+        problem = await in_thread(self._look)
+        if problem is not None:
+            await self.end(0)
+            raise ToolError(f"The sandbox was not made as it should be ({problem}): nothing was run. Try again.")
+        gate, self._launch.gate = self._launch.gate, None
+        if gate is not None:
+            os.close(gate)
+
+    def _look(self) -> str | None:
+        """What is wrong with the sandbox that waits at the gate, or None."""
+        assert self._process is not None
+        assert self._launch.ready is not None
+        assert self._launch.world is not None
+        if not os.read(self._launch.ready, 1):
+            return None  # bwrap has failed, and says so on its output
+        try:
+            (child,) = _children(self._process.pid)
+            with open(f"/proc/{child}/mountinfo") as file:
+                path = misplaced(file.read(), self._launch.world)
+        except (OSError, ValueError):
+            return "it ended"
+        return None if path is None else f"{path} was changed at that moment"
+
+    async def _listen(self, reader: asyncio.StreamReader, listener: Listener) -> None:
+        while data := await reader.read(_CHUNK):
+            if await listener(data):
+                await asyncio.sleep(_PAUSE)
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]

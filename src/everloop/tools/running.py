@@ -1,0 +1,195 @@
+"""The commands that run: how they are started behind the wall that works here, and those in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..messages import clean
+from ..sandbox.confinement import Confinement, Limits, confinement
+from ..sandbox.launch import Launch, Mode, NoSandbox, Wall, choose_wall, prepare
+from ..sandbox.system import inside
+from .base import ToolError
+from .captures import Fresh
+from .context import CallContext, current_call
+from .processes import Process
+from .threads import in_thread
+
+
+@dataclass(slots=True, frozen=True)
+class ShellSettings:
+    """What commands may do and use. `confine` None: in the sandbox where the workspace is restricted."""
+
+    timeout: float = 60.0  # seconds, where a call asks for none
+    max_timeout: float = 600.0
+    mode: Mode = "auto"
+    confine: bool | None = None
+    readable: tuple[str, ...] = ()  # paths that are seen besides the system's
+    writable: tuple[str, ...] = ()  # paths that can be changed besides the workspace
+    environment: tuple[str, ...] = ()  # names of variables let through besides the usual ones
+    memory_mb: int = 4096
+    processes: int = 512
+    file_mb: int = 4096  # of one file
+    output_limit: int = 30_000  # characters of a result
+    saved_limit: int = 16 * 1024 * 1024  # bytes of a long output that are kept for read_file
+    session_background: int = 8  # commands in the background at once
+    total_background: int = 32
+
+
+@dataclass(slots=True)
+class Background:
+    """A command that runs beside the conversation."""
+
+    id: str
+    command: str
+    context: CallContext
+    keep: bool
+    network: bool
+    process: Process
+    fresh: Fresh
+    began: float = field(default_factory=time.monotonic)
+    watch: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> str:
+        code = self.process.returncode
+        return f"running for {time.monotonic() - self.began:.0f} s" if code is None else ended(code)
+
+
+class Shell:
+    """What the two tools share: the settings, the wall that works here, and the commands in the background."""
+
+    def __init__(self, settings: ShellSettings) -> None:
+        self.settings = settings
+        self.background: dict[str, Background] = {}
+        self._numbers = itertools.count(1)
+        self._wall: Wall | NoSandbox | None = None
+        self._choosing = asyncio.Lock()
+
+    def confined(self, context: CallContext) -> bool:
+        if self.settings.mode == "off":
+            return False
+        return context.restricted if self.settings.confine is None else self.settings.confine
+
+    async def launch(self, command: str, working_dir: str, network: bool) -> Launch:
+        """A command ready to start; a ToolError if it cannot be confined as it must be."""
+        context = current_call()
+        wall = await self._chosen() if self.confined(context) else "off"
+        try:
+            return await in_thread(self._prepare, wall, context, command, working_dir, network)
+        except NoSandbox as error:
+            raise ToolError(str(error)) from None
+        except OSError as error:
+            raise ToolError(f"The command could not be started: {error}.") from None
+
+    async def _chosen(self) -> Wall:
+        async with self._choosing:
+            wall = self._wall
+            if wall is None:
+                try:
+                    wall = await in_thread(choose_wall, self.settings.mode)
+                except NoSandbox as error:
+                    wall = error
+                self._wall = wall
+        if isinstance(wall, NoSandbox):
+            raise ToolError(str(wall))
+        return wall
+
+    def _prepare(self, wall: Wall, context: CallContext, command: str, working_dir: str, network: bool) -> Launch:
+        settings, outer = self.settings, dict(os.environ)
+        limits = Limits(settings.memory_mb, settings.processes, settings.file_mb)
+        if wall == "off":
+            world = Confinement(os.path.realpath(context.workspace), limits=limits)
+        else:
+            world = confinement(
+                os.fspath(context.workspace),
+                network=network,
+                readable=settings.readable,
+                writable=settings.writable,
+                protected=[os.fspath(path) for path in context.protected],
+                outputs=None if context.outputs is None else os.fspath(context.outputs),
+                limits=limits,
+            )
+        folder = find_folder(world, working_dir, restricted=context.restricted or wall != "off")
+        return prepare(wall, world, folder, command, outer=outer, names=settings.environment)
+
+    async def start_background(self, command: str, working_dir: str, network: bool, keep: bool) -> Background:
+        context = current_call()
+        self._make_room(context)
+        fresh = Fresh(self.settings.output_limit)
+        process = Process(await self.launch(command, working_dir, network))
+
+        async def listen(data: bytes) -> bool:
+            fresh.feed(data)
+            return True
+
+        entry = Background(f"p{next(self._numbers)}", command, context, keep, network, process, fresh)
+        self.background[entry.id] = entry
+        try:
+            await process.start(listen, stdin=True)
+        except BaseException:
+            del self.background[entry.id]
+            await process.end(0)
+            raise
+        entry.watch = asyncio.create_task(self._watch(entry))
+        return entry
+
+    def _make_room(self, context: CallContext) -> None:
+        for entry in [entry for entry in self.background.values() if entry.process.returncode is not None]:
+            if len(self.background) >= self.settings.total_background or same_session(entry.context, context):
+                del self.background[entry.id]
+        own = sum(same_session(entry.context, context) for entry in self.background.values())
+        if own >= self.settings.session_background or len(self.background) >= self.settings.total_background:
+            raise ToolError(f"Too many commands run in the background ({own} of this session): kill one of them first.")
+
+    async def _watch(self, entry: Background) -> None:
+        await entry.process.wait()
+        await entry.process.end(0)
+        entry.fresh.more.set()
+
+    def find(self, id: str | None) -> Background:
+        """A background command of the same owner and session."""
+        context = current_call()
+        entry = self.background.get(id or "")
+        if entry is not None and same_session(entry.context, context):
+            return entry
+        known = [entry.id for entry in self.background.values() if same_session(entry.context, context)]
+        there = f"there are: {', '.join(known)}" if known else "none are there"
+        raise ToolError(f"There is no background command {id!r} ({there}); they end with their turn or the runtime.")
+
+    async def end(self, entries: Sequence[Background]) -> None:
+        """End these and forget them."""
+        for entry in entries:
+            self.background.pop(entry.id, None)
+        await asyncio.gather(*(entry.process.end() for entry in entries))
+
+
+def same_session(one: CallContext, other: CallContext) -> bool:
+    return (one.owner, one.session) == (other.owner, other.session)
+
+
+def ended(code: int) -> str:
+    """How a command ended, in words."""
+    if code > 128:
+        try:
+            return f"exit status {code}, {signal.Signals(code - 128).name}"
+        except ValueError:
+            pass  # not a signal's number: the command chose it
+    return f"exit status {code}"
+
+
+def find_folder(world: Confinement, working_dir: str, *, restricted: bool) -> str:
+    """The real folder to run in; a ToolError if it is none or out of reach."""
+    if "\0" in working_dir:
+        raise ToolError(f"{working_dir!r} is not a path: give one relative to the workspace.")
+    folder = os.path.realpath(os.path.join(world.workspace, os.path.expanduser(clean(working_dir))))
+    if restricted and not any(inside(folder, place) for place in (world.workspace, *world.readable, *world.writable)):
+        raise ToolError(f"{working_dir} is outside the workspace: commands run inside {world.workspace}.")
+    if not os.path.isdir(folder):
+        raise ToolError(f"{working_dir} is not a folder: use list_dir to see what there is.")
+    return folder

@@ -1,0 +1,203 @@
+"""Shell commands: `exec` runs one and waits, or leaves it in the background, where `process` looks after it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from typing import Any
+
+from ..messages import clean
+from .base import Output, Plan, Tool, ToolError
+from .captures import Capture, Ticker
+from .context import current_call
+from .processes import Process
+from .running import Shell, ShellSettings, ended, same_session
+
+__all__ = ["ShellSettings", "shell_tools"]
+
+_MAX_WAIT = 30.0
+_NO_NETWORK = re.compile(
+    r"could not resolve host|name resolution|name or service not known|network is unreachable|EAI_AGAIN|ENOTFOUND"
+    r"|ENETUNREACH|failed to lookup address|no such host|unable to resolve|socket: (?:permission denied|operation not)",
+    re.IGNORECASE,
+)
+
+
+def shell_tools(settings: ShellSettings | None = None) -> list[Tool]:
+    """The tools `exec` and `process`, over one set of running commands."""
+    shell = Shell(settings or ShellSettings())
+    return [Exec(shell), ProcessTool(shell)]
+
+
+class Exec(Tool):
+    """Runs a command. Alone in its round: commands change files, so their order counts."""
+
+    name = "exec"
+    description: str
+    parameters: dict[str, Any]
+    replay = "never"
+    parallel = False
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        settings = shell.settings
+        self.timeout = settings.max_timeout + 60.0  # ours comes first
+        self.description = (
+            "Run a shell command (bash) in the workspace. Output comes with the exit status; standard input is empty. "
+            "In a sandbox only the workspace can be changed, /tmp and the home folder are empty and gone afterwards, "
+            "and there is no network unless network=true. Whatever a command leaves running ends with it; use "
+            "background=true for a server or a long job, and the tool process to look after it."
+        )
+        self.parameters = {
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "description": "The command, as for bash -c."},
+                "working_dir": {"type": "string", "description": "The folder to run in, relative to the workspace."},
+                "timeout": {
+                    "type": "number",
+                    "exclusiveMinimum": 0,
+                    "description": f"Seconds; {settings.timeout:g} by default, {settings.max_timeout:g} at most.",
+                },
+                "network": {"type": "boolean", "description": "Let the command reach the network."},
+                "background": {"type": "boolean", "description": "Return at once with an id for the tool process."},
+                "keep": {"type": "boolean", "description": "With background: let it run on when the turn is over."},
+            },
+            "required": ["command"],
+        }
+
+    def plan(self, arguments: dict[str, Any]) -> Plan:
+        context = current_call()
+        command, network = str(arguments["command"]), bool(arguments.get("network"))
+        confined = self._shell.confined(context)
+        folder = os.path.normpath(os.path.join(context.workspace, str(arguments.get("working_dir") or "")))
+        how = f"in the sandbox {'with' if network else 'without'} network" if confined else "outside of any sandbox"
+        later = ", in the background" if arguments.get("background") else ""
+        later += ", and on after the turn" if later and arguments.get("keep") else ""
+        return Plan(
+            shown=f"{command}\n(in {folder}, {how}{later})",
+            command=command,
+            network=network,
+            sends=network or not confined,
+            unconfined=not confined,
+        )
+
+    async def execute(
+        self,
+        command: str,
+        working_dir: str = "",
+        timeout: float | None = None,
+        network: bool = False,
+        background: bool = False,
+        keep: bool = False,
+    ) -> Output:
+        if not command.strip() or "\0" in command:
+            raise ToolError("There is no command in that: give one line or more for bash.")
+        if background:
+            entry = await self._shell.start_background(clean(command), working_dir, network, keep)
+            until = "the runtime ends" if keep else "this turn is over"
+            return Output(f"Started in the background as {entry.id}; it runs until it is done or {until}.")
+        return await self._run(clean(command), working_dir, timeout, network)
+
+    async def _run(self, command: str, working_dir: str, timeout: float | None, network: bool) -> Output:
+        context, settings = current_call(), self._shell.settings
+        limit = min(timeout or settings.timeout, settings.max_timeout)
+        capture = Capture(settings.output_limit, settings.saved_limit, context.outputs, f"exec-{context.call}")
+        ticker = Ticker(context.progress)
+
+        async def listen(data: bytes) -> bool:
+            ticker.feed(data)
+            await capture.feed(data)
+            return capture.full
+
+        process = Process(await self._shell.launch(command, working_dir, network))
+        late = False
+        try:
+            async with asyncio.timeout(limit):
+                await process.start(listen)
+                await process.wait()
+        except TimeoutError:
+            late = True
+        finally:
+            ticker.stop()
+            await process.end()
+        await capture.save()
+        text = capture.text().rstrip()
+        if late:
+            note = f"it took longer than {limit:g} seconds and was stopped; a larger timeout (at most "
+            note += f"{settings.max_timeout:g}) or background=true gives it more"
+            return Output(f"{text}\n[{note}]".lstrip(), untrusted=network, failed=True)
+        notes = self._notes(process.returncode or 0, text, network, self._shell.confined(context))
+        return Output("\n".join(filter(None, [text, *notes])) or "(no output)", untrusted=network)
+
+    def _notes(self, code: int, text: str, network: bool, confined: bool) -> list[str]:
+        notes = [f"[{ended(code)}]"] if code else []
+        if confined and code == 128 + signal.SIGKILL:
+            notes.append(f"[perhaps it used more than the {self._shell.settings.memory_mb} MB of memory it may have]")
+        if confined and not network and code and _NO_NETWORK.search(text):
+            notes.append("[the sandbox has no network: if the command needs it, call exec again with network=true]")
+        return notes
+
+    async def end_turn(self, turn: str) -> None:
+        entries = [entry for entry in self._shell.background.values() if entry.context.turn == turn and not entry.keep]
+        await self._shell.end(entries)
+
+    async def close(self) -> None:
+        await self._shell.end(list(self._shell.background.values()))
+
+
+class ProcessTool(Tool):
+    """Looks after the commands in the background."""
+
+    name = "process"
+    description = (
+        "Look after commands that were started with exec(background=true): list them; poll one for its state and what "
+        "it said since the last poll; write text to its standard input (no text closes it); kill it."
+    )
+    parameters = {  # noqa: RUF012
+        "type": "object",
+        "properties": {
+            "action": {"type": "string", "enum": ["list", "poll", "write", "kill"]},
+            "id": {"type": "string", "description": "Which one, as exec said it."},
+            "text": {"type": "string", "description": "For write; end a line with a line break."},
+            "wait": {"type": "number", "minimum": 0, "description": "For poll: seconds to wait for news, 30 at most."},
+        },
+        "required": ["action"],
+    }
+    replay = "never"
+    timeout = 60.0
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    def plan(self, arguments: dict[str, Any]) -> Plan:
+        if arguments["action"] != "write":
+            return Plan()
+        entry = self._shell.find(arguments.get("id"))
+        sends = entry.network or not self._shell.confined(entry.context)
+        return Plan(shown=f"write to {entry.id} ({entry.command}):\n{arguments.get('text', '')}", sends=sends)
+
+    async def execute(self, action: str, id: str | None = None, text: str = "", wait: float = 0.0) -> Output:
+        if action == "list":
+            return self._list()
+        entry = self._shell.find(id)
+        if action == "write":
+            await entry.process.write(clean(text).encode())
+            return Output(f"Sent to {entry.id}." if text else f"The input of {entry.id} is closed.")
+        if action == "kill":
+            await self._shell.end([entry])
+        elif wait and entry.process.returncode is None and not entry.fresh.more.is_set():
+            try:
+                async with asyncio.timeout(min(wait, _MAX_WAIT)):
+                    await entry.fresh.more.wait()
+            except TimeoutError:
+                pass  # there is no news: that is told below
+        said = entry.fresh.take().rstrip()
+        return Output(f"{said}\n[{entry.id}: {entry.state}]".lstrip(), untrusted=entry.network)
+
+    def _list(self) -> Output:
+        context = current_call()
+        own = [entry for entry in self._shell.background.values() if same_session(entry.context, context)]
+        lines = [f"{entry.id}  {entry.state}{', kept' * entry.keep}  {entry.command[:200]}" for entry in own]
+        return Output("\n".join(lines) or "Nothing runs in the background.")

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from everloop.log import Call
 from everloop.tools import files, paths
-from everloop.tools.context import CallContext
-from everloop.tools.registry import ToolRegistry
-
-
-class Desk:
-    """A workspace and the tools over it."""
-
-    def __init__(self, folder: Path, restricted: bool = True) -> None:
-        self.folder = folder
-        self.registry = ToolRegistry(files.file_tools(), timeout=20)
-        self.context = CallContext("me", "s", "t", "c", "cli", "d", folder, restricted, "k", lambda text: None)
-
-    async def __call__(self, name: str, **arguments: Any) -> str:
-        result = await self.registry.run(Call("c", name, arguments), self.context)
-        assert result.status == "ok", result.content
-        return result.content
-
-    async def fails(self, name: str, **arguments: Any) -> str:
-        result = await self.registry.run(Call("c", name, arguments), self.context)
-        assert result.status == "error", result.content
-        return json.loads(result.content)["message"]
+from tests.desk import Desk
 
 
 @pytest.fixture
@@ -73,6 +52,21 @@ async def test_a_long_file_can_be_read_page_by_page_without_a_gap(desk, folder):
         page = await desk("read_file", path="long.txt", offset=len(seen) + 1)
         assert len(page) < 70_000
         seen += [line.split("\t", 1)[1] for line in page.split("\n") if "\t" in line]
+    assert seen == lines
+
+
+@given(text=st.text(st.sampled_from("ab\t é\r\n\x0b\x85\u2028"), max_size=60), limit=st.integers(1, 7))
+async def test_pages_put_together_are_the_file(text, limit, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "a.txt").write_bytes(text.encode())
+    desk = Desk(folder)
+    lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+    seen: list[str] = []
+    while len(seen) < len(lines):
+        page = await desk("read_file", path="a.txt", offset=len(seen) + 1, limit=limit)
+        shown = [line for line in page.split("\n") if not line.startswith("[lines ")]
+        assert [int(line[:6]) for line in shown] == list(range(len(seen) + 1, len(seen) + len(shown) + 1))
+        seen += [line[7:] for line in shown]
     assert seen == lines
 
 
@@ -178,6 +172,50 @@ async def test_only_ordinary_files_are_replaced(desk, folder):
 async def test_text_that_has_no_utf8_form_is_written_readably(desk, folder):
     await desk("write_file", path="a.txt", content="a\ud800b")
     assert (folder / "a.txt").read_text() == "a?b"
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+async def test_a_replaced_file_keeps_its_mark_and_its_line_endings(desk, folder, mark):
+    (folder / "a.txt").write_bytes(mark + b"one\r\ntwo\r\n")
+    await desk("write_file", path="a.txt", content="1\n2\r\n3")
+    assert (folder / "a.txt").read_bytes() == mark + b"1\r\n2\r\n3"
+    (folder / "b.txt").write_bytes(mark + b"one\ntwo\r\nthree\n")
+    await desk("write_file", path="b.txt", content="1\n2\n")
+    assert (folder / "b.txt").read_bytes() == mark + b"1\n2\n"
+
+
+async def test_a_replaced_file_keeps_its_encoding_if_it_is_text(desk, folder):
+    (folder / "a.txt").write_bytes("é\r\nß\r\n".encode("utf-16"))
+    await desk("write_file", path="a.txt", content="ü\n")
+    assert (folder / "a.txt").read_bytes() == "ü\r\n".encode("utf-16")
+    (folder / "b.bin").write_bytes(b"\0\r\n\r\n")
+    await desk("write_file", path="b.bin", content="x\n")
+    assert (folder / "b.bin").read_bytes() == b"x\n"
+
+
+async def test_an_owner_is_kept_where_the_system_lets_us(desk, folder):
+    (folder / "a.txt").write_text("old")
+    if os.geteuid() == 0:
+        os.chown(folder / "a.txt", 12345, 23456)
+    before = (folder / "a.txt").stat()
+    await desk("write_file", path="a.txt", content="new")
+    after = (folder / "a.txt").stat()
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+
+
+async def test_a_file_system_without_unnamed_files_gets_a_draft_instead(desk, folder, monkeypatch):
+    (folder / "a.txt").write_text("old")
+    monkeypatch.delattr(os, "O_TMPFILE")
+    await desk("write_file", path="a.txt", content="new")
+    assert (folder / "a.txt").read_text() == "new"
+    assert os.listdir(folder) == ["a.txt"]
+
+
+async def test_a_link_to_nothing_is_not_written_through(desk, folder):
+    (folder / "a").symlink_to("b")
+    assert "link to nothing" in await desk.fails("write_file", path="a", content="x")
+    assert "link to nothing" in await desk.fails("write_file", path="a/c", content="x")
+    assert os.listdir(folder) == ["a"]
 
 
 # --- list_dir ------------------------------------------------------------------------------------------------------

@@ -220,7 +220,8 @@ def _indented(there: list[str], old: list[str], new: list[str]) -> list[str] | N
     """The new lines with the file's indentation, if it follows from that of the old ones; otherwise None."""
     pairs = {(_indent(mine), _indent(its)) for mine, its in zip(old, there, strict=True) if mine.strip()}
     known = dict(pairs)
-    if len(known) != len(pairs):
+    widths = [len(its) for _, its in sorted(pairs, key=lambda pair: len(pair[0]))]
+    if len(known) != len(pairs) or widths != sorted(set(widths)):  # what is deeper in one is not deeper in the other
         return None
     added = {its.removesuffix(mine) if its.endswith(mine) else None for mine, its in pairs}
     taken = {mine.removesuffix(its) if mine.endswith(its) else None for mine, its in pairs}

@@ -1,0 +1,224 @@
+"""Documents as text and images as images; those that were made to break readers break nothing."""
+
+from __future__ import annotations
+
+import base64
+import io
+import resource
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import docx
+import openpyxl  # type: ignore[import-untyped]
+import pytest
+from pypdf import PdfWriter
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+from everloop.tools import documents
+from tests.desk import Desk
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABpfZFQAAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "workspace"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture
+def desk(folder: Path) -> Desk:
+    return Desk(folder)
+
+
+def pdf(*pages: str, password: str = "") -> bytes:
+    """A PDF with a line of text on each page."""
+    writer = PdfWriter()
+    font = DictionaryObject(
+        {
+            NameObject("/Type"): NameObject("/Font"),
+            NameObject("/Subtype"): NameObject("/Type1"),
+            NameObject("/BaseFont"): NameObject("/Helvetica"),
+        }
+    )
+    for text in pages:
+        page = writer.add_blank_page(300, 300)
+        page[NameObject("/Resources")] = DictionaryObject(
+            {NameObject("/Font"): DictionaryObject({NameObject("/F"): font})}
+        )
+        stream = DecodedStreamObject()
+        stream.set_data(f"BT /F 12 Tf 20 200 Td ({text}) Tj ET".encode())
+        page[NameObject("/Contents")] = writer._add_object(stream)
+    if password:
+        writer.encrypt(password, algorithm="RC4-128")
+    buffer = io.BytesIO()
+    writer.write(buffer)
+    return buffer.getvalue()
+
+
+def word(*paragraphs: str) -> bytes:
+    document = docx.Document()
+    for text in paragraphs:
+        document.add_paragraph(text)
+    table = document.add_table(1, 2)
+    table.rows[0].cells[0].text, table.rows[0].cells[1].text = "left", "right"
+    document.add_paragraph("after")
+    buffer = io.BytesIO()
+    document.save(buffer)
+    return buffer.getvalue()
+
+
+def sheet(rows: list[list[object]]) -> bytes:
+    book = openpyxl.Workbook()
+    assert book.active is not None
+    book.active.title = "Beds"
+    for row in rows:
+        book.active.append(row)
+    buffer = io.BytesIO()
+    book.save(buffer)
+    return buffer.getvalue()
+
+
+# --- documents -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_pdf_is_read_page_by_page(desk, folder):
+    (folder / "a.pdf").write_bytes(pdf("Water the beans", "Then rest"))
+    assert await desk("read_file", path="a.pdf") == (
+        "     1\t[page 1]\n     2\tWater the beans\n     3\t[page 2]\n     4\tThen rest"
+    )
+    page = await desk("read_file", path="a.pdf", offset=2, limit=1)
+    assert page == "     2\tWater the beans\n[lines 2 to 2 of 4; go on with offset=3]"
+
+
+async def test_a_word_document_is_read_in_its_order(desk, folder):
+    (folder / "a.docx").write_bytes(word("Beans é", "Peas"))
+    assert await desk("read_file", path="a.docx") == (
+        "     1\tBeans é\n     2\tPeas\n     3\tleft\tright\n     4\tafter"
+    )
+
+
+async def test_a_workbook_is_read_sheet_by_sheet(desk, folder):
+    (folder / "a.xlsx").write_bytes(sheet([["bed", "litres"], ["north", 7], [None, None], [None, 2.5]]))
+    assert await desk("read_file", path="a.xlsx") == (
+        "     1\t[sheet Beds]\n     2\t1\tbed\tlitres\n     3\t2\tnorth\t7\n     4\t4\t\t2.5"
+    )
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "a.docx", "a.xlsx"])
+async def test_a_broken_document_is_explained(desk, folder, name):
+    start = b"%PDF-1.7\n" if name == "a.pdf" else b"PK\x03\x04"
+    (folder / name).write_bytes(start + b"nonsense" * 50)
+    message = await desk.fails("read_file", path=name)
+    assert message.startswith(f"{name} cannot be read as")
+    assert "Traceback" not in message
+
+
+async def test_a_locked_pdf_is_explained(desk, folder):
+    (folder / "a.pdf").write_bytes(pdf("secret", password="x"))
+    assert "a.pdf cannot be read as PDF" in await desk.fails("read_file", path="a.pdf")
+
+
+async def test_a_package_that_is_missing_is_named_with_what_to_do(desk, folder, monkeypatch):
+    monkeypatch.setattr(documents, "PYTHON", (sys.executable, "-I", "-S"))  # without any installed package
+    for name, data in {"a.pdf": pdf("x"), "a.docx": word("x"), "a.xlsx": sheet([[1]])}.items():
+        (folder / name).write_bytes(data)
+        assert 'pip install "everloop[documents]"' in await desk.fails("read_file", path=name)
+
+
+async def test_other_archives_are_binary_files(desk, folder):
+    (folder / "a.zip").write_bytes(sheet([[1]]))
+    assert "binary" in await desk.fails("read_file", path="a.zip")
+
+
+async def test_a_module_in_the_workspace_is_not_imported(desk, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    for name in ("pypdf", "sitecustomize", "usercustomize", "io", "logging"):
+        (folder / f"{name}.py").write_text(f"open({str(folder.parent / 'escaped')!r}, 'w')\n")
+    (folder / "a.pdf").write_bytes(pdf("fine"))
+    assert "fine" in await desk("read_file", path="a.pdf")
+    assert not (folder.parent / "escaped").exists()
+
+
+# --- documents that were made to break readers ---------------------------------------------------------------------
+
+
+def bombed(data: bytes, part: str, start: bytes, unit: bytes, megabytes: int, end: bytes) -> bytes:
+    """A document one part of which unpacks to a great deal."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+        for item in old.infolist():
+            if item.filename != part:
+                new.writestr(item, old.read(item))
+        with new.open(part, "w", force_zip64=True) as file:
+            file.write(start)
+            block = unit * ((1 << 20) // len(unit))
+            for _ in range(megabytes):
+                file.write(block)
+            file.write(end)
+    return buffer.getvalue()
+
+
+WORD = b'<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>'
+CELLS = b'<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>'
+
+
+async def test_a_bomb_eats_neither_our_memory_nor_our_time(desk, folder, monkeypatch):
+    monkeypatch.setattr(documents, "SECONDS", 3.0)
+    monkeypatch.setattr(documents, "MEGABYTES", 300)
+    unit, end = b"<w:p><w:r><w:t>boom</w:t></w:r></w:p>", b"</w:body></w:document>"
+    (folder / "a.docx").write_bytes(bombed(word("x"), "word/document.xml", WORD, unit, 200, end))
+    unit, end = b"<row><c><v>1</v></c></row>", b"</sheetData></worksheet>"
+    (folder / "a.xlsx").write_bytes(bombed(sheet([[1]]), "xl/worksheets/sheet1.xml", CELLS, unit, 100, end))
+    assert (folder / "a.docx").stat().st_size < 2_000_000
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = await desk.run("read_file", path="a.docx")
+    assert result.status == "error"
+    result = await desk.run("read_file", path="a.xlsx")  # rows come one by one: what fits is shown
+    assert result.status == "error" or "[lines 1 to" in result.content
+    assert time.monotonic() - start < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000
+
+
+async def test_a_document_that_takes_for_ever_is_given_up(desk, folder, monkeypatch):
+    monkeypatch.setattr(documents, "SECONDS", 1.0)
+    (folder / "a.pdf").write_bytes(pdf("x) Tj (" * 500_000))
+    start = time.monotonic()
+    await desk.fails("read_file", path="a.pdf")
+    assert time.monotonic() - start < 10
+
+
+async def test_a_long_text_is_cut_and_says_so(desk, folder, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_TEXT_BYTES", 100)
+    (folder / "a.docx").write_bytes(word(*[f"line {number}" for number in range(100)]))
+    assert "the rest of the document is left out" in await desk("read_file", path="a.docx")
+
+
+# --- images --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (PIXEL, "image/png"), (b"\xff\xd8\xff\xe0rest", "image/jpeg"), (b"GIF89a\0rest", "image/gif"),
+        (b"RIFF\0\0\0\0WEBPrest", "image/webp"),
+    ],
+)  # fmt: skip
+async def test_an_image_is_shown_whatever_its_name(desk, folder, data, kind):
+    (folder / "picture.dat").write_bytes(data)
+    result = await desk.run("read_file", path="picture.dat")
+    assert result.status == "ok"
+    assert result.images == (f"data:{kind};base64,{base64.b64encode(data).decode()}",)
+    assert kind in result.content
+
+
+async def test_an_image_that_is_too_big_is_refused(desk, folder, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_IMAGE_BYTES", 50)
+    (folder / "a.png").write_bytes(PIXEL)
+    assert "smaller copy" in await desk.fails("read_file", path="a.png")

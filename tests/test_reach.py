@@ -1,0 +1,305 @@
+"""What a path that a model gave may touch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everloop.sandbox.reach import FOLDER, OutOfReach, Reach, normalized, within
+from everloop.tools.base import ToolError
+from tests.desk import Desk
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "workspace"
+    place.mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/secret.txt").write_text("secret")
+    return place
+
+
+def content(reach: Reach, path: str) -> str:
+    with reach.open(path) as opened:
+        return os.read(opened.descriptor, 1000).decode()
+
+
+def put(reach: Reach, path: str) -> str:
+    with reach.target(path) as target:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        descriptor = os.open(target.name, flags, 0o666, dir_fd=target.folder)
+        os.write(descriptor, b"new")
+        os.close(descriptor)
+        return target.real
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# --- paths as text -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        (".", "/w/s"), ("a//b/./c/", "/w/s/a/b/c"), ("../x", "/w/x"), ("../../../..", "/"), ("/etc", "/etc"),
+        ("//etc//x", "/etc/x"), ("///etc", "/etc"), ("%2e%2e/x", "/w/s/%2e%2e/x"), ("~root/x", "/w/s/~root/x"),
+        ("a/~/b", "/w/s/a/~/b"), ("\ud800", "/w/s/?"), ("", "/w/s"), ("..\\x", "/w/s/..\\x"),
+    ],
+)  # fmt: skip
+def test_a_path_is_normalized_without_a_look_at_the_disk(path, place):
+    assert normalized(path, Path("/w/s")) == place
+
+
+def test_only_ones_own_home_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/h")
+    assert normalized("~", Path("/w")) == "/h"
+    assert normalized("~/a/../b", Path("/w")) == "/h/b"
+
+
+@given(st.text(st.sampled_from("ab./~\0 %é"), max_size=20))
+def test_every_text_has_a_normalized_form_that_stays_what_it_is(path):
+    place = normalized(path, Path("/w/s"))
+    assert place.startswith("/")
+    assert ".." not in place.split("/")
+    assert normalized(place, Path("/w/s")) == place
+
+
+def test_a_folder_with_the_same_beginning_is_another_one():
+    assert within("/w/s/a", "/w/s")
+    assert within("/w/s", "/w/s")
+    assert not within("/w/s-evil", "/w/s")
+    assert within("/a", "/")
+
+
+# --- restricted ----------------------------------------------------------------------------------------------------
+
+
+def test_links_are_followed_as_long_as_they_stay_inside(folder):
+    (folder / "sub").mkdir()
+    (folder / "sub/a.txt").write_text("there")
+    (folder / "relative").symlink_to("sub/../sub")
+    (folder / "absolute").symlink_to(folder / "sub")
+    (folder / "up").symlink_to("../workspace/sub")
+    reach = Reach(folder)
+    assert content(reach, "relative/a.txt") == "there"
+    assert content(reach, "absolute/a.txt") == "there"
+    assert content(reach, "up/a.txt") == "there"
+    for way in ("relative", "absolute", "up"):
+        assert put(reach, f"{way}/new.txt") == str(folder / "sub/new.txt")
+        assert put(reach, f"{way}/new.txt") == str(folder / "sub/new.txt")
+        assert put(reach, f"{way}/{way}/new.txt") == str(folder / "sub" / way / "new.txt")
+
+
+def test_a_link_that_leads_out_is_refused_for_reading_and_writing(folder):
+    (folder / "out").symlink_to("../outside")
+    (folder / "file").symlink_to(folder.parent / "outside/secret.txt")
+    reach, before = Reach(folder), open_descriptors()
+    for path in ("out/secret.txt", "out", "file", "out/new.txt", "out/new/new.txt"):
+        with pytest.raises(OutOfReach):
+            content(reach, path)
+        with pytest.raises(OutOfReach):
+            put(reach, path)
+    assert os.listdir(folder.parent / "outside") == ["secret.txt"]
+    assert (folder.parent / "outside/secret.txt").read_text() == "secret"
+    assert open_descriptors() == before
+
+
+def test_a_workspace_that_is_a_link_can_be_named_either_way(folder):
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    (folder / "a.txt").write_text("there")
+    for path in ("a.txt", f"{link}/a.txt", f"{folder}/a.txt"):
+        assert content(Reach(link), path) == "there"
+        assert put(Reach(link), path.replace("a.txt", "b.txt")) == str(folder / "b.txt")
+
+
+def test_a_loop_of_links_is_refused(folder):
+    (folder / "a").symlink_to("b")
+    (folder / "b").symlink_to("a")
+    with pytest.raises(OutOfReach):
+        content(Reach(folder), "a")
+
+
+def test_a_file_that_is_gone_is_not_there_even_if_it_is_open(folder):
+    (folder / "a (deleted)").write_text("there")
+    assert content(Reach(folder), "a (deleted)") == "there"
+
+
+def test_saved_outputs_can_be_read_and_not_written(folder):
+    outputs = folder.parent / "outside"
+    for place in (outputs, folder / "outputs"):
+        place.mkdir(exist_ok=True)
+        (place / "long.txt").write_text("long")
+        reach = Reach(folder, outputs=place)
+        assert content(reach, f"{place}/long.txt") == "long"
+        for path in (f"{place}/long.txt", f"{place}/new.txt", f"{place}/new/new.txt"):
+            with pytest.raises(OutOfReach):
+                put(reach, path)
+    (outputs / "link").symlink_to("/etc/passwd")
+    with pytest.raises(OutOfReach):
+        content(Reach(folder, outputs=outputs), f"{outputs}/link")
+
+
+def test_an_approved_path_is_touched_itself_and_nothing_it_links_to(folder):
+    outside = folder.parent / "outside"
+    reach = Reach(folder, approved=True)
+    assert content(reach, "../outside/secret.txt") == "secret"
+    assert put(reach, f"{outside}/deep/new.txt") == f"{outside}/deep/new.txt"
+    (outside / "link").symlink_to("secret.txt")
+    (folder.parent / "way").symlink_to("outside")
+    for path in ("../outside/link", "../way/secret.txt"):
+        with pytest.raises(OutOfReach, match=f"{outside}/secret.txt"):
+            content(reach, path)
+        with pytest.raises(OutOfReach, match=f"{outside}/secret.txt"):
+            put(reach, path)
+    with pytest.raises(OutOfReach):
+        put(reach, "../way/new.txt")
+    assert (outside / "secret.txt").read_text() == "secret"
+
+
+@pytest.mark.parametrize("approved", [False, True])
+def test_what_is_protected_is_out_of_reach_however_it_is_got_at(folder, approved):
+    home = folder / "home"
+    home.mkdir()
+    (home / "config.toml").write_text("secret")
+    (folder / "way").symlink_to("home")
+    (folder / "leaf").symlink_to("home/config.toml")
+    reach = Reach(folder, approved=approved, protected=(home, folder.parent / "outside"))
+    for path in ("home/config.toml", "way/config.toml", "leaf", f"{home}/config.toml", "../outside/secret.txt"):
+        with pytest.raises(OutOfReach):
+            content(reach, path)
+    for path in ("home/config.toml", "way/new", "way/a/b", "leaf", "home/new", "../outside/new"):
+        with pytest.raises(OutOfReach):
+            put(reach, path)
+    assert os.listdir(home) == ["config.toml"]
+    assert os.listdir(folder.parent / "outside") == ["secret.txt"]
+
+
+def test_a_protected_folder_that_does_not_exist_yet_is_not_made(folder):
+    with pytest.raises(OutOfReach):
+        put(Reach(folder, protected=(folder / "home",)), "home/config.toml")
+    assert os.listdir(folder) == []
+
+
+def test_a_workspace_and_outputs_inside_a_protected_folder_stay_in_reach(tmp_path):
+    home = tmp_path / ".everloop"
+    workspace, outputs = home / "workspace", home / "outputs"
+    workspace.mkdir(parents=True)
+    outputs.mkdir()
+    for place in (home, workspace, outputs):
+        (place / "a.txt").write_text("there")
+    (workspace / "store.db").write_text("secret")
+    reach = Reach(workspace, outputs=outputs, protected=(home, workspace / "store.db"))
+    assert content(reach, "a.txt") == "there"
+    assert content(reach, f"{outputs}/a.txt") == "there"
+    assert put(reach, "new.txt") == f"{workspace}/new.txt"
+    for path in ("../a.txt", "store.db"):
+        with pytest.raises(OutOfReach):
+            content(reach, path)
+    with pytest.raises(OutOfReach):
+        put(reach, "store.db")
+
+
+def test_a_workspace_that_is_itself_protected_is_out_of_reach(folder):
+    (folder / "config.toml").write_text("secret")
+    with pytest.raises(OutOfReach):
+        content(Reach(folder, protected=(folder,)), "config.toml")
+
+
+@pytest.mark.parametrize("restricted", [True, False])
+def test_the_guard_is_told_the_real_place_and_can_refuse(folder, restricted):
+    (folder / "a.txt").write_text("there")
+    (folder / "link").symlink_to("a.txt")
+    told: list[tuple[str, bool]] = []
+    reach = Reach(folder, restricted, guard=lambda real, writing: told.append((real, writing)))
+    content(reach, "link")
+    put(reach, "link")
+    put(reach, "new/b.txt")
+    assert told == [(f"{folder}/a.txt", False), (f"{folder}/a.txt", True), (f"{folder}/new/b.txt", True)]
+
+    def refuse(real: str, writing: bool) -> None:
+        raise ToolError("no")
+
+    reach = Reach(folder, restricted, guard=refuse)
+    for path in ("link", "other/new.txt"):
+        with pytest.raises((ToolError, FileNotFoundError)):
+            content(reach, path)
+        with pytest.raises(ToolError):
+            put(reach, path)
+    assert not (folder / "other").exists()
+    assert (folder / "a.txt").read_text() == "new"
+
+
+# --- not restricted, and where it cannot be ------------------------------------------------------------------------
+
+
+def test_an_unrestricted_call_goes_wherever_the_system_lets_it(folder):
+    (folder / "out").symlink_to("../outside")
+    reach = Reach(folder, restricted=False, protected=(folder.parent / "outside",))
+    assert content(reach, "out/secret.txt") == "secret"
+    assert put(reach, "out/deep/new.txt") == str(folder.parent / "outside/deep/new.txt")
+    with reach.open("/", FOLDER) as opened:
+        assert opened.real == "/"
+
+
+NO_OPENAT2 = """
+import ctypes, os, struct, sys
+from pathlib import Path
+libc = ctypes.CDLL(None, use_errno=True)
+# A filter that answers ENOSYS to system call 437, as a kernel that does not know it.
+lines = [(0x20, 0, 0, 0), (0x15, 0, 1, 437), (6, 0, 0, 0x50026), (6, 0, 0, 0x7fff0000)]
+code = b"".join(struct.pack("HBBI", *line) for line in lines)
+buffer = ctypes.create_string_buffer(code)
+program = struct.pack("HxxxxxxP", 4, ctypes.addressof(buffer))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, program) == 0
+from everloop.sandbox.reach import Reach, OutOfReach
+for restricted in (False, True):
+    try:
+        with Reach(Path(sys.argv[1]), restricted).open("a.txt") as opened:
+            print(os.read(opened.descriptor, 100).decode())
+    except OutOfReach as error:
+        print("refused:", error)
+"""
+
+
+def test_a_kernel_without_openat2_is_told_of_and_nothing_is_read_unconfined(folder):
+    (folder / "a.txt").write_text("there")
+    ran = subprocess.run(
+        [sys.executable, "-c", NO_OPENAT2, folder], capture_output=True, text=True, timeout=30, check=True
+    )
+    first, second = ran.stdout.splitlines()
+    assert first == "there"
+    assert second.startswith("refused: ")
+    assert "openat2" in second
+
+
+# --- what the tools say they would touch ---------------------------------------------------------------------------
+
+
+async def test_every_tool_tells_the_path_it_would_touch(folder):
+    desk = Desk(folder)
+
+    async def plans() -> dict[str, tuple[tuple[str, ...], bool]]:
+        from everloop.tools.context import current
+
+        current.set(desk.context)
+        found = {tool.name: tool.plan({"path": "../x/./y"}) for tool in desk.registry}
+        assert desk.registry.get("grep").plan({"pattern": "x"}).paths == (str(folder),)  # type: ignore[union-attr]
+        return {name: (plan.paths, plan.writes) for name, plan in found.items()}
+
+    told = await asyncio.create_task(plans())
+    place = (str(folder.parent / "x/y"),)
+    assert told == {name: (place, name in ("write_file", "edit_file")) for name in desk.registry.names}
+    assert len(told) == 6

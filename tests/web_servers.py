@@ -1,12 +1,21 @@
-"""Servers on loopback for the tests of the web: ones that misbehave at will, and count who came."""
+"""What the tests of the web share: servers on loopback that misbehave at will and count who came, and the tools."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from everloop.log import Call
+from everloop.tools.base import Plan
+from everloop.tools.context import CallContext
+from everloop.tools.registry import ToolRegistry
+from everloop.tools.web import WebSettings, web_tools
 
 Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -55,10 +64,47 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    answers: dict[str, Answer] | None = None, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
+    answers: dict[str, Answer] | None = None, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[Server]:
     """A server that runs as long as the block."""
     server = Server(answers=answers or {})
+    async with _listening(server, server.talk, tls, host):
+        yield server
+
+
+@asynccontextmanager
+async def proxy_to(server: Server) -> AsyncIterator[Server]:
+    """A proxy that leads every tunnel to one server, whatever was asked for; its `requests` are what was."""
+    proxy = Server()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        proxy.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            await asyncio.gather(_pipe(reader, to_server), _pipe(from_server, writer))
+        finally:
+            to_server.transport.abort()
+
+    async with _listening(proxy, talk):
+        yield proxy
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def _listening(
+    server: Server,
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
+) -> AsyncIterator[None]:
     tasks: set[asyncio.Task[None]] = set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,16 +112,16 @@ async def serving(
         assert task is not None
         tasks.add(task)
         try:
-            await server.talk(reader, writer)
+            await talk(reader, writer)
         except asyncio.CancelledError:
             writer.transport.abort()
         finally:
             tasks.discard(task)
 
-    listener = await asyncio.start_server(accept, host, port, ssl=tls)
+    listener = await asyncio.start_server(accept, host, 0, ssl=tls)
     server.port = listener.sockets[0].getsockname()[1]
     try:
-        yield server
+        yield
     finally:
         listener.close()
         for task in list(tasks):
@@ -96,3 +142,33 @@ class Names:
         self.asked.append(host)
         left = self.answers.get(host, [[]])
         return left.pop(0) if len(left) > 1 else left[0]
+
+
+class Web:
+    """The tools, with servers under names of their own."""
+
+    def __init__(self, *servers: Server, **settings: Any) -> None:
+        self.names = Names({"wiki.example": [["127.0.0.1"]]})
+        listed = tuple(f"wiki.example:{server.port}" for server in servers)
+        self.tools = web_tools(WebSettings(**{"private_hosts": listed, **settings}), resolve=self.names)
+        self.registry = ToolRegistry(self.tools)
+        self.context = CallContext("me", "s", "t", "c", "cli", "d", Path(), True, "k", lambda text: None)
+
+    async def run(self, name: str, **arguments: Any) -> tuple[str, str]:
+        result = await self.registry.run(Call("c", name, arguments), self.context)
+        return result.status, result.content
+
+    async def __call__(self, name: str, **arguments: Any) -> str:
+        status, content = await self.run(name, **arguments)
+        assert status == "ok", content
+        return content
+
+    async def fails(self, name: str, **arguments: Any) -> str:
+        status, content = await self.run(name, **arguments)
+        assert status == "error", content
+        return json.loads(content)["message"]
+
+    def plan(self, name: str, **arguments: Any) -> Plan:
+        tool = self.registry.get(name)
+        assert tool is not None
+        return tool.plan(arguments)

@@ -1,0 +1,160 @@
+"""A page of HTML as Markdown: a program of its own, so that a page made to choke a parser chokes nothing else.
+
+It reads a line of JSON with the page's `url`, `charset` and `plain`, then the page, from standard input, and writes
+JSON with `title`, `text` and `cut`. `reader.py` starts it, and ends it when it takes too long. It stands alone: it is
+run as a file, and imports nothing of Everloop.
+"""
+
+from __future__ import annotations
+
+import codecs
+import html
+import json
+import re
+import sys
+from typing import Any
+from urllib.parse import urljoin
+
+MISSING = 3  # exit status: what is needed to read HTML is not installed
+MAX_ARTICLE = 1_500_000  # characters of HTML in which the article is looked for: that takes more than linear time
+MAX_TEXT = 2_000_000  # characters that are given back
+SHORT_ARTICLE = 500  # characters: less may be a teaser or a notice, so the whole page is looked at too
+MEMORY = 2_000_000_000
+CPU_SECONDS = 60
+
+_CHARSET = re.compile(rb"<meta[^>]{0,300}?charset\s{0,9}=\s{0,9}[\"']?([A-Za-z0-9_:.-]{1,40})", re.I)
+_TITLE = re.compile(r"<title[^>]{0,300}>([^<]{0,2000})", re.I)
+# Charsets of the web. Python knows further ones that are no such thing, among them some that take quadratic time.
+_IS_CHARSET = re.compile(r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-\w|mac-\w+|gb\w+|big5\w*|euc_\w+|shift_ji\w+|iso2022_\w+|johab|hz|tis-620")  # fmt: skip  # noqa: E501
+_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_EMPTY_LINK = re.compile(r"\[ ?\](\([^()\s]*\))?")
+_SKIPPED = frozenset({"script", "style", "noscript", "template", "svg", "iframe", "object", "head", "select", "button"})
+_HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_BLOCKS = frozenset(
+    {"address", "article", "aside", "blockquote", "body", "br", "dd", "details", "dialog", "div", "dl", "dt",
+     "fieldset", "figcaption", "figure", "footer", "form", "header", "hr", "html", "main", "nav", "ol", "p", "pre",
+     "section", "summary", "table", "tbody", "thead", "tr", "ul"}
+)  # fmt: skip
+
+
+def decode(data: bytes, charset: str = "") -> str:
+    """The bytes as text: by their mark, by what the server said, by what the page says, or as UTF-8."""
+    for mark, name in _BOMS:
+        if data.startswith(mark):
+            return data[len(mark) :].decode(name, "replace")
+    said = _CHARSET.search(data[:4096]) if not charset else None
+    for name in (charset, said[1].decode() if said else ""):
+        try:
+            known = codecs.lookup(name).name if name else ""
+        except (LookupError, ValueError):
+            continue
+        if _IS_CHARSET.fullmatch(known):
+            return data.decode(known, "replace")
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(data)  # its last character may have been cut
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace")
+
+
+def readable(source: str, url: str, plain: bool = False) -> tuple[str, str]:
+    """The title and the text of a page: its article if it has one, otherwise all of it."""
+    title = _TITLE.search(source[:200_000])
+    article = "" if plain or len(source) > MAX_ARTICLE else _article(source, url)
+    if len(article) < SHORT_ARTICLE:
+        whole = _whole(source, url)
+        article = whole if len(whole) > 2 * len(article) else article
+    return " ".join(html.unescape(title[1]).split()) if title else "", article
+
+
+def _article(source: str, url: str) -> str:
+    import trafilatura
+
+    found = trafilatura.extract(
+        source, url=url, fast=True, output_format="markdown", include_links=True, include_formatting=True,
+        include_tables=True, include_comments=False,
+    )  # fmt: skip
+    return (found or "").strip()
+
+
+def _whole(source: str, url: str) -> str:
+    """Everything that a page shows, in order: blocks as lines, headings and list items marked, links kept."""
+    import lxml.html  # type: ignore[import-untyped]
+
+    parser = lxml.html.HTMLParser(remove_comments=True, remove_pis=True)
+    try:
+        root = lxml.html.document_fromstring(source, parser=parser)
+    except (lxml.etree.ParserError, lxml.etree.XMLSyntaxError, ValueError):
+        return ""
+    pieces: list[str] = []
+    stack: list[tuple[Any, bool]] = [(root, False)]
+    room = MAX_TEXT * 2  # many short links on a page with a long address make much of little
+    while stack and room > 0:
+        element, left = stack.pop()
+        tag = element.tag if isinstance(element.tag, str) else ""
+        if left:
+            pieces += [_after(element, tag, url), _spaced(element.tail)]
+            room -= len(pieces[-2]) + len(pieces[-1])
+            continue
+        if tag in _SKIPPED or not tag:
+            pieces.append(_spaced(element.tail))
+            continue
+        pieces += [_before(tag), _spaced(element.text)]
+        room -= len(pieces[-1])
+        stack.append((element, True))
+        stack += [(child, False) for child in reversed(element)]
+    lines = (" ".join(_EMPTY_LINK.sub("", line).split()) for line in "".join(pieces).split("\n"))
+    return "\n".join(line for line in lines if line.strip("-#| "))
+
+
+def _before(tag: str) -> str:
+    if tag in _HEADINGS:
+        return f"\n\n{_HEADINGS[tag]}"
+    if tag == "a":
+        return "["
+    if tag == "li":
+        return "\n- "
+    return "\n" if tag in _BLOCKS else " | " if tag in ("td", "th") else ""
+
+
+def _after(element: Any, tag: str, url: str) -> str:
+    if tag == "a":
+        target = (element.get("href") or "").strip()
+        if not target or target.startswith(("#", "javascript:")):
+            return "]"
+        try:
+            return f"]({urljoin(url, target)})"
+        except ValueError:
+            return "]"
+    return "\n" if tag in _BLOCKS or tag in _HEADINGS or tag == "li" else ""
+
+
+def _spaced(text: str | None) -> str:
+    return re.sub(r"\s+", " ", text) if text else ""
+
+
+def _limit_itself() -> None:
+    """Bounds that hold even when nobody is left to kill it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def main() -> int:
+    _limit_itself()
+    asked = json.loads(sys.stdin.buffer.readline())
+    try:
+        source = decode(sys.stdin.buffer.read(), asked["charset"])
+        title, text = readable(source, asked["url"], asked["plain"])
+    except ImportError:
+        return MISSING
+    answer = json.dumps({"title": title, "text": text[:MAX_TEXT], "cut": len(text) > MAX_TEXT}, ensure_ascii=False)
+    sys.stdout.buffer.write(answer.encode("utf-8", "replace"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

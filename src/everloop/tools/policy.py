@@ -1,32 +1,266 @@
-"""What a tool call may do: rules, first form."""
+"""The policy: whether a tool call is allowed, asked for or denied, by rules and, where none fits, by defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from ..config import Rule
-from .base import Plan
+from ..messages import Message
+from .base import Plan, ToolError
+from .commands import CommandLine, SimpleCommand, read
+from .commands.parts import TEXT, unknown
 from .context import CallContext
+from .mentions import mentioned
+from .patterns import Fit, fits_command, fits_path
+from .visible import shortened, visible
+
+Decision = Literal["allow", "ask", "deny"]
+MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
+MAX_ARGUMENT = 2_000
+_STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    decision: Literal["allow", "ask", "deny"]
+    """What becomes of a call; `shown` is exactly what would run, for the person who is asked."""
+
+    decision: Decision
     why: str = ""
     shown: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """One thing that a call does: a simple command, a path, both or neither."""
+
+    command: SimpleCommand | None = None
+    path: str | None = None  # as rules name it: relative to the workspace when inside it, absolute otherwise
+    absolute: str = ""
+    opaque: str = ""  # why a command could not be read
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    decision: Decision
+    why: str
+    tainted: bool = False  # holds after untrusted content was read
+
+
 class Policy:
+    """Judges calls by the rules, in order: the first that fits decides, and of several parts the strictest."""
+
     def __init__(self, rules: Sequence[Rule] = (), *, taint: bool = True) -> None:
-        self.rules = rules
+        self.rules = tuple(enumerate(rules, 1))
+        self.taint = taint
+        self._paths = any(rule.path for rule in rules)
 
-    def judge(self, name: str, arguments: dict[str, Any], plan: Plan, context: CallContext, conversation: Sequence[Any], tainted: bool) -> Verdict:
-        for rule in self.rules:
-            if rule.tool in ("", name):
-                return Verdict(rule.do, rule.why or "a rule", plan.shown or name)
-        return Verdict("allow")
+    def judge(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        plan: Plan,
+        context: CallContext,
+        conversation: Sequence[Message],
+        tainted: bool,
+    ) -> Verdict:
+        """Decide about one call. Without rules about commands and paths this is only a few comparisons."""
+        outcome = self._decide(name, arguments, plan, context)
+        leaks = tainted and self.taint and plan.sends and not outcome.tainted
+        if leaks and outcome.decision == "allow" and not (plan.url and mentioned(plan.url, conversation)):
+            outcome = _Outcome("ask", "untrusted content was read before, and this call could send data out")
+        if outcome.decision != "ask":
+            return Verdict(outcome.decision, outcome.why)
+        shown = _shown(name, arguments, plan)
+        if shown is None:
+            why = f"it must be asked for ({outcome.why}), but is too long to be shown: split it into shorter calls"
+            return Verdict("deny", why)
+        return Verdict("ask", outcome.why, shown)
 
-    def guard(self, context: CallContext) -> Callable[[str, bool], None] | None:
-        return None
+    def guard(
+        self,
+        context: CallContext,
+        name: str = "",
+        arguments: dict[str, Any] | None = None,
+        plan: Plan | None = None,
+    ) -> Callable[[str, bool], None] | None:
+        """What a file tool calls with the real path of a file that it opened: a link must not lead around a rule."""
+        if not self._paths:
+            return None
+        rules = self._candidates(name, arguments or {}, context)
+
+        def check(path: str, writing: bool) -> None:
+            root = os.path.realpath(context.workspace)
+            unit = _at(path, root)
+            number, rule = next(((number, rule) for number, rule in rules if _fit(rule, unit)), (0, None))
+            if rule is None or rule.do == "allow":
+                return
+            here = os.path.normpath(os.path.join(os.path.abspath(context.workspace), unit.path or ""))
+            # A person who approved a call has seen the paths in it, but not where a link leads.
+            seen = plan is None or not rule.path or here in plan.paths or path in plan.paths
+            if rule.do == "deny" or not (context.approved and seen):
+                how = "written" if writing else "read"
+                raise ToolError(f"{path} may not be {how} this way: {_reason(number, rule, unit, Fit.YES)}.")
+
+        return check
+
+    def _decide(self, name: str, arguments: dict[str, Any], plan: Plan, context: CallContext) -> _Outcome:
+        default = _default(plan, context)
+        rules = self._candidates(name, arguments, context)
+        if not rules:
+            return default
+        units = self._units(arguments, plan, context, rules)
+        return max((_weigh(rules, unit, default) for unit in units), key=_rank)
+
+    def _candidates(self, name: str, arguments: dict[str, Any], context: CallContext) -> list[tuple[int, Rule]]:
+        """The rules that may fit this call, whatever it does."""
+        origin = f"{context.channel}:{context.chat_id}"
+        return [
+            (number, rule)
+            for number, rule in self.rules
+            if (not rule.tool or fnmatchcase(name, rule.tool))
+            and (not rule.origin or fnmatchcase(origin, rule.origin))
+            and all(_argument_fits(pattern, arguments, key) for key, pattern in rule.arguments.items())
+        ]
+
+    def _units(
+        self, arguments: dict[str, Any], plan: Plan, context: CallContext, rules: list[tuple[int, Rule]]
+    ) -> Iterator[_Unit]:
+        root = os.path.abspath(context.workspace)
+        places = [_at(path, root) for path in plan.paths] or [_Unit()]
+        if plan.command is None or not any(rule.command or rule.path for _, rule in rules):
+            yield from places
+            return
+        line = read(plan.command)
+        if line.opaque:
+            yield _Unit(opaque=line.opaque)
+        if all(command.wrapper for command in line.commands):
+            yield from (replace(place, command=SimpleCommand(())) for place in places)
+        base = os.path.join(root, str(arguments.get("working_dir") or ""))
+        paths = [rule.path for _, rule in rules if rule.path and rule.do != "allow"]
+        for command in line.commands:
+            yield from (replace(place, command=command) for place in places)
+            for unit in _files(command, line, base, root) if paths else ():
+                if any(_fit_path(path, unit) for path in paths):
+                    yield unit
+
+
+def _files(command: SimpleCommand, line: CommandLine, base: str, root: str) -> Iterator[_Unit]:
+    """The files that a command's redirections open, and the words of it that may name files."""
+    for target in command.targets:
+        yield replace(_at(_joined(TEXT if line.moves else base, target.path), root), command=command)
+    for word in command.words[1:]:
+        for name in {word, word.partition("=")[2]} - {""}:
+            if not unknown(name):
+                yield replace(_at(_joined(base, name), root), command=command)
+
+
+def _joined(start: str, path: str) -> str:
+    if path.startswith("~"):
+        return TEXT + path[1:]
+    joined = f"{start}/{path}" if not os.path.isabs(path) else path
+    return joined if unknown(joined) else os.path.normpath(joined)
+
+
+def _at(path: str, root: str) -> _Unit:
+    """A path as rules see it."""
+    inside = path == root or path.startswith(root.rstrip("/") + "/")
+    return _Unit(path=os.path.relpath(path, root) if inside else path, absolute=path)
+
+
+def _default(plan: Plan, context: CallContext) -> _Outcome:
+    if context.restricted and plan.paths:
+        roots = [os.path.abspath(context.workspace)]
+        if context.outputs is not None and not plan.writes:
+            roots.append(os.path.abspath(context.outputs))
+        for path in plan.paths:
+            if not any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots):
+                return _Outcome("ask", f"by default what is outside the workspace is asked for: {shortened(path, 200)}")
+    if plan.network:
+        return _Outcome("ask", "by default the network is asked for")
+    return _Outcome("allow", "by default")
+
+
+def _argument_fits(pattern: str, arguments: dict[str, Any], key: str) -> bool:
+    if key not in arguments:
+        return False
+    value = arguments[key]
+    return fnmatchcase(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), pattern)
+
+
+def _weigh(rules: list[tuple[int, Rule]], unit: _Unit, default: _Outcome) -> _Outcome:
+    """What the rules say of one thing: the first that fits for certain, or a stricter one before it that may fit."""
+    outcomes = []
+    wrapper = unit.command is not None and unit.command.wrapper
+    for number, rule in rules:
+        # A wrapper does nothing by itself: what it runs is judged for itself, so only a rule that means it counts.
+        fit = Fit.NO if wrapper and not rule.path and rule.command in ("", "*") else _fit(rule, unit)
+        if fit is Fit.YES or (fit is Fit.MAYBE and rule.do != "allow"):
+            outcomes.append(_Outcome(rule.do, _reason(number, rule, unit, fit), rule.tainted))
+        if fit is Fit.YES:
+            break
+    else:
+        outcomes.append(_Outcome("allow", "", tainted=True) if wrapper else default)
+    return max(outcomes, key=_rank)
+
+
+def _rank(outcome: _Outcome) -> tuple[int, bool]:
+    return _STRICTNESS[outcome.decision], not outcome.tainted
+
+
+def _fit(rule: Rule, unit: _Unit) -> Fit:
+    fit = _fit_command(rule, unit) if rule.command else Fit.YES
+    return min(fit, _fit_path(rule.path, unit)) if rule.path and fit else fit
+
+
+def _fit_path(pattern: str, unit: _Unit) -> Fit:
+    if unit.path is None:
+        return Fit.MAYBE if unit.opaque else Fit.NO
+    pattern = os.path.expanduser(pattern) if pattern.startswith("~") else pattern.removeprefix("./")
+    return fits_path(pattern, unit.absolute if pattern.startswith("/") else unit.path)
+
+
+def _fit_command(rule: Rule, unit: _Unit) -> Fit:
+    if unit.opaque:
+        return Fit.MAYBE
+    command = unit.command
+    if command is None:
+        return Fit.NO
+    fit = fits_command(rule.command, command.text)
+    if rule.do != "allow" and fit is not Fit.YES and command.words and "/" in command.words[0]:
+        # /bin/rm is rm when it is to be kept from running; only what is written out is allowed.
+        short = SimpleCommand((command.words[0].rsplit("/", 1)[-1], *command.words[1:]))
+        fit = max(fit, fits_command(rule.command, short.text))
+    return fit
+
+
+def _reason(number: int, rule: Rule, unit: _Unit, fit: Fit) -> str:
+    about = [f'{key} "{value}"' for key in ("tool", "command", "path", "origin") if (value := getattr(rule, key))]
+    about += [f'{key} "{pattern}"' for key, pattern in rule.arguments.items()]
+    text = f"rule {number} of the policy ({rule.do} {', '.join(about) or 'everything'})"
+    if unit.opaque and rule.command:
+        text += f" might fit, since the command cannot be read to its end: {unit.opaque}"
+    elif fit is Fit.MAYBE:
+        text += " might fit, since a part of the command is only known when it runs"
+    return f"{text}: {rule.why}" if rule.why else text
+
+
+def _shown(name: str, arguments: dict[str, Any], plan: Plan) -> str | None:
+    """What a person sees; None where it must be seen whole and is too long for that."""
+    whole = plan.command is not None or plan.sends
+    values = arguments if whole else {key: _brief(value) for key, value in arguments.items()}
+    text = plan.shown or f"{name} {json.dumps(values, indent=2, ensure_ascii=False, default=str)}"
+    if plan.command is not None and plan.shown and plan.command not in text:
+        text = f"{text}\n{plan.command}"
+    text = visible(text)
+    if whole:
+        return text if len(text) <= MAX_SHOWN else None
+    return shortened(text, MAX_SHOWN)
+
+
+def _brief(value: Any) -> Any:
+    return shortened(value, MAX_ARGUMENT) if isinstance(value, str) else value

@@ -1,0 +1,128 @@
+"""What is known of a shell command line without running it: its simple commands, word by word."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+TEXT = "\0"  # in a word: some text that cannot be known before the command runs, possibly none
+WORDS = "\1"  # in place of a word: any number of unknown words, possibly none
+_UNKNOWN = re.compile(f"[{TEXT}{WORDS}]")
+_GLOB = re.compile(r"[*?[]")
+
+
+class Opaque(Exception):
+    """The command line cannot be read to its end; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A file that a redirection opens."""
+
+    path: str  # as it stands in the line; may hold TEXT
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleCommand:
+    """One program or builtin with its arguments, quotes removed."""
+
+    words: tuple[str, ...]  # empty: redirections alone
+    targets: tuple[Target, ...] = ()
+    wrapper: bool = False  # does nothing by itself but run another command, which is listed too
+
+    @property
+    def text(self) -> str:
+        """The words joined by single spaces; WORDS swallows the space before it, since it may be no word at all."""
+        return " ".join(self.words).replace(f" {WORDS}", WORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """All simple commands of a command line, wherever they stand in it."""
+
+    commands: tuple[SimpleCommand, ...]
+    opaque: str = ""  # why it could not be read to the end; `commands` is then what was found before
+    moves: bool = False  # changes its folder: relative paths are relative to something unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a word: literal text that was `quoted` or not, or (`text` is TEXT) something unknown."""
+
+    text: str
+    quoted: bool
+    number: bool = False  # unknown, but certainly a number
+    name: str = ""  # unknown, the value of this variable
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a command line, as its pieces."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def plain(self) -> str:
+        """The word if nothing in it is quoted or expanded, so that the shell may take it for a keyword; or ""."""
+        known = all(not piece.quoted and piece.text != TEXT for piece in self.pieces)
+        return "".join(piece.text for piece in self.pieces) if known else ""
+
+    @property
+    def number(self) -> bool:
+        """Whether its value can only be a number, or nothing."""
+        return all(piece.number or re.fullmatch(r"-?\d*", piece.text) for piece in self.pieces)
+
+    @property
+    def literal(self) -> str:
+        """The word after quote removal, with TEXT for what is unknown, and patterns left as they stand."""
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def value(self) -> str:
+        """The word after all expansions, as far as they can be known."""
+        visible = [piece for piece in self.pieces if piece.text]
+        if visible and all(piece.text == TEXT and not piece.quoted for piece in visible):
+            return WORDS
+        # What is quoted, or comes out of an expansion, is no pattern: a dummy stands in its place.
+        shape = "".join("x" * len(p.text) if p.quoted or p.text == TEXT else p.text for p in self.pieces)
+        cut = min(_pattern(shape), _braces(shape))
+        return self.literal if cut == len(shape) else self.literal[:cut] + TEXT
+
+
+def _pattern(shape: str) -> int:
+    """Where a file name pattern begins, or the length."""
+    found = _GLOB.search(shape)
+    if found and found[0] == "[" and "]" not in shape[found.start() :]:
+        found = None
+    return found.start() if found else len(shape)
+
+
+def _braces(shape: str) -> int:
+    """Where a list in braces begins, or the length."""
+    start = shape.find("{")
+    rest = shape[start:] if start >= 0 else ""
+    return start if "}" in rest and ("," in rest or ".." in rest) else len(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Stdin:
+    """What a command reads, where the line says so."""
+
+    text: str | None  # None: unknown
+
+
+@dataclass(slots=True)
+class Findings:
+    """What has been found so far, in the line itself and in all command lines that stand inside it."""
+
+    commands: list[SimpleCommand] = field(default_factory=list)
+    moves: bool = False
+    steps: int = 0  # pieces read, to bound the time
+    calculated: set[str] = field(default_factory=set)  # variables whose value is evaluated as arithmetic
+    doubtful: set[str] = field(default_factory=set)  # variables whose value may be anything
+
+
+def unknown(text: str) -> bool:
+    """Whether something in a word is not known before the command runs."""
+    return _UNKNOWN.search(text) is not None

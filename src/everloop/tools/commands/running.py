@@ -1,0 +1,345 @@
+"""What a simple command runs: commands that run other commands are unwrapped, down to the last one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from .parts import TEXT, WORDS, Findings, Opaque, SimpleCommand, Stdin, Target, unknown
+
+Words = tuple[str, ...]
+Inner = Callable[[str], None]
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.S)
+_SIMPLE_TEXT = re.compile(r"[\w\s./=:,@%+-]*", re.A)
+MAX_WRAPPERS = 20
+
+# Variables that change what a name runs, how the rest of the line is read, or which programs others start.
+STEERING = (
+    *("PATH", "IFS", "ENV", "SHELL", "SHELLOPTS", "BASHOPTS", "BASH_*", "PS[0-9]", "PROMPT_COMMAND", "EXECIGNORE"),
+    *("LD_*", "DYLD_*", "GCONV_PATH", "GLIBC_TUNABLES", "POSIXLY_CORRECT", "PAGER", "*_PAGER", "MANPAGER", "EDITOR"),
+    *("VISUAL", "*_EDITOR", "BROWSER", "LESSOPEN", "LESSCLOSE", "*_SSH", "*_SSH_COMMAND", "*_ASKPASS", "*_RSH"),
+    *(
+        "GIT_*",
+        "PYTHON*",
+        "PERL5*",
+        "RUBYOPT",
+        "RUBYLIB",
+        "NODE_OPTIONS",
+        "NODE_PATH",
+        "JAVA_TOOL_OPTIONS",
+        "MAKEFLAGS",
+    ),
+    *("TAR_OPTIONS", "HISTFILE", "INPUTRC"),
+)
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"})
+_FOREIGN_SHELLS = frozenset({"fish", "csh", "tcsh", "elvish", "nu", "pwsh", "powershell"})
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_RUNNERS = _names(  # programs that run another one in ways that are not unwrapped here
+    "ssh mosh parallel su runuser script flock chroot unshare nsenter setpriv systemd-run pkexec run0 at batch strace "
+    "ltrace gdb valgrind xvfb-run firejail bwrap proot fakeroot screen tmux expect socat entr rlwrap unbuffer "
+    "dbus-run-session start-stop-daemon daemonize cgexec numactl prlimit setarch linux32 linux64 i386 x86_64 catchsegv "
+    "proxychains proxychains4 torify torsocks chronic caffeinate sg newgrp capsh toybox"
+)
+_BUILTINS = _names("source . alias coproc let enable compgen complete compopt bind fc")
+_DECLARING = frozenset({"declare", "typeset", "local", "export", "readonly"})
+_ASSIGNING = frozenset({"read", "mapfile", "readarray", "getopts", "unset", "printf", "wait"})
+_MOVING = frozenset({"cd", "pushd", "popd"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How a wrapper's own arguments are told from the command it runs."""
+
+    flags: str = ""  # letters without a value
+    values: str = ""  # letters with one
+    long_flags: frozenset[str] = frozenset()
+    long_values: frozenset[str] = frozenset()
+    operands: int = 0  # words before the command
+    assignments: bool = False  # NAME=value before the command
+    quiet: str = ""  # letters that only print something: nothing is run
+    plain: bool = True  # does nothing by itself
+
+
+_WRAPPERS = {
+    "env": _Options("i0v", "uC", _names("ignore-environment null debug"), _names("unset chdir"), assignments=True),
+    "nohup": _Options(),
+    "setsid": _Options("cfw", "", _names("ctty fork wait")),
+    "timeout": _Options("v", "ks", _names("preserve-status foreground verbose"), _names("kill-after signal"), 1),
+    "nice": _Options("", "n", long_values=_names("adjustment")),
+    "ionice": _Options("t", "cn", _names("ignore"), _names("class classdata")),
+    "chrt": _Options("bfior", "", operands=1),
+    "taskset": _Options("c", "", operands=1),
+    "stdbuf": _Options("", "ioe", long_values=_names("input output error")),
+    "time": _Options("pvaq", "of", _names("portability verbose append quiet"), _names("output format")),
+    "command": _Options("p", "", quiet="vV"),
+    "builtin": _Options(),
+    "exec": _Options("cl", "a"),
+    "busybox": _Options(),
+    "sudo": _Options("AbBEHknNPS", "CDghpRrtTUu", _names("non-interactive preserve-env stdin background"),
+                     _names("user group host prompt chdir"), assignments=True, quiet="lvVKe", plain=False),
+    "doas": _Options("n", "Cu", quiet="L", plain=False),
+    "xargs": _Options("0rtpxo", "adEILnPs", _names("null no-run-if-empty verbose interactive exit open-tty"),
+                      _names("arg-file delimiter max-args max-procs max-chars"), plain=False),
+}  # fmt: skip
+
+
+def assign(findings: Findings, name: str, sure: bool) -> None:
+    """Note that a variable is set, `sure` if to a number."""
+    if any(fnmatchcase(name, pattern) for pattern in STEERING):
+        raise Opaque(f"it sets {name}, which changes what commands mean")
+    if not sure:
+        findings.doubtful.add(name)
+
+
+def run(words: Words, targets: tuple[Target, ...], stdin: Stdin | None, findings: Findings, inner: Inner) -> None:
+    """Note a simple command and, where it runs another one, that too."""
+    for _ in range(MAX_WRAPPERS):
+        name = words[0].rsplit("/", 1)[-1] if words else ""
+        if words and (unknown(words[0]) or not name):
+            raise Opaque("a command's name is only known when it runs")
+        noted = len(findings.commands)
+        findings.commands.append(SimpleCommand(words, targets))
+        if not words:
+            return
+        options = _WRAPPERS.get(name)
+        if options is None:
+            wraps, following = _inspect(name, words[1:], stdin, findings, inner), ()
+        else:
+            following = _unwrap(name, words[1:], options, findings)
+            wraps = options.plain and bool(following)
+        findings.commands[noted] = SimpleCommand(words, targets, wrapper=wraps)
+        if not following:
+            return
+        words, targets = following, ()
+    raise Opaque("it is nested too deeply")
+
+
+def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Findings, inner: Inner) -> bool:
+    """A command that is no wrapper: whether it only runs a text that is read here.
+
+    What changes or runs other commands in a way that cannot be followed is `Opaque`.
+    """
+    if name in _SHELLS:
+        return _shell(arguments, stdin, inner)
+    if name in _FOREIGN_SHELLS or name in _RUNNERS or fnmatchcase(name, "ld-linux*") or name == "ld.so":
+        raise Opaque(f"{name} runs commands that cannot be seen")
+    if name in _BUILTINS and arguments:
+        raise Opaque(f"{name} changes or runs commands in a way that cannot be followed")
+    if name == "eval":
+        inner(_known(" ".join(arguments), "eval"))
+        return True
+    if name == "trap":
+        return _trap(arguments, inner)
+    if name in ("find", "fd", "fdfind"):
+        _find(arguments, findings, inner)
+    elif name == "watch":
+        _watch(arguments, inner)
+    elif name in _DECLARING:
+        _declare(arguments, findings)
+    elif name in _ASSIGNING:
+        _assigning(name, arguments, findings)
+    elif name in ("test", "[") and ("-v" in arguments or "-R" in arguments):
+        if any("[" in word or unknown(word) for word in arguments):
+            raise Opaque("it looks at an element that cannot be known")
+    elif name in ("hash", "jobs", "set", "shopt"):
+        _shell_settings(name, arguments)
+    elif name in _MOVING:
+        findings.moves = True
+    return False
+
+
+def _unwrap(name: str, words: Words, options: _Options, findings: Findings) -> Words:
+    """The command that a wrapper runs; empty if it runs none."""
+    place, operands, marker = 0, options.operands, ""
+    while place < len(words):
+        word = words[place]
+        if unknown(word):
+            raise Opaque(f"the command that {name} runs is only known when it runs")
+        split = _split_string(word, words[place + 1 :]) if name == "env" else None
+        if split is not None:
+            words, place = split, 0
+        elif word == "--":
+            place += 1
+            break
+        elif (name, word) == ("env", "-") or (name == "nice" and re.fullmatch(r"-\d+", word)):
+            place += 1
+        elif word.startswith("--"):
+            place += _long(name, word, options)
+        elif word.startswith("-") and len(word) > 1:
+            taken, stop, found = _cluster(name, word, options)
+            if stop:
+                return ()
+            marker = (
+                (found or words[place + 1]) if name == "xargs" and "I" in word and place + 1 < len(words) else marker
+            )
+            place += taken
+        elif options.assignments and (found_ := _ASSIGNMENT.fullmatch(word)):
+            assign(findings, found_[1], re.fullmatch(r"\d*", found_[2]) is not None)
+            place += 1
+        elif operands:
+            operands -= 1
+            place += 1
+        else:
+            break
+    return _appended(name, words[place + (operands if words[place - 1 : place] == ("--",) else 0) :], marker)
+
+
+def _appended(name: str, words: Words, marker: str) -> Words:
+    """The command that is run; xargs adds words to it, or puts them where its marker stands."""
+    if name != "xargs" or not words:
+        return words
+    if marker:
+        return tuple(word.replace(marker, TEXT) for word in words)
+    return (*words, WORDS)
+
+
+def _split_string(word: str, rest: Words) -> Words | None:
+    """env -S: one word that holds several."""
+    if word in ("-S", "--split-string") and rest:
+        text, rest = rest[0], rest[1:]
+    elif word.startswith("--split-string="):
+        text = word.partition("=")[2]
+    elif re.fullmatch(r"-[iv0]*S.*", word, re.S):
+        text = word.partition("S")[2]
+        if not text:
+            text, rest = (rest[0], rest[1:]) if rest else ("", ())
+    else:
+        return None
+    if not _SIMPLE_TEXT.fullmatch(text):
+        raise Opaque("env splits a text in a way that cannot be followed")
+    return (*text.split(), *rest)
+
+
+def _long(name: str, word: str, options: _Options) -> int:
+    """How many words a long option takes. An unknown one may take any: then the command cannot be told."""
+    option, equals, _ = word[2:].partition("=")
+    if option in options.long_values:
+        return 1 if equals else 2
+    if option not in options.long_flags:
+        raise Opaque(f"{name} has an option {word[:40]} whose meaning is not known")
+    return 1
+
+
+def _cluster(name: str, word: str, options: _Options) -> tuple[int, bool, str]:
+    """Short options in one word: how many words they take, whether nothing is run, a value that is attached."""
+    for number, letter in enumerate(word[1:], 2):
+        if letter in options.quiet:
+            return 1, True, ""
+        if letter in options.values:
+            return (1 if word[number:] else 2), False, word[number:]
+        if letter not in options.flags:
+            raise Opaque(f"{name} has an option {word[:40]} whose meaning is not known")
+    return 1, False, ""
+
+
+def _known(text: str, name: str) -> str:
+    if unknown(text):
+        raise Opaque(f"{name} runs a text that is only known when it runs")
+    return text
+
+
+def _shell(arguments: Words, stdin: Stdin | None, inner: Inner) -> bool:
+    """A shell: its -c text or what it reads is a command line of its own; a script file is a program like any other."""
+    text_follows, place = False, 0
+    while place < len(arguments) and arguments[place][:1] in ("-", "+") and len(arguments[place]) > 1:
+        word = arguments[place]
+        place += 1
+        if word == "--":
+            break
+        if unknown(word) or word.startswith(("--rc", "--init")):
+            raise Opaque("a shell has options whose meaning is not known")
+        if not word.startswith("--"):
+            text_follows = text_follows or "c" in word
+            if "s" in word and word[0] == "-" and not text_follows:
+                _fed(stdin, inner)
+                return True
+            place += word.endswith(("o", "O"))
+    operands = arguments[place:]
+    if text_follows:
+        inner(_known(operands[0] if operands else "", "a shell"))
+    elif not operands or operands[0] in ("-", "/dev/stdin"):
+        _fed(stdin, inner)
+    elif unknown(operands[0]) or operands[0].startswith(("/dev/", "/proc/")):
+        raise Opaque("a shell runs a text that is only known when it runs")
+    else:
+        return False
+    return True
+
+
+def _fed(stdin: Stdin | None, inner: Inner) -> None:
+    if stdin is None or stdin.text is None:
+        raise Opaque("a shell reads commands that are only known when it runs")
+    inner(stdin.text)
+
+
+def _find(arguments: Words, findings: Findings, inner: Inner) -> None:
+    """find's -exec and its like; fd's -x."""
+    if WORDS in arguments or sum(word == TEXT for word in arguments) > 1:
+        raise Opaque("the arguments of find are only known when it runs")
+    place = 0
+    while place < len(arguments):
+        word = arguments[place]
+        place += 1
+        if word in ("-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"):
+            end = place
+            while end < len(arguments) and arguments[end] != ";" and arguments[end - 1 : end + 1] != ("{}", "+"):
+                end += 1
+            run(tuple(part.replace("{}", TEXT) for part in arguments[place:end]), (), None, findings, inner)
+            place = end + 1
+
+
+def _watch(arguments: Words, inner: Inner) -> None:
+    place = 0
+    while place < len(arguments) and arguments[place].startswith("-"):
+        word = arguments[place]
+        if unknown(word) or word.startswith("--") or not re.fullmatch(r"-[bcCdegptxw]*(n[\d.]*)?", word):
+            raise Opaque("watch has an option whose meaning is not known")
+        place += 2 if word.endswith("n") else 1
+    inner(_known(" ".join(arguments[place:]), "watch"))
+
+
+def _trap(arguments: Words, inner: Inner) -> bool:
+    operands = arguments[1:] if arguments[:1] == ("--",) else arguments
+    if any(unknown(word) for word in operands):
+        raise Opaque("trap runs a text that is only known when it runs")
+    if len(operands) < 2 or operands[0] in ("-", "-l", "-p", ""):
+        return False
+    inner(operands[0])
+    return True
+
+
+def _declare(arguments: Words, findings: Findings) -> None:
+    for word in arguments:
+        if found := _ASSIGNMENT.fullmatch(word):
+            assign(findings, found[1], re.fullmatch(r"\d*", found[2]) is not None)
+        elif unknown(word) or "[" in word or (word[:1] in "-+" and set(word[1:]) & set("in")):
+            raise Opaque("it declares a variable in a way that cannot be followed")
+
+
+def _assigning(name: str, arguments: Words, findings: Findings) -> None:
+    if name == "printf" and not any(word.startswith("-v") or unknown(word[:1]) for word in arguments[:1]):
+        return
+    if name in ("mapfile", "readarray") and any(word.startswith("-") and "C" in word for word in arguments):
+        raise Opaque(f"{name} runs commands that cannot be seen")
+    for word in arguments:
+        if "[" in word or (unknown(word) and name != "printf" and name != "wait"):
+            raise Opaque(f"{name} sets something that cannot be known")
+        for found in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", word):
+            assign(findings, found, False)
+
+
+def _shell_settings(name: str, arguments: Words) -> None:
+    text = " ".join(arguments)
+    if name == "hash" and arguments and arguments != ("-r",):
+        raise Opaque("hash changes what a name runs")
+    if name == "jobs" and arguments:
+        raise Opaque("jobs runs a command that cannot be seen")
+    if unknown(arguments[0] if arguments else "") or re.search(r"extglob|nullglob|keyword|posix|alias|^-\w*k", text):
+        raise Opaque(f"{name} changes how the line is read")

@@ -1,0 +1,66 @@
+"""Whether an address stands word for word in what a person wrote or a search found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
+
+from ..messages import Message
+
+_PAIRS = {"(": ")", "<": ">", "[": "]", "{": "}", '"': '"', "'": "'", "`": "`", ">": "<", "*": "*", "_": "_", "|": "|"}
+_PAIRS |= {"“": "”", "„": "“", "«": "»", "‘": "’", "「": "」", "（": "）", "《": "》"}
+# May follow an address without belonging to it, if then the word ends.
+_AFTER = ".,;:!?)]}>\"'`*_|…。，、；：！？）」》”“’»"
+_GLUED = "/=&%#@+-._~$?:\\"  # before an address: it is a part of something longer
+
+
+def mentioned(url: str, conversation: Sequence[Message]) -> bool:
+    """Whether a user's message or the result of a web search has this very address, not only a part of a longer one."""
+    if not url or any(character.isspace() for character in url):
+        return False
+    forms = {url, *_same(url)}
+    return any(_stands(form, text) for text in _texts(conversation) for form in forms if form in text)
+
+
+def _same(url: str) -> Iterator[str]:
+    """An address of a whole site is the same with and without its slash."""
+    parts = urlsplit(url)
+    if parts.netloc and parts.path in ("", "/") and not parts.query and not parts.fragment and url[-1] not in "?#":
+        yield url[:-1] if parts.path else url + "/"
+
+
+def _texts(conversation: Sequence[Message]) -> Iterator[str]:
+    for message in conversation:
+        role = message.get("role")
+        if role == "user" or (role == "tool" and message.get("name") == "web_search"):
+            content = message.get("content")
+            if isinstance(content, str):
+                yield content
+            elif isinstance(content, list):
+                yield from (part["text"] for part in content if isinstance(part, dict) and _is_text(part))
+
+
+def _is_text(part: dict[str, object]) -> bool:
+    return part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _stands(url: str, text: str) -> bool:
+    start = text.find(url)
+    while start >= 0:
+        if _delimited(text, start, start + len(url)):
+            return True
+        start = text.find(url, start + 1)
+    return False
+
+
+def _delimited(text: str, start: int, end: int) -> bool:
+    before = text[start - 1 : start]
+    if before and not before.isspace():
+        if before in _PAIRS and text[end : end + 1] == _PAIRS[before]:
+            return True
+        word = text[max(text.rfind(space, 0, start) for space in " \n\t\r") + 1 : start]
+        if before in _GLUED or (before.isascii() and before.isalnum()) or "://" in word:
+            return False
+    while text[end : end + 1] and text[end] in _AFTER:
+        end += 1
+    return end == len(text) or text[end].isspace()

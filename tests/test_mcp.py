@@ -316,6 +316,20 @@ async def test_a_changed_list_of_tools_is_read_at_the_next_round():
         assert set(by_name(await group.ready())) == set(tools)
 
 
+async def test_a_registry_is_kept_in_step_and_left_alone_when_nothing_has_changed():
+    async with connected(odd()) as (group, tools):
+        registry = ToolRegistry()
+        await group.provide(registry)
+        assert set(registry.names) == set(tools)
+        definitions = registry.get_definitions()
+        await group.provide(registry)
+        assert registry.get_definitions() is definitions
+        await text(tools["mcp_odd_change"])
+        await asyncio.sleep(0.1)
+        await group.provide(registry)
+        assert registry.names == ["mcp_odd_change", "mcp_odd_renamed"]
+
+
 # ---------------------------------------------------------------------------------------------- names and schemas
 
 

@@ -6,8 +6,10 @@ import asyncio
 import gzip
 import json
 import os
+import re
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -17,8 +19,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from everloop import AgentLoop, Config, MessageBus
 from everloop.config import McpServer
 from everloop.log import Call
+from everloop.testing import ScriptedProvider, call
+from everloop.tools import mcp_connection, mcp_limits, mcp_results, mcp_stdio
 from everloop.tools.base import Output, Tool
 from everloop.tools.context import CallContext
 from everloop.tools.mcp import McpServers
@@ -26,6 +31,7 @@ from everloop.tools.registry import ToolRegistry
 
 from .test_mcp import by_name, connected, failure, installed, run, text
 
+PAGE = Path(__file__).parent.parent / "docs" / "mcp.md"
 SECRET = "canary-token-5f2c"
 
 
@@ -327,3 +333,33 @@ async def test_a_real_server_by_http_works_and_is_found_again_after_a_restart():
         process.kill()
         process.wait()
         await group.close()
+
+
+# ---------------------------------------------------------------------------------------------- the page
+
+
+async def test_the_example_of_the_page_works_as_written(server, tmp_path, monkeypatch):
+    (example,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    home = tmp_path / "settings"
+    home.mkdir()
+    (home / "config.toml").write_text(example.replace("https://tracker.example.com/mcp", server.url))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    model = ScriptedProvider([call("mcp_clock_get_current_time", timezone="Europe/Berlin"), "Noon."])
+    config = await asyncio.to_thread(Config.load, home=home)
+    async with AgentLoop(MessageBus(), model, tmp_path, config=config) as agent:
+        assert await agent.process_direct("How late is it?") == "Noon."
+        assert {"mcp_clock_get_current_time", "mcp_tracker_echo"} <= set(agent.tools.names)
+        assert "mcp_clock_convert_time" not in agent.tools
+    assert "Europe/Berlin" in model.requests[1].messages[-1]["content"]
+    assert server.requests[0][1]["Authorization"] == "Bearer your-token"
+
+
+async def test_the_limits_of_the_page_are_those_of_the_code():
+    page = PAGE.read_text()
+    assert f"| one message or answer | {mcp_limits.MAX_MESSAGE >> 20} MB |" in page
+    assert f"| messages of a program | {mcp_stdio.MAX_RATE:,} a second |" in page
+    assert f"| lines that are no messages, in a row | {mcp_stdio.MAX_NOISE} |" in page
+    assert f"| tools of one server | {mcp_connection.MAX_TOOLS}; " in page
+    assert f"{mcp_results.MAX_DESCRIPTION:,} characters of description" in page
+    assert f"{mcp_results.MAX_SCHEMA // 1000} KB of schema" in page
+    assert f"| images in a result | {mcp_results.MAX_IMAGES}, each up to {mcp_results.MAX_IMAGE >> 20} MB |" in page

@@ -55,6 +55,15 @@ class McpServers:
             self._thread = _LoopThread()
         return await self._thread.run(self._ready)
 
+    async def provide(self, registry: ToolRegistry) -> None:
+        """Make the registry hold the tools of `ready()`; where nothing has changed it is not touched."""
+        tools = {tool.name: tool for tool in await self.ready()}
+        for old in [tool for tool in registry if isinstance(tool, RemoteTool) and tool.name not in tools]:
+            registry.unregister(old.name)
+        for name, tool in tools.items():
+            if registry.get(name) is not tool:
+                registry.register(tool)
+
     async def close(self) -> None:
         """End all connections and the programs that were started."""
         self._closed = True

@@ -466,6 +466,17 @@ async def test_a_server_that_no_longer_answers_is_started_again_after_the_time_o
         assert not alive(pid)
 
 
+async def test_a_server_that_only_speaks_the_newest_protocol_is_understood():
+    async with connected(odd("plain", "modern")) as (_, tools):
+        pid = (await seen(tools))["pid"]
+        waiting = asyncio.create_task(run(tools["mcp_odd_wait"]))
+        await asyncio.sleep(0.2)
+        waiting.cancel()
+        after = await seen(tools)
+        assert after["pid"] == pid
+        assert len(after["cancelled"]) == 1
+
+
 async def test_garbage_between_messages_is_passed_over():
     async with connected(odd("plain", "greet")) as (_, tools):
         assert await text(tools["mcp_odd_garbage"]) == "after the garbage"
@@ -522,6 +533,15 @@ async def test_closing_ends_even_a_program_that_does_not_want_to_and_what_it_sta
         pids = [int(pid) for pid in mark.read_text().split()]
         assert all(map(alive, pids))
     await until(lambda: not any(map(alive, pids)))
+
+
+async def test_closing_ends_what_a_program_has_left_behind(tmp_path):
+    mark = tmp_path / "mark"
+    async with connected(odd("plain", "parent", env={"MARK": str(mark)})) as (_, tools):
+        assert tools
+        child = int(mark.read_text().split()[1])
+        assert alive(child)
+    await until(lambda: not alive(child))
 
 
 async def test_a_program_ends_when_the_runtime_is_killed(tmp_path):

@@ -174,11 +174,29 @@ def begin(start: str) -> None:
             sys.stdout.write("Welcome to the server!\n")
     elif start == "greet":
         sys.stdout.write("Welcome to the server!\n")
-    elif start == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif start in ("stubborn", "parent"):
+        if start == "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = subprocess.Popen(["sleep", "300"])
         with open(os.environ["MARK"], "w") as file:
             file.write(f"{os.getpid()} {child.pid}")
+
+
+def modern(request: dict[str, Any], listing: str) -> None:
+    """Answer as a server does that only speaks the protocol of 2026-07-28, which has no handshake."""
+    versions = ["2026-07-28"]
+    if request["method"] in ("initialize", "ping"):
+        error = {"code": -32022, "message": "Unsupported", "data": {"supported": versions, "requested": "2025-11-25"}}
+        send({"id": request["id"], "error": error})
+        return
+    asked = (request.get("params") or {}).get("_meta") or {}
+    assert "id" not in request or asked.get("io.modelcontextprotocol/protocolVersion") == versions[0]
+    result = answer(request, listing)
+    if request["method"] == "server/discover":
+        result = {"supportedVersions": versions, "capabilities": {"tools": {}}}
+    if result is not None and "id" in request:
+        hints = {} if request["method"] == "tools/call" else {"ttlMs": 0, "cacheScope": "private"}
+        send({"id": request["id"], "result": {**result, "resultType": "complete", **hints}})
 
 
 def main() -> None:
@@ -186,6 +204,9 @@ def main() -> None:
     begin(start)
     for line in sys.stdin:
         request = json.loads(line)
+        if start == "modern":
+            modern(request, listing)
+            continue
         result = answer(request, listing)
         if result is not None and "id" in request:
             send({"id": request["id"], "result": result})

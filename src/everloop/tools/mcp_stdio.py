@@ -200,11 +200,10 @@ class Program:
         """The end that the protocol asks for, then the ends that cannot be refused; what it started ends with it."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if await self._gone():
-                break
-            self._signal(number)
-        self._signal(signal.SIGKILL)
+        if not await self._gone():
+            self._signal(signal.SIGTERM)
+            await self._gone()
+        self._signal(signal.SIGKILL)  # also for what a program that ended has left behind
         await self._gone()
         self._transport.close()
 

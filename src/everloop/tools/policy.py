@@ -82,27 +82,29 @@ class Policy:
         return Verdict("ask", outcome.why, shown)
 
     def guard(
-        self,
-        context: CallContext,
-        name: str = "",
-        arguments: dict[str, Any] | None = None,
-        plan: Plan | None = None,
+        self, context: CallContext, name: str = "", arguments: dict[str, Any] | None = None
     ) -> Callable[[str, bool], None] | None:
-        """What a file tool calls with the real path of a file that it opened: a link must not lead around a rule."""
+        """What a file tool calls with the real path of a file that it opened: a link must not lead around a rule.
+
+        None where no rule is about paths. Without the name of the tool, rules about any tool count.
+        """
         if not self._paths:
             return None
         rules = self._candidates(name, arguments or {}, context)
+        root = ""
 
         def check(path: str, writing: bool) -> None:
-            root = os.path.realpath(context.workspace)
+            nonlocal root
+            root = root or os.path.realpath(context.workspace)
             unit = _at(path, root)
             number, rule = next(((number, rule) for number, rule in rules if _fit(rule, unit)), (0, None))
             if rule is None or rule.do == "allow":
                 return
-            here = os.path.normpath(os.path.join(os.path.abspath(context.workspace), unit.path or ""))
-            # A person who approved a call has seen the paths in it, but not where a link leads.
-            seen = plan is None or not rule.path or here in plan.paths or path in plan.paths
-            if rule.do == "deny" or not (context.approved and seen):
+            # A person who approved a call has seen the path in it, but not where a link leads.
+            known = not rule.path or _fit(
+                rule, _at(_asked(arguments or {}, context), os.path.abspath(context.workspace))
+            )
+            if rule.do == "deny" or not (context.approved and known):
                 how = "written" if writing else "read"
                 raise ToolError(f"{path} may not be {how} this way: {_reason(number, rule, unit, Fit.YES)}.")
 
@@ -122,7 +124,7 @@ class Policy:
         return [
             (number, rule)
             for number, rule in self.rules
-            if (not rule.tool or fnmatchcase(name, rule.tool))
+            if (not rule.tool or not name or fnmatchcase(name, rule.tool))
             and (not rule.origin or fnmatchcase(origin, rule.origin))
             and all(_argument_fits(pattern, arguments, key) for key, pattern in rule.arguments.items())
         ]
@@ -164,6 +166,12 @@ def _joined(start: str, path: str) -> str:
         return TEXT + path[1:]
     joined = f"{start}/{path}" if not os.path.isabs(path) else path
     return joined if unknown(joined) else os.path.normpath(joined)
+
+
+def _asked(arguments: dict[str, Any], context: CallContext) -> str:
+    """The path that a call names, as a person saw it."""
+    given = os.path.expanduser(str(arguments.get("path") or "."))
+    return os.path.normpath(os.path.join(os.path.abspath(context.workspace), given))
 
 
 def _at(path: str, root: str) -> _Unit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .grammar import Grammar
-from .parts import TEXT, WORDS, CommandLine, Findings, Opaque, SimpleCommand, Target
+from .parts import TEXT, WORDS, CommandLine, Findings, Opaque, SimpleCommand, Target, steers
 
 __all__ = ["TEXT", "WORDS", "CommandLine", "SimpleCommand", "Target", "read"]
 
@@ -21,6 +21,8 @@ def read(command: str) -> CommandLine:
         if "\0" in command:
             raise Opaque("it has a NUL character")
         Grammar(command, findings).read()
+        if steering := sorted(name for name in findings.calculated if steers(name)):
+            raise Opaque(f"it calculates with {steering[0]}, which changes what commands mean")
         # bash evaluates the value of a variable in arithmetic: a[$(command)] runs the command.
         if doubtful := sorted(findings.calculated & findings.doubtful):
             raise Opaque(f"it calculates with {doubtful[0]}, whose value is only known when it runs")

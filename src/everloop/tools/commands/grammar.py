@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from .lexing import Lexer
 from .parts import TEXT, Findings, Opaque, Piece, SimpleCommand, Stdin, Target, Word, unknown
-from .running import assign, run
+from .running import run
 
 _DESCRIPTOR = re.compile(r"(?:[0-9]+|\{[A-Za-z_][A-Za-z0-9_]*\})(?=[<>])")
 _REDIRECTION = re.compile(r"&>>|&>|<<<|<<-|<<|<>|>>|>\||>&|<&|>(?!\()|<(?!\()")
@@ -224,8 +224,7 @@ class Grammar(Lexer):
             if self.keyword("in"):
                 while (word := self.next_word()) is not None:
                     sure = sure and word.number
-            if not sure:
-                self.findings.doubtful.add(name.plain)
+            self.findings.set(name.plain, sure)
         self.blanks()
         self.take(";")
         self.newlines()
@@ -307,7 +306,7 @@ class Grammar(Lexer):
     def evaluate(self, words: list[Word]) -> None:
         """Note the variables in words that a test takes for numbers."""
         for piece in (piece for word in words for piece in word.pieces):
-            if (piece.text == TEXT and not piece.number and not piece.name) or re.search(r"[[$`]", piece.text):
+            if (piece.text == TEXT and not piece.number and not piece.name) or re.search(r"[\[$`]", piece.text):
                 raise Opaque("it calculates with something that cannot be known")
             self.findings.calculated.update([piece.name] if piece.name else _NAMES.findall(piece.text))
 
@@ -351,7 +350,7 @@ class Grammar(Lexer):
             self.element(found[2])
         self.blanks()
         if found[1] != "IFS" or simple.words or self.lexeme() != "read":  # `IFS= read` splits its own input, no more
-            assign(self.findings, found[1], sure)
+            self.findings.set(found[1], sure)
         if simple.words:
             simple.words.append(word)
         return True

@@ -225,6 +225,8 @@ class Lexer:
             self.place += 1
             self.arithmetic("}")
             return Piece(TEXT, quoted and not many)
+        if not head[1] and (self.peek("=") or self.peek(":=")):
+            self.findings.set(head[2], sure=False)
         name = head[2] if self.peek("}") and not head[1] and _NAME.match(head[2]) else ""
         self.until_brace(quoted)
         return Piece(TEXT, quoted and not many, number=head[1] == "#", name=name)

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 TEXT = "\0"  # in a word: some text that cannot be known before the command runs, possibly none
 WORDS = "\1"  # in place of a word: any number of unknown words, possibly none
 _UNKNOWN = re.compile(f"[{TEXT}{WORDS}]")
 _GLOB = re.compile(r"[*?[]")
+
+
+# Variables that change what a name runs, how the rest of the line is read, or which programs others start.
+_STEERING = (
+    *("PATH", "IFS", "ENV", "SHELL", "SHELLOPTS", "BASHOPTS", "BASH_*", "PS[0-9]", "PROMPT_COMMAND", "EXECIGNORE"),
+    *("LD_*", "DYLD_*", "GCONV_PATH", "GLIBC_TUNABLES", "POSIXLY_CORRECT", "PAGER", "*_PAGER", "MANPAGER", "EDITOR"),
+    *("VISUAL", "*_EDITOR", "BROWSER", "LESSOPEN", "LESSCLOSE", "*_SSH", "*_SSH_COMMAND", "*_ASKPASS", "*_RSH"),
+    *(
+        "GIT_*",
+        "PYTHON*",
+        "PERL5*",
+        "RUBYOPT",
+        "RUBYLIB",
+        "NODE_OPTIONS",
+        "NODE_PATH",
+        "JAVA_TOOL_OPTIONS",
+        "MAKEFLAGS",
+    ),
+    *("TAR_OPTIONS", "HISTFILE", "INPUTRC"),
+)
 
 
 class Opaque(Exception):
@@ -121,6 +142,18 @@ class Findings:
     steps: int = 0  # pieces read, to bound the time
     calculated: set[str] = field(default_factory=set)  # variables whose value is evaluated as arithmetic
     doubtful: set[str] = field(default_factory=set)  # variables whose value may be anything
+
+    def set(self, name: str, sure: bool) -> None:
+        """Note that a variable is set, `sure` if to a number."""
+        if steers(name):
+            raise Opaque(f"it sets {name}, which changes what commands mean")
+        if not sure:
+            self.doubtful.add(name)
+
+
+def steers(name: str) -> bool:
+    """Whether a variable changes what commands mean."""
+    return any(fnmatchcase(name, pattern) for pattern in _STEERING)
 
 
 def unknown(text: str) -> bool:

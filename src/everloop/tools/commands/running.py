@@ -15,24 +15,6 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.S)
 _SIMPLE_TEXT = re.compile(r"[\w\s./=:,@%+-]*", re.A)
 MAX_WRAPPERS = 20
 
-# Variables that change what a name runs, how the rest of the line is read, or which programs others start.
-STEERING = (
-    *("PATH", "IFS", "ENV", "SHELL", "SHELLOPTS", "BASHOPTS", "BASH_*", "PS[0-9]", "PROMPT_COMMAND", "EXECIGNORE"),
-    *("LD_*", "DYLD_*", "GCONV_PATH", "GLIBC_TUNABLES", "POSIXLY_CORRECT", "PAGER", "*_PAGER", "MANPAGER", "EDITOR"),
-    *("VISUAL", "*_EDITOR", "BROWSER", "LESSOPEN", "LESSCLOSE", "*_SSH", "*_SSH_COMMAND", "*_ASKPASS", "*_RSH"),
-    *(
-        "GIT_*",
-        "PYTHON*",
-        "PERL5*",
-        "RUBYOPT",
-        "RUBYLIB",
-        "NODE_OPTIONS",
-        "NODE_PATH",
-        "JAVA_TOOL_OPTIONS",
-        "MAKEFLAGS",
-    ),
-    *("TAR_OPTIONS", "HISTFILE", "INPUTRC"),
-)
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"})
 _FOREIGN_SHELLS = frozenset({"fish", "csh", "tcsh", "elvish", "nu", "pwsh", "powershell"})
 
@@ -90,14 +72,6 @@ _WRAPPERS = {
 }  # fmt: skip
 
 
-def assign(findings: Findings, name: str, sure: bool) -> None:
-    """Note that a variable is set, `sure` if to a number."""
-    if any(fnmatchcase(name, pattern) for pattern in STEERING):
-        raise Opaque(f"it sets {name}, which changes what commands mean")
-    if not sure:
-        findings.doubtful.add(name)
-
-
 def run(words: Words, targets: tuple[Target, ...], stdin: Stdin | None, findings: Findings, inner: Inner) -> None:
     """Note a simple command and, where it runs another one, that too."""
     for _ in range(MAX_WRAPPERS):
@@ -109,8 +83,9 @@ def run(words: Words, targets: tuple[Target, ...], stdin: Stdin | None, findings
         if not words:
             return
         options = _WRAPPERS.get(name)
+        following: Words = ()
         if options is None:
-            wraps, following = _inspect(name, words[1:], stdin, findings, inner), ()
+            wraps = _inspect(name, words[1:], stdin, findings, inner)
         else:
             following = _unwrap(name, words[1:], options, findings)
             wraps = options.plain and bool(following)
@@ -180,8 +155,9 @@ def _unwrap(name: str, words: Words, options: _Options, findings: Findings) -> W
                 (found or words[place + 1]) if name == "xargs" and "I" in word and place + 1 < len(words) else marker
             )
             place += taken
-        elif options.assignments and (found_ := _ASSIGNMENT.fullmatch(word)):
-            assign(findings, found_[1], re.fullmatch(r"\d*", found_[2]) is not None)
+        elif options.assignments and "=" in word:
+            variable, _, value = word.partition("=")
+            findings.set(variable, value.isdecimal())
             place += 1
         elif operands:
             operands -= 1
@@ -318,7 +294,7 @@ def _trap(arguments: Words, inner: Inner) -> bool:
 def _declare(arguments: Words, findings: Findings) -> None:
     for word in arguments:
         if found := _ASSIGNMENT.fullmatch(word):
-            assign(findings, found[1], re.fullmatch(r"\d*", found[2]) is not None)
+            findings.set(found[1], found[2].isdecimal())
         elif unknown(word) or "[" in word or (word[:1] in "-+" and set(word[1:]) & set("in")):
             raise Opaque("it declares a variable in a way that cannot be followed")
 
@@ -332,7 +308,7 @@ def _assigning(name: str, arguments: Words, findings: Findings) -> None:
         if "[" in word or (unknown(word) and name != "printf" and name != "wait"):
             raise Opaque(f"{name} sets something that cannot be known")
         for found in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", word):
-            assign(findings, found, False)
+            findings.set(found, False)
 
 
 def _shell_settings(name: str, arguments: Words) -> None:

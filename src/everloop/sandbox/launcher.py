@@ -8,7 +8,9 @@ runtime is gone (the pipe `control` is closed). It imports nothing of the packag
 
 from __future__ import annotations
 
+import _socket
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -28,6 +30,11 @@ _SET_PDEATHSIG, _SET_NO_NEW_PRIVS, _SET_CHILD_SUBREAPER, _CAPBSET_DROP = 1, 38, 
 _ALL_SCOPES, _TCP = 3, 3
 _NO_SYMLINKS = 0x04
 _CAPABILITY_VERSION = 0x20080522
+_NEW_LISTENER = 8
+_RECEIVE, _ANSWER, _STILL_VALID = 0xC0502100, 0xC0182101, 0x40082102
+_CHMOD = {"x86_64": {90: "chmod", 91: "fchmod", 268: "fchmodat", 452: "fchmodat2"},
+          "aarch64": {52: "fchmod", 53: "fchmodat", 452: "fchmodat2"}}  # fmt: skip
+_WRITE_FILE = 2
 _GIVE_UP = 5.0
 REFUSED = 126
 
@@ -83,10 +90,11 @@ def drop_capabilities() -> None:
     checked(library.capset(header, bytes(24)), "capset")
 
 
-def filter_calls(program: bytes) -> None:
+def filter_calls(program: bytes) -> int:
+    """Put the filter in force; gives the descriptor by which its questions are answered."""
     instructions = ctypes.create_string_buffer(program, len(program))
     description = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
-    checked(library.syscall(_SECCOMP[os.uname().machine], 1, 0, description), "seccomp")
+    return checked(library.syscall(_SECCOMP[os.uname().machine], 1, _NEW_LISTENER, description), "seccomp")
 
 
 def limit(limits: dict[str, Any]) -> None:
@@ -119,7 +127,7 @@ def threads_of_user() -> int:
     return count
 
 
-def become(task: dict[str, Any]) -> NoReturn:
+def become(task: dict[str, Any], questions: _socket.socket) -> NoReturn:
     """In the child: give up everything, then turn into the command."""
     os.setsid()
     prctl(_SET_PDEATHSIG, signal.SIGKILL)
@@ -131,8 +139,80 @@ def become(task: dict[str, Any]) -> NoReturn:
         limit(wall["limits"])
         restrict_files(wall)
         drop_capabilities()
-        filter_calls(bytes.fromhex(wall["filter"]))
+        listener = filter_calls(bytes.fromhex(wall["filter"]))
+        questions.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", listener))])
     os.execve(task["command"][0], task["command"], dict(os.environ))
+
+
+# ------------------------------------------------------------------------------------------------ the modes of files
+
+
+class Modes:
+    """Changes modes for the command, where it may write: Landlock does not look at chmod.
+
+    Everything is looked up and changed here, through descriptors; the command cannot swap a path in between.
+    """
+
+    def __init__(self, wall: dict[str, Any]) -> None:
+        self._names = _CHMOD[os.uname().machine]
+        self._writable = [path for path, rights in wall["rules"] if rights & _WRITE_FILE and path[:5] != "/dev/"]
+
+    def answer(self, listener: int) -> bool:
+        """Answer one question; False if nobody is left to ask."""
+        question = bytearray(80)
+        try:
+            fcntl.ioctl(listener, _RECEIVE, question)
+        except OSError:
+            return False
+        id, pid, _, number, _, _, *arguments = struct.unpack("=QIIiIQ6Q", question)
+        try:
+            self._change(listener, id, pid, self._names[number], arguments)
+            error = 0
+        except OSError as problem:
+            error = problem.errno or 1
+        try:
+            fcntl.ioctl(listener, _ANSWER, struct.pack("=QqiI", id, 0, -error, 0))
+        except OSError:
+            return True  # who asked is gone; others may ask yet
+        return True
+
+    def _change(self, listener: int, id: int, pid: int, name: str, arguments: list[int]) -> None:
+        opened: list[int] = []
+        try:
+            follow = True
+            if name == "fchmod":
+                base, path, mode = self._descriptor(pid, arguments[0]), b"", arguments[1]
+            elif name == "chmod":
+                base, path, mode = f"/proc/{pid}/cwd", self._text(pid, arguments[0]), arguments[1]
+            else:
+                base, path, mode = self._descriptor(pid, arguments[0]), self._text(pid, arguments[1]), arguments[2]
+                follow = name == "fchmodat" or not arguments[3] & 0x100  # AT_SYMLINK_NOFOLLOW
+            opened.append(os.open(base, os.O_PATH | os.O_CLOEXEC))
+            fcntl.ioctl(listener, _STILL_VALID, struct.pack("=Q", id))  # else the number is another process's by now
+            if path:
+                flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+                opened.append(os.open(path, flags, dir_fd=opened[0]))
+            place = os.readlink(f"/proc/self/fd/{opened[-1]}")
+            if not any(place == top or place.startswith(top.rstrip("/") + "/") for top in self._writable):
+                raise PermissionError(1, "out of reach")
+            os.chmod(f"/proc/self/fd/{opened[-1]}", mode & 0o1777)
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    @staticmethod
+    def _descriptor(pid: int, number: int) -> str:
+        number = ctypes.c_int(number & 0xFFFFFFFF).value
+        return f"/proc/{pid}/cwd" if number == -100 else f"/proc/{pid}/fd/{number}"
+
+    @staticmethod
+    def _text(pid: int, address: int) -> bytes:
+        text = b""
+        with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+            while b"\0" not in text and len(text) < 4096:
+                memory.seek(address + len(text))
+                text += memory.read(256 - (address + len(text)) % 256)  # not across the end of a page
+        return text.split(b"\0")[0]
 
 
 # ------------------------------------------------------------------------------------------------ the watch
@@ -174,8 +254,11 @@ def kill_all() -> None:
         time.sleep(0.002)
 
 
-def supervise(pid: int, control: int) -> int:
+def supervise(pid: int, control: int, questions: _socket.socket, modes: Modes | None) -> int:
     """Wait for the command, or for an order: T asks it to end, a closed pipe ends everything. Gives its status."""
+    watched: list[Any] = [control]
+    if modes is not None:
+        watched.append(questions)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -184,13 +267,20 @@ def supervise(pid: int, control: int) -> int:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == pid:
                 return ended[1]
-        ready, _, _ = select.select([control, reading], [], [])
+        ready, _, _ = select.select([*watched, reading], [], [])
         if control in ready:
             if os.read(control, 1) != b"T":
                 return signal.SIGKILL
             signal_all(descendants(os.getpid()), signal.SIGTERM)
         if reading in ready:
             os.read(reading, 4096)
+        for source in [source for source in ready if source not in (control, reading)]:
+            if source is questions:
+                watched.remove(questions)
+                _, sent, _, _ = questions.recvmsg(1, 64)
+                watched += [struct.unpack("i", data[:4])[0] for _, _, data in sent]
+            elif modes is not None and not modes.answer(source):
+                watched.remove(source)
 
 
 def enter_group(folder: str | None) -> None:
@@ -212,13 +302,15 @@ def main() -> NoReturn:
     try:
         if "wall" in task:
             enter_group(task["group"])
+        questions, asking = _socket.socketpair()
         pid = os.fork()
         if not pid:
-            become(task)
+            become(task, asking)
+        asking.close()
     except BaseException as error:
         os.write(2, f"everloop: the command could not be started: {error}\n".encode())
         os._exit(REFUSED)
-    status = supervise(pid, control)
+    status = supervise(pid, control, questions, Modes(task["wall"]) if "wall" in task else None)
     kill_all()
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 

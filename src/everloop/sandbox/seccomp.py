@@ -7,8 +7,9 @@ import platform
 import struct
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24  # offsets into struct seccomp_data (low halves of arguments)
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
+# Offsets into struct seccomp_data: the low halves of the arguments.
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD, _FOURTH = 0, 4, 16, 24, 32, 40
+_ALLOW, _REFUSE, _ASK = 0x7FFF0000, 0x00050000, 0x7FC00000
 
 # Namespaces give a process rights over resources of its own, which widens what a flaw of the kernel can be reached by.
 _NAMESPACES = 0x7E020000
@@ -16,12 +17,24 @@ _NEW_TIME = 0x80
 _TERMINAL_REQUESTS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _DATAGRAM = 2
+_SET_ID = 0o6000  # a file that runs with its owner's rights: the owner may be root, and others may run it
+_MAKES_A_FILE = 0x400040  # O_CREAT, O_TMPFILE
+_MODES = (  # (call, where its mode is, where its flags are)
+    ("chmod", _SECOND, None), ("fchmod", _SECOND, None), ("fchmodat", _THIRD, None), ("fchmodat2", _THIRD, None),
+    ("creat", _SECOND, None), ("mknod", _SECOND, None), ("mknodat", _THIRD, None), ("mkdir", _SECOND, None),
+    ("mkdirat", _THIRD, None), ("open", _THIRD, _SECOND), ("openat", _FOURTH, _THIRD),
+)  # fmt: skip
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NUMBERS = {  # name: (x86_64, aarch64)
-    "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "chroot": (161, 51), "clock_adjtime": (305, 266),
-    "clock_settime": (227, 112), "clone": (56, 220), "clone3": (435, 435), "connect": (42, 203),
-    "delete_module": (176, 106), "finit_module": (313, 273), "fsconfig": (431, 431), "fsmount": (432, 432),
+    "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "chmod": (90, None), "chroot": (161, 51),
+    "clock_adjtime": (305, 266), "clock_settime": (227, 112), "clone": (56, 220), "clone3": (435, 435),
+    "connect": (42, 203), "creat": (85, None), "delete_module": (176, 106), "fchmod": (91, 52),
+    "fchmodat": (268, 53), "fchmodat2": (452, 452), "fremovexattr": (199, 16), "fsetxattr": (190, 7),
+    "lremovexattr": (198, 15), "lsetxattr": (189, 6), "mkdir": (83, None), "mkdirat": (258, 34),
+    "mknod": (133, None), "mknodat": (259, 33), "open": (2, None), "openat": (257, 56), "openat2": (437, 437),
+    "removexattr": (197, 14), "removexattrat": (466, 466), "setxattr": (188, 5), "setxattrat": (463, 463),
+    "finit_module": (313, 273), "fsconfig": (431, 431), "fsmount": (432, 432),
     "fsopen": (430, 430), "fspick": (433, 433), "init_module": (175, 105), "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioctl": (16, 29), "ioperm": (173, None),
     "iopl": (172, None), "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
@@ -49,6 +62,10 @@ _NEVER = (
 )  # fmt: skip
 # Without a process namespace of its own, a command sees the processes of everybody else.
 _NOT_AMONG_OTHERS = ("kcmp", "pidfd_getfd", "process_madvise", "process_vm_readv", "process_vm_writev", "ptrace")
+# Landlock does not look at these: they would mark files that are out of reach.
+_ATTRIBUTES = (
+    "fremovexattr", "fsetxattr", "lremovexattr", "lsetxattr", "removexattr", "removexattrat", "setxattr", "setxattrat"
+)  # fmt: skip
 _SIGNALS = ("kill", "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tgkill", "tkill")
 
 
@@ -62,6 +79,7 @@ def namespaced_filter() -> bytes:
     program = _Program()
     program.refuse(_NEVER)
     program.refuse_namespaces()
+    program.refuse_set_id()
     # Other families (VSOCK to the host of a virtual machine, say) are not parted by network namespaces.
     program.only_sockets((_UNIX, _INET, _INET6, _NETLINK))
     return program.assembled()
@@ -70,13 +88,17 @@ def namespaced_filter() -> bytes:
 def shared_filter(*, network: bool, signals: bool) -> bytes:
     """For a command among everybody's processes and sockets; `signals`: something else keeps signals inside.
 
-    A Unix socket can be reached by its path or name whatever files are out of reach: so there are only pairs.
+    A Unix socket can be reached by its path or name whatever files are out of reach: so there are only pairs. A
+    change of a file's mode is decided by whoever listens to the filter.
     """
     program = _Program()
     program.refuse((*_NEVER, *_NOT_AMONG_OTHERS))
     if not signals:
         program.refuse(_SIGNALS)
+    program.refuse(_ATTRIBUTES, errno.ENOTSUP)
     program.refuse_namespaces()
+    program.refuse_set_id()
+    program.ask(("chmod", "fchmod", "fchmodat", "fchmodat2"))
     program.only_sockets((_INET, _INET6, _NETLINK) if network else ())
     program.only_connected_pairs()
     if not network:
@@ -117,6 +139,25 @@ class _Program:
             self._add(_EQUAL, request, 0, 1)
             self._refuse(errno.EPERM)
         self._add(_LOAD, _NUMBER)
+
+    def refuse_set_id(self) -> None:
+        self.refuse(("openat2",), errno.ENOSYS)  # its flags are out of sight too
+        for name, mode, flags in _MODES:
+            if _NUMBERS[name][self._column] is None:
+                continue
+            self._argument(name, mode if flags is None else flags, 3 if flags is None else 5)
+            if flags is not None:
+                self._add(_ANY_BIT, _MAKES_A_FILE, 0, 3)
+                self._add(_LOAD, mode)
+            self._add(_ANY_BIT, _SET_ID, 0, 1)
+            self._refuse(errno.EPERM)
+            self._add(_LOAD, _NUMBER)
+
+    def ask(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if (number := _NUMBERS[name][self._column]) is not None:
+                self._add(_EQUAL, number, 0, 1)
+                self._add(_RETURN, _ASK)
 
     def only_sockets(self, families: tuple[int, ...]) -> None:
         self._argument("socket", _FIRST, len(families) + 2)

@@ -89,13 +89,10 @@ class Shell:
 
     async def _chosen(self) -> Wall:
         async with self._choosing:
+            if self._wall is None:
+                chosen: Wall | NoSandbox = await in_thread(_choose, self.settings.mode)
+                self._wall = chosen
             wall = self._wall
-            if wall is None:
-                try:
-                    wall = await in_thread(choose_wall, self.settings.mode)
-                except NoSandbox as error:
-                    wall = error
-                self._wall = wall
         if isinstance(wall, NoSandbox):
             raise ToolError(str(wall))
         return wall
@@ -167,6 +164,13 @@ class Shell:
         for entry in entries:
             self.background.pop(entry.id, None)
         await asyncio.gather(*(entry.process.end() for entry in entries))
+
+
+def _choose(mode: Mode) -> Wall | NoSandbox:
+    try:
+        return choose_wall(mode)
+    except NoSandbox as error:
+        return error
 
 
 def same_session(one: CallContext, other: CallContext) -> bool:

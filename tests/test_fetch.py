@@ -190,7 +190,7 @@ async def test_a_listed_host_is_meant_with_its_port():
 
 @pytest.mark.parametrize(("entry", "url"), [("[::1]", "[::1]:{}"), ("127.0.0.1", "127.0.0.1:{}")])
 async def test_addresses_can_be_listed(entry, url):
-    async with serving({"/": answer(b"x")}, host=entry.strip("[]")) as server:
+    async with serving({"/": answer(b"x")}, hosts=(entry.strip("[]"),)) as server:
         client = Fetcher(private_hosts=(f"{entry}:{server.port}",))
         assert (await client.get(parse_url(f"http://{url.format(server.port)}/"))).body == b"x"
 

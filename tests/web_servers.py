@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from everloop.log import Call
 from everloop.tools.base import Plan
@@ -39,7 +43,6 @@ class Server:
     answers: dict[str, Answer] = field(default_factory=dict)
     connections: int = 0
     requests: list[str] = field(default_factory=list)  # whole heads
-    sent: int = 0  # bytes of bodies that were taken from us
 
     @property
     def paths(self) -> list[str]:
@@ -64,11 +67,11 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    answers: dict[str, Answer] | None = None, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    answers: dict[str, Answer] | None = None, tls: ssl.SSLContext | None = None, hosts: tuple[str, ...] = ("127.0.0.1",)
 ) -> AsyncIterator[Server]:
-    """A server that runs as long as the block."""
+    """A server that runs as long as the block, at one port of all the hosts."""
     server = Server(answers=answers or {})
-    async with _listening(server, server.talk, tls, host):
+    async with _listening(server, server.talk, tls, hosts):
         yield server
 
 
@@ -103,7 +106,7 @@ async def _listening(
     server: Server,
     talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
     tls: ssl.SSLContext | None = None,
-    host: str = "127.0.0.1",
+    hosts: tuple[str, ...] = ("127.0.0.1",),
 ) -> AsyncIterator[None]:
     tasks: set[asyncio.Task[None]] = set()
 
@@ -118,17 +121,21 @@ async def _listening(
         finally:
             tasks.discard(task)
 
-    listener = await asyncio.start_server(accept, host, 0, ssl=tls)
-    server.port = listener.sockets[0].getsockname()[1]
+    listeners = []
     try:
+        for host in hosts:
+            listeners.append(await asyncio.start_server(accept, host, server.port, ssl=tls))
+            server.port = listeners[0].sockets[0].getsockname()[1]
         yield
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
         for task in list(tasks):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await listener.wait_closed()
+        for listener in listeners:
+            await listener.wait_closed()
 
 
 @dataclass
@@ -142,6 +149,36 @@ class Names:
         self.asked.append(host)
         left = self.answers.get(host, [[]])
         return left.pop(0) if len(left) > 1 else left[0]
+
+
+class Internet:
+    """The way out of this machine, as far as tests go: public addresses lead to servers here, all else nowhere."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.routes: dict[str, int] = {}  # address to the port of a server on loopback
+        self.own: set[str] = set()  # addresses of this machine
+        self.tried: list[str] = []  # what was connected to beyond loopback
+        guarded, name_of = socket.socket.connect, socket.socket.getsockname
+        probed: dict[int, str] = {}
+
+        def connect(sock: socket.socket, place: Any) -> None:
+            host = place[0] if isinstance(place, tuple) else ""
+            if not host or host.startswith("127.") or host == "::1":
+                return guarded(sock, place)
+            if sock.type == socket.SOCK_DGRAM:
+                probed[sock.fileno()] = host
+                return None
+            self.tried.append(host)
+            if host not in self.routes:
+                raise OSError(errno.ENETUNREACH, "there is no internet in tests")
+            return guarded(sock, ("127.0.0.1", self.routes[host]))
+
+        def getsockname(sock: socket.socket) -> Any:
+            host = probed.pop(sock.fileno(), "") if sock.type == socket.SOCK_DGRAM else ""
+            return (host if host in self.own else "192.0.2.1", 9) if host else name_of(sock)
+
+        monkeypatch.setattr(socket.socket, "connect", connect)
+        monkeypatch.setattr(socket.socket, "getsockname", getsockname)
 
 
 class Web:

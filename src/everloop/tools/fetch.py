@@ -7,7 +7,6 @@ a second answer of the DNS has nothing to act on. No cookie, no connection and n
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import socket
 import ssl
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from .addresses import Address, kind_of
 from .base import ToolError
+from .sockets import Pinned, certificates, is_this_machine, sockets_to
 from .threads import in_thread
 from .urls import URL, BadURL
 
@@ -138,7 +138,7 @@ class Fetcher:
         for address in found:
             kind = kind_of(address)
             chosen = listed and (kind == "private" or url.address is not None)
-            if not chosen and (kind != "public" or (not listed and _is_this_machine(address))):
+            if not chosen and (kind != "public" or (not listed and is_this_machine(address))):
                 raise FetchError(f"{url.host} is not on the public internet. {_HOW_TO_LIST}")
         return found
 
@@ -149,7 +149,7 @@ class Fetcher:
         addresses = await self._addresses(url, listed)
         aiohttp = await in_thread(import_module, "aiohttp")  # a fifth of a second, the first time
         if url.scheme == "https" and self._tls is None:
-            self._tls = await in_thread(_certificates)
+            self._tls = await in_thread(certificates)
         try:
             async with (
                 self._client(aiohttp, addresses, headers) as client,
@@ -172,8 +172,8 @@ class Fetcher:
 
     def _client(self, aiohttp: Any, addresses: list[Address], headers: Mapping[str, str]) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
-            resolver=_Pinned(addresses), use_dns_cache=False, ssl=self._tls or True, force_close=True,
-            socket_factory=_only_to(frozenset(addresses)),
+            resolver=Pinned(addresses), use_dns_cache=False, ssl=self._tls or True, force_close=True,
+            socket_factory=sockets_to(addresses, most=2 * self.max_bytes + 1_000_000),
         )  # fmt: skip
         own = {"User-Agent": USER_AGENT, "Accept": "text/html,*/*;q=0.8", "Accept-Encoding": "gzip, deflate"}
         return aiohttp.ClientSession(  # type: ignore[no-any-return]
@@ -210,66 +210,9 @@ class Fetcher:
 _HOW_TO_LIST = 'A person can allow it by adding "host:port" to private_hosts in the settings.'
 
 
-@dataclass(slots=True)
-class _Pinned:
-    """Answers aiohttp's question for the addresses of the host with those that were checked."""
-
-    addresses: list[Address]
-
-    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
-        return [
-            {"hostname": host, "host": str(address), "port": port, "proto": socket.IPPROTO_TCP,
-             "family": _family(address), "flags": socket.AI_NUMERICHOST}
-            for address in self.addresses
-        ]  # fmt: skip
-
-    async def close(self) -> None:
-        pass
-
-
-def _only_to(addresses: frozenset[Address]) -> Callable[[Any], socket.socket]:
-    """Makes sockets for these addresses alone: whatever happened above, no other is connected to."""
-
-    def make(info: Any) -> socket.socket:
-        family, kind, protocol, _, place = info
-        if ip_address(place[0]) not in addresses:
-            raise OSError(f"{place[0]} was not checked")
-        return socket.socket(family, kind, protocol)
-
-    return make
-
-
 def _named(said: str) -> str:
     """A word of a server's for a message of ours; a server that says more than a word is not quoted."""
     return said if _is_word(said) else "something unknown"
-
-
-def _family(address: Address) -> socket.AddressFamily:
-    return socket.AF_INET if address.version == 4 else socket.AF_INET6
-
-
-def _is_this_machine(address: Address) -> bool:
-    """Whether a public address is one of our own: behind it are services that a firewall may hide from others."""
-    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect((str(address), 9))  # sends nothing; the system only picks the way out
-            return bool(ip_address(probe.getsockname()[0]) == address)
-        except OSError:
-            return False
-
-
-def _certificates() -> ssl.SSLContext:
-    """The authorities that this machine trusts, or certifi's where it has none."""
-    context = ssl.create_default_context()
-    known = ssl.get_default_verify_paths()
-    if not known.cafile and not (known.capath and os.listdir(known.capath)):
-        try:
-            import certifi
-        except ImportError:
-            return context
-        context.load_verify_locations(certifi.where())
-    return context
 
 
 def _same(url: URL) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 MISSING = 3  # exit status: what is needed to read HTML is not installed
-MAX_ARTICLE = 1_500_000  # characters of HTML in which the article is looked for: that takes more than linear time
+MAX_ARTICLE, MAX_TAGS = 1_500_000, 60_000  # in which the article is looked for: that takes more than linear time
 MAX_TEXT = 2_000_000  # characters that are given back
 SHORT_ARTICLE = 500  # characters: less may be a teaser or a notice, so the whole page is looked at too
 MEMORY = 2_000_000_000
@@ -59,7 +59,8 @@ def decode(data: bytes, charset: str = "") -> str:
 def readable(source: str, url: str, plain: bool = False) -> tuple[str, str]:
     """The title and the text of a page: its article if it has one, otherwise all of it."""
     title = _TITLE.search(source[:200_000])
-    article = "" if plain or len(source) > MAX_ARTICLE else _article(source, url)
+    huge = len(source) > MAX_ARTICLE or source.count("<") > MAX_TAGS
+    article = "" if plain or huge else _article(source, url)
     if len(article) < SHORT_ARTICLE:
         whole = _whole(source, url)
         article = whole if len(whole) > 2 * len(article) else article

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.tools import files, paths
+from everloop.tools import documents, edit, files, find, paths
 from tests.desk import Desk
+from tests.test_docs import DOCS, PROGRAM, Reader
 
 
 @pytest.fixture
@@ -290,3 +292,38 @@ def test_the_flags_fit_what_the_tools_do():
         "find_files": ("safe", True),
         "grep": ("safe", True),
     }
+
+
+# --- the page about files ------------------------------------------------------------------------------------------
+
+
+async def test_the_program_of_the_files_page_prints_what_the_page_says(tmp_path):
+    found = PROGRAM.findall((DOCS / "files.md").read_text())
+    assert len(found) == 1
+    for program, expected in found:
+        folder = tmp_path / "garden"
+        folder.mkdir()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-W", "error", "-c", program,
+            cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        out, _ = await process.communicate()
+        Reader().check(expected, out.decode())
+        assert (folder / "beds/north.txt").read_text() == "beans: 7 litres\npeas: 3 litres\n"
+
+
+def test_the_limits_on_the_files_page_are_those_of_the_code():
+    page = (DOCS / "files.md").read_text()
+    for row in (
+        f"| a file that is read or searched | {paths.MAX_FILE_BYTES >> 20} MB |",
+        f"| {files.MAX_LINES:,} lines, {files.MAX_OUTPUT:,} characters; a line is cut at {files.MAX_LINE:,} char",
+        f"| a file that is edited | {edit.MAX_EDIT_BYTES >> 20} MB |",
+        f"| an image | {paths.size(documents.MAX_IMAGE_BYTES)} of",
+        f"| {documents.SECONDS:g} seconds, {documents.MEGABYTES} MB of memory, {documents.MAX_TEXT_BYTES >> 20} MB of",
+        f"| `list_dir`, `find_files` | {files.MAX_ENTRIES:,} names |",
+        f"| {find.MAX_MATCHES} lines of at most {find.MAX_LINE} characters, {find.MAX_OUTPUT:,} characters |",
+        f"| a search | {find.SECONDS:g} seconds;",
+    ):
+        assert row in page, f"docs/files.md must have: {row}"
+    assert files.MAX_ENTRIES == find.MAX_FOUND
+    assert [name for name in find.SKIPPED[:6] if f"`{name}`" not in page] == []

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everloop import Config
 from everloop.tools.base import Plan
-from everloop.tools.reader import read_html
+from everloop.tools.fetch import MAX_REDIRECTS, SILENCE_SECONDS
+from everloop.tools.reader import SECONDS, read_html
 from everloop.tools.web import WebSettings
 from tests.web_servers import Web, answer, redirect, serving
 
@@ -205,3 +209,39 @@ async def test_making_the_tools_loads_nothing_heavy():
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()
     assert out.decode().strip() == "[]"
+
+
+# --- the page about it ---------------------------------------------------------------------------------------------
+
+
+def block(language: str) -> str:
+    page = Path(__file__).parent.parent / "docs" / "web.md"
+    [found] = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
+    return found
+
+
+async def test_the_program_of_the_page_does_what_it_says(tmp_path):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", block("python"),
+        cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    expected = ".*".join(re.escape(part) for part in block("text").split("…"))
+    assert re.fullmatch(expected, out.decode()), out.decode()
+
+
+def test_the_settings_of_the_page_are_settings(tmp_path):
+    (tmp_path / "config.toml").write_text(block("toml"))
+    config = Config.load(home=tmp_path)
+    assert (config.search, config.web_timeout) == ("searxng", 20)
+    assert config.private_hosts == ("wiki.example.internal", "127.0.0.1:8000")
+
+
+def test_the_limits_of_the_page_are_the_limits():
+    page = (Path(__file__).parent.parent / "docs" / "web.md").read_text()
+    settings = WebSettings()
+    assert f"`timeout`, {settings.timeout:g} seconds; {SILENCE_SECONDS:g} seconds of silence" in page
+    assert f"| {settings.max_bytes // 1_000_000} MB;" in page
+    assert f"| redirects | {MAX_REDIRECTS} |" in page
+    assert f"| {SECONDS * 1.5:g} seconds, in a process" in page
+    assert "| ports | {}, {}, {} and {} |".format(*settings.ports) in page

@@ -113,7 +113,8 @@ class Fetcher:
             # A listed host may be entered by a redirect from a listed one only: a page on the internet gets no
             # way into the network here that the model was not given itself.
             listed, headers = listed and self._is_listed(url), {}  # and no key goes on to another address
-        raise FetchError(f"{url.host} redirects more than {redirects} times: ask for the page by its own address.")
+        often = f"more than {redirects} times" if redirects else "elsewhere"
+        raise FetchError(f"{url.host} redirects {often}: ask for the page by its own address.")
 
     def _is_listed(self, url: URL) -> bool:
         """Whether the person has listed this host and port; without a port, the usual ones of the web are meant."""

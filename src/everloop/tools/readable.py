@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 MISSING = 3  # exit status: what is needed to read HTML is not installed
 MAX_ARTICLE, MAX_TAGS = 1_500_000, 60_000  # in which the article is looked for: that takes more than linear time
 MAX_TEXT = 2_000_000  # characters that are given back
-SHORT_ARTICLE = 500  # characters: less may be a teaser or a notice, so the whole page is looked at too
+SHORT_ARTICLE = 300  # characters: less may be a teaser or a notice, and all of the page is better
 MEMORY = 2_000_000_000
 CPU_SECONDS = 60
 
@@ -62,8 +62,7 @@ def readable(source: str, url: str, plain: bool = False) -> tuple[str, str]:
     huge = len(source) > MAX_ARTICLE or source.count("<") > MAX_TAGS
     article = "" if plain or huge else _article(source, url)
     if len(article) < SHORT_ARTICLE:
-        whole = _whole(source, url)
-        article = whole if len(whole) > 2 * len(article) else article
+        article = _whole(source, url) or article
     return " ".join(html.unescape(title[1]).split()) if title else "", article
 
 

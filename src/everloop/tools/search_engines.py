@@ -81,7 +81,7 @@ class Brave:
         headers = {"X-Subscription-Token": self.key, "Accept": "application/json"}
         page = await _ask(self, self.fetcher, self.url, {"q": query, "count": count}, headers)
         if page.status in (401, 403, 422):  # 422 is for a wrong key, and for a query that it does not take
-            raise ToolError("Brave refused the key: a person must check brave_api_key in the settings.")
+            raise ToolError("Brave refused to search: a person must check brave_api_key in the settings.")
         _check_status(self, page)
         try:
             answer = msgspec.json.decode(page.body, type=_BraveAnswer)

@@ -289,8 +289,7 @@ class AgentLoop:
         if claim.command:
             return await self._run_command(claim, live)
         if self._mcp is not None:
-            for tool in await self._mcp.ready():
-                self.tools.register(tool)
+            await self._mcp.provide(self.tools)
         ended, outgoing = await self._turns.run(claim, live)
         for id, message in outgoing:
             await self._hand_out(id, message)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from .. import events
 from ..actions import Limits
@@ -50,7 +52,7 @@ class TurnRunner:
     on_event: Callable[[str, events.Event], None] | None = None
     watchers: dict[tuple[str, str], list[events.Emit]] = field(default_factory=dict)
     _histories: Histories = field(init=False)
-    _protected: tuple[Path, ...] | None = None
+    _own: Places | None = None
 
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
@@ -58,8 +60,8 @@ class TurnRunner:
     async def run(self, claim: Claim, live: Live) -> tuple[TurnEnded | Parked, list[tuple[int, OutboundMessage]]]:
         """Take the turn to its end, or to a question; with it come the rows of the outbox that are to be sent."""
         message = claim.message
-        if self._protected is None:
-            self._protected = await in_thread(_own_files, self.home, self.store)
+        if self._own is None:
+            self._own = await in_thread(_places, self.workspace, self.home, self.store)
         session_log = SessionLog(self.store, claim, live, lambda ended: _answer_to(message, ended), self.sender)
         turn: Turn | None = None
         try:
@@ -120,6 +122,8 @@ class TurnRunner:
         return emit
 
     def _toolbox(self, claim: Claim, message: InboundMessage) -> Tools:
+        own = self._own
+        assert own is not None
         channel, chat_id = message.origin
         outputs = outputs_folder(self.home, claim.owner, claim.key)
 
@@ -131,16 +135,18 @@ class TurnRunner:
                 call=call.id,
                 channel=channel,
                 chat_id=chat_id,
-                workspace=self.workspace,
+                workspace=own.workspace,
                 restricted=self.restricted,
                 idempotency_key=f"{claim.turn}/{call.id}",
                 progress=progress,
                 approved=approved,
                 outputs=outputs,
-                protected=self._protected or (),
+                protected=own.protected,
+                real_workspace=own.real_workspace,
                 send=partial(self._send, claim, f"{claim.turn}/{call.id}"),
             )
-            return replace(made, guard=guard) if (guard := self.policy.guard(made)) is not None else made
+            guard = self.policy.guard(made, call.name, call.arguments)
+            return made if guard is None else replace(made, guard=guard)
 
         return Tools(self.tools, self.policy, context, message.attended)
 
@@ -151,13 +157,21 @@ class TurnRunner:
             self.hand_out(id, message)
 
 
-def _own_files(home: Path, store: Store) -> tuple[Path, ...]:
-    """The runtime's own places, which no tool may touch where the workspace is restricted."""
-    places = [home.resolve()]
+class Places(NamedTuple):
+    """The workspace, as it was named and as it really is, and the runtime's own files, which no tool may touch where
+    the workspace is restricted."""
+
+    workspace: Path
+    real_workspace: Path
+    protected: tuple[Path, ...]
+
+
+def _places(workspace: Path, home: Path, store: Store) -> Places:
+    protected = [home.resolve()]
     if (path := getattr(store, "path", None)) is not None:
         real = Path(path).resolve()
-        places += [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
-    return tuple(places)
+        protected += [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
+    return Places(Path(os.path.abspath(workspace)), workspace.resolve(), tuple(protected))
 
 
 def _answer_to(message: InboundMessage, ended: TurnEnded) -> Sequence[OutboundMessage]:

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from ..config import Config
 from .base import Tool
 from .files import file_tools
 from .message import MessageTool
+from .running import ShellSettings
+from .shell import shell_tools
+from .web import WebSettings, web_tools
 
 
 def builtin_tools(config: Config, *, brave_api_key: str | None = None, exec_config: Any = None) -> list[Tool]:
-    """Files, commands, the web and messages."""
-    return [*file_tools(), MessageTool(config.message_to)]
+    """Files, commands, the web and messages. `exec_config` overrides settings of commands, by name."""
+    web = WebSettings(
+        search=config.search,
+        brave_api_key=brave_api_key or config.brave_api_key,
+        searxng_url=config.searxng_url,
+        private_hosts=config.private_hosts,
+        timeout=config.web_timeout,
+    )
+    return [
+        *file_tools(),
+        *shell_tools(shell_settings(config, exec_config)),
+        *web_tools(web),
+        MessageTool(config.message_to),
+    ]
+
+
+def shell_settings(config: Config, exec_config: Any = None) -> ShellSettings:
+    """The settings of commands; `exec_config` is a mapping or an object with some of their names."""
+    settings = ShellSettings(
+        timeout=config.exec_timeout,
+        mode=config.sandbox,
+        readable=config.readable,
+        writable=config.writable,
+        environment=config.environment,
+        memory_mb=config.memory_mb,
+        processes=config.processes,
+    )
+    known = {item.name for item in fields(ShellSettings)}
+    if isinstance(exec_config, Mapping):
+        if unknown := sorted(set(exec_config) - known):
+            raise ValueError(f"exec_config: unknown {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+        return replace(settings, **exec_config)
+    given = {name: getattr(exec_config, name) for name in known if hasattr(exec_config, name)}
+    return replace(settings, **given)

@@ -24,6 +24,7 @@ class CallContext:
     restricted: bool  # files outside the workspace are out of reach
     idempotency_key: str  # the same on every try of this call, also after a crash
     progress: Callable[[str], None]  # shows a line to whoever watches the turn
+    real_workspace: Path | None = None  # the same without links, where it is known
     approved: bool = False  # a person has seen this very call and allowed it
     outputs: Path | None = None  # the session's own folder for texts too long for a result; it can be read, not written
     protected: tuple[Path, ...] = ()  # the runtime's own files: never read or written where `restricted`

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
 import os
 import re
 import socket
@@ -138,13 +139,18 @@ class WebServer:
             return web.Response(status=307, headers={"Location": self.elsewhere})
         if name == "broken":
             return web.Response(text="{not json", content_type="application/json")
+        result = {"content": [{"type": "text", "text": "what was too big"}]}
+        answer = json.dumps({"jsonrpc": "2.0", "id": body["id"], "result": result}).encode()
         if name == "zipped":
-            bomb = gzip.compress(b" " * 50_000_000)
+            bomb = gzip.compress(b" " * 50_000_000 + answer)
             return web.Response(body=bomb, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        for _ in range(100 if name == "big" else 1):
+        for _ in range(50 if name == "big" else 1):
             await response.write(b" " * 1_000_000)
+        if name == "big":
+            await response.write(answer)
+            return response
         assert request.transport is not None
         request.transport.close()
         return response
@@ -184,6 +190,7 @@ async def test_a_server_that_has_forgotten_the_session_is_greeted_again_and_the_
 
 
 async def test_a_server_that_is_restarted_is_used_again(server, caplog):
+    caplog.set_level(logging.DEBUG)
     async with connected(by_http(server)) as (group, tools):
         await server.stop()
         assert "127.0.0.1" in await failure(tools["mcp_web_echo"], text="x")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config import McpServer
 from ..errors import EverloopError
-from .base import Output, Replay, Tool
+from .base import Output, Replay, Tool, ToolError
 from .context import current
 from .registry import ToolRegistry
 from .threads import in_thread
@@ -112,7 +112,7 @@ class McpServers:
 
     async def _run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self._thread is None:
-            raise RuntimeError("the MCP servers are closed")
+            raise ToolError("The MCP servers are closed: the agent is shutting down.")
         return await self._thread.run(function)
 
 

@@ -64,7 +64,16 @@ def test_a_redirect_is_read_as_strictly():
     assert str(here.join("//b.example/y")) == "https://b.example/y"
     assert str(here.join("?z")) == "https://a.example/b/c?z"
     assert str(here.join("http://b.example")) == "http://b.example/"
-    for location in ("http://127.1/", "http:\\\\a", "file:///x", "http://a\t.example/", "//u@a/", "http://[x]/"):
+    for location in (
+        "http://127.1/",
+        "http:\\\\a",
+        "file:///x",
+        "http://a\t.example/",
+        "//u@a/",
+        "http://[x]/",
+        "/x\ty",
+        "//a\n/",
+    ):
         with pytest.raises(BadURL):
             here.join(location)
 

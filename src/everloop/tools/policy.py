@@ -42,6 +42,7 @@ class _Unit:
     path: str | None = None  # as rules name it: relative to the workspace when inside it, absolute otherwise
     absolute: str = ""
     opaque: str = ""  # why a command could not be read
+    altered: bool = False  # the command does not do what its words say
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Policy:
                 return
             # A person who approved a call has seen the path in it, but not where a link leads.
             known = not rule.path or _fit(
-                rule, _at(_asked(arguments or {}, context), os.path.abspath(context.workspace))
+                rule, _at(_asked(arguments or {}, context), os.path.normpath(context.workspace))
             )
             if rule.do == "deny" or not (context.approved and known):
                 how = "written" if writing else "read"
@@ -132,7 +133,7 @@ class Policy:
     def _units(
         self, arguments: dict[str, Any], plan: Plan, context: CallContext, rules: list[tuple[int, Rule]]
     ) -> Iterator[_Unit]:
-        root = os.path.abspath(context.workspace)
+        root = os.path.normpath(context.workspace)
         places = [_at(path, root) for path in plan.paths] or [_Unit()]
         if plan.command is None or not any(rule.command or rule.path for _, rule in rules):
             yield from places
@@ -145,7 +146,7 @@ class Policy:
         base = os.path.join(root, str(arguments.get("working_dir") or ""))
         paths = [rule.path for _, rule in rules if rule.path and rule.do != "allow"]
         for command in line.commands:
-            yield from (replace(place, command=command) for place in places)
+            yield from (replace(place, command=command, altered=line.altered) for place in places)
             for unit in _files(command, line, base, root) if paths else ():
                 if any(_fit_path(path, unit) for path in paths):
                     yield unit
@@ -154,11 +155,13 @@ class Policy:
 def _files(command: SimpleCommand, line: CommandLine, base: str, root: str) -> Iterator[_Unit]:
     """The files that a command's redirections open, and the words of it that may name files."""
     for target in command.targets:
-        yield replace(_at(_joined(TEXT if line.moves else base, target.path), root), command=command)
+        yield replace(
+            _at(_joined(TEXT if line.moves else base, target.path), root), command=command, altered=line.altered
+        )
     for word in command.words[1:]:
         for name in {word, word.partition("=")[2]} - {""}:
             if not unknown(name):
-                yield replace(_at(_joined(base, name), root), command=command)
+                yield replace(_at(_joined(base, name), root), command=command, altered=line.altered)
 
 
 def _joined(start: str, path: str) -> str:
@@ -171,20 +174,19 @@ def _joined(start: str, path: str) -> str:
 def _asked(arguments: dict[str, Any], context: CallContext) -> str:
     """The path that a call names, as a person saw it."""
     given = os.path.expanduser(str(arguments.get("path") or "."))
-    return os.path.normpath(os.path.join(os.path.abspath(context.workspace), given))
+    return os.path.normpath(os.path.join(os.path.normpath(context.workspace), given))
 
 
 def _at(path: str, root: str) -> _Unit:
     """A path as rules see it."""
     inside = path == root or path.startswith(root.rstrip("/") + "/")
-    return _Unit(path=os.path.relpath(path, root) if inside else path, absolute=path)
+    return _Unit(path=(path[len(root) :].lstrip("/") or ".") if inside else path, absolute=path)
 
 
 def _default(plan: Plan, context: CallContext) -> _Outcome:
     if context.restricted and plan.paths:
-        roots = [os.path.abspath(context.workspace)]
-        if context.outputs is not None and not plan.writes:
-            roots.append(os.path.abspath(context.outputs))
+        places = [context.workspace, context.real_workspace, None if plan.writes else context.outputs]
+        roots = [os.path.normpath(place) for place in places if place is not None]
         for path in plan.paths:
             if not any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots):
                 return _Outcome("ask", f"by default what is outside the workspace is asked for: {shortened(path, 200)}")
@@ -236,7 +238,7 @@ def _fit_command(rule: Rule, unit: _Unit) -> Fit:
     if unit.opaque:
         return Fit.MAYBE
     command = unit.command
-    if command is None:
+    if command is None or (unit.altered and rule.do == "allow"):
         return Fit.NO
     fit = fits_command(rule.command, command.text)
     if rule.do != "allow" and fit is not Fit.YES and command.words and "/" in command.words[0]:

@@ -27,5 +27,5 @@ def read(command: str) -> CommandLine:
         if doubtful := sorted(findings.calculated & findings.doubtful):
             raise Opaque(f"it calculates with {doubtful[0]}, whose value is only known when it runs")
     except Opaque as error:
-        return CommandLine(tuple(findings.commands), str(error), findings.moves)
-    return CommandLine(tuple(findings.commands), "", findings.moves)
+        return CommandLine(tuple(findings.commands), str(error), findings.moves, findings.altered)
+    return CommandLine(tuple(findings.commands), "", findings.moves, findings.altered)

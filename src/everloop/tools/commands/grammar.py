@@ -14,13 +14,14 @@ from .parts import TEXT, Findings, Opaque, Piece, SimpleCommand, Stdin, Target, 
 from .running import run
 
 _DESCRIPTOR = re.compile(r"(?:[0-9]+|\{[A-Za-z_][A-Za-z0-9_]*\})(?=[<>])")
-_REDIRECTION = re.compile(r"&>>|&>|<<<|<<-|<<|<>|>>|>\||>&|<&|>(?!\()|<(?!\()")
+_REDIRECTION = re.compile(r"[<>]&-|&>>|&>|<<<|<<-|<<|<>|>>|>\||>&|<&|>(?!\()|<(?!\()")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^]]*\])?(\+?=)", re.S)
 _ELEMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\[")
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REGULAR = re.compile(r"(?:[^\s;&`$'\"\\<>]|\$(?=[\s)|])|\\[^\n])+")
 _CASE_ENDS = (";;&", ";;", ";&")
-_CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}", "]]", "in"})
+_OPENING = frozenset({"{", "if", "while", "until", "for", "select", "case", "function", "[[", "!", "time", "coproc"})
+_CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 _DECLARING = frozenset({"declare", "typeset", "local", "export", "readonly"})
 _NUMERIC_TESTS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 
@@ -188,8 +189,6 @@ class Grammar(Lexer):
             "!": self.command,
             "time": self.time,
         }
-        if keyword in _CLOSING - {"in", "]]"} or keyword == "coproc":
-            raise Opaque(f"{keyword} stands in an unexpected place")
         return readers.get(keyword)
 
     def time(self) -> None:
@@ -323,6 +322,8 @@ class Grammar(Lexer):
                 break
             if (not simple.words or self.declares(simple)) and self.assignment(word, simple):
                 continue
+            if not simple.words and (word.plain in _OPENING or word.plain in _CLOSING):
+                raise Opaque(f"{word.plain} stands in an unexpected place")
             simple.words.append(word)
             if len(simple.words) == 1 and self.defines():
                 return
@@ -372,7 +373,7 @@ class Grammar(Lexer):
             if word.literal.startswith("["):
                 raise Opaque("it sets an element that cannot be known")
             sure = sure and word.number
-        if not self.take(")"):
+        if not self.take(")") or (self.place < len(self.text) and self.text[self.place] not in " \t\n;&|)"):
             raise Opaque("a list is not closed")
         return sure
 
@@ -410,6 +411,8 @@ class Grammar(Lexer):
         if found is None:
             self.place = place
             return False
+        if found[0].endswith("-") and found[0] != "<<-":  # closes: what follows is a word of its own
+            return True
         self.blanks()
         word = self.word()
         if word is None:
@@ -434,8 +437,8 @@ class Grammar(Lexer):
             if self.place >= len(self.text):
                 raise Opaque("a here-document is not closed")
             line = self.line()
-            while not heredoc.literal and _continues(line) and self.place < len(self.text):
-                line = line[:-1] + self.line()
+            if not heredoc.literal and _continues(line):
+                line = self.joined(line)
             if heredoc.tabs:
                 line = line.lstrip("\t")
             if line == heredoc.end:
@@ -454,8 +457,15 @@ class Grammar(Lexer):
         end = self.text.find("\n", self.place)
         end = len(self.text) if end < 0 else end
         start, self.place = self.place, min(end + 1, len(self.text))
-        self.step()
         return self.text[start:end]
+
+    def joined(self, line: str) -> str:
+        """A line that ends in a backslash, with those that continue it."""
+        parts = [line]
+        while _continues(parts[-1]) and self.place < len(self.text):
+            parts[-1] = parts[-1][:-1]
+            parts.append(self.line())
+        return "".join(parts)
 
 
 def _continues(line: str) -> bool:

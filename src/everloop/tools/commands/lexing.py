@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from .parts import TEXT, Findings, Opaque, Piece, Word
 
 MAX_DEPTH = 30
-MAX_STEPS = 30_000
+MAX_STEPS = 10_000
 _PLAIN = re.compile(r"[^\s;&|()<>$`\"'\\\0-\x1f\x7f]+")
 _BACKTICKS = re.compile(r"`((?:[^`\\]|\\.)*)`", re.S)
 _BLANK = re.compile(r"(?:[ \t]|\\\n)+")
@@ -164,6 +164,8 @@ class Lexer:
 
     def expansion(self, quoted: bool) -> Piece:
         rest = self.text[self.place + 1 : self.place + 3]
+        if rest == "\\\n":
+            raise Opaque("a line ends inside an expansion")
         if rest == "((":
             return self.arithmetic_expansion()
         if rest[:1] == "(":
@@ -299,7 +301,7 @@ def _ansi(found: re.Match[str]) -> str:
     if code[0] in "01234567":
         number = int(code, 8)
         return chr(number) if number < 128 else TEXT
-    if code[0] == "c" and len(code) > 1:
+    if code[0] in "cxuU":  # a control character, or a code in a form that only some shells know
         return TEXT
     return _ANSI_LETTERS.get(code, code if code in "\\'\"?" else "\\" + code)
 

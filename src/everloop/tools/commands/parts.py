@@ -12,24 +12,16 @@ _UNKNOWN = re.compile(f"[{TEXT}{WORDS}]")
 _GLOB = re.compile(r"[*?[]")
 
 
-# Variables that change what a name runs, how the rest of the line is read, or which programs others start.
+# Variables that change what a name runs or how the rest of the line is read, or that name a program to be run.
 _STEERING = (
     *("PATH", "IFS", "ENV", "SHELL", "SHELLOPTS", "BASHOPTS", "BASH_*", "PS[0-9]", "PROMPT_COMMAND", "EXECIGNORE"),
     *("LD_*", "DYLD_*", "GCONV_PATH", "GLIBC_TUNABLES", "POSIXLY_CORRECT", "PAGER", "*_PAGER", "MANPAGER", "EDITOR"),
     *("VISUAL", "*_EDITOR", "BROWSER", "LESSOPEN", "LESSCLOSE", "*_SSH", "*_SSH_COMMAND", "*_ASKPASS", "*_RSH"),
-    *(
-        "GIT_*",
-        "PYTHON*",
-        "PERL5*",
-        "RUBYOPT",
-        "RUBYLIB",
-        "NODE_OPTIONS",
-        "NODE_PATH",
-        "JAVA_TOOL_OPTIONS",
-        "MAKEFLAGS",
-    ),
-    *("TAR_OPTIONS", "HISTFILE", "INPUTRC"),
+    *("GIT_*", "TAR_OPTIONS", "HISTFILE", "INPUTRC"),
 )
+_HARMLESS = ("GIT_AUTHOR_*", "GIT_COMMITTER_*", "GIT_TERMINAL_PROMPT", "GIT_PAGER_IN_USE")
+# Variables by which an interpreter takes other code than its arguments say.
+_ALTERING = ("PYTHON*", "PERL5*", "RUBYOPT", "RUBYLIB", "NODE_OPTIONS", "NODE_PATH", "JAVA_TOOL_OPTIONS", "MAKEFLAGS")
 
 
 class Opaque(Exception):
@@ -65,6 +57,7 @@ class CommandLine:
     commands: tuple[SimpleCommand, ...]
     opaque: str = ""  # why it could not be read to the end; `commands` is then what was found before
     moves: bool = False  # changes its folder: relative paths are relative to something unknown
+    altered: bool = False  # sets a variable by which programs do something else than their words say
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +132,7 @@ class Findings:
 
     commands: list[SimpleCommand] = field(default_factory=list)
     moves: bool = False
+    altered: bool = False
     steps: int = 0  # pieces read, to bound the time
     calculated: set[str] = field(default_factory=set)  # variables whose value is evaluated as arithmetic
     doubtful: set[str] = field(default_factory=set)  # variables whose value may be anything
@@ -149,11 +143,14 @@ class Findings:
             raise Opaque(f"it sets {name}, which changes what commands mean")
         if not sure:
             self.doubtful.add(name)
+        if any(fnmatchcase(name, pattern) for pattern in _ALTERING):
+            self.altered = True
 
 
 def steers(name: str) -> bool:
     """Whether a variable changes what commands mean."""
-    return any(fnmatchcase(name, pattern) for pattern in _STEERING)
+    harmless = any(fnmatchcase(name, pattern) for pattern in _HARMLESS)
+    return not harmless and any(fnmatchcase(name, pattern) for pattern in _STEERING)
 
 
 def unknown(text: str) -> bool:

@@ -102,13 +102,13 @@ def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Finding
     What changes or runs other commands in a way that cannot be followed is `Opaque`.
     """
     if name in _SHELLS:
-        return _shell(arguments, stdin, inner)
+        return _shell(arguments, stdin, findings, inner)
     if name in _FOREIGN_SHELLS or name in _RUNNERS or fnmatchcase(name, "ld-linux*") or name == "ld.so":
         raise Opaque(f"{name} runs commands that cannot be seen")
     if name in _BUILTINS and arguments:
         raise Opaque(f"{name} changes or runs commands in a way that cannot be followed")
     if name == "eval":
-        inner(_known(" ".join(arguments), "eval"))
+        inner(_known(" ".join(arguments[arguments[:1] == ("--",) :]), "eval"))
         return True
     if name == "trap":
         return _trap(arguments, inner)
@@ -221,7 +221,7 @@ def _known(text: str, name: str) -> str:
     return text
 
 
-def _shell(arguments: Words, stdin: Stdin | None, inner: Inner) -> bool:
+def _shell(arguments: Words, stdin: Stdin | None, findings: Findings, inner: Inner) -> bool:
     """A shell: its -c text or what it reads is a command line of its own; a script file is a program like any other."""
     text_follows, place = False, 0
     while place < len(arguments) and arguments[place][:1] in ("-", "+") and len(arguments[place]) > 1:
@@ -245,6 +245,7 @@ def _shell(arguments: Words, stdin: Stdin | None, inner: Inner) -> bool:
     elif unknown(operands[0]) or operands[0].startswith(("/dev/", "/proc/")):
         raise Opaque("a shell runs a text that is only known when it runs")
     else:
+        findings.commands.append(SimpleCommand(operands, wrapper=True))  # a rule about the script means it here too
         return False
     return True
 

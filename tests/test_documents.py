@@ -96,6 +96,16 @@ async def test_a_pdf_is_read_page_by_page(desk, folder):
     assert page == "     2\tWater the beans\n[lines 2 to 2 of 4; go on with offset=3]"
 
 
+async def test_a_document_is_read_once_for_all_of_its_pages_and_again_when_it_changed(desk, folder, monkeypatch):
+    (folder / "a.pdf").write_bytes(pdf("first"))
+    assert "first" in await desk("read_file", path="a.pdf")
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "PYTHON", ("/nowhere/python",))
+        assert "first" in await desk("read_file", path="a.pdf", offset=2)
+    (folder / "a.pdf").write_bytes(pdf("second"))
+    assert "second" in await desk("read_file", path="a.pdf")
+
+
 async def test_a_word_document_is_read_in_its_order(desk, folder):
     (folder / "a.docx").write_bytes(word("Beans é", "Peas"))
     assert await desk("read_file", path="a.docx") == (

@@ -109,6 +109,12 @@ async def test_what_is_not_a_text_file_is_refused_at_once(desk, folder):
         assert "only ordinary files" in await Desk(folder, restricted=False).fails("read_file", path="/dev/zero")
 
 
+async def test_a_file_that_grows_while_it_is_read_is_read_up_to_the_limit(desk, folder, monkeypatch):
+    (folder / "a.txt").write_bytes(b"line\n" * 20)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 50)  # as if the rest had come after the look at its size
+    assert (await desk("read_file", path="a.txt", limit=3)).endswith("[lines 1 to 3 of 10; go on with offset=4]")
+
+
 async def test_a_missing_file_is_answered_with_similar_names(desk, folder):
     (folder / "README.md").touch()
     (folder / "docs").mkdir()
@@ -139,6 +145,13 @@ async def test_the_mode_of_a_replaced_file_is_kept(desk, folder):
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE((folder / "plain.txt").stat().st_mode) == 0o666 & ~umask
+
+
+async def test_a_replaced_program_loses_the_rights_of_its_owner(desk, folder):
+    (folder / "run").write_text("old")
+    (folder / "run").chmod(0o6755)
+    await desk("write_file", path="run", content="new")
+    assert stat.S_IMODE((folder / "run").stat().st_mode) == 0o755
 
 
 async def test_a_write_that_fails_leaves_the_old_file_and_no_draft(desk, folder, monkeypatch):

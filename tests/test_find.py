@@ -209,6 +209,16 @@ async def test_protected_folders_are_left_out(desk, folder):
         assert "src/deep/er/c.txt" in names
 
 
+async def test_a_ripgrep_that_does_not_start_is_done_without(folder, monkeypatch):
+    programs = folder.parent / "programs"
+    programs.mkdir()
+    for script in ("#!/nowhere/sh\n", f"#!/bin/sh\necho {folder}/a.py:1:wrong\nexit 127\n", "\x7fELF nonsense"):
+        (programs / "rg").write_text(script)
+        (programs / "rg").chmod(0o755)
+        monkeypatch.setenv("PATH", str(programs))
+        assert await Desk(folder)("grep", pattern="world") == "src/b.py:5:def world():"
+
+
 async def test_a_program_from_the_workspace_is_not_taken_for_ripgrep(folder, monkeypatch):
     (folder / "rg").write_text(f"#!/bin/sh\ntouch {folder.parent}/escaped\n")
     (folder / "rg").chmod(0o755)

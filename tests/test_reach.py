@@ -186,6 +186,42 @@ def test_what_is_protected_is_out_of_reach_however_it_is_got_at(folder, approved
     assert os.listdir(folder.parent / "outside") == ["secret.txt"]
 
 
+def test_a_folder_that_turns_into_a_link_while_folders_are_made_is_not_entered(folder, monkeypatch):
+    make = os.mkdir
+
+    def make_and_swap(name: str, mode: int = 0o777, *, dir_fd: int) -> None:
+        make(name, mode, dir_fd=dir_fd)
+        os.rmdir(name, dir_fd=dir_fd)
+        os.symlink("../outside", name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mkdir", make_and_swap)
+    with pytest.raises(OSError):
+        put(Reach(folder), "new/file.txt")
+    assert os.listdir(folder.parent / "outside") == ["secret.txt"]
+
+
+@pytest.mark.parametrize("path", [".git/config", ".git/hooks/pre-commit", "sub/.git", "way/config", ".GIT/config"])
+def test_what_steers_a_persons_git_is_written_only_with_their_word(folder, path):
+    (folder / ".git").mkdir()
+    (folder / ".git/config").write_text("theirs")
+    (folder / "way").symlink_to(".git")
+    assert content(Reach(folder), ".git/config") == "theirs"
+    with pytest.raises(OutOfReach):
+        put(Reach(folder), path)
+    assert (folder / ".git/config").read_text() == "theirs"
+    assert os.listdir(folder / ".git") == ["config"]
+    put(Reach(folder, approved=True), path)
+    put(Reach(folder, restricted=False), path)
+    put(Reach(folder), "x.git/config")
+    put(Reach(folder), ".gitignore")
+
+
+def test_a_workspace_below_a_git_folder_can_be_written(tmp_path):
+    place = tmp_path / ".git/workspace"
+    place.mkdir(parents=True)
+    assert put(Reach(place), "a.txt") == f"{place}/a.txt"
+
+
 def test_a_protected_folder_that_does_not_exist_yet_is_not_made(folder):
     with pytest.raises(OutOfReach):
         put(Reach(folder, protected=(folder / "home",)), "home/config.toml")

@@ -204,6 +204,9 @@ class Reach:
                 exempt = any(within(real, inner) and inner != folder and within(inner, folder) for inner in own)
                 if within(real, folder) and not exempt:
                     raise OutOfReach(f"{path} belongs to the runtime itself: it can be neither read nor written.")
+            if writing and not self.approved and ".git" in real.removeprefix(own[0]).lower().split("/"):
+                # What stands there makes a person's own git, and their editor's, run commands outside of any sandbox.
+                raise OutOfReach(f"{path} is git's own: change it by a git command, or let a person do it.")
         if self.guard is not None:
             self.guard(real, writing)
 

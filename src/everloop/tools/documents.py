@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import os
 import sys
+from collections import OrderedDict
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO
 
 from .base import Output, ToolError
@@ -17,6 +19,7 @@ from .paths import size
 
 MAX_IMAGE_BYTES = 3_750_000  # model APIs take 5 MB, and base64 makes four bytes of three
 MAX_TEXT_BYTES = 4 * 1024 * 1024
+MAX_KEPT = 4
 SECONDS = 30.0
 MEGABYTES = 768
 PYTHON = (sys.executable, "-I")  # nothing from the working folder or the environment is imported
@@ -54,8 +57,30 @@ def read_image(file: BinaryIO, info: os.stat_result, path: str, kind: str) -> Ou
     return Output(f"{path}: {kind}, {size(len(data))}. The image follows.", images=(url,))
 
 
+class Documents:
+    """Reads documents, and keeps the texts of the last few: a long one is asked for page by page."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
+        self._lock = Lock()  # tools run in threads
+
+    def read(self, child: Child, descriptor: int, info: os.stat_result, kind: str, path: str) -> bytes:
+        """The text of an open document as UTF-8."""
+        key = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+        with self._lock:
+            text = self._texts.get(key)
+        if text is None:
+            text = read_document(child, descriptor, kind, path)
+        with self._lock:
+            self._texts[key] = text
+            self._texts.move_to_end(key)
+            while len(self._texts) > MAX_KEPT:
+                self._texts.popitem(last=False)
+        return text
+
+
 def read_document(child: Child, descriptor: int, kind: str, path: str) -> bytes:
-    """The text of a document as UTF-8."""
+    """The text of an open document as UTF-8; a ToolError where there is none to be had."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     command = [*PYTHON, _EXTRACT, kind, str(int(SECONDS)), str(MEGABYTES << 20), str(MAX_TEXT_BYTES)]
     ended = child.run(command, stdin=descriptor, most=MAX_TEXT_BYTES + 1_000, seconds=SECONDS)

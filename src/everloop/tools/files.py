@@ -8,8 +8,6 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Annotated, Any, BinaryIO
 
@@ -17,10 +15,10 @@ from ..messages import clean
 from ..sandbox.reach import FOLDER, Target
 from .base import Output, Tool, ToolError
 from .children import Child, beside_child
-from .documents import document_kind, image_type, read_document, read_image
+from .documents import Documents, document_kind, image_type, read_image
 from .edit import edit_tool
 from .find import find_tools
-from .paths import Seen, check_kind, explained, opened_target, path_tool, reach, replace, size
+from .paths import MAX_FILE_BYTES, Seen, check_kind, explained, opened_target, path_tool, reach, replace, size
 from .texts import HEAD, Form, form_of, is_binary
 
 MAX_LINES = 2_000
@@ -32,10 +30,10 @@ MAX_ENTRIES = 1_000
 def file_tools() -> list[Tool]:
     """All tools for files. What they remember of files they saw is shared among them."""
     seen = Seen()
-    return [_read_tool(seen), _write_tool(seen), edit_tool(seen), list_dir, *find_tools()]
+    return [_read_tool(seen, Documents()), _write_tool(seen), edit_tool(seen), list_dir, *find_tools()]
 
 
-def _read_tool(seen: Seen) -> Tool:
+def _read_tool(seen: Seen, documents: Documents) -> Tool:
     @path_tool()
     async def read_file(
         path: Annotated[str, "The file, relative to the workspace."],
@@ -48,40 +46,52 @@ def _read_tool(seen: Seen) -> Tool:
         """
         if offset < 1 or limit < 1:
             raise ToolError("offset and limit must be at least 1.")
-        return await beside_child(_read, seen, path, offset, min(limit, MAX_LINES))
+        return await beside_child(_read, seen, documents, path, offset, min(limit, MAX_LINES))
 
     return read_file
 
 
-def _read(child: Child, seen: Seen, path: str, offset: int, limit: int) -> str | Output:
+def _read(child: Child, seen: Seen, documents: Documents, path: str, offset: int, limit: int) -> str | Output:
     with explained(path), reach().open(path) as opened:
         info = os.fstat(opened.descriptor)
         check_kind(info, path)
         with open(opened.descriptor, "rb", closefd=False) as file:
-            head = file.read(8192)
+            head = file.read(8192) or b""  # None where there is nothing yet, as in /proc/kmsg
             file.seek(0)
             if kind := image_type(head):
                 return read_image(file, info, path, kind)
             if document := document_kind(head, path):
-                text = read_document(child, opened.descriptor, document, path)
+                text = documents.read(child, opened.descriptor, info, document, path)
                 return _pages(io.BytesIO(text), path, offset, limit)
             if is_binary(head):
                 raise ToolError(f"{path} is a binary file: only text, PDF, DOCX, XLSX and images can be read.")
             seen.note(opened.real, info)
-            with _as_utf8(file, head) as plain:
-                return _pages(plain, path, offset, limit)
+            return _pages(_as_utf8(opened.descriptor, form_of(head)), path, offset, limit)
 
 
-@contextmanager
-def _as_utf8(file: BinaryIO, head: bytes) -> Iterator[BinaryIO]:
+class _Limited(io.RawIOBase):
+    """An open file up to the limit: it may grow, and some of /proc have no end and say that they are empty."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._room = descriptor, MAX_FILE_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = os.read(self._descriptor, min(len(buffer), self._room))
+        buffer[: len(data)] = data
+        self._room -= len(data)
+        return len(data)
+
+
+def _as_utf8(descriptor: int, form: Form) -> BinaryIO:
     """A text file as UTF-8 bytes without a mark."""
-    form = form_of(head)
-    if form.encoding != "utf-8":
-        text = file.read().removeprefix(form.mark).decode(form.encoding, "replace")
-        file = io.BytesIO(text.encode("utf-8", "replace"))
-    else:
-        file.seek(len(form.mark))
-    yield file
+    os.lseek(descriptor, len(form.mark), os.SEEK_SET)
+    file = io.BufferedReader(_Limited(descriptor), 1 << 16)
+    if form.encoding == "utf-8":
+        return file
+    return io.BytesIO(file.read().decode(form.encoding, "replace").encode("utf-8", "replace"))
 
 
 def _pages(file: BinaryIO, path: str, offset: int, limit: int) -> str:

@@ -32,6 +32,7 @@ MAX_CONTEXT = 10
 SECONDS = 20.0
 SKIPPED = (".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache")
 _MEMORY = 1 << 30
+_BAD_PATTERN, _BAD_PATTERN_OF_RIPGREP = 4, 2
 _SEARCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("searcher.py")))
 
 
@@ -96,12 +97,8 @@ def _grep(child: Child, wanted: Wanted, path: str) -> str:
         is_folder = stat.S_ISDIR(os.fstat(opened.descriptor).st_mode)
         if not is_folder:
             check_kind(os.fstat(opened.descriptor), path)
-        program = shutil.which("rg")
-        if program is not None and _fits(program, opened, is_folder):
-            ended = _ripgrep(child, program, wanted, opened, is_folder)
-        else:
-            ended = _python_grep(child, wanted, opened, is_folder)
-    if not ended.output and ended.errors and not ended.late:
+        ended = _ripgrep(child, wanted, opened, is_folder) or _python_grep(child, wanted, opened, is_folder)
+    if not ended.output and ended.status in (_BAD_PATTERN, _BAD_PATTERN_OF_RIPGREP) and ended.errors:
         raise ToolError(f"The pattern cannot be used: {ended.errors.decode('utf-8', 'replace').strip()}")
     records = list(_allowed(_records(ended), opened.real)) if is_folder else [("", line) for line in _lines(ended)]
     prefix = _prefix(path) if is_folder else path
@@ -121,7 +118,11 @@ def _fits(program: str, opened: Opened, is_folder: bool) -> bool:
     return not barred and not own and readonly.available()
 
 
-def _ripgrep(child: Child, program: str, wanted: Wanted, opened: Opened, is_folder: bool) -> Ended:
+def _ripgrep(child: Child, wanted: Wanted, opened: Opened, is_folder: bool) -> Ended | None:
+    """What ripgrep finds; None where it is not there, may not be used or does not start."""
+    program = shutil.which("rg")
+    if program is None or not _fits(program, opened, is_folder):
+        return None
     command = [program, "--no-config", "--color=never", "--no-heading", "--line-number", "--null", "--no-messages"]
     command += [
         "--hidden",
@@ -141,7 +142,11 @@ def _ripgrep(child: Child, program: str, wanted: Wanted, opened: Opened, is_fold
 
         confine = partial(read_only, opened.descriptor if is_folder else None, os.path.realpath(program))
     place: dict[str, Any] = {"cwd": _way(opened)} if is_folder else {"stdin": opened.descriptor}
-    return child.run(command, most=MAX_OUTPUT * 4, seconds=SECONDS, confine=confine, **place)
+    try:
+        ended = child.run(command, most=MAX_OUTPUT * 4, seconds=SECONDS, confine=confine, **place)
+    except OSError:  # a script, say, whose interpreter it may not read
+        return None
+    return ended if ended.cut or ended.late or ended.status in (0, 1, _BAD_PATTERN_OF_RIPGREP) else None
 
 
 def _python_grep(child: Child, wanted: Wanted, opened: Opened, is_folder: bool) -> Ended:

@@ -62,8 +62,11 @@ def grep(request: dict[str, Any]) -> Iterator[bytes]:
         return
     wanted = glob(request["glob"]) if request["glob"] else lambda path: True
     for path, folder, name in walk(request):
-        if wanted(os.fsdecode(path)) and (data := load(folder, name, request["file_bytes"])):
-            yield from lines(data, path + b"\0", matches, request)
+        if wanted(os.fsdecode(path)) and (data := load(folder, name, request)):
+            try:
+                yield from lines(data, path + b"\0", matches, request)
+            except MemoryError:
+                continue
 
 
 def walk(request: dict[str, Any]) -> Iterator[tuple[bytes, int, bytes]]:
@@ -79,7 +82,7 @@ def walk(request: dict[str, Any]) -> Iterator[tuple[bytes, int, bytes]]:
             return
         for name, is_folder in found:
             if not is_folder:
-                if not protected or _identity(os.stat(name, dir_fd=folder, follow_symlinks=False)) not in protected:
+                if not protected or _kept(folder, name) not in protected:
                     yield prefix + name, folder, name
             elif name not in skipped and depth < _DEEPEST:
                 yield from enter(folder, name, prefix + name + b"/", depth + 1)
@@ -103,15 +106,23 @@ def _identity(info: os.stat_result) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
-def load(folder: int, name: bytes, most: int) -> bytes:
+def _kept(folder: int, name: bytes) -> tuple[int, int] | None:
+    try:
+        return _identity(os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except OSError:  # it is gone
+        return None
+
+
+def load(folder: int, name: bytes, request: dict[str, Any]) -> bytes:
     """The content of an ordinary text file that is not too big; nothing otherwise."""
+    most = request["file_bytes"]
     try:
         descriptor = os.open(name, _FILE, dir_fd=folder)
     except OSError:
         return b""
     with open(descriptor, "rb") as file:
         info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > most:
+        if not stat.S_ISREG(info.st_mode) or info.st_size > most or [*_identity(info)] in request["protected"]:
             return b""
         try:
             return file.read(most)

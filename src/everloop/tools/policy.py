@@ -165,7 +165,7 @@ def _files(command: SimpleCommand, line: CommandLine, base: str, root: str) -> I
 
 
 def _joined(start: str, path: str) -> str:
-    if path.startswith("~"):
+    if path.startswith("~") or unknown(path[:1]):
         return TEXT + path[1:]
     joined = f"{start}/{path}" if not os.path.isabs(path) else path
     return joined if unknown(joined) else os.path.normpath(joined)

@@ -1,0 +1,51 @@
+"""Patterns on texts that are not known in all their parts, compared with trying out what the unknown could be."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everloop.tools.commands import TEXT, WORDS
+from everloop.tools.patterns import Fit, fits, fits_command
+
+FILLINGS = ["", "a", "b", " ", "ab", "ba", "a b", "b a", "aa", "bb", "a b a", "b b", "ab ab"]
+
+
+def possible(text: str) -> list[str]:
+    """Some of the texts that it may turn out to be."""
+    texts = [text]
+    for mark, space in ((TEXT, ""), (WORDS, " ")):
+        while mark in texts[0]:
+            texts = [
+                each.replace(mark, f"{space}{filling}" if filling else "", 1) for each in texts for filling in FILLINGS
+            ]
+    return texts
+
+
+@given(
+    st.text("ab *?", max_size=5),
+    st.text(f"ab {TEXT}{WORDS}", max_size=5).filter(lambda t: t.count(TEXT) + t.count(WORDS) < 3),
+)
+def test_a_sure_fit_always_fits_and_no_fit_never_does(pattern, text):
+    fit = fits(pattern, text)
+    found = {fnmatchcase(each, pattern) for each in possible(text)}
+    assert fit is not Fit.YES or found == {True}
+    assert fit is not Fit.NO or found == {False}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "fit"),
+    [
+        ("rm", "rm", Fit.YES), ("rm", "rm x", Fit.YES), ("rm", "rmx", Fit.NO), ("rm", f"rm{WORDS}", Fit.YES),
+        ("git push", f"git{WORDS}", Fit.MAYBE), ("git push", f"git {TEXT}", Fit.MAYBE),
+        ("git push", f"git commit{WORDS}", Fit.NO), ("git *", f"git {TEXT}", Fit.YES),
+        ("git *", f"git{WORDS}", Fit.MAYBE), ("git*", f"git{WORDS}", Fit.YES),
+        ("rm -[rf]*", f"rm -{TEXT}", Fit.MAYBE), ("rm -[rf]*", f"rm -r{TEXT}", Fit.YES),
+        ("rm -[!rf]*", "rm -r", Fit.NO),
+    ],
+)  # fmt: skip
+def test_a_command_fits_surely_perhaps_or_not(pattern, text, fit):
+    assert fits_command(pattern, text) is fit

@@ -255,6 +255,19 @@ async def test_a_file_that_changed_since_it_was_read_is_not_edited(desk, folder)
         assert place.read_text() == "1 two\n"
 
 
+async def test_a_file_that_changes_between_the_look_and_the_write_is_not_edited(desk, folder):
+    place = folder / "a.txt"
+    place.write_text("one\n")
+
+    def change(real: str, writing: bool) -> None:  # called while the write is being prepared
+        if writing:
+            place.write_text("one two\n")
+
+    message = await desk.with_context(guard=change).fails("edit_file", path="a.txt", old_text="one", new_text="1")
+    assert "at the same time" in message
+    assert place.read_text() == "one two\n"
+
+
 async def test_what_another_session_read_does_not_matter(desk, folder):
     place = folder / "a.txt"
     place.write_text("one\n")

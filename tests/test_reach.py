@@ -277,6 +277,18 @@ def test_the_guard_is_told_the_real_place_and_can_refuse(folder, restricted):
     assert (folder / "a.txt").read_text() == "new"
 
 
+@pytest.mark.parametrize("restricted", [True, False])
+def test_a_file_that_is_moved_while_its_place_is_looked_for_is_not_replaced(folder, restricted):
+    def swap(real: str, writing: bool) -> None:
+        os.rename(folder / "b.txt", folder / "a.txt")
+
+    (folder / "a.txt").write_text("a")
+    (folder / "b.txt").write_text("b")
+    with pytest.raises(OutOfReach):
+        put(Reach(folder, restricted, guard=swap), "a.txt")
+    assert (folder / "a.txt").read_text() == "b"
+
+
 # --- not restricted, and where it cannot be ------------------------------------------------------------------------
 
 

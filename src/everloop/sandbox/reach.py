@@ -154,8 +154,9 @@ class Reach:
         above, name = os.path.split(real)
         folder = self._resolve(above, FOLDER, path, writing=True, rules=NO_SYMLINKS)
         try:
-            if os.path.samestat(info, os.stat(name, dir_fd=folder, follow_symlinks=False)):
-                return folder, name, real, info
+            now = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if os.path.samestat(info, now):
+                return folder, name, real, now
         except FileNotFoundError:
             pass
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from everloop.config import Rule
+from everloop.config import Config, Rule
 from everloop.messages import tool_message, user_message
 from everloop.tools.base import Plan, ToolError
 from everloop.tools.context import CallContext
@@ -207,7 +208,7 @@ def test_without_rules_about_commands_no_command_is_read():
     program = """
 from pathlib import Path
 import everloop.tools.policy as policy
-from everloop.config import Rule
+from everloop.config import Config, Rule
 from everloop.tools.base import Plan
 from everloop.tools.context import CallContext
 policy.read = None
@@ -398,3 +399,30 @@ def test_what_cannot_be_seen_is_made_visible():
     shown = judge(Rule(do="ask"), name="exec", shown=command, command=command).shown
     assert not set(shown) & set(hidden.replace("[", "").replace("2", "").replace("K", ""))
     assert all(f"U+{ord(character):04X}" in shown for character in "\x1b\r\u202e\u200b\u00a0\U000e0041")
+
+
+# ---------------------------------------------------------------------------------------------- the page
+
+PAGE = (Path(__file__).parent.parent / "docs" / "policy.md").read_text()
+EXAMPLES = re.findall(r"^```toml\n(.*?)^```\n\n\| call \| decision \|\n\|---\|---\|\n((?:\|[^\n]*\n)+)", PAGE, re.M | re.S)
+ROWS = [
+    (rules, *found)
+    for rules, table in EXAMPLES
+    for found in re.findall(r"^\| `(\w+)`: `(.*)` \| (\w+) \|$", table, re.M)
+]
+
+
+@pytest.mark.parametrize(("rules", "name", "what", "decision"), ROWS)
+def test_the_examples_of_the_page_decide_as_it_says(rules, name, what, decision, tmp_path):
+    (tmp_path / "config.toml").write_text(rules)
+    policy = Config.load(home=tmp_path).policy
+    what = what.replace("\\|", "|")
+    if name == "exec":
+        assert run(what, *policy) == decision
+    else:
+        assert judge(*policy, name=name, paths=(os.path.join(ROOT, what),)).decision == decision
+
+
+def test_the_page_has_examples():
+    assert len(EXAMPLES) == 2
+    assert len(ROWS) == 15

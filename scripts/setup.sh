@@ -51,6 +51,7 @@ install_pinned() {
 }
 
 if [ "${1:-}" = dev ]; then
+    sh "$(dirname "$0")/system.sh"
     install_pinned requirements-dev.lock
     sh scripts/node.sh
     touch .venv/.ready-dev

@@ -11,8 +11,8 @@ from .system import inside
 _CANDIDATES = ("/usr/bin/bwrap", "/bin/bwrap", "/usr/local/bin/bwrap", "/run/current-system/sw/bin/bwrap")
 HOME = "/tmp/home"
 # As root, these files of the kernel may be written by who holds no capability at all: the owner is enough.
-_KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "driver", "mtrr", "scsi", "asound")
-_KERNEL_SECRETS = ("kcore", "keys", "key-users", "kmsg", "timer_list", "sched_debug", "latency_stats", "kallsyms")
+_KERNEL_SETTINGS = ("sys", "sysrq-trigger", "acpi", "scsi")
+_COPIED_BYTES = 2**20  # bwrap takes long for many mounts (it reads their table for each one): small files are copied
 
 
 def find_bwrap() -> str | None:
@@ -20,15 +20,23 @@ def find_bwrap() -> str | None:
     return next((path for path in _CANDIDATES if os.access(path, os.X_OK)), None)
 
 
-def arguments(world: Confinement, folder: str, seccomp: int | None) -> list[str]:
-    """The options for a command that starts in `folder`. `seccomp` is the descriptor of a filter. Call in a thread."""
+def arguments(world: Confinement, folder: str, seccomp: int | None, passed: list[int]) -> list[str]:
+    """The options for a command that starts in `folder`. `seccomp` is the descriptor of a filter. Call in a thread.
+
+    Descriptors that bwrap must inherit are added to `passed`.
+    """
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     options += ["--hostname", "sandbox"]
     if world.network:
         options += ["--share-net"]
     if seccomp is not None:
         options += ["--seccomp", str(seccomp)]
-    options += [*_system(world), *_kernel(), *_temporary(world), *_workspace(world)]
+    options += [
+        *_kernel(),
+        *_temporary(world),
+        *_system(world, passed),
+        *_workspace(world),
+    ]  # later ones lie over earlier ones
     return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", folder]
 
 
@@ -56,10 +64,13 @@ def expected(world: Confinement) -> list[str]:
     return sorted({*held, *(path for path in world.frozen if not _within(path, world.hidden))})
 
 
-def _system(world: Confinement) -> Iterator[str]:
+def _system(world: Confinement, passed: list[int]) -> Iterator[str]:
     for path in sorted(world.readable):
         if os.path.islink(path) and path.count("/") == 1:
             yield from ("--symlink", os.readlink(path), path)  # /bin to usr/bin
+        elif path.startswith("/etc/") and os.path.isfile(path) and os.path.getsize(path) <= _COPIED_BYTES:
+            passed.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            yield from ("--file", str(passed[-1]), path)
         else:
             yield from ("--ro-bind-try", path, path)
     for path in sorted(world.writable):
@@ -72,9 +83,6 @@ def _kernel() -> Iterator[str]:
     for name in _KERNEL_SETTINGS:
         if os.path.exists(path := f"/proc/{name}"):
             yield from ("--ro-bind", path, path)
-    for name in _KERNEL_SECRETS:
-        if os.path.exists(path := f"/proc/{name}"):
-            yield from ("--ro-bind", "/dev/null", path)
 
 
 def _temporary(world: Confinement) -> Iterator[str]:

@@ -127,7 +127,7 @@ def _by_bubblewrap(launch: Launch, world: Confinement, folder: str, command: str
     calls = None
     if seccomp.supported():
         calls = _memory(launch, seccomp.namespaced_filter())
-    options = bubblewrap.arguments(world, folder, calls)
+    options = bubblewrap.arguments(world, folder, calls, launch.passed)
     script = ""
     if bubblewrap.expected(world):
         launch.ready, told = os.pipe()

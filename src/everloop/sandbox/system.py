@@ -11,16 +11,17 @@ from functools import lru_cache
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 # Parts of /etc that programs read. Whole folders only where no keys and passwords are kept: not /etc/ssl, for one.
 SETTINGS = (
-    "alternatives", "bash_completion.d", "ca-certificates", "ca-certificates.conf", "crypto-policies",
-    "debian_version", "fonts", "gai.conf", "gitconfig", "group", "host.conf", "hosts", "inputrc", "java", "ld.so.cache",
-    "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf", "localtime", "magic", "magic.mime", "mime.types",
-    "networks", "nsswitch.conf", "os-release", "passwd", "perl", "pki/ca-trust", "pki/tls/cert.pem", "pki/tls/certs",
-    "pki/tls/openssl.cnf", "protocols", "python3", "python3.11", "python3.12", "python3.13", "python3.14",
-    "resolv.conf", "services", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
+    "alternatives", "crypto-policies", "debian_version", "fonts", "gai.conf", "gitconfig", "group", "host.conf",
+    "hosts", "inputrc", "java", "ld.so.cache", "ld.so.conf", "locale.alias", "locale.conf", "localtime", "magic",
+    "mime.types", "networks", "nsswitch.conf", "os-release", "passwd", "pki/ca-trust", "pki/tls/cert.pem",
+    "pki/tls/certs", "pki/tls/openssl.cnf", "protocols", "resolv.conf", "services", "ssl/cert.pem", "ssl/certs",
+    "ssl/openssl.cnf", "timezone",
 )  # fmt: skip
+# Folders of a home that hold programs and nothing else.
+_MANAGERS = (".pyenv", ".rbenv", ".nodenv", ".nvm", ".volta", ".asdf", ".sdkman", ".bun", ".deno", ".linuxbrew")
 # What stands beside the programs of a prefix inside somebody's home. Not the whole prefix: ~/.cargo holds a
 # registry's token beside bin/, ~/.local a keyring beside lib/.
-_BESIDE = ("bin", "sbin", "shims", "lib", "lib64", "libexec", "include", "versions", "version", "plugins", "pyvenv.cfg")
+_BESIDE = ("bin", "sbin", "lib", "lib64", "libexec", "include", "pyvenv.cfg")
 _MAX_LINKS = 500
 
 
@@ -90,6 +91,10 @@ def _prefix(place: str, homes: set[str]) -> list[str]:
     prefix, name = os.path.split(place)
     if name not in ("bin", "sbin", "shims") or any(inside(home, prefix) for home in homes):
         return [place]  # a folder of single programs, or one whose neighbours are somebody's files
+    for home in homes:
+        for manager in _MANAGERS:
+            if inside(place, whole := os.path.join(home, manager)):
+                return [whole]
     if any(inside(prefix, home) for home in homes):
         return [path for beside in _BESIDE if os.path.exists(path := os.path.join(prefix, beside))]
     return [prefix] if prefix.count("/") > 1 else [place]

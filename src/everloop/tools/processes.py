@@ -93,16 +93,15 @@ class Process:
         except (ConnectionError, RuntimeError):
             raise ToolError("It has ended or does not listen any more: poll it to see how.") from None
 
-    async def end(self, grace: float = GRACE_SECONDS) -> None:
+    async def end(self, grace: float | None = None) -> None:
         """End it, asking first; nothing of it is left when this returns. Also after a cancellation it goes on."""
         if self._ending is None:
-            self._ending = asyncio.create_task(self._end(grace))
+            self._ending = asyncio.create_task(self._end(GRACE_SECONDS if grace is None else grace))
         await asyncio.shield(self._ending)
 
     async def _end(self, grace: float) -> None:
         if self._process is not None:
-            if self._process.returncode is None:
-                await in_thread(self._ask)
+            if self._process.returncode is None and await in_thread(self._ask):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), grace)
             self._kill()
@@ -120,18 +119,22 @@ class Process:
         self._launch.close()
         await in_thread(self._launch.clean_up)
 
-    def _ask(self) -> None:
-        """Ask the command to end: by the launcher, or by the process group of what bwrap has made."""
+    def _ask(self) -> bool:
+        """Ask the command to end; whether anybody was there to be asked."""
         assert self._process is not None
-        with suppress(OSError):
+        group = self._process.pid
+        try:
             if self._launch.control is not None:
                 os.write(self._launch.control, b"T")
-            elif self._launch.wall == "bubblewrap":
-                for child in _children(self._process.pid):
-                    if os.getpgid(child) == child:
-                        os.killpg(child, signal.SIGTERM)
-            else:
-                os.killpg(self._process.pid, signal.SIGTERM)
+                return True
+            if self._launch.wall == "bubblewrap":  # the first process of the sandbox leads a group, once it is made
+                (group,) = _children(self._process.pid)
+                if os.getpgid(group) != group:
+                    return False
+            os.killpg(group, signal.SIGTERM)
+        except (OSError, ValueError):
+            return False
+        return True
 
     def _kill(self) -> None:
         """End it at once. The launcher must live to do that; bwrap takes its namespace along."""

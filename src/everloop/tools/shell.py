@@ -128,6 +128,8 @@ class Exec(Tool):
             note = f"it took longer than {limit:g} seconds and was stopped; a larger timeout (at most "
             note += f"{settings.max_timeout:g}) or background=true gives it more"
             return Output(f"{text}\n[{note}]".lstrip(), untrusted=network, failed=True)
+        if text.startswith("bwrap: ") and process.returncode == 1:
+            raise ToolError(f"The sandbox could not be made, so nothing was run: {text.splitlines()[0]}")
         notes = self._notes(process.returncode or 0, text, network, self._shell.confined(context))
         return Output("\n".join(filter(None, [text, *notes])) or "(no output)", untrusted=network)
 

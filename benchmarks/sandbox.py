@@ -1,0 +1,107 @@
+"""What a command costs in the sandbox, and whether calls of one round really run side by side.
+
+`python benchmarks/sandbox.py` prints the rows by itself; `rows()` gives them to the table of `make bench`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from everloop import tool
+from everloop.log import Call
+from everloop.tools.context import CallContext, current
+from everloop.tools.registry import ToolRegistry
+from everloop.tools.shell import ShellSettings, shell_tools
+
+
+@dataclass
+class Row:
+    """One line of the table: how long ours took, what it is held against, and the bound for the difference."""
+
+    what: str
+    ours: str
+    base: str
+    figure: float
+    bound: float
+    unit: str = " ms"
+
+    @property
+    def ok(self) -> bool:
+        return self.figure <= self.bound
+
+
+def context(folder: str) -> CallContext:
+    return CallContext("me", "s", "t", "c", "cli", "d", Path(folder), True, "k", lambda text: None)
+
+
+async def plain(folder: str) -> float:
+    """Milliseconds of `true` by a shell, without any sandbox."""
+    began = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", "true", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder
+    )
+    await process.communicate()
+    return (time.perf_counter() - began) * 1e3
+
+
+async def exec_cost(rounds: int, *, steering: bool = False) -> Row:
+    """`true` by the tool against a plain subprocess, taking turns so that a busy neighbour slows down both."""
+    with tempfile.TemporaryDirectory() as folder:
+        if steering:  # files that are mounted read-only, and looked at before the command begins
+            os.makedirs(f"{folder}/.git/hooks")
+            os.makedirs(f"{folder}/skills")
+        run, _ = shell_tools(ShellSettings())
+        current.set(context(folder))
+        await run.execute(command="true")  # finds out which wall works here
+        pairs = []
+        for _ in range(rounds):
+            base = await plain(folder)
+            began = time.perf_counter()
+            await run.execute(command="true")
+            pairs.append((base, (time.perf_counter() - began) * 1e3))
+    ours, base = (statistics.median(pair[side] for pair in pairs) for side in (1, 0))
+    added = statistics.median(one - other for other, one in pairs)
+    what = "`exec` of `true` in the sandbox, over a plain subprocess" + (", in a git workspace" if steering else "")
+    return Row(what, f"{ours:.1f} ms", f"{base:.1f} ms", added, 25)
+
+
+async def side_by_side(rounds: int) -> Row:
+    """Eight calls of one round that sleep 100 ms each, through the registry."""
+
+    @tool
+    async def pause() -> str:
+        """Sleep."""
+        await asyncio.sleep(0.1)
+        return "done"
+
+    registry = ToolRegistry([pause])
+    calls = [Call(f"c{number}", "pause", {}) for number in range(8)]
+    walls = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        together = registry.batch(calls)
+        await asyncio.gather(*(registry.run(call, context("/")) for call in together))
+        walls.append((time.perf_counter() - began) * 1e3 if len(together) == 8 else float("inf"))
+    wall = statistics.median(walls)
+    return Row("8 tool calls that sleep 100 ms, in one round", f"{wall:.0f} ms", "100 ms", wall, 150)
+
+
+async def measured(rounds: int) -> list[Row]:
+    return [await exec_cost(rounds), await exec_cost(rounds, steering=True), await side_by_side(3)]
+
+
+def rows(rounds: int = 30) -> list[Row]:
+    return asyncio.run(measured(rounds))
+
+
+if __name__ == "__main__":
+    for row in rows():
+        verdict = "ok" if row.ok else "TOO MUCH"
+        print(f"{row.what}: {row.ours} against {row.base}, {row.figure:.1f}{row.unit} (bound {row.bound:g}) {verdict}")

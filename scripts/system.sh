@@ -1,0 +1,29 @@
+#!/bin/sh
+# The system's programs that Everloop uses: bubblewrap (the sandbox of commands) and ripgrep (search in files).
+# Installs what is missing where it may (apt, as root or by sudo without a password); otherwise it says what to install.
+set -eu
+
+missing=
+command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
+command -v rg >/dev/null 2>&1 || missing="$missing ripgrep"
+[ -n "$missing" ] || exit 0
+
+ask() {
+    echo "everloop: please install$missing with your system's package manager (Debian/Ubuntu: apt install$missing," \
+        "Fedora: dnf install$missing, macOS: brew install ripgrep); commands are confined by Landlock until then," \
+        "and searches are slower" >&2
+    exit 0
+}
+
+command -v apt-get >/dev/null 2>&1 || ask
+if [ "$(id -u)" = 0 ]; then
+    as_root=
+elif sudo -n true 2>/dev/null; then
+    as_root="sudo -n"
+else
+    ask
+fi
+echo "Installing$missing"
+# shellcheck disable=SC2086 # several words are meant
+{ $as_root apt-get install -y -qq $missing || { $as_root apt-get update -qq && $as_root apt-get install -y -qq $missing; }; } \
+    </dev/null >/dev/null 2>&1 || ask

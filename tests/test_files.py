@@ -241,8 +241,9 @@ async def test_folders_come_first_and_files_have_sizes(desk, folder):
     (folder / "Beta").write_bytes(b"x" * 2048)
     (folder / "alpha").write_bytes(b"x" * 10)
     (folder / "broken").symlink_to("nowhere")
+    (folder / "way").symlink_to("zoo")
     os.mkfifo(folder / "pipe")
-    assert await desk("list_dir") == "zoo/\nalpha  10 B\nBeta  2.0 KB\nbroken  (link)\npipe  (special)"
+    assert await desk("list_dir") == "zoo/\nalpha  10 B\nBeta  2.0 KB\nbroken  (link)\npipe  (special)\nway  (link)"
     assert await desk("list_dir", path="zoo") == "(empty folder)"
 
 

@@ -137,6 +137,18 @@ async def test_a_long_page_is_cut_where_it_is_too_long_and_not_before():
             assert (len(page.body), page.cut) == (1000, cut), path
 
 
+async def test_a_page_without_an_end_is_cut():
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+        while True:
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+
+    async with serving({"/": endless}) as server:
+        page = await get(fetcher(server, max_bytes=100_000), server)
+    assert (len(page.body), page.cut) == (100_000, True)
+
+
 async def test_chunks_are_put_together_and_a_torn_page_is_an_error():
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with serving(

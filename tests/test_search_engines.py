@@ -78,11 +78,12 @@ async def test_nothing_found_is_no_error():
         assert "found nothing" in await brave(server)("web_search", query="beans")
 
 
-async def test_the_key_does_not_follow_a_redirect():
+async def test_no_redirect_is_followed_with_a_key():
     async with serving({"*": answer(b"{}")}) as other, serving() as server:
-        server.answers["*"] = redirect(f"http://127.0.0.1:{other.port}/")
-        await brave(server).fails("web_search", query="beans")
-    assert (server.connections, other.connections) == (1, 0)
+        for where in (f"http://127.0.0.1:{other.port}/", "/elsewhere"):
+            server.answers["*"] = redirect(where)
+            assert "redirects elsewhere" in await brave(server).fails("web_search", query="beans")
+    assert (server.connections, other.connections) == (2, 0)
 
 
 @pytest.mark.parametrize("base", ["", "/", "/searx/", "/search"])

@@ -16,6 +16,7 @@ from everloop.tools.base import Plan
 from everloop.tools.fetch import MAX_REDIRECTS, SILENCE_SECONDS
 from everloop.tools.reader import SECONDS, read_html
 from everloop.tools.web import WebSettings
+from tests.web_pdf import PDF
 from tests.web_servers import Web, answer, redirect, serving
 
 ARTICLE = (
@@ -85,11 +86,15 @@ async def test_texts_of_all_kinds_are_read(body, kind, shown):
     assert shown in await fetched(body, kind)
 
 
-async def test_a_pdf_is_read():
-    from tests.web_pdf import PDF
+@pytest.mark.parametrize("kind", ["application/pdf", "", "text/plain"])
+async def test_a_pdf_is_read(kind):
+    assert "Beans want water" in await fetched(PDF, kind)
 
-    text = await fetched(PDF, "application/pdf")
-    assert "Beans want water" in text
+
+async def test_half_a_pdf_is_not_read():
+    async with serving({"/": answer(PDF, "application/pdf")}) as server:
+        web = Web(server, max_bytes=len(PDF) - 1)
+        assert "bigger than" in await web.fails("web_fetch", url=f"http://wiki.example:{server.port}/")
 
 
 @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", "video/mp4", "application/zip"])

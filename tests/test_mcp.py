@@ -454,6 +454,19 @@ async def test_a_server_that_always_dies_is_not_started_over_and_over():
         assert any("tried again in" in line for line in said)
 
 
+async def test_a_server_that_works_in_between_is_started_again_each_time():
+    async with connected(odd()) as (_, tools):
+        for number in range(4):
+            assert "status 3" in await failure(tools["mcp_odd_die"])
+            assert await text(tools["mcp_odd_echo"], text=str(number)) == str(number)
+
+
+async def test_a_server_that_dies_is_noticed_also_when_a_child_of_it_holds_its_output_open(tmp_path):
+    async with connected(odd("plain", "parent", env={"MARK": str(tmp_path / "mark")})) as (_, tools):
+        async with asyncio.timeout(10):
+            assert "status 3" in await failure(tools["mcp_odd_die"])
+
+
 async def test_a_server_that_no_longer_answers_is_started_again_after_the_time_out():
     context = CallContext("me", "cli:direct", "t", "c", "cli", "direct", Path(), False, "key", lambda text: None)
     async with connected(odd(timeout=0.5)) as (_, tools):

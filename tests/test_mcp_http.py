@@ -205,13 +205,14 @@ async def test_a_server_that_cannot_be_reached_at_the_start_is_one_warning_witho
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     settings = McpServer(
-        name="web", url=f"http://me:{SECRET}@127.0.0.1:{port}/mcp?key={SECRET}", headers={"X-Key": SECRET}
+        name="web", url=f"http://me:{SECRET}@127.0.0.1:{port}/mcp?key={SECRET}&pin=qzx", headers={"X-Key": SECRET}
     )
     async with connected(settings) as (_, tools):
         assert not tools
     assert len(caplog.records) == 1
     assert f"127.0.0.1:{port}" in caplog.text
     assert SECRET not in caplog.text
+    assert "qzx" not in caplog.text
 
 
 @pytest.mark.parametrize(("status", "advice"), [(401, "token"), (403, "token"), (404, "url"), (503, "later")])

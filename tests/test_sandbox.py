@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import struct
 import subprocess
-from dataclasses import replace
+import tomllib
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from everloop.sandbox.confinement import Confinement, Limits, command_environmen
 from everloop.sandbox.launch import NoSandbox, Wall, choose_wall, prepare
 from everloop.sandbox.system import System, inside, system, without
 from everloop.tools.base import ToolError
+from everloop.tools.context import CallContext, current
 from everloop.tools.processes import Process
+from everloop.tools.shell import ShellSettings, shell_tools
 
 WALLS: list[Wall] = ["bubblewrap", "landlock"]
 
@@ -384,3 +388,36 @@ def test_the_launcher_needs_nothing_of_the_package():
     assert "from ." not in text
     assert "everloop." not in text.replace("everloop: ", "")
     assert isinstance(system("/usr/bin", ""), System)
+
+
+# --- the page ------------------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parent.parent / "docs/sandbox.md"
+
+
+def page_blocks(language: str) -> str:
+    return "".join(re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.M | re.S))
+
+
+async def test_commands_on_the_page_say_what_the_page_says(folder):
+    parts = re.split(r"^\$ (.*)\n", page_blocks("console"), flags=re.M)
+    examples = list(zip(parts[1::2], parts[2::2], strict=True))
+    assert len(examples) >= 8
+    run_command, _ = shell_tools(ShellSettings(mode="bubblewrap"))
+    context = CallContext("me", "s", "t", "c", "cli", "d", folder, True, "k", lambda text: None)
+    token = current.set(context)
+    try:
+        for command, expected in examples:
+            said = (await run_command.execute(command=command)).text
+            pattern = ".*".join(re.escape(piece) for piece in expected.rstrip("\n").split("…"))
+            assert re.fullmatch(pattern, said), f"the page says\n{expected}\nand {command} said\n{said}"
+    finally:
+        current.reset(token)
+
+
+def test_the_settings_on_the_page_are_there():
+    keys = tomllib.loads(page_blocks("toml"))["sandbox"]
+    known = {field.name: field.default for field in fields(ShellSettings)}
+    assert set(keys) <= set(known)
+    for name in ("mode", "timeout", "memory_mb", "processes"):
+        assert keys[name] == known[name]

@@ -8,12 +8,14 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from contextlib import suppress
 from functools import lru_cache
 
 from .confinement import Limits
 
 _PREFIX = "everloop-"
+_PAUSES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 _counter = itertools.count(1)
 
 
@@ -75,13 +77,20 @@ def remove_group(path: str) -> None:
     """End whoever is still in the group, and take it away. Call it in a thread."""
     with suppress(OSError):
         _write(path, "pids.max", 0)  # nobody gets away by forking
-    with suppress(OSError), open(os.path.join(path, "cgroup.procs")) as file:
-        for pid in map(int, file):
-            if pid > 1:  # 0 stands for a process of another namespace
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-    with suppress(OSError):  # still busy for a moment: the next start of a runtime sweeps it away
-        os.rmdir(path)
+    for pause in _PAUSES:
+        time.sleep(pause)
+        with suppress(OSError), open(os.path.join(path, "cgroup.procs")) as file:
+            for pid in map(int, file):
+                if pid > 1:  # 0 stands for a process of another namespace
+                    with suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+        try:
+            os.rmdir(path)
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            continue  # who has just died is still counted; what stays is swept away at the next start
 
 
 def _delegated(point: str, own: str) -> str | None:

@@ -91,7 +91,7 @@ def choose_wall(mode: Mode) -> Wall:
         problems.append(problem)
     raise NoSandbox(
         f"No command was run, because there is no sandbox for it: {'; '.join(problems)}. Install bubblewrap (Debian, "
-        'Ubuntu: apt install bubblewrap), or let commands run without any sandbox with sandbox = "off" under [exec].'
+        'Ubuntu: apt install bubblewrap), or let commands run without any sandbox with mode = "off" under [sandbox].'
     )
 
 
@@ -152,7 +152,8 @@ def _by_launcher(launch: Launch, world: Confinement, folder: str, command: str, 
         launch.private = tempfile.mkdtemp(prefix="everloop-")
         launch.environment |= {"HOME": launch.private, "TMPDIR": launch.private}
         launch.group = _group(world.limits)
-        task |= {"wall": _landlock_wall(world, launch.private, launch.group), "group": launch.group}
+        wall = _landlock_wall(world, launch.private, launch.group)
+        task |= {"wall": wall, "group": launch.group, "private": launch.private}
     else:
         launch.environment |= {name: outer[name] for name in ("HOME", "TMPDIR") if name in outer}
     if sys.platform != "linux":  # no launcher without a reaper of orphans: what leaves the process group survives

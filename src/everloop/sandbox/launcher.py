@@ -295,7 +295,7 @@ def enter_group(folder: str | None) -> None:
 def main() -> NoReturn:
     with open(int(sys.argv[1]), "rb") as file:
         task = json.loads(file.read())
-    control = int(sys.argv[2])
+    control, runtime = int(sys.argv[2]), os.getppid()
     os.set_inheritable(control, False)
     prctl(_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -312,6 +312,10 @@ def main() -> NoReturn:
         os._exit(REFUSED)
     status = supervise(pid, control, questions, Modes(task["wall"]) if "wall" in task else None)
     kill_all()
+    if "private" in task and not os.path.exists(f"/proc/{runtime}"):  # nobody else is left to do it
+        import shutil
+
+        shutil.rmtree(task["private"], ignore_errors=True)
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 

@@ -88,7 +88,9 @@ async def test_texts_of_all_kinds_are_read(body, kind, shown):
 
 @pytest.mark.parametrize("kind", ["application/pdf", "", "text/plain"])
 async def test_a_pdf_is_read(kind):
-    assert "Beans want water" in await fetched(PDF, kind)
+    text = await fetched(PDF, kind)
+    assert "Beans want water" in text
+    assert "/Type" not in text  # it is not shown as it is written
 
 
 async def test_half_a_pdf_is_not_read():

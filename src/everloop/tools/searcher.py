@@ -120,14 +120,15 @@ def load(folder: int, name: bytes, request: dict[str, Any]) -> bytes:
         descriptor = os.open(name, _FILE, dir_fd=folder)
     except OSError:
         return b""
-    with open(descriptor, "rb") as file:
+    try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode) or info.st_size > most or [*_identity(info)] in request["protected"]:
             return b""
-        try:
-            return file.read(most)
-        except OSError:
-            return b""
+        return os.read(descriptor, info.st_size)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def lines(data: bytes, prefix: bytes, pattern: re.Pattern[str], request: dict[str, Any]) -> Iterator[bytes]:

@@ -150,6 +150,7 @@ def test_each_part_is_judged_by_itself_and_the_strictest_decides():
     assert run("bash -c 'git log; ls'", *rules) == "ask"
     assert run("env", *rules) == "ask"
     assert run("bash script.sh", *rules) == "ask"
+    assert run("((rm))", *rules) == "deny"
 
 
 def test_an_allowed_program_is_only_the_one_that_is_written_out():
@@ -189,6 +190,7 @@ def test_redirections_and_words_that_name_files_meet_rules_about_paths():
     ):
         assert run(command, rule) == "deny", command
     assert run("cd shut; echo a > b", rule) == "deny"
+    assert run('cd "$X"; echo a > b', rule) == "deny"
     assert run("echo a > $X", rule) == "deny"
     assert run("echo a > open", rule) == "allow"
     assert run("cat b", rule) == "allow"
@@ -326,7 +328,7 @@ def test_an_address_that_the_user_wrote_may_be_fetched(text):
     [
         "", "https://a.example/", f"{URL}&q=2", f"{URL}#part", f"{URL}/more", f"x{URL}",
         f"https://b.example/?next={URL}", URL.upper(), "https://a.example/page?x=", "a.example/page?x=1", f"{URL}0",
-        f"{URL}.5", f"{URL})secret", f"{URL}%20", f"view-source:{URL}",
+        f"{URL}.5", f"https://b.example/,{URL}", f"{URL})secret", f"{URL}%20", f"view-source:{URL}",
     ],
 )  # fmt: skip
 def test_an_address_that_only_looks_like_one_the_user_wrote_is_asked_for(text):
@@ -404,7 +406,9 @@ def test_what_cannot_be_seen_is_made_visible():
 # ---------------------------------------------------------------------------------------------- the page
 
 PAGE = (Path(__file__).parent.parent / "docs" / "policy.md").read_text()
-EXAMPLES = re.findall(r"^```toml\n(.*?)^```\n\n\| call \| decision \|\n\|---\|---\|\n((?:\|[^\n]*\n)+)", PAGE, re.M | re.S)
+EXAMPLES = re.findall(
+    r"^```toml\n(.*?)^```\n\n\| call \| decision \|\n\|---\|---\|\n((?:\|[^\n]*\n)+)", PAGE, re.M | re.S
+)
 ROWS = [
     (rules, *found)
     for rules, table in EXAMPLES

@@ -60,6 +60,8 @@ EVERYDAY = {
     "echo ${x:-none} ${#x} ${x%.txt} ${x//a/b} ${a[0]} \"${a[@]}\"": [f"echo {' '.join([WORDS] * 6)}"],
     "command -v git >/dev/null && exec git log": ["command -v git", "git log"],
     "python - <<'EOF'\nprint('$(x)')\nEOF": ["python -"],
+    "cat <<-E\n\ta\n\tE\nls": ["cat", "ls"],
+    "cat <<E\na\\\nE\nrm\nE\nls": ["cat", "ls"],
     "": [],
     "# only a comment": [],
 }  # fmt: skip
@@ -78,7 +80,8 @@ def test_everyday_command_lines_are_read(command, expected):
         "$X", "ls; ${X}", "eval \"$X\"", "a 'b", 'a "b', "a $(b", "a `b", "(a", "{ a", "if a; then b", "a ${b",
         "cat <<E\na", "a\0b", "a\rb", "ls\u00a0-l", "ls\u3000-l", "ls\x0b-l", "rm !(a)", "source x", ". x",
         "alias a=b", "ssh host ls", "bash", "sudo -s", "echo x | sh", "PATH=. ls", "LD_PRELOAD=x ls", "export IFS=x",
-        "hash -p a b", "enable -f a b", "coproc a", "> a time b", "$\\\nenv", "a ) b", "fi", "done", "case a in b",
+        "hash -p a b", "enable -f a b", "coproc a", "> a time b", "$\\\nenv", "timeout $T ls",
+        "echo $(cat <<A)\na\nA", "a ) b", "fi", "done", "case a in b",
         "a;;b", "function", "[[ a", "((a", "env $X ls", "timeout --bogus 5 ls", "parallel ls", "su -c ls", "set -k",
         "shopt -s extglob", "a \\",
     ],

@@ -212,6 +212,8 @@ ROWS = {
     "here-document with tabs": "bash <<-E\n\tcanary\n\tE",
     "here-document with a variable": "X=canary; bash <<E\n$X\nE",
     "here-document before the command": "<<E bash\ncanary\nE",
+    "here-document whose end is on two lines": "cat <<EF\nE\\\nF\ncanary",
+    "arithmetic of a default": "unset A; : ${A:='x[$(canary)]'}; echo $((A))",
     "here-document for a group": "{ bash; } <<E\ncanary\nE",
     "here-document with a substitution": "cat <<E\n$(canary)\nE",
     "here-document with backticks": "cat <<E\n`canary`\nE",

@@ -280,6 +280,14 @@ def test_an_approval_covers_the_path_that_was_shown_and_not_where_a_link_leads(t
         hidden(os.path.realpath(tmp_path / "ask/a"), False)
 
 
+def test_a_rule_about_paths_holds_under_every_name_of_the_workspace():
+    where = context(real_workspace=Path("/disk/work"))
+    rule = Rule(do="deny", path="shut/**")
+    assert judge(rule, paths=("/disk/work/shut/a",), where=where).decision == "deny"
+    assert judge(rule, paths=(f"{ROOT}/shut/a",), where=where).decision == "deny"
+    assert run("cat /disk/work/shut/a", rule, where=where) == "deny"
+
+
 def test_without_rules_about_paths_there_is_no_guard():
     assert Policy([Rule(do="deny", command="rm")]).guard(context()) is None
 

@@ -147,21 +147,21 @@ class Policy:
         paths = [rule.path for _, rule in rules if rule.path and rule.do != "allow"]
         for command in line.commands:
             yield from (replace(place, command=command, altered=line.altered) for place in places)
-            for unit in _files(command, line, base, root) if paths else ():
+            for unit in _files(command, line, base, roots) if paths else ():
                 if any(_fit_path(path, unit) for path in paths):
                     yield unit
 
 
-def _files(command: SimpleCommand, line: CommandLine, base: str, root: str) -> Iterator[_Unit]:
+def _files(command: SimpleCommand, line: CommandLine, base: str, roots: tuple[str, ...]) -> Iterator[_Unit]:
     """The files that a command's redirections open, and the words of it that may name files."""
     for target in command.targets:
         yield replace(
-            _at(_joined(TEXT if line.moves else base, target.path), root), command=command, altered=line.altered
+            _at(_joined(TEXT if line.moves else base, target.path), *roots), command=command, altered=line.altered
         )
     for word in command.words[1:]:
         for name in {word, word.partition("=")[2]} - {""}:
             if not unknown(name):
-                yield replace(_at(_joined(base, name), root), command=command, altered=line.altered)
+                yield replace(_at(_joined(base, name), *roots), command=command, altered=line.altered)
 
 
 def _joined(start: str, path: str) -> str:
@@ -177,10 +177,12 @@ def _asked(arguments: dict[str, Any], context: CallContext) -> str:
     return os.path.normpath(os.path.join(os.path.normpath(context.workspace), given))
 
 
-def _at(path: str, root: str) -> _Unit:
-    """A path as rules see it."""
-    inside = path == root or path.startswith(root.rstrip("/") + "/")
-    return _Unit(path=(path[len(root) :].lstrip("/") or ".") if inside else path, absolute=path)
+def _at(path: str, *roots: str) -> _Unit:
+    """A path as rules see it; `roots` are the names that the workspace has."""
+    for root in roots:
+        if path == root or path.startswith(root.rstrip("/") + "/"):
+            return _Unit(path=os.path.relpath(path, root), absolute=path)
+    return _Unit(path=path, absolute=path)
 
 
 def _default(plan: Plan, context: CallContext) -> _Outcome:

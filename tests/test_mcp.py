@@ -526,6 +526,11 @@ async def test_a_result_of_ten_megabytes_arrives():
         assert len(await text(tools["mcp_odd_big"])) == 10_000_000
 
 
+async def test_structured_content_without_text_is_told_as_json():
+    async with connected(odd()) as (_, tools):
+        assert json.loads(await text(tools["mcp_odd_data"])) == {"beans": [1, 2]}
+
+
 async def test_only_pictures_that_can_be_shown_are_and_the_rest_is_named():
     async with connected(odd()) as (_, tools):
         output = await run(tools["mcp_odd_pictures"])
@@ -546,6 +551,13 @@ async def test_closing_ends_even_a_program_that_does_not_want_to_and_what_it_sta
         pids = [int(pid) for pid in mark.read_text().split()]
         assert all(map(alive, pids))
     await until(lambda: not any(map(alive, pids)))
+
+
+async def test_a_program_that_overlooks_the_end_of_its_input_may_still_tidy_up(tmp_path):
+    mark = tmp_path / "mark"
+    async with connected(odd("plain", "tidy", env={"MARK": str(mark)})) as (_, tools):
+        assert tools
+    assert mark.read_text() == "tidied up"
 
 
 async def test_closing_ends_what_a_program_has_left_behind(tmp_path):

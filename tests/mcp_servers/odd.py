@@ -33,7 +33,7 @@ def tool(name: str, schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
 def plain() -> list[dict[str, Any]]:
     safe = {"annotations": {"readOnlyHint": True}}
     again = {"annotations": {"idempotentHint": True}}
-    names = ["die", "flood", "spill", "wedge", "wait", "steps", "garbage", "big", "pictures", "change", "wrong"]
+    names = ["die", "flood", "spill", "wedge", "wait", "steps", "garbage", "big", "pictures", "data", "change", "wrong"]
     return [tool("echo", **safe), tool("env", **safe), tool("seen", **again), *map(tool, names)]
 
 
@@ -108,6 +108,8 @@ def call(id: Any, name: str, arguments: dict[str, Any], meta: dict[str, Any]) ->
         return text("after the garbage")
     if name == "big":
         return text("x" * 10_000_000)
+    if name == "data":
+        return {"content": [], "structuredContent": {"beans": [1, 2]}}
     if name == "pictures":
         return pictures()
     if name == "change":
@@ -156,6 +158,12 @@ def answer(request: dict[str, Any], listing: str) -> dict[str, Any] | None:
     return None
 
 
+def tidy(*_: object) -> None:
+    with open(os.environ["MARK"], "w") as file:
+        file.write("tidied up")
+    os._exit(0)
+
+
 def begin(start: str) -> None:
     if start == "die":
         sys.exit("no database at " + os.environ.get("SERVER_KEY", "all"))
@@ -174,6 +182,8 @@ def begin(start: str) -> None:
             sys.stdout.write("Welcome to the server!\n")
     elif start == "greet":
         sys.stdout.write("Welcome to the server!\n")
+    elif start == "tidy":
+        signal.signal(signal.SIGTERM, tidy)
     elif start in ("stubborn", "parent"):
         if start == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -210,7 +220,7 @@ def main() -> None:
         result = answer(request, listing)
         if result is not None and "id" in request:
             send({"id": request["id"], "result": result})
-    if start == "stubborn":
+    if start in ("stubborn", "tidy"):
         time.sleep(600)
 
 

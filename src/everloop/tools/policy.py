@@ -134,7 +134,8 @@ class Policy:
         self, arguments: dict[str, Any], plan: Plan, context: CallContext, rules: list[tuple[int, Rule]]
     ) -> Iterator[_Unit]:
         root = os.path.normpath(context.workspace)
-        places = [_at(path, root) for path in plan.paths] or [_Unit()]
+        roots = (root, str(context.real_workspace or root))
+        places = [_at(path, *roots) for path in plan.paths] or [_Unit()]
         if plan.command is None or not any(rule.command or rule.path for _, rule in rules):
             yield from places
             return
@@ -181,7 +182,7 @@ def _at(path: str, *roots: str) -> _Unit:
     """A path as rules see it; `roots` are the names that the workspace has."""
     for root in roots:
         if path == root or path.startswith(root.rstrip("/") + "/"):
-            return _Unit(path=os.path.relpath(path, root), absolute=path)
+            return _Unit(path=path[len(root) :].lstrip("/") or ".", absolute=path)
     return _Unit(path=path, absolute=path)
 
 

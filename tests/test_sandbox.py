@@ -333,6 +333,12 @@ async def test_where_signals_are_not_scoped_none_can_be_sent_at_all(folder, monk
 
 
 @pytest.mark.parametrize("wall", WALLS)
+async def test_none_of_roots_capabilities_is_left(folder, wall):
+    program = "import ctypes; print(sum(ctypes.CDLL(None).prctl(23, number, 0, 0, 0) for number in range(40)))"
+    assert await run(wall, await look(folder), f'python3 -c "{program}"') == "0\n"
+
+
+@pytest.mark.parametrize("wall", WALLS)
 async def test_no_file_is_made_to_run_with_its_owners_rights(folder, wall):
     program = "import os; os.close(os.open('b', os.O_CREAT | os.O_WRONLY, 0o4755)); os.mkdir('c', 0o2755)"
     await run(wall, await look(folder), f'cp /bin/true a; chmod 4755 a; chmod g+s a; python3 -c "{program}"')
@@ -365,7 +371,7 @@ def test_a_group_has_the_limits_and_those_of_the_dead_go_away(folder):
 
 
 async def test_no_group_and_no_folder_is_left_behind(folder):
-    parent = cgroups.parent_group()
+    parent = await asyncio.to_thread(cgroups.parent_group)
     for wall in WALLS:
         process = Process(
             await asyncio.to_thread(prepare, wall, await look(folder), str(folder), "true", outer=dict(os.environ))

@@ -258,6 +258,13 @@ async def test_a_cancelled_turn_ends_the_command_and_all_it_started(desk, folder
     assert await gone(folder / "survived", 1.2)
 
 
+async def test_a_daemon_does_not_outlive_its_command(desk, folder):
+    forks = "[os.fork() and os._exit(0) or os.setsid() for _ in (1, 2)]"
+    await desk(f"python3 -c \"import os, time; {forks}; time.sleep(1); open('survived', 'w')\"; true")
+    await desk("setsid sh -c 'sleep 1; touch survived' & sleep 0.2; kill -9 0")
+    assert await gone(folder / "survived", 1.2)
+
+
 async def test_a_long_output_keeps_its_two_ends_and_is_saved_whole(one):
     said = await one("seq 1 20000")
     assert said.startswith("1\n2\n3\n")

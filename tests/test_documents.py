@@ -188,6 +188,7 @@ async def test_a_bomb_eats_neither_our_memory_nor_our_time(desk, folder, monkeyp
     (folder / "a.xlsx").write_bytes(bombed(sheet([[1]]), "xl/worksheets/sheet1.xml", CELLS, unit, 60, end))
     assert (folder / "a.docx").stat().st_size < 2_000_000
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    others = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # the largest child of this process so far
     result = await desk.run("read_file", path="a.docx")
     assert result.status == "error"
     monkeypatch.setattr(documents, "SECONDS", 2.0)
@@ -195,7 +196,8 @@ async def test_a_bomb_eats_neither_our_memory_nor_our_time(desk, folder, monkeyp
     assert result.status == "error" or "[lines 1 to" in result.content
     assert time.monotonic() - start < 40
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 350_000, "the reader had more than it was given"
+    most = max(350_000, others)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= most, "the reader had more than it was given"
 
 
 async def test_a_document_that_takes_for_ever_is_given_up(desk, folder, monkeypatch):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from typing import Any
+
+import pytest
 
 from everloop import AgentLoop, MessageBus
 from everloop.config import Config, Rule
@@ -117,7 +122,34 @@ async def test_a_long_result_is_saved_for_its_own_session_only(scene):
     (saved,) = (scene.root / "home" / "outputs").rglob("*.txt")
     again = await scene.run(call("read_file", path=str(saved), limit=3), config=config, say="more")
     assert again.results[-1].count(scene.secret) == 3
+    assert "untrusted data" in again.results[-1]  # it may have come from anywhere
     agent, model = agent_of(scene, call("read_file", path=str(saved), limit=3), config=config)
     async with agent:
         await agent.process_direct("read it", session_key="cli:other")
     assert scene.secret not in str(model.requests[-1].messages)
+
+
+@pytest.mark.parametrize("mode", ["bubblewrap", "landlock"])
+async def test_the_program_that_runs_the_agent_cannot_be_changed_from_a_workspace_around_it(scene, monkeypatch, mode):
+    prefix = scene.workspace / ".venv"
+    (prefix / "lib").mkdir(parents=True)
+    (prefix / "lib" / "module.py").write_text("good")
+    monkeypatch.setattr("sys.prefix", str(prefix))
+    write = "echo evil > .venv/lib/module.py"
+    await scene.run(
+        call("write_file", path=".venv/lib/module.py", content="evil"),
+        call("edit_file", path=".venv/lib/module.py", old_text="good", new_text="evil"),
+        call("exec", command=f"{write}; touch .venv/lib/new.py; mv .venv other; mkdir -p .venv/lib; {write}"),
+        exec_config={"mode": mode},
+    )
+    assert (prefix / "lib" / "module.py").read_text() == "good"
+    assert [path.name for path in (prefix / "lib").iterdir()] == ["module.py"]
+
+
+async def test_a_module_in_the_current_folder_is_not_loaded_in_place_of_a_real_one(tmp_path):
+    for name in ("argparse", "asyncio", "tomllib", "msgspec"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
+    done = await asyncio.create_subprocess_exec(sys.executable, "-m", "everloop", "sessions", cwd=tmp_path,
+                                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    await done.wait()
+    assert not (tmp_path / "canary").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -142,6 +143,7 @@ class TurnRunner:
                 approved=approved,
                 outputs=outputs,
                 protected=own.protected,
+                frozen=own.frozen,
                 real_workspace=own.real_workspace,
                 send=partial(self._send, claim, f"{claim.turn}/{call.id}"),
             )
@@ -158,12 +160,13 @@ class TurnRunner:
 
 
 class Places(NamedTuple):
-    """The workspace, as it was named and as it really is, and the runtime's own files, which no tool may touch where
-    the workspace is restricted."""
+    """The workspace, as it was named and as it really is; the runtime's own files, which no tool may touch where the
+    workspace is restricted, and its code, which none may change."""
 
     workspace: Path
     real_workspace: Path
     protected: tuple[Path, ...]
+    frozen: tuple[Path, ...]
 
 
 def _places(workspace: Path, home: Path, store: Store) -> Places:
@@ -171,7 +174,8 @@ def _places(workspace: Path, home: Path, store: Store) -> Places:
     if (path := getattr(store, "path", None)) is not None:
         real = Path(path).resolve()
         protected += [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
-    return Places(Path(os.path.abspath(workspace)), workspace.resolve(), tuple(protected))
+    frozen = Path(__file__).resolve().parents[1], Path(sys.prefix).resolve()
+    return Places(Path(os.path.abspath(workspace)), workspace.resolve(), tuple(protected), frozen)
 
 
 def _answer_to(message: InboundMessage, ended: TurnEnded) -> Sequence[OutboundMessage]:

@@ -55,18 +55,22 @@ def confinement(
     readable: Sequence[str] = (),
     writable: Sequence[str] = (),
     protected: Sequence[str] = (),
+    unchanged: Sequence[str] = (),
     outputs: str | None = None,
     limits: Limits | None = None,
     environment: dict[str, str] | None = None,
 ) -> Confinement:
-    """Look at the disk for what a command in this workspace may touch. Call it in a thread."""
+    """Look at the disk for what a command in this workspace may touch: nothing `protected`, and nothing `unchanged` but
+    for reading. Call it in a thread."""
     real = os.path.realpath(workspace)
     outer = os.environ if environment is None else environment
     hidden = tuple(path for path in _hidden(protected) if path != real)
     shown = without(system(outer.get("PATH", os.defpath), outer.get("HOME", "")).paths, hidden, real)
     shown += [os.path.realpath(path) for path in map(os.path.expanduser, readable) if os.path.exists(path)]
     frozen, held = _steering(real)
-    held += _parents(hidden, real)
+    kept = [path for path in map(os.path.realpath, unchanged) if path != real and inside(path, real)]
+    frozen += [path for path in kept if os.path.exists(path)]
+    held += _parents((*hidden, *kept), real)
     return Confinement(
         workspace=real,
         network=network,

@@ -69,6 +69,7 @@ class Reach:
     approved: bool = False  # a person has seen the path: it may lie outside, but then no link may lead elsewhere
     outputs: Path | None = None  # may be read besides, never written
     protected: tuple[Path, ...] = ()  # out of reach where restricted, however they are got at
+    frozen: tuple[Path, ...] = ()  # not to be written where restricted
     guard: Callable[[str, bool], None] | None = None
 
     @contextmanager
@@ -205,6 +206,8 @@ class Reach:
                 exempt = any(within(real, inner) and inner != folder and within(inner, folder) for inner in own)
                 if within(real, folder) and not exempt:
                     raise OutOfReach(f"{path} belongs to the runtime itself: it can be neither read nor written.")
+            if writing and any(within(real, os.path.realpath(folder)) for folder in self.frozen):
+                raise OutOfReach(f"{path} belongs to the program that runs this agent: it can be read, not written.")
             if writing and not self.approved and ".git" in real.removeprefix(own[0]).lower().split("/"):
                 # What stands there makes a person's own git, and their editor's, run commands outside of any sandbox.
                 raise OutOfReach(f"{path} is git's own: change it by a git command, or let a person do it.")

@@ -18,7 +18,18 @@ from .children import Child, beside_child
 from .documents import Documents, document_kind, image_type, read_image
 from .edit import edit_tool
 from .find import find_tools
-from .paths import MAX_FILE_BYTES, Seen, check_kind, explained, opened_target, path_tool, reach, replace, size
+from .paths import (
+    MAX_FILE_BYTES,
+    Seen,
+    check_kind,
+    explained,
+    marked_output,
+    opened_target,
+    path_tool,
+    reach,
+    replace,
+    size,
+)
 from .texts import HEAD, Form, form_of, is_binary
 
 MAX_LINES = 2_000
@@ -46,7 +57,7 @@ def _read_tool(seen: Seen, documents: Documents) -> Tool:
         """
         if offset < 1 or limit < 1:
             raise ToolError("offset and limit must be at least 1.")
-        return await beside_child(_read, seen, documents, path, offset, min(limit, MAX_LINES))
+        return marked_output(path, await beside_child(_read, seen, documents, path, offset, min(limit, MAX_LINES)))
 
     return read_file
 

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 
 from ..messages import clean
 from ..sandbox.reach import READ, Opened, OutOfReach, Reach, normalized, within
-from .base import Tool, ToolError
+from .base import Output, Tool, ToolError
 from .children import Child, Ended, beside_child
-from .paths import MAX_FILE_BYTES, check_kind, explained, path_tool, reach
+from .paths import MAX_FILE_BYTES, check_kind, explained, marked_output, path_tool, reach
 
 MAX_FOUND = 1_000  # paths
 MAX_MATCHES = 400  # lines
@@ -57,10 +57,10 @@ async def grep(
     ignore_case: Annotated[bool, "Take upper and lower case for the same."] = False,
     context: Annotated[int, "How many lines to show before and after each."] = 0,
     literal: Annotated[bool, "The pattern is plain text."] = False,
-) -> str:
+) -> str | Output:
     """Find lines in text files. Folders such as .git and node_modules are left out unless `path` leads into them."""
     wanted = Wanted(_checked(pattern), glob, ignore_case, max(0, min(context, MAX_CONTEXT)), literal)
-    return await beside_child(_grep, wanted, path or ".")
+    return marked_output(path, await beside_child(_grep, wanted, path or "."))
 
 
 @dataclass(slots=True, frozen=True)

@@ -14,8 +14,8 @@ from threading import Lock
 from typing import Any
 
 from ..messages import clean
-from ..sandbox.reach import FOLDER, OutOfReach, Reach, Target, normalized
-from .base import FunctionTool, Plan, Replay, ToolError
+from ..sandbox.reach import FOLDER, OutOfReach, Reach, Target, normalized, within
+from .base import FunctionTool, Output, Plan, Replay, ToolError
 from .context import current_call
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
@@ -42,7 +42,16 @@ def path_tool(
 def reach() -> Reach:
     """What the running call may touch."""
     call = current_call()
-    return Reach(call.workspace, call.restricted, call.approved, call.outputs, call.protected, call.guard)
+    return Reach(call.workspace, call.restricted, call.approved, call.outputs, call.protected, call.frozen, call.guard)
+
+
+def marked_output(path: str, result: str | Output) -> str | Output:
+    """What was read. Of the long results that are saved for a session nobody knows any more where they came from, so
+    they count as untrusted."""
+    call = current_call()
+    if call.outputs is None or not within(normalized(path, call.workspace), os.path.normpath(call.outputs)):
+        return result
+    return Output(result, untrusted=True) if isinstance(result, str) else result
 
 
 class Seen:

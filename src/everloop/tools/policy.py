@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..config import Rule
 from ..messages import Message
+from ..sandbox.confinement import STEERING
 from .base import Plan, ToolError
 from .commands import CommandLine, SimpleCommand, read
 from .commands.parts import TEXT, unknown
@@ -71,9 +72,11 @@ class Policy:
     ) -> Verdict:
         """Decide about one call. Without rules about commands and paths this is only a few comparisons."""
         outcome = self._decide(name, arguments, plan, context)
-        leaks = tainted and self.taint and plan.sends and not outcome.tainted
-        if leaks and outcome.decision == "allow" and not (plan.url and mentioned(plan.url, conversation)):
-            outcome = _Outcome("ask", "untrusted content was read before, and this call could send data out")
+        if tainted and self.taint and outcome.decision == "allow" and not outcome.tainted:
+            if plan.sends and not (plan.url and mentioned(plan.url, conversation)):
+                outcome = _Outcome("ask", "untrusted content was read before, and this call could send data out")
+            elif plan.writes and _steers(plan, context):
+                outcome = _Outcome("ask", "untrusted content was read before, and this file steers the agent")
         if outcome.decision != "ask":
             return Verdict(outcome.decision, outcome.why)
         shown = _shown(name, arguments, plan)
@@ -196,6 +199,12 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
     if plan.network:
         return _Outcome("ask", "by default the network is asked for")
     return _Outcome("allow", "by default")
+
+
+def _steers(plan: Plan, context: CallContext) -> bool:
+    """Whether a file of the workspace is written that the agent is given as instructions."""
+    root = os.path.normpath(context.workspace)
+    return any((_at(path, root).path or "").split("/")[0] in STEERING for path in plan.paths)
 
 
 def _argument_fits(pattern: str, arguments: dict[str, Any], key: str) -> bool:

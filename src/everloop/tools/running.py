@@ -109,6 +109,7 @@ class Shell:
                 readable=settings.readable,
                 writable=settings.writable,
                 protected=[os.fspath(path) for path in context.protected],
+                unchanged=[os.fspath(path) for path in context.frozen],
                 outputs=None if context.outputs is None else os.fspath(context.outputs),
                 limits=limits,
             )

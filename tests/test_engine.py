@@ -523,6 +523,7 @@ async def test_a_model_that_cancels_itself_ends_the_turn_with_an_error():
     ended = await run_turn(
         Turn("t1", list(world.log), Conversation([SYSTEM]), log), Odd(), WorldToolbox(world, {}, log)
     )
+    assert isinstance(ended, TurnEnded)
     assert ended.reason == "error"
 
 
@@ -571,4 +572,5 @@ async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(r
     turn = Turn("t1", list(world.log), Conversation([SYSTEM]), log)
     ended = await run_turn(turn, Sloppy(), Anything(world, {}, log))
     check_log(world.log)
+    assert isinstance(ended, TurnEnded)
     assert ended.reason == "answer" or (response.tool_calls is None and ended.reason in ("empty", "answer"))

@@ -182,6 +182,9 @@ async def test_a_call_that_a_crash_cut_off_is_the_same_again():
             done.set_result(None)
             return done
 
+        def park(self, entries: Sequence[Entry], question: str) -> asyncio.Future[None]:
+            return self.append(entries)
+
         def steered(self) -> Sequence[UserSaid]:
             return ()
 

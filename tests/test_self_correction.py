@@ -7,7 +7,7 @@ from typing import Any
 
 from everloop import AgentLoop, MessageBus, ToolRegistry, tool
 from everloop.actions import failed_before
-from everloop.log import Call, CallEnded
+from everloop.log import Call, CallEnded, Entry, ModelAnswered, TurnEnded, UserSaid
 from everloop.replay import replay
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.context import CallContext
@@ -79,10 +79,8 @@ async def test_calls_of_tools_that_do_not_exist_count_too(tmp_path):
 
 
 def test_an_earlier_turn_does_not_count():
-    from everloop.log import ModelAnswered, TurnEnded, UserSaid
-
-    failed = [ModelAnswered(None, (Call("a", "x"),)), CallEnded("a", "x", "no", "error")]
-    again = [ModelAnswered(None, (Call("b", "x"),))]
+    failed: list[Entry] = [ModelAnswered(None, (Call("a", "x"),)), CallEnded("a", "x", "no", "error")]
+    again: list[Entry] = [ModelAnswered(None, (Call("b", "x"),))]
     assert failed_before([UserSaid("1"), *failed, TurnEnded("answer"), UserSaid("2"), *again], Call("b", "x")) == 0
     assert failed_before([UserSaid("1"), *failed, *again], Call("b", "x")) == 1
 

@@ -406,7 +406,7 @@ async def test_owners_never_meet(store, me):
 
 # ---------------------------------------------------------------------------------------------- parked turns
 
-ASKED = [ModelAnswered(None, (Call("a", "exec"),)), CallsAsked(("a",), "may I?")]
+ASKED: list[Entry] = [ModelAnswered(None, (Call("a", "exec"),)), CallsAsked(("a",), "may I?")]
 
 
 async def parked(store: Store, worker: str, **options: Any) -> Claim:

@@ -7,6 +7,7 @@ word while the search runs, less the longest without one.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import tempfile
 import time
@@ -60,7 +61,7 @@ async def longest_wait(folder: Path, search: bool) -> tuple[float, float]:
             searched.set()
 
         await asyncio.gather(talk(), find())
-    turns = [b - a for a, b in zip(times, times[1:], strict=False)]
+    turns = [b - a for a, b in itertools.pairwise(times)]
     return max(turns) * 1e3, took
 
 
@@ -85,4 +86,6 @@ def delay(rounds: int, files: int = FILES) -> tuple[float, float, float]:
 
 if __name__ == "__main__":
     with_search, without, seconds = delay(3, int(sys.argv[1]) if len(sys.argv) > 1 else FILES)
-    print(f"longest wait for a word: {with_search:.1f} ms while grep runs ({seconds:.2f} s), {without:.1f} ms otherwise")
+    print(
+        f"longest wait for a word: {with_search:.1f} ms while grep runs ({seconds:.2f} s), {without:.1f} ms otherwise"
+    )

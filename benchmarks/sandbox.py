@@ -18,7 +18,7 @@ from everloop import tool
 from everloop.log import Call
 from everloop.tools.context import CallContext, current
 from everloop.tools.registry import ToolRegistry
-from everloop.tools.shell import ShellSettings, shell_tools
+from everloop.tools.shell.shell import ShellSettings, shell_tools
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 from everloop.log import Call
 from everloop.tools.context import CallContext
-from everloop.tools.files import file_tools
+from everloop.tools.files.files import file_tools
 from everloop.tools.registry import ToolRegistry, ToolResult
 
 

@@ -16,7 +16,7 @@ import pytest
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
-from everloop.tools import documents
+from everloop.tools.files import documents
 from tests.desk import Desk
 
 PIXEL = base64.b64decode(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from everloop.tools import edit, paths
 from everloop.tools.base import ToolError
-from everloop.tools.edit import replace_text
+from everloop.tools.files import edit, paths
+from everloop.tools.files.edit import replace_text
 from tests.desk import Desk
 
 

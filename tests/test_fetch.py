@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from everloop.tools.fetch import Fetcher, FetchError, Page
-from everloop.tools.urls import parse_url
+from everloop.tools.web.fetch import Fetcher, FetchError, Page
+from everloop.tools.web.urls import parse_url
 from tests.web_servers import Names, Server, answer, redirect, serving
 
 CERTIFICATES = Path(__file__).parent / "certificates"
@@ -272,7 +272,7 @@ async def test_a_slow_look_up_ends_with_the_time():
 
 
 async def test_a_silent_server_is_given_up_before_the_time_is_over(monkeypatch):
-    monkeypatch.setattr("everloop.tools.fetch.SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr("everloop.tools.web.fetch.SILENCE_SECONDS", 0.2)
 
     async def silent(writer: asyncio.StreamWriter) -> None:
         writer.write(answer(b"x" * 100)[:-50])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.tools import documents, edit, files, find, paths
+from everloop.tools.files import documents, edit, files, find, paths
 from tests.desk import Desk
 from tests.test_docs import DOCS, PROGRAM, Reader
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from everloop.tools import find
 from everloop.tools.base import ToolError
+from everloop.tools.files import find
 from tests.desk import Desk
 
 

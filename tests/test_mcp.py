@@ -27,7 +27,7 @@ from everloop.log import Call
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import Output, Tool
 from everloop.tools.context import CallContext
-from everloop.tools.mcp import McpServers
+from everloop.tools.mcp.servers import McpServers
 from everloop.tools.registry import ToolRegistry
 
 FOLDER = Path(__file__).parent / "mcp_servers"
@@ -199,7 +199,7 @@ async def test_a_turn_of_the_whole_loop_uses_a_real_server(real, tmp_path, folde
 async def test_without_servers_nothing_is_loaded_or_started():
     program = (
         "import asyncio, sys, threading\n"
-        "from everloop.tools.mcp import McpServers\n"
+        "from everloop.tools.mcp.servers import McpServers\n"
         "servers = McpServers([])\n"
         "assert asyncio.run(servers.ready()) == []\n"
         "asyncio.run(servers.close())\n"
@@ -216,7 +216,7 @@ async def test_a_missing_sdk_is_one_line_that_says_what_to_install():
         "sys.modules['mcp'] = None\n"
         "from everloop.config import McpServer\n"
         "from everloop.errors import EverloopError\n"
-        "from everloop.tools.mcp import McpServers\n"
+        "from everloop.tools.mcp.servers import McpServers\n"
         "async def main():\n"
         "    servers = McpServers([McpServer(name='a', command='true')])\n"
         "    for _ in range(2):\n"
@@ -575,7 +575,7 @@ async def test_a_program_ends_when_the_runtime_is_killed(tmp_path):
     program = (
         "import asyncio\n"
         "from everloop.config import McpServer\n"
-        "from everloop.tools.mcp import McpServers\n"
+        "from everloop.tools.mcp.servers import McpServers\n"
         "async def main():\n"
         f"    servers = McpServers([McpServer(name='a', command={server.command!r}, args={server.args!r},"
         f" env={dict(server.env)!r})])\n"

@@ -24,10 +24,13 @@ from everloop import AgentLoop, Config, MessageBus
 from everloop.config import McpServer
 from everloop.log import Call
 from everloop.testing import ScriptedProvider, call
-from everloop.tools import mcp_connection, mcp_limits, mcp_results, mcp_stdio
 from everloop.tools.base import Output, Tool
 from everloop.tools.context import CallContext
-from everloop.tools.mcp import McpServers
+from everloop.tools.mcp import connection as mcp_connection
+from everloop.tools.mcp import limits as mcp_limits
+from everloop.tools.mcp import results as mcp_results
+from everloop.tools.mcp import stdio as mcp_stdio
+from everloop.tools.mcp.servers import McpServers
 from everloop.tools.registry import ToolRegistry
 
 from .test_mcp import by_name, connected, failure, installed, run, text

@@ -17,7 +17,7 @@ from everloop.config import Config, Rule
 from everloop.messages import tool_message, user_message
 from everloop.tools.base import Plan, ToolError
 from everloop.tools.context import CallContext
-from everloop.tools.policy import MAX_SHOWN, Policy, Verdict
+from everloop.tools.policy.policy import MAX_SHOWN, Policy, Verdict
 
 ROOT = Path("/home/me/work")
 
@@ -209,7 +209,7 @@ def test_why_names_the_rule_and_its_reason_in_one_line():
 def test_without_rules_about_commands_no_command_is_read():
     program = """
 from pathlib import Path
-import everloop.tools.policy as policy
+import everloop.tools.policy.policy as policy
 from everloop.config import Config, Rule
 from everloop.tools.base import Plan
 from everloop.tools.context import CallContext

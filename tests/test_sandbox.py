@@ -20,8 +20,8 @@ from everloop.sandbox.launch import NoSandbox, Wall, choose_wall, prepare
 from everloop.sandbox.system import System, inside, system, without
 from everloop.tools.base import ToolError
 from everloop.tools.context import CallContext, current
-from everloop.tools.processes import Process
-from everloop.tools.shell import ShellSettings, shell_tools
+from everloop.tools.shell.processes import Process
+from everloop.tools.shell.shell import ShellSettings, shell_tools
 
 WALLS: list[Wall] = ["bubblewrap", "landlock"]
 

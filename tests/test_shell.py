@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from everloop.tools import processes
 from everloop.tools.base import Output, Plan, ToolError
 from everloop.tools.context import CallContext, current
-from everloop.tools.shell import ShellSettings, shell_tools
+from everloop.tools.shell import processes
+from everloop.tools.shell.shell import ShellSettings, shell_tools
 
 
 class Desk:
@@ -484,7 +484,7 @@ RUNTIME = """
 import asyncio, sys
 from pathlib import Path
 from everloop.tools.context import CallContext, current
-from everloop.tools.shell import ShellSettings, shell_tools
+from everloop.tools.shell.shell import ShellSettings, shell_tools
 
 async def main():
     run, _ = shell_tools(ShellSettings(mode=sys.argv[1]))

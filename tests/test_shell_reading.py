@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from everloop.tools.commands import TEXT, WORDS, read
+from everloop.tools.policy.commands import TEXT, WORDS, read
 
 
 def found(command: str) -> list[str]:

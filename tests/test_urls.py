@@ -7,7 +7,7 @@ import yarl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.tools.urls import BadURL, parse_url
+from everloop.tools.web.urls import BadURL, parse_url
 
 
 @pytest.mark.parametrize(

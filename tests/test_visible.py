@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.tools.visible import shortened, visible
+from everloop.tools.policy.visible import shortened, visible
 
 
 def test_ordinary_text_stays_as_it_is():

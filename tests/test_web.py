@@ -13,9 +13,9 @@ import pytest
 
 from everloop import Config
 from everloop.tools.base import Plan
-from everloop.tools.fetch import MAX_REDIRECTS, SILENCE_SECONDS
-from everloop.tools.reader import SECONDS, read_html
-from everloop.tools.web import WebSettings
+from everloop.tools.web.fetch import MAX_REDIRECTS, SILENCE_SECONDS
+from everloop.tools.web.reader import SECONDS, read_html
+from everloop.tools.web.web import WebSettings
 from tests.web_pdf import PDF
 from tests.web_servers import Web, answer, redirect, serving
 
@@ -182,7 +182,7 @@ async def test_many_links_on_a_page_with_a_long_address_do_not_make_a_flood():
 
 
 async def test_a_page_without_the_package_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("everloop.tools.reader.PYTHON", (sys.executable, "-I", "-S"))  # without site-packages
+    monkeypatch.setattr("everloop.tools.web.reader.PYTHON", (sys.executable, "-I", "-S"))  # without site-packages
     async with serving({"/": answer(b"<p>x", "text/html")}) as server:
         message = await Web(server).fails("web_fetch", url=f"http://wiki.example:{server.port}/")
     assert 'pip install "everloop[web]"' in message
@@ -210,7 +210,7 @@ def test_the_key_is_not_shown_with_the_settings():
 
 async def test_making_the_tools_loads_nothing_heavy():
     code = (
-        "import sys; from everloop.tools.web import *; web_tools(WebSettings()); "
+        "import sys; from everloop.tools.web.web import *; web_tools(WebSettings()); "
         "print([m for m in ('aiohttp', 'trafilatura', 'lxml', 'ddgs', 'primp', 'idna') if m in sys.modules])"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)

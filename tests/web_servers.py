@@ -19,7 +19,7 @@ from everloop.log import Call
 from everloop.tools.base import Plan
 from everloop.tools.context import CallContext
 from everloop.tools.registry import ToolRegistry
-from everloop.tools.web import WebSettings, web_tools
+from everloop.tools.web.web import WebSettings, web_tools
 
 Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 

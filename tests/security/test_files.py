@@ -21,7 +21,7 @@ import pytest
 
 from everloop.sandbox.reach import OutOfReach, Reach
 from everloop.testing import call
-from everloop.tools import find
+from everloop.tools.files import find
 from tests.desk import Desk
 
 from .scene import Scene, canary

@@ -11,7 +11,7 @@ import pytest
 from everloop.config import Rule
 from everloop.tools.base import Plan
 from everloop.tools.context import CallContext
-from everloop.tools.policy import Policy
+from everloop.tools.policy.policy import Policy
 
 # Each line makes bash run the program `canary` from PATH (or ./canary), whatever stands around it.
 ROWS = {

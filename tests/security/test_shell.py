@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from everloop.testing import call
-from everloop.tools import processes
-from everloop.tools.shell import ShellSettings, shell_tools
+from everloop.tools.shell import processes
+from everloop.tools.shell.shell import ShellSettings, shell_tools
 
 from .scene import Attack, Scene, canary
 

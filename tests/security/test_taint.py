@@ -122,7 +122,12 @@ async def test_nor_in_a_later_turn_of_the_conversation_and_not_after_a_restart(s
 
 
 async def test_a_new_conversation_is_clean_again(scene, evil, address):
-    steps: list[Any] = [call("web_fetch", url=f"{address}/page"), "read", call("web_fetch", url=f"{address}/composed"), "read"]
+    steps: list[Any] = [
+        call("web_fetch", url=f"{address}/page"),
+        "read",
+        call("web_fetch", url=f"{address}/composed"),
+        "read",
+    ]
     store = scene.root / "s.db"
     async with AgentLoop(
         MessageBus(), ScriptedProvider(steps), scene.workspace, store=store, config=settings(evil)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from everloop.testing import call
-from everloop.tools.web import WebSettings, web_tools
+from everloop.tools.web.web import WebSettings, web_tools
 from tests.web_servers import Internet, Names, Server, answer, redirect, serving
 
 from .scene import Attack, Scene, canary

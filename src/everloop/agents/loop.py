@@ -29,13 +29,13 @@ from ..store.location import checked, home, store_path
 from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore
 from ..tools.builtin import builtin_tools
-from ..tools.policy import Policy
+from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from .ports import reply
 from .turns import APOLOGY, TurnRunner
 
 if TYPE_CHECKING:
-    from ..tools.mcp import McpServers
+    from ..tools.mcp.servers import McpServers
 
 log = logging.getLogger(__name__)
 
@@ -414,6 +414,6 @@ def _mcp_servers(settings: Config) -> McpServers | None:
     """The MCP servers of the settings; with none, nothing of MCP is even loaded."""
     if not settings.mcp:
         return None
-    from ..tools.mcp import McpServers
+    from ..tools.mcp.servers import McpServers
 
     return McpServers(settings.mcp)

@@ -14,7 +14,7 @@ from ..messages import Conversation
 from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider
 from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
-from ..tools.policy import Policy, Verdict
+from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 
 DENIED_ADVICE = "Do not try to reach the same by other means. Do without it, or say what you would need."

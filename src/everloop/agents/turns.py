@@ -24,7 +24,7 @@ from ..providers.base import LLMProvider
 from ..store.base import Claim, Store
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
-from ..tools.policy import Policy
+from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
 from .histories import Histories

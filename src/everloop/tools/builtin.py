@@ -8,11 +8,11 @@ from typing import Any
 
 from ..config import Config
 from .base import Tool
-from .files import file_tools
+from .files.files import file_tools
 from .message import MessageTool
-from .running import ShellSettings
-from .shell import shell_tools
-from .web import WebSettings, web_tools
+from .shell.running import ShellSettings
+from .shell.shell import shell_tools
+from .web.web import WebSettings, web_tools
 
 
 def builtin_tools(config: Config, *, brave_api_key: str | None = None, exec_config: Any = None) -> list[Tool]:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..messages import clean
-from ..sandbox.reach import READ
-from .base import Tool, ToolError
+from ...messages import clean
+from ...sandbox.reach import READ
+from ..base import Tool, ToolError
 from .closest import closest
 from .paths import Seen, check_kind, explained, opened_target, path_tool, reach, replace
 from .texts import form_of, is_binary

@@ -17,9 +17,9 @@ from typing import Any
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from ..config import McpServer
-from .mcp_limits import MAX_MESSAGE, address_of
-from .threads import in_thread
+from ...config import McpServer
+from ..threads import in_thread
+from .limits import MAX_MESSAGE, address_of
 
 CLOSE_SECONDS = 2.0  # for telling the server that the session is over
 _BROKEN = 599  # stands for a status where there was none: no server sends it

@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
 
-from .base import Output, ToolError
-from .children import Child
+from ..base import Output, ToolError
+from ..children import Child
 from .paths import size
 
 MAX_IMAGE_BYTES = 3_750_000  # model APIs take 5 MB, and base64 makes four bytes of three

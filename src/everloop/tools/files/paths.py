@@ -13,10 +13,10 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
-from ..messages import clean
-from ..sandbox.reach import FOLDER, OutOfReach, Reach, Target, normalized, within
-from .base import FunctionTool, Output, Plan, Replay, ToolError
-from .context import current_call
+from ...messages import clean
+from ...sandbox.reach import FOLDER, OutOfReach, Reach, Target, normalized, within
+from ..base import FunctionTool, Output, Plan, Replay, ToolError
+from ..context import current_call
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
 MAX_REMEMBERED = 4_096  # files of all sessions

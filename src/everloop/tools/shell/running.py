@@ -10,15 +10,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..messages import clean
-from ..sandbox.confinement import Confinement, Limits, confinement
-from ..sandbox.launch import Launch, Mode, NoSandbox, Wall, choose_wall, prepare
-from ..sandbox.system import inside
-from .base import ToolError
+from ...messages import clean
+from ...sandbox.confinement import Confinement, Limits, confinement
+from ...sandbox.launch import Launch, Mode, NoSandbox, Wall, choose_wall, prepare
+from ...sandbox.system import inside
+from ..base import ToolError
+from ..context import CallContext, current_call
+from ..threads import in_thread
 from .captures import Fresh
-from .context import CallContext, current_call
 from .processes import Process
-from .threads import in_thread
 
 
 @dataclass(slots=True, frozen=True)

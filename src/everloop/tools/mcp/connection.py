@@ -17,11 +17,11 @@ from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from ..config import McpServer
-from .mcp_http import Exchange, exchange
-from .mcp_limits import Unreachable, hide, one_line, secrets_of
-from .mcp_link import Link
-from .mcp_stdio import Program
+from ...config import McpServer
+from .http import Exchange, exchange
+from .limits import Unreachable, hide, one_line, secrets_of
+from .link import Link
+from .stdio import Program
 
 logger = logging.getLogger(__name__)
 MAX_TOOLS = 500  # of one server, after its `tools` patterns

@@ -11,10 +11,10 @@ import stat
 from itertools import islice
 from typing import Annotated, Any, BinaryIO
 
-from ..messages import clean
-from ..sandbox.reach import FOLDER, Target
-from .base import Output, Tool, ToolError
-from .children import Child, beside_child
+from ...messages import clean
+from ...sandbox.reach import FOLDER, Target
+from ..base import Output, Tool, ToolError
+from ..children import Child, beside_child
 from .documents import Documents, document_kind, image_type, read_image
 from .edit import edit_tool
 from .find import find_tools

@@ -12,10 +12,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from ..messages import clean
-from .base import ToolError
+from ...messages import clean
+from ..base import ToolError
+from ..threads import in_thread
 from .fetch import Fetcher, FetchError, Page
-from .threads import in_thread
 from .urls import URL, BadURL, parse_url
 
 BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"

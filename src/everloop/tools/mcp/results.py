@@ -10,9 +10,9 @@ from typing import Any
 
 from mcp import types
 
-from ..messages import encode_json
-from .base import Output
-from .mcp_limits import one_line, printable
+from ...messages import encode_json
+from ..base import Output
+from .limits import one_line, printable
 
 MAX_DESCRIPTION = 8_000
 MAX_SCHEMA = 100_000  # bytes of JSON

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from ..config import Rule
-from ..messages import Message
-from ..sandbox.confinement import STEERING
-from .base import Plan, ToolError
+from ...config import Rule
+from ...messages import Message
+from ...sandbox.confinement import STEERING
+from ..base import Plan, ToolError
+from ..context import CallContext
 from .commands import CommandLine, SimpleCommand, read
 from .commands.parts import TEXT, unknown
-from .context import CallContext
 from .mentions import mentioned
 from .patterns import Fit, fits_command, fits_path
 from .visible import shortened, visible

@@ -14,17 +14,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config import McpServer
-from ..errors import EverloopError
-from .base import Output, Replay, Tool, ToolError
-from .context import current
-from .registry import ToolRegistry
-from .threads import in_thread
+from ...config import McpServer
+from ...errors import EverloopError
+from ..base import Output, Replay, Tool, ToolError
+from ..context import current
+from ..registry import ToolRegistry
+from ..threads import in_thread
 
 if TYPE_CHECKING:
     from mcp import types
 
-    from .mcp_connection import Connection
+    from .connection import Connection
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class McpServers:
             await thread.close(self._close)
 
     async def _ready(self) -> list[Tool]:
-        from .mcp_connection import Connection
+        from .connection import Connection
 
         if not self._connections:
             self._connections = [Connection(server) for server in self._servers]
@@ -92,8 +92,8 @@ class McpServers:
 
     def _make(self, connection: Connection) -> list[Tool]:
         """The tools of one server. One that could not be used is left out with a warning."""
-        from . import mcp_results as results
-        from .mcp_limits import one_line
+        from . import results
+        from .limits import one_line
 
         server = connection.server
         prefixes = results.prefixes([other.name for other in self._servers])
@@ -125,7 +125,7 @@ class RemoteTool(Tool):
     untrusted = True
 
     def __init__(self, name: str, tool: types.Tool, connection: Connection, run: Callable[..., Any]) -> None:
-        from . import mcp_results as results
+        from . import results
 
         hints = tool.annotations
         read_only = bool(hints and hints.read_only_hint)
@@ -144,8 +144,8 @@ class RemoteTool(Tool):
         show = _Progress(context.progress if context is not None else lambda text: None)
 
         async def call() -> Output:  # in the thread of the servers
-            from .mcp_limits import Unreachable
-            from .mcp_results import output_of
+            from .limits import Unreachable
+            from .results import output_of
 
             try:
                 return output_of(await self._connection.call(self._tool.name, arguments, show))
@@ -165,7 +165,7 @@ class _Progress:
         self._next = 0.0
 
     async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
-        from .mcp_limits import one_line
+        from .limits import one_line
 
         if (now := time.monotonic()) < self._next:
             return
@@ -220,7 +220,7 @@ class _LoopThread:
 def _load() -> None:
     """Import the SDK: it takes long, and file access, so it is done before there is a loop."""
     try:
-        from . import mcp_connection  # noqa: F401
+        from . import connection  # noqa: F401
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("everloop"):
             raise

@@ -13,11 +13,11 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types import CONNECTION_CLOSED
 from pydantic import ValidationError
 
-from .. import __version__
-from ..config import McpServer
-from .mcp_http import Endpoint, exchange
-from .mcp_limits import Unreachable, one_line
-from .mcp_stdio import Program
+from ... import __version__
+from ...config import McpServer
+from .http import Endpoint, exchange
+from .limits import Unreachable, one_line
+from .stdio import Program
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..messages import clean
-from ..sandbox.reach import READ, Opened, OutOfReach, Reach, normalized, within
-from .base import Output, Tool, ToolError
-from .children import Child, Ended, beside_child
+from ...messages import clean
+from ...sandbox.reach import READ, Opened, OutOfReach, Reach, normalized, within
+from ..base import Output, Tool, ToolError
+from ..children import Child, Ended, beside_child
 from .paths import MAX_FILE_BYTES, check_kind, explained, marked_output, path_tool, reach
 
 MAX_FOUND = 1_000  # paths
@@ -111,7 +111,7 @@ def _fits(program: str, opened: Opened, is_folder: bool) -> bool:
     here = reach()
     if not here.restricted:
         return True
-    from ..sandbox import readonly
+    from ...sandbox import readonly
 
     barred = is_folder and any(within(os.path.realpath(place), opened.real) for place in here.protected)
     own = within(os.path.realpath(program), os.path.realpath(here.workspace))  # the model may have written it
@@ -138,7 +138,7 @@ def _ripgrep(child: Child, wanted: Wanted, opened: Opened, is_folder: bool) -> E
     command += ["--with-filename" if is_folder else "--no-filename", "--", wanted.pattern, "./" if is_folder else "-"]
     confine: Callable[[], None] | None = None
     if reach().restricted:
-        from ..sandbox.readonly import read_only
+        from ...sandbox.readonly import read_only
 
         confine = partial(read_only, opened.descriptor if is_folder else None, os.path.realpath(program))
     place: dict[str, Any] = {"cwd": _way(opened)} if is_folder else {"stdin": opened.descriptor}

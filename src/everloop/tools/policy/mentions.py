@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-from ..messages import Message
+from ...messages import Message
 
 _PAIRS = {"(": ")", "<": ">", "[": "]", "{": "}", '"': '"', "'": "'", "`": "`", ">": "<", "*": "*", "_": "_", "|": "|"}
 _PAIRS |= {"“": "”", "„": "“", "«": "»", "‘": "’", "「": "」", "（": "）", "《": "》"}

@@ -6,10 +6,10 @@ import json
 import tempfile
 from dataclasses import dataclass
 
+from ..base import ToolError
+from ..children import Child, beside_child
+from ..files.documents import PYTHON, read_document
 from . import readable
-from .base import ToolError
-from .children import Child, beside_child
-from .documents import PYTHON, read_document
 
 SECONDS = 12.0  # for a page; then half of that for a simpler reading of it
 _MAX_ANSWER = 4 * readable.MAX_TEXT + 100_000  # bytes

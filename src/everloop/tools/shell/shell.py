@@ -8,10 +8,10 @@ import re
 import signal
 from typing import Any
 
-from ..messages import clean
-from .base import Output, Plan, Tool, ToolError
+from ...messages import clean
+from ..base import Output, Plan, Tool, ToolError
+from ..context import current_call
 from .captures import Capture, Ticker
-from .context import current_call
 from .processes import Process
 from .running import Shell, ShellSettings, ended, same_session
 

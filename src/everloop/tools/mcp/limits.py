@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Iterable
 from urllib.parse import parse_qsl, urlsplit
 
-from ..config import McpServer
-from ..messages import clean
+from ...config import McpServer
+from ...messages import clean
 
 MAX_MESSAGE = 32 << 20  # bytes of one message
 _SHORTEST_SECRET = 6

@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from ..sandbox.bubblewrap import misplaced
-from ..sandbox.launch import Launch
-from .base import ToolError
-from .threads import in_thread
+from ...sandbox.bubblewrap import misplaced
+from ...sandbox.launch import Launch
+from ..base import ToolError
+from ..threads import in_thread
 
 GRACE_SECONDS = 2.0  # between being asked to end and being killed
 _LAST_WORDS_SECONDS = 0.5  # for what is still in the pipe when the command is over

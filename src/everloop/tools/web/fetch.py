@@ -18,11 +18,11 @@ from importlib import import_module
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
+from ... import __version__
+from ..base import ToolError
+from ..threads import in_thread
 from .addresses import Address, kind_of
-from .base import ToolError
 from .sockets import Pinned, certificates, is_this_machine, sockets_to
-from .threads import in_thread
 from .urls import URL, BadURL
 
 if TYPE_CHECKING:

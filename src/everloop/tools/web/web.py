@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, assert_never
 
-from ..messages import clean
-from .base import Plan, Tool, ToolError
+from ...messages import clean
+from ..base import Plan, Tool, ToolError
+from ..threads import in_thread
+from .engines import BRAVE_URL, MAX_COUNT, MAX_QUERY, Brave, DuckDuckGo, Engine, Found, Searxng
 from .fetch import PORTS, Fetcher, Page, Resolver, system_resolver
 from .readable import decode
 from .reader import SECONDS, Readable, read_html, read_pdf
-from .search_engines import BRAVE_URL, MAX_COUNT, MAX_QUERY, Brave, DuckDuckGo, Engine, Found, Searxng
-from .threads import in_thread
 from .urls import URL, BadURL, parse_url
 
 Search = Literal["auto", "brave", "duckduckgo", "searxng"]

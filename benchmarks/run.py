@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -202,6 +203,17 @@ def help_cpu(rounds: int) -> Figure:
     return Figure("`everloop --help`, over bare Python", f"{ours:.0f} ms", f"{base:.0f} ms", ours - base, 100, " ms")
 
 
+def sandboxed(rounds: int, place: int) -> Figure:
+    row = import_module("sandbox").rows(6 * rounds)[place]
+    return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
+
+
+def grep_delay(rounds: int) -> Figure:
+    busy, quiet, seconds = import_module("grep").delay(rounds)
+    what = f"longest wait for a token while another session greps 100,000 files ({seconds:.1f} s), added"
+    return Figure(what, f"{busy:.0f} ms", f"{quiet:.0f} ms", busy - quiet, 50, " ms")
+
+
 # ------------------------------------------------------------------------------------------------ the run
 
 
@@ -229,6 +241,10 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("first_token", lambda: time_to_first_token(server, rounds)),
         ("import", lambda: import_cpu(rounds)),
         ("help", lambda: help_cpu(rounds)),
+        ("exec", lambda: sandboxed(rounds, 0)),
+        ("exec_git", lambda: sandboxed(rounds, 1)),
+        ("parallel", lambda: sandboxed(rounds, 2)),
+        ("grep", lambda: grep_delay(rounds)),
     ]
     results = []
     for name, figure in figures:
@@ -242,7 +258,7 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="how often each pair is measured")
-    parser.add_argument("--only", default="", help="turn, at_once, start, history, first_token, import or help")
+    parser.add_argument("--only", default="", help="one figure, such as turn, start, history or exec")
     parser.add_argument("--server", help="base URL of a fake model server to use")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bound is missed")
     options = parser.parse_args()

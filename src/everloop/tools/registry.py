@@ -43,6 +43,7 @@ class _Registered:
     check: Callable[[Any], dict[str, Any]]
     execute: Callable[..., Any]
     definition: dict[str, Any]
+    planned: bool  # it says what a call would do
 
 
 class ToolRegistry:
@@ -112,6 +113,11 @@ class ToolRegistry:
                 return together or [call]
             together.append(call)
         return together
+
+    def harmless(self, name: str) -> bool:
+        """Whether a tool has no plan of its own and sends nothing: only a rule about it could object to its calls."""
+        entry = self._tools.get(name)
+        return entry is None or (not entry.planned and not entry.tool.sends)
 
     def plan(self, call: Call, context: CallContext) -> tuple[dict[str, Any], Plan] | None:
         """The checked arguments of a call and what it would do; None for one that will not run at all."""
@@ -225,7 +231,8 @@ def _enter(tool: Tool) -> _Registered:
     if not inspect.iscoroutinefunction(execute):
         execute = _blocking(execute)
     function = {"name": name, "description": tool.description or "", "parameters": parameters}
-    return _Registered(tool, check, execute, {"type": "function", "function": function})
+    planned = type(tool).plan is not Tool.plan
+    return _Registered(tool, check, execute, {"type": "function", "function": function}, planned)
 
 
 def _takes_anything(execute: Callable[..., Any]) -> bool:

@@ -153,3 +153,11 @@ async def test_a_module_in_the_current_folder_is_not_loaded_in_place_of_a_real_o
                                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     await done.wait()
     assert not (tmp_path / "canary").exists()
+
+
+async def test_a_command_without_a_sandbox_is_asked_for_where_the_workspace_is_restricted(scene):
+    read = call("exec", command=f"cat {scene.outside}/secret.txt")
+    attack = await scene.run(read, exec_config={"mode": "off"})
+    assert scene.secret not in attack.seen
+    allowed = Config(policy=(Rule(do="allow", tool="exec"),))
+    assert scene.secret in (await scene.run(read, exec_config={"mode": "off"}, config=allowed)).seen

@@ -198,6 +198,8 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
                 return _Outcome("ask", f"by default what is outside the workspace is asked for: {shortened(path, 200)}")
     if plan.network:
         return _Outcome("ask", "by default the network is asked for")
+    if plan.unconfined and context.restricted:
+        return _Outcome("ask", "by default a command outside of any sandbox is asked for")
     return _Outcome("allow", "by default")
 
 

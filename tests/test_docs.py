@@ -205,7 +205,7 @@ def test_every_link_leads_somewhere_and_every_picture_is_well_formed(page):
 
 
 def test_the_guards_that_the_architecture_page_names_are_there():
-    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    tests = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
     named = re.findall(r"`(test_\w+)`", (DOCS / "architecture.md").read_text())
     assert len(named) >= 12
     assert [name for name in named if f"def {name}(" not in tests] == []

@@ -50,8 +50,8 @@ install_pinned() {
     [ ! -e .venv/.failed ] || fail "the packages could not be installed; see pip's message above (is the network there?)"
 }
 
+sh "$(dirname "$0")/system.sh"
 if [ "${1:-}" = dev ]; then
-    sh "$(dirname "$0")/system.sh"
     install_pinned requirements-dev.lock
     sh scripts/node.sh
     touch .venv/.ready-dev

@@ -17,7 +17,8 @@ import pytest
 from everloop.sandbox import bubblewrap, cgroups, landlock, launch, seccomp
 from everloop.sandbox.confinement import Confinement, Limits, command_environment, confinement
 from everloop.sandbox.launch import NoSandbox, Wall, choose_wall, prepare
-from everloop.sandbox.system import System, inside, system, without
+from everloop.sandbox.paths import within
+from everloop.sandbox.system import System, system, without
 from everloop.tools.base import ToolError
 from everloop.tools.context import CallContext, current
 from everloop.tools.shell.processes import Process
@@ -113,7 +114,7 @@ def test_programs_in_a_home_are_shown_with_what_they_need_and_no_more(tmp_path):
         str(entry) for entry in [*entries, tmp_path / "venv/bin", "relative", "/usr/bin", tmp_path / "none"]
     )
     found = system(search, str(home))
-    shown = {path for path in found.paths if inside(path, str(tmp_path))}
+    shown = {path for path in found.paths if within(path, str(tmp_path))}
     assert shown == {
         str(home / ".pyenv"), str(home / ".cargo/bin"), str(home / ".local/bin"),
         str(home / "bin"), str(tmp_path / "opt/tool"), str(tmp_path / "venv"),
@@ -131,7 +132,7 @@ def test_private_keys_of_the_system_are_not_among_its_settings():
     shown = system("/usr/bin", "").paths
     assert "/usr" in shown
     for secret in ("/etc/shadow", "/etc/ssl/private", "/etc/ssh", "/root", "/home", "/var", "/run", "/etc", "/"):
-        assert not any(inside(secret, path) for path in shown)
+        assert not any(within(secret, path) for path in shown)
 
 
 def test_a_command_gets_the_variables_on_the_list_and_no_others():

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from .confinement import Confinement
-from .system import inside
+from .paths import within, within_any
 
 _CANDIDATES = ("/usr/bin/bwrap", "/bin/bwrap", "/usr/local/bin/bwrap", "/run/current-system/sw/bin/bwrap")
 HOME = "/tmp/home"
@@ -60,8 +60,8 @@ def misplaced(mounts: str, world: Confinement) -> str | None:
 
 def expected(world: Confinement) -> list[str]:
     """The parts of the workspace that are mounted by themselves, the outer ones first."""
-    held = [path for path in world.held if not _within(path, world.hidden)]
-    return sorted({*held, *(path for path in world.frozen if not _within(path, world.hidden))})
+    held = [path for path in world.held if not within_any(path, world.hidden)]
+    return sorted({*held, *(path for path in world.frozen if not within_any(path, world.hidden))})
 
 
 def _system(world: Confinement, passed: list[int]) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _system(world: Confinement, passed: list[int]) -> Iterator[str]:
             yield from ("--ro-bind-try", path, path)
     for path in sorted(world.writable):
         yield from ("--bind", path, path)
-    yield from _covers(world, [path for path in world.hidden if not inside(path, world.workspace)])
+    yield from _covers(world, [path for path in world.hidden if not within(path, world.workspace)])
 
 
 def _kernel() -> Iterator[str]:
@@ -96,7 +96,7 @@ def _workspace(world: Confinement) -> Iterator[str]:
     yield from ("--bind", world.workspace, world.workspace)
     for path in expected(world):
         yield from ("--ro-bind" if path in world.frozen else "--bind", path, path)
-    yield from _covers(world, [path for path in world.hidden if inside(path, world.workspace)])
+    yield from _covers(world, [path for path in world.hidden if within(path, world.workspace)])
     if world.outputs is not None:
         yield from ("--ro-bind", world.outputs, world.outputs)
 
@@ -104,16 +104,12 @@ def _workspace(world: Confinement) -> Iterator[str]:
 def _covers(world: Confinement, hidden: Sequence[str]) -> Iterator[str]:
     """Something empty over what is hidden, where it would be seen at all."""
     for path in sorted(hidden):
-        if not _within(path, (*world.readable, *world.writable, world.workspace)):
+        if not within_any(path, (*world.readable, *world.writable, world.workspace)):
             continue
         if os.path.isdir(path):
             yield from ("--size", "4096", "--tmpfs", path)
         else:
             yield from ("--ro-bind", "/dev/null", path)
-
-
-def _within(path: str, folders: Sequence[str]) -> bool:
-    return any(inside(path, folder) for folder in folders)
 
 
 def _unescape(field: str) -> str:

@@ -7,7 +7,8 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .system import inside, system, without
+from .paths import within
+from .system import system, without
 
 # Files of a workspace that steer the agent, or that a person's own git runs: a command may read them, not change them.
 STEERING = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md", "skills", "agents", ".everloop")
@@ -68,7 +69,7 @@ def confinement(
     shown = without(system(outer.get("PATH", os.defpath), outer.get("HOME", "")).paths, hidden, real)
     shown += [os.path.realpath(path) for path in map(os.path.expanduser, readable) if os.path.exists(path)]
     frozen, held = _steering(real)
-    kept = [path for path in map(os.path.realpath, unchanged) if path != real and inside(path, real)]
+    kept = [path for path in map(os.path.realpath, unchanged) if path != real and within(path, real)]
     frozen += [path for path in kept if os.path.exists(path)]
     held += _parents((*hidden, *kept), real)
     return Confinement(
@@ -127,7 +128,7 @@ def _parents(hidden: Sequence[str], workspace: str) -> list[str]:
     found = []
     for path in hidden:
         parent = os.path.dirname(path)
-        while parent != workspace and inside(parent, workspace):
+        while parent != workspace and within(parent, workspace):
             found.append(parent)
             parent = os.path.dirname(parent)
     return found

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from .confinement import Confinement
-from .system import inside
+from .paths import within
 
 _CREATE_RULESET = 444
 NEEDED = 3  # before it, a file out of reach could still be cut to nothing
@@ -63,9 +63,9 @@ def rules(world: Confinement, private: str, version: int) -> list[tuple[str, int
 
 def _around(folder: str, kept: Sequence[str]) -> Iterable[str]:
     """The paths that together make up a folder without what is kept out of it."""
-    if any(inside(folder, path) for path in kept if path == folder):
+    if folder in kept:
         return
-    if not any(inside(path, folder) for path in kept):
+    if not any(within(path, folder) for path in kept):
         yield folder
         return
     with os.scandir(folder) as entries:
@@ -76,4 +76,4 @@ def _around(folder: str, kept: Sequence[str]) -> Iterable[str]:
 
 def _crosses(path: str, hidden: Sequence[str]) -> bool:
     place = os.path.realpath(path)
-    return any(inside(place, secret) or inside(secret, place) for secret in hidden)
+    return any(within(place, secret) or within(secret, place) for secret in hidden)

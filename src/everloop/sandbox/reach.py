@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..messages import clean
 from .openat2 import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, NoOpenat2, openat2
+from .paths import normalized, within
 
 # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -44,20 +44,6 @@ class Target:
     name: str
     real: str
     old: os.stat_result | None
-
-
-def normalized(path: str, workspace: Path) -> str:
-    """A path as text that is absolute and has no "..", without a look at the disk. Only "~" itself is the home."""
-    text = clean(path)
-    if text == "~" or text.startswith("~/"):
-        text = os.path.expanduser("~") + text[1:]
-    root = str(workspace) if workspace.is_absolute() else os.path.abspath(workspace)
-    return "/" + os.path.normpath(os.path.join(root, text)).lstrip("/")
-
-
-def within(place: str, folder: str) -> bool:
-    """Whether a normalized path is a folder or lies in it. Both must be real, or both as text."""
-    return place == folder or place.startswith(folder.rstrip("/") + "/")
 
 
 @dataclass(slots=True, frozen=True)

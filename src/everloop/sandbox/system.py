@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .paths import within, within_any
+
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 # Parts of /etc that programs read. Whole folders only where no keys and passwords are kept: not /etc/ssl, for one.
 SETTINGS = (
@@ -33,11 +35,6 @@ class System:
     search: str
 
 
-def inside(path: str, folder: str) -> bool:
-    """Whether a path is a folder or something in it. Both are real paths."""
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
 @lru_cache(maxsize=8)
 def system(search: str, home: str) -> System:
     """What there is for the programs on a PATH. Reads many folders: call it in a thread.
@@ -51,9 +48,9 @@ def system(search: str, home: str) -> System:
     for entry in entries:
         for place in _places(entry):
             for path in _prefix(place, homes):
-                if not any(inside(path, known) for known in PROGRAMS):
+                if not within_any(path, PROGRAMS):
                     paths.setdefault(path)
-    outer = [path for path in paths if not any(path != other and inside(path, other) for other in paths)]
+    outer = [path for path in paths if not any(path != other and within(path, other) for other in paths)]
     return System(tuple(outer), ":".join(dict.fromkeys(entries)) or os.defpath)
 
 
@@ -62,7 +59,7 @@ def without(paths: Iterable[str], hidden: Sequence[str], workspace: str) -> list
     shown = []
     for path in paths:
         place = os.path.realpath(path)
-        if not inside(place, workspace) and not any(inside(place, secret) for secret in hidden):
+        if not within(place, workspace) and not within_any(place, hidden):
             shown.append(path)
     return shown
 
@@ -77,7 +74,7 @@ def _home_of_user() -> str:
 def _places(entry: str) -> list[str]:
     """The folder of a PATH entry, and the folders that the links in it lead to (a virtual environment's Python)."""
     places = {entry: None, os.path.realpath(entry): None}
-    if any(inside(os.path.realpath(entry), known) for known in PROGRAMS):
+    if within_any(os.path.realpath(entry), PROGRAMS):
         return []
     with os.scandir(entry) as names:
         for _, name in zip(range(_MAX_LINKS), names, strict=False):
@@ -89,12 +86,12 @@ def _places(entry: str) -> list[str]:
 def _prefix(place: str, homes: set[str]) -> list[str]:
     """What must be seen for the programs in a folder to run."""
     prefix, name = os.path.split(place)
-    if name not in ("bin", "sbin", "shims") or any(inside(home, prefix) for home in homes):
+    if name not in ("bin", "sbin", "shims") or any(within(home, prefix) for home in homes):
         return [place]  # a folder of single programs, or one whose neighbours are somebody's files
     for home in homes:
         for manager in _MANAGERS:
-            if inside(place, whole := os.path.join(home, manager)):
+            if within(place, whole := os.path.join(home, manager)):
                 return [whole]
-    if any(inside(prefix, home) for home in homes):
+    if within_any(prefix, homes):
         return [path for beside in _BESIDE if os.path.exists(path := os.path.join(prefix, beside))]
     return [prefix] if prefix.count("/") > 1 else [place]

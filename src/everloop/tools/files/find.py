@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ...messages import clean
-from ...sandbox.reach import READ, Opened, OutOfReach, Reach, normalized, within
+from ...sandbox.paths import normalized, within
+from ...sandbox.reach import READ, Opened, OutOfReach, Reach
 from ..base import Output, Tool, ToolError
 from ..children import Child, Ended, beside_child
 from .paths import MAX_FILE_BYTES, check_kind, explained, marked_output, path_tool, reach

@@ -14,7 +14,8 @@ from threading import Lock
 from typing import Any
 
 from ...messages import clean
-from ...sandbox.reach import FOLDER, OutOfReach, Reach, Target, normalized, within
+from ...sandbox.paths import normalized, within
+from ...sandbox.reach import FOLDER, OutOfReach, Reach, Target
 from ..base import FunctionTool, Output, Plan, Replay, ToolError
 from ..context import current_call
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ...config import Rule
 from ...messages import Message
 from ...sandbox.confinement import STEERING
+from ...sandbox.paths import within, within_any
 from ..base import Plan, ToolError
 from ..context import CallContext
 from .commands import CommandLine, SimpleCommand, read
@@ -184,7 +185,7 @@ def _asked(arguments: dict[str, Any], context: CallContext) -> str:
 def _at(path: str, *roots: str) -> _Unit:
     """A path as rules see it; `roots` are the names that the workspace has."""
     for root in roots:
-        if path == root or path.startswith(root.rstrip("/") + "/"):
+        if within(path, root):
             return _Unit(path=path[len(root) :].lstrip("/") or ".", absolute=path)
     return _Unit(path=path, absolute=path)
 
@@ -194,7 +195,7 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
         places = [context.workspace, context.real_workspace, None if plan.writes else context.outputs]
         roots = [os.path.normpath(place) for place in places if place is not None]
         for path in plan.paths:
-            if not any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots):
+            if not within_any(path, roots):
                 return _Outcome("ask", f"by default what is outside the workspace is asked for: {shortened(path, 200)}")
     if plan.network:
         return _Outcome("ask", "by default the network is asked for")

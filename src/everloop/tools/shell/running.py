@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ...messages import clean
 from ...sandbox.confinement import Confinement, Limits, confinement
 from ...sandbox.launch import Launch, Mode, NoSandbox, Wall, choose_wall, prepare
-from ...sandbox.system import inside
+from ...sandbox.paths import within_any
 from ..base import ToolError
 from ..context import CallContext, current_call
 from ..threads import in_thread
@@ -193,7 +193,7 @@ def find_folder(world: Confinement, working_dir: str, *, restricted: bool) -> st
     if "\0" in working_dir:
         raise ToolError(f"{working_dir!r} is not a path: give one relative to the workspace.")
     folder = os.path.realpath(os.path.join(world.workspace, os.path.expanduser(clean(working_dir))))
-    if restricted and not any(inside(folder, place) for place in (world.workspace, *world.readable, *world.writable)):
+    if restricted and not within_any(folder, (world.workspace, *world.readable, *world.writable)):
         raise ToolError(f"{working_dir} is outside the workspace: commands run inside {world.workspace}.")
     if not os.path.isdir(folder):
         raise ToolError(f"{working_dir} is not a folder: use list_dir to see what there is.")

@@ -1,0 +1,27 @@
+"""Paths as text: made absolute and compared without a look at the disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..messages import clean
+
+
+def normalized(path: str, workspace: Path) -> str:
+    """A path that is absolute and has no "..". Only "~" itself is the home."""
+    text = clean(path)
+    if text == "~" or text.startswith("~/"):
+        text = os.path.expanduser("~") + text[1:]
+    root = str(workspace) if workspace.is_absolute() else os.path.abspath(workspace)
+    return "/" + os.path.normpath(os.path.join(root, text)).lstrip("/")
+
+
+def within(path: str, folder: str) -> bool:
+    """Whether a normalized path is a folder or lies in it. Both must be real, or both as they were written."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def within_any(path: str, folders: Iterable[str]) -> bool:
+    return any(within(path, folder) for folder in folders)

@@ -11,13 +11,14 @@ from functools import lru_cache
 from .confinement import Confinement
 from .paths import within
 
-_CREATE_RULESET = 444
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system calls, the same on every architecture
 NEEDED = 3  # before it, a file out of reach could still be cut to nothing
 SIGNALS_SCOPED = 6
+_ASK_VERSION = 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 _FOLDER_RIGHTS = (1 << 3) | (((1 << 14) - 1) & ~((1 << 4) - 1))  # list, remove, make, refer: only folders take these
-_TRUNCATE, _IOCTL_DEVICE = 1 << 14, 1 << 15
+_IOCTL_DEVICE = 1 << 15
 READ = EXECUTE | READ_FILE | READ_DIR
 _KERNEL_FILES = (
     "cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "swaps", "uptime", "version", "vmstat", "sys/kernel",
@@ -32,7 +33,7 @@ def abi() -> int:
     if platform.system() != "Linux":
         return 0
     library = ctypes.CDLL(None, use_errno=True)
-    version: int = library.syscall(_CREATE_RULESET, None, 0, 1)
+    version: int = library.syscall(CREATE_RULESET, None, 0, _ASK_VERSION)
     return max(version, 0)
 
 
@@ -57,8 +58,11 @@ def rules(world: Confinement, private: str, version: int) -> list[tuple[str, int
         granted.append((world.outputs, READ_FILE | READ_DIR))
     granted += [(f"/dev/{name}", READ_FILE | WRITE_FILE) for name in _DEVICES]
     granted += [(f"/proc/{name}", READ_FILE | READ_DIR) for name in _KERNEL_FILES]
-    return [(path, rights if os.path.isdir(path) else rights & ~_FOLDER_RIGHTS) for path, rights in granted
-            if os.path.exists(path)]  # fmt: skip
+    return [
+        (path, rights if os.path.isdir(path) else rights & ~_FOLDER_RIGHTS)
+        for path, rights in granted
+        if os.path.exists(path)
+    ]
 
 
 def _around(folder: str, kept: Sequence[str]) -> Iterable[str]:

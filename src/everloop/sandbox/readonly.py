@@ -10,10 +10,9 @@ import os
 from collections.abc import Sequence
 from functools import cache
 
-_CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on every architecture
-_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
-_WRITES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # all that the first version knows
-_HANDLED = _READ_FILE | _READ_DIR | _WRITES
+from .landlock import ADD_RULE, CREATE_RULESET, EXECUTE, READ_DIR, READ_FILE, RESTRICT_SELF, abi, all_rights
+
+_HANDLED = all_rights(1) & ~EXECUTE  # the first version is enough, and what the thread starts must run
 _PATH_BENEATH = 1
 _NO_NEW_PRIVILEGES = 38
 _LIBRARIES = (
@@ -37,10 +36,9 @@ class _Beneath(ctypes.Structure):
     _fields_ = [("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32)]
 
 
-@cache
 def available() -> bool:
     """Whether this kernel has Landlock turned on."""
-    return os.name == "posix" and os.uname().sysname == "Linux" and _call(_CREATE, None, 0, 1) >= 1
+    return abi() >= 1
 
 
 def read_only(folder: int | None, program: str) -> None:
@@ -49,14 +47,14 @@ def read_only(folder: int | None, program: str) -> None:
     There is no way back: call it in a thread that ends soon. Other threads are not touched.
     """
     ruleset = _Ruleset(_HANDLED)
-    rules = _check(_call(_CREATE, ctypes.byref(ruleset), ctypes.sizeof(ruleset), 0))
+    rules = _check(_call(CREATE_RULESET, ctypes.byref(ruleset), ctypes.sizeof(ruleset), 0))
     try:
         if folder is not None:
-            _allow(rules, folder, _READ_FILE | _READ_DIR)
+            _allow(rules, folder, READ_FILE | READ_DIR)
         for path in (program, *_LIBRARIES):
             _allow_path(rules, path)
         _check(_libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
-        _check(_call(_RESTRICT, rules, 0))
+        _check(_call(RESTRICT_SELF, rules, 0))
     finally:
         os.close(rules)
 
@@ -67,14 +65,14 @@ def _allow_path(rules: int, path: str) -> None:
     except FileNotFoundError:
         return
     try:
-        _allow(rules, place, _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0))
+        _allow(rules, place, READ_FILE | (READ_DIR if os.path.isdir(path) else 0))
     finally:
         os.close(place)
 
 
 def _allow(rules: int, place: int, access: int) -> None:
     beneath = _Beneath(access, place)
-    _check(_call(_ADD, rules, _PATH_BENEATH, ctypes.byref(beneath), 0))
+    _check(_call(ADD_RULE, rules, _PATH_BENEATH, ctypes.byref(beneath), 0))
 
 
 @cache

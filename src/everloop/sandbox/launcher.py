@@ -26,14 +26,19 @@ if TYPE_CHECKING:
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _OPENAT2 = 444, 445, 446, 437
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_FILTER = 1
 _SET_PDEATHSIG, _SET_NO_NEW_PRIVS, _SET_CHILD_SUBREAPER, _CAPBSET_DROP = 1, 38, 36, 24
-_ALL_SCOPES, _TCP = 3, 3
+_PATH_BENEATH, _ALL_SCOPES, _TCP = 1, 3, 3
+_HERE = -100  # AT_FDCWD: the folder that a process is in
 _NO_SYMLINKS = 0x04
+_NOFOLLOW = 0x100
 _CAPABILITY_VERSION = 0x20080522
 _NEW_LISTENER = 8
 _RECEIVE, _ANSWER, _STILL_VALID = 0xC0502100, 0xC0182101, 0x40082102
-_CHMOD = {"x86_64": {90: "chmod", 91: "fchmod", 268: "fchmodat", 452: "fchmodat2"},
-          "aarch64": {52: "fchmod", 53: "fchmodat", 452: "fchmodat2"}}  # fmt: skip
+_CHMOD = {
+    "x86_64": {90: "chmod", 91: "fchmod", 268: "fchmodat", 452: "fchmodat2"},
+    "aarch64": {52: "fchmod", 53: "fchmodat", 452: "fchmodat2"},
+}
 _WRITE_FILE = 2
 _GIVE_UP = 5.0
 REFUSED = 126
@@ -60,7 +65,7 @@ def open_place(path: str, follow: bool) -> int:
     if follow:
         return os.open(path, flags)
     how = struct.pack("QQQ", flags, 0, _NO_SYMLINKS)
-    return checked(library.syscall(_OPENAT2, -100, os.fsencode(path), how, len(how)), path)
+    return checked(library.syscall(_OPENAT2, _HERE, os.fsencode(path), how, len(how)), path)
 
 
 def restrict_files(wall: dict[str, Any]) -> None:
@@ -75,7 +80,7 @@ def restrict_files(wall: dict[str, Any]) -> None:
         except OSError:
             continue  # it went away, or became a link: then nothing is granted
         rule = struct.pack("=Qi", rights, place)
-        checked(library.syscall(_ADD_RULE, ruleset, 1, rule, 0), f"Landlock rule for {path}")
+        checked(library.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0), f"Landlock rule for {path}")
         os.close(place)
     checked(library.syscall(_RESTRICT_SELF, ruleset, 0), "Landlock")
     os.close(ruleset)
@@ -94,21 +99,18 @@ def filter_calls(program: bytes) -> int:
     """Put the filter in force; gives the descriptor by which its questions are answered."""
     instructions = ctypes.create_string_buffer(program, len(program))
     description = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
-    return checked(library.syscall(_SECCOMP[os.uname().machine], 1, _NEW_LISTENER, description), "seccomp")
+    return checked(library.syscall(_SECCOMP[os.uname().machine], _SET_FILTER, _NEW_LISTENER, description), "seccomp")
 
 
 def limit(limits: dict[str, Any]) -> None:
     """The hard limits too, so that they cannot be lifted again."""
-    # Without a namespace the kernel counts all the threads of the user.
-    others = 0 if limits["counted"] else threads_of_user()
     wanted = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_DATA: limits["memory_mb"] * 2**20,
         resource.RLIMIT_FSIZE: limits["file_mb"] * 2**20,
-        resource.RLIMIT_NPROC: others + limits["processes"],
     }
-    if limits["counted"]:
-        del wanted[resource.RLIMIT_NPROC]
+    if not limits["counted"]:  # no control group does it, and the kernel counts all the threads of the user
+        wanted[resource.RLIMIT_NPROC] = threads_of_user() + limits["processes"]
     for kind, most in wanted.items():
         _, hard = resource.getrlimit(kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -186,7 +188,7 @@ class Modes:
                 base, path, mode = f"/proc/{pid}/cwd", self._text(pid, arguments[0]), arguments[1]
             else:
                 base, path, mode = self._descriptor(pid, arguments[0]), self._text(pid, arguments[1]), arguments[2]
-                follow = name == "fchmodat" or not arguments[3] & 0x100  # AT_SYMLINK_NOFOLLOW
+                follow = name == "fchmodat" or not arguments[3] & _NOFOLLOW
             opened.append(os.open(base, os.O_PATH | os.O_CLOEXEC))
             fcntl.ioctl(listener, _STILL_VALID, struct.pack("=Q", id))  # else the number is another process's by now
             if path:
@@ -203,7 +205,7 @@ class Modes:
     @staticmethod
     def _descriptor(pid: int, number: int) -> str:
         number = ctypes.c_int(number & 0xFFFFFFFF).value
-        return f"/proc/{pid}/cwd" if number == -100 else f"/proc/{pid}/fd/{number}"
+        return f"/proc/{pid}/cwd" if number == _HERE else f"/proc/{pid}/fd/{number}"
 
     @staticmethod
     def _text(pid: int, address: int) -> bytes:

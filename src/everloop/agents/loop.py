@@ -86,7 +86,7 @@ class AgentLoop:
         settings = config if isinstance(config, Config) else Config()
         built_in = builtin_tools(settings, brave_api_key=brave_api_key, exec_config=exec_config)
         self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
-        self.context = ContextBuilder(self.workspace, getattr(config, "name", "Everloop"))
+        self.context = ContextBuilder(self.workspace, getattr(config, "name", "Everloop"), lambda: self._turns.reach())
         self._mcp = _mcp_servers(settings)
         self._dispatcher = Dispatcher(
             self.store,

@@ -21,6 +21,7 @@ from ..errors import StoreError
 from ..log import Call, CallsDecided, TurnEnded, UserSaid
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
+from ..sandbox.reach import Reach
 from ..store.base import Claim, Store
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
@@ -91,6 +92,11 @@ class TurnRunner:
             await self.tools.end_turn(claim.turn)
         live.again |= session_log.more()
         return ended, session_log.outgoing()
+
+    def reach(self) -> Reach:
+        """What may be read for the prompt, as by any tool. It looks at the disk: call it in a thread."""
+        own = self._own or _places(self.workspace, self.home, self.store)
+        return Reach(own.workspace, self.restricted, protected=own.protected)
 
     def watch(self, live: Live | None, owner: str, key: str, emit: events.Emit) -> None:
         """Tell `emit` what happens in a session's turns from now on."""

@@ -6,15 +6,17 @@ import base64
 import mimetypes
 import os
 import platform
+import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..messages import Message, assistant_message, clean, tool_message, user_message
+from ..sandbox.reach import OutOfReach, Reach
 
 BOOTSTRAP_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md")
-MEMORY_FILE = Path("memory") / "MEMORY.md"
+MEMORY_FILE = "memory/MEMORY.md"
 FILE_LIMIT = 64_000  # characters of one file in the prompt
 IMAGE_LIMIT = 10_000_000  # bytes of one picture
 
@@ -22,19 +24,23 @@ IMAGE_LIMIT = 10_000_000  # bytes of one picture
 class ContextBuilder:
     """The prompt of one workspace. The same files give the same bytes, and files are only read when they changed."""
 
-    def __init__(self, workspace: str | Path, name: str = "Everloop") -> None:
+    def __init__(
+        self, workspace: str | Path, name: str = "Everloop", reach: Callable[[], Reach] | None = None
+    ) -> None:
+        """`reach` says which files may be read for the prompt; it is asked off the event loop."""
         self.workspace = Path(workspace)
         self.name = name
-        self._files = [(f"## {name}", self.workspace / name) for name in BOOTSTRAP_FILES]
-        self._files.append(("## Memory", self.workspace / MEMORY_FILE))
-        self._texts: dict[Path, tuple[tuple[int, int, int], str]] = {}
+        self._reach = reach or (lambda: Reach(self.workspace, restricted=False))
+        self._files = [(f"## {name}", name) for name in BOOTSTRAP_FILES]
+        self._files.append(("## Memory", MEMORY_FILE))
+        self._texts: dict[str, tuple[tuple[int, int, int], str]] = {}
         self._identity = ""
 
     def build_system_prompt(self) -> str:
         """Identity, bootstrap files, memory: parted by `---`. What varies goes last."""
         self._identity = self._identity or self._introduce()
-        blocks = [self._identity]
-        blocks += [f"{title}\n\n{text}" for title, path in self._files if (text := self._text(path))]
+        blocks, reach = [self._identity], self._reach()
+        blocks += [f"{title}\n\n{text}" for title, path in self._files if (text := self._text(path, reach))]
         blocks.append(f"Today is {time.strftime('%A, %Y-%m-%d')}.")
         return clean("\n\n---\n\n".join(blocks))  # a path may hold bytes that are no text
 
@@ -82,19 +88,29 @@ class ContextBuilder:
             f"Runtime: {platform.system()} {platform.machine()}, Python {platform.python_version()}"
         )
 
-    def _text(self, path: Path) -> str:
-        """The file's text, read again only when it changed; "" when there is none that can be read."""
+    def _text(self, path: str, reach: Reach) -> str:
+        """The file's text, read again only when it changed; "" when there is none that can be read.
+
+        A command of the agent may have put anything there: a link to a file out of its reach, a pipe, a file without
+        an end.
+        """
+        if not os.path.lexists(self.workspace / path):
+            return ""
         try:
-            stat = os.stat(path)
-            version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-            known = self._texts.get(path)
-            if known is not None and known[0] == version:
-                return known[1]
-            text = path.read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
+            with reach.open(path) as opened:
+                info = os.fstat(opened.descriptor)
+                version = (info.st_mtime_ns, info.st_size, info.st_ino)
+                known = self._texts.get(path)
+                if known is not None and known[0] == version:
+                    return known[1]
+                if not stat.S_ISREG(info.st_mode):
+                    return ""
+                with open(opened.descriptor, "rb", closefd=False) as file:
+                    text = file.read(4 * FILE_LIMIT + 4).decode("utf-8", "replace").strip()
+        except (OSError, OutOfReach):
             return ""
         if len(text) > FILE_LIMIT:
-            text = f"{text[:FILE_LIMIT]}\n[cut: {path.name} is longer than {FILE_LIMIT} characters]"
+            text = f"{text[:FILE_LIMIT]}\n[cut: {os.path.basename(path)} is longer than {FILE_LIMIT} characters]"
         self._texts[path] = (version, text)
         return text
 

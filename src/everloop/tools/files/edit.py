@@ -17,7 +17,7 @@ from ...messages import clean
 from ...sandbox.reach import READ
 from ..base import Tool, ToolError
 from .closest import closest
-from .paths import Seen, check_kind, explained, opened_target, path_tool, reach, replace
+from .paths import Seen, check_kind, explained, opened_target, path_tool, reach, replace, state_of
 from .texts import form_of, is_binary
 
 MAX_EDIT_BYTES = 8 * 1024 * 1024
@@ -71,7 +71,7 @@ def edit_tool(seen: Seen) -> Tool:
                 raise ToolError(f"{path} is not valid {form.encoding.upper()}: it cannot be edited.") from None
             edited = replace_text(text, clean(old_text), clean(new_text), replace_all, form.newline)
             with opened_target(path) as target:
-                if target.old is None or _differs(target.old, info):
+                if target.old is None or state_of(target.old) != state_of(info):
                     raise ToolError(f"{path} was changed at the same time by something else: read it again.")
                 seen.note(target.real, replace(target, form.encode(edited.text)))
         places = f"{len(edited.lines)} places, lines" if len(edited.lines) > 1 else "line"
@@ -93,10 +93,6 @@ def _load(seen: Seen, path: str) -> tuple[os.stat_result, bytes]:
     if is_binary(data[:8192]):
         raise ToolError(f"{path} is a binary file: only text can be edited.")
     return info, data
-
-
-def _differs(one: os.stat_result, other: os.stat_result) -> bool:
-    return (one.st_ino, one.st_size, one.st_mtime_ns) != (other.st_ino, other.st_size, other.st_mtime_ns)
 
 
 def replace_text(text: str, old: str, new: str, everywhere: bool = False, newline: str = "\n") -> Edited:

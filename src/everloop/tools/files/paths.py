@@ -66,7 +66,7 @@ class Seen:
         """Remember a file as it stands now."""
         with self._lock:
             key = self._key(real)
-            self._files[key] = _state(info)
+            self._files[key] = state_of(info)
             self._files.move_to_end(key)
             while len(self._files) > MAX_REMEMBERED:
                 self._files.popitem(last=False)
@@ -74,7 +74,7 @@ class Seen:
     def changed(self, real: str, info: os.stat_result) -> bool:
         """Whether a file that this session knows has changed since; one it never saw has not."""
         with self._lock:
-            return self._files.get(self._key(real), _state(info)) != _state(info)
+            return self._files.get(self._key(real), state_of(info)) != state_of(info)
 
     @staticmethod
     def _key(real: str) -> tuple[str, str, str]:
@@ -82,7 +82,8 @@ class Seen:
         return call.owner, call.session, real
 
 
-def _state(info: os.stat_result) -> tuple[int, int, int]:
+def state_of(info: os.stat_result) -> tuple[int, int, int]:
+    """What tells a file from the same file after a change."""
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 

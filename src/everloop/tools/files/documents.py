@@ -9,12 +9,12 @@ import base64
 import os
 import sys
 from collections import OrderedDict
-from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
 
 from ..base import Output, ToolError
 from ..children import Child
+from . import extract
 from .paths import size
 
 MAX_IMAGE_BYTES = 3_750_000  # model APIs take 5 MB, and base64 makes four bytes of three
@@ -23,7 +23,6 @@ MAX_KEPT = 4
 SECONDS = 30.0
 MEGABYTES = 768
 PYTHON = (sys.executable, "-I")  # nothing from the working folder or the environment is imported
-_EXTRACT = str(Path(__file__).with_name("extract.py"))
 _IMAGES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -82,7 +81,7 @@ class Documents:
 def read_document(child: Child, descriptor: int, kind: str, path: str) -> bytes:
     """The text of an open document as UTF-8; a ToolError where there is none to be had."""
     os.lseek(descriptor, 0, os.SEEK_SET)
-    command = [*PYTHON, _EXTRACT, kind, str(int(SECONDS)), str(MEGABYTES << 20), str(MAX_TEXT_BYTES)]
+    command = [*PYTHON, extract.__file__, kind, str(int(SECONDS)), str(MEGABYTES << 20), str(MAX_TEXT_BYTES)]
     ended = child.run(command, stdin=descriptor, most=MAX_TEXT_BYTES + 1_000, seconds=SECONDS)
     name = kind.upper()
     match ended.status:
@@ -90,9 +89,9 @@ def read_document(child: Child, descriptor: int, kind: str, path: str) -> bytes:
             raise ToolError(f"{path} took longer than {SECONDS:g} seconds to read: use another copy or another tool.")
         case 0:
             return ended.output
-        case 3:
+        case extract.MISSING:
             raise ToolError(f'{name} files need a package that is not installed: pip install "everloop[documents]".')
-        case 4:
+        case extract.UNREADABLE:
             reason = ended.output.decode("utf-8", "replace").strip()
             raise ToolError(f"{path} cannot be read as {name}: {reason}")
     raise ToolError(f"{path} needs more memory or time to read than a document may: use another copy or another tool.")

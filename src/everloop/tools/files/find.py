@@ -12,9 +12,8 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from ...messages import clean
@@ -22,6 +21,7 @@ from ...sandbox.paths import normalized, within
 from ...sandbox.reach import READ, Opened, OutOfReach, Reach
 from ..base import Output, Tool, ToolError
 from ..children import Child, Ended, beside_child
+from . import searcher
 from .paths import MAX_FILE_BYTES, check_kind, explained, marked_output, path_tool, reach
 
 MAX_FOUND = 1_000  # paths
@@ -33,8 +33,12 @@ MAX_CONTEXT = 10
 SECONDS = 20.0
 SKIPPED = (".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache")
 _MEMORY = 1 << 30
-_BAD_PATTERN, _BAD_PATTERN_OF_RIPGREP = 4, 2
-_SEARCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("searcher.py")))
+_SEARCHER = (sys.executable, "-I", "-S", searcher.__file__)
+_RIPGREP = (
+    *("--no-config", "--hidden", "--no-ignore", "--no-follow", "--no-mmap", "--no-messages", "--sort=path"),
+    *("--color=never", "--no-heading", "--line-number", "--null", "--max-columns-preview"),
+)
+_BAD_PATTERN_OF_RIPGREP = 2
 
 
 def find_tools() -> list[Tool]:
@@ -86,7 +90,7 @@ def _find(child: Child, pattern: str, path: str) -> str:
         if not stat.S_ISDIR(os.fstat(opened.descriptor).st_mode):
             raise ToolError(f"{path} is not a folder: give the folder to look in, or read the file.")
         request = _request("find", opened, pattern=pattern, most=MAX_FOUND)
-        ended = child.run([*_SEARCHER, request], cwd=_way(opened), most=MAX_OUTPUT * 4, seconds=SECONDS)
+        ended = _run(child, [*_SEARCHER, request], opened, is_folder=True)
     found = [name for name, _ in _allowed(_records(ended), opened.real)]
     prefix = _prefix(path)
     lines = [prefix + name for name in found[:MAX_FOUND]]
@@ -99,7 +103,7 @@ def _grep(child: Child, wanted: Wanted, path: str) -> str:
         if not is_folder:
             check_kind(os.fstat(opened.descriptor), path)
         ended = _ripgrep(child, wanted, opened, is_folder) or _python_grep(child, wanted, opened, is_folder)
-    if not ended.output and ended.status in (_BAD_PATTERN, _BAD_PATTERN_OF_RIPGREP) and ended.errors:
+    if not ended.output and ended.status in (searcher.UNREADABLE_PATTERN, _BAD_PATTERN_OF_RIPGREP) and ended.errors:
         raise ToolError(f"The pattern cannot be used: {ended.errors.decode('utf-8', 'replace').strip()}")
     records = list(_allowed(_records(ended), opened.real)) if is_folder else [("", line) for line in _lines(ended)]
     prefix = _prefix(path) if is_folder else path
@@ -107,7 +111,7 @@ def _grep(child: Child, wanted: Wanted, path: str) -> str:
     return _shown(lines, ended, len(records) > MAX_MATCHES, "(no line matches)")
 
 
-def _fits(program: str, opened: Opened, is_folder: bool) -> bool:
+def _may_use(program: str, opened: Opened, is_folder: bool) -> bool:
     """Whether ripgrep can be used: where it must be confined, the kernel can do that and nothing inside is barred."""
     here = reach()
     if not here.restricted:
@@ -122,18 +126,10 @@ def _fits(program: str, opened: Opened, is_folder: bool) -> bool:
 def _ripgrep(child: Child, wanted: Wanted, opened: Opened, is_folder: bool) -> Ended | None:
     """What ripgrep finds; None where it is not there, may not be used or does not start."""
     program = shutil.which("rg")
-    if program is None or not _fits(program, opened, is_folder):
+    if program is None or not _may_use(program, opened, is_folder):
         return None
-    command = [program, "--no-config", "--color=never", "--no-heading", "--line-number", "--null", "--no-messages"]
-    command += [
-        "--hidden",
-        "--no-ignore",
-        "--no-follow",
-        "--no-mmap",
-        "--sort=path",
-        f"--max-filesize={MAX_FILE_BYTES}",
-    ]
-    command += [f"--max-columns={MAX_LINE}", "--max-columns-preview", f"--context={wanted.context}"]
+    command = [program, *_RIPGREP, f"--max-filesize={MAX_FILE_BYTES}", f"--max-columns={MAX_LINE}"]
+    command += [f"--context={wanted.context}"]
     command += ["--ignore-case"] * wanted.ignore_case + ["--fixed-strings"] * wanted.literal
     command += [f"--glob={wanted.glob}"] * bool(wanted.glob) + [f"--glob=!{name}" for name in SKIPPED]
     command += ["--with-filename" if is_folder else "--no-filename", "--", wanted.pattern, "./" if is_folder else "-"]
@@ -142,21 +138,24 @@ def _ripgrep(child: Child, wanted: Wanted, opened: Opened, is_folder: bool) -> E
         from ...sandbox.readonly import read_only
 
         confine = partial(read_only, opened.descriptor if is_folder else None, os.path.realpath(program))
-    place: dict[str, Any] = {"cwd": _way(opened)} if is_folder else {"stdin": opened.descriptor}
     try:
-        ended = child.run(command, most=MAX_OUTPUT * 4, seconds=SECONDS, confine=confine, **place)
+        ended = _run(child, command, opened, is_folder, confine)
     except OSError:  # a script, say, whose interpreter it may not read
         return None
     return ended if ended.cut or ended.late or ended.status in (0, 1, _BAD_PATTERN_OF_RIPGREP) else None
 
 
 def _python_grep(child: Child, wanted: Wanted, opened: Opened, is_folder: bool) -> Ended:
-    request = _request(
-        "grep", opened, pattern=wanted.pattern, glob=wanted.glob, ignore_case=wanted.ignore_case,
-        context=wanted.context, literal=wanted.literal, stdin=not is_folder, most=MAX_MATCHES,
-    )  # fmt: skip
+    request = _request("grep", opened, **asdict(wanted), stdin=not is_folder, most=MAX_MATCHES)
+    return _run(child, [*_SEARCHER, request], opened, is_folder)
+
+
+def _run(
+    child: Child, command: list[str], opened: Opened, is_folder: bool, confine: Callable[[], None] | None = None
+) -> Ended:
+    """Run a search in the folder that is open, or with the file that is open as its input."""
     place: dict[str, Any] = {"cwd": _way(opened)} if is_folder else {"stdin": opened.descriptor}
-    return child.run([*_SEARCHER, request], most=MAX_OUTPUT * 4, seconds=SECONDS, **place)
+    return child.run(command, most=MAX_OUTPUT * 4, seconds=SECONDS, confine=confine, **place)
 
 
 def _request(action: str, opened: Opened, **what: Any) -> str:

@@ -33,7 +33,8 @@ class Lexer:
         if depth > MAX_DEPTH:
             raise Opaque("it is nested too deeply")
 
-    # The grammar, which knows lists of commands, overrides this one.
+    # The grammar, which knows lists of commands, overrides these two.
+
     def substitution(self) -> None:
         """Read commands up to and with the closing parenthesis."""
         raise NotImplementedError

@@ -10,7 +10,7 @@ TEXT = "\0"  # in a word: some text that cannot be known before the command runs
 WORDS = "\1"  # in place of a word: any number of unknown words, possibly none
 _UNKNOWN = re.compile(f"[{TEXT}{WORDS}]")
 _GLOB = re.compile(r"[*?[]")
-
+DECLARING = frozenset({"declare", "typeset", "local", "export", "readonly"})  # builtins whose words may assign
 
 # Variables that change what a name runs or how the rest of the line is read, or that name a program to be run.
 _STEERING = (

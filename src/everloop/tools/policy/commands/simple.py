@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from .lexing import Lexer
-from .parts import TEXT, Findings, Opaque, Piece, Stdin, Target, Word
-from .running import run
+from .parts import DECLARING, TEXT, Findings, Opaque, Piece, Stdin, Target, Word
+from .unwrapping import note
 
 _DESCRIPTOR = re.compile(r"(?:[0-9]+|\{[A-Za-z_][A-Za-z0-9_]*\})(?=[<>])")
 _REDIRECTION = re.compile(r"[<>]&-|&>>|&>|<<<|<<-|<<|<>|>>|>\||>&|<&|>(?!\()|<(?!\()")
@@ -14,7 +14,6 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^]]*\])?(\+?=)", re.S)
 _ELEMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\[")
 OPENING = frozenset({"{", "if", "while", "until", "for", "select", "case", "function", "[[", "!", "time", "coproc"})
 CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
-_DECLARING = frozenset({"declare", "typeset", "local", "export", "readonly"})
 
 
 class Heredoc:
@@ -83,7 +82,7 @@ class SimpleReader(Lexer):
         self.finish(simple)
 
     def declares(self, simple: Redirected) -> bool:
-        return simple.words[0].literal in _DECLARING
+        return simple.words[0].literal in DECLARING
 
     def assignment(self, word: Word, simple: Redirected) -> bool:
         """Whether the word is an assignment, which is then noted; in a declaration it stays an argument too."""
@@ -143,12 +142,12 @@ class SimpleReader(Lexer):
     def finish(self, simple: Redirected) -> None:
         """The command is complete, unless its here-document is still to come."""
         if simple.heredoc is None:
-            self.run(simple)
+            self.note(simple)
 
-    def run(self, simple: Redirected) -> None:
+    def note(self, simple: Redirected) -> None:
         words = tuple(word.value for word in simple.words)
         if words or simple.targets:
-            run(words, tuple(simple.targets), simple.stdin, self.findings, self.inner)
+            note(words, tuple(simple.targets), simple.stdin, self.findings, self.inner)
 
     # ------------------------------------------------------------------------------------------ redirections
 
@@ -200,7 +199,7 @@ class SimpleReader(Lexer):
             body.quoted(pieces, "")
             text = "".join(piece.text for piece in pieces)
         simple.stdin = Stdin(None if TEXT in text else text)
-        self.run(simple)
+        self.note(simple)
 
     def line(self) -> str:
         end = self.text.find("\n", self.place)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from .parts import TEXT, WORDS, Findings, Opaque, SimpleCommand, Stdin, Target, unknown
+from .parts import DECLARING, TEXT, WORDS, Findings, Opaque, SimpleCommand, Stdin, Target, unknown
 
 Words = tuple[str, ...]
 Inner = Callable[[str], None]
@@ -30,7 +30,6 @@ _RUNNERS = _names(  # programs that run another one in ways that are not unwrapp
     "proxychains proxychains4 torify torsocks chronic caffeinate sg newgrp capsh toybox"
 )
 _BUILTINS = _names("source . alias coproc let enable compgen complete compopt bind fc")
-_DECLARING = frozenset({"declare", "typeset", "local", "export", "readonly"})
 _ASSIGNING = frozenset({"read", "mapfile", "readarray", "getopts", "unset", "printf", "wait"})
 _MOVING = frozenset({"cd", "pushd", "popd"})
 
@@ -72,7 +71,7 @@ _WRAPPERS = {
 }  # fmt: skip
 
 
-def run(words: Words, targets: tuple[Target, ...], stdin: Stdin | None, findings: Findings, inner: Inner) -> None:
+def note(words: Words, targets: tuple[Target, ...], stdin: Stdin | None, findings: Findings, inner: Inner) -> None:
     """Note a simple command and, where it runs another one, that too."""
     for _ in range(MAX_WRAPPERS):
         name = words[0].rsplit("/", 1)[-1] if words else ""
@@ -116,7 +115,7 @@ def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Finding
         _find(arguments, findings, inner)
     elif name == "watch":
         _watch(arguments, inner)
-    elif name in _DECLARING:
+    elif name in DECLARING:
         _declare(arguments, findings)
     elif name in _ASSIGNING:
         _assigning(name, arguments, findings)
@@ -151,9 +150,8 @@ def _unwrap(name: str, words: Words, options: _Options, findings: Findings) -> W
             taken, stop, found = _cluster(name, word, options)
             if stop:
                 return ()
-            marker = (
-                (found or words[place + 1]) if name == "xargs" and "I" in word and place + 1 < len(words) else marker
-            )
+            if name == "xargs" and "I" in word and place + 1 < len(words):
+                marker = found or words[place + 1]
             place += taken
         elif options.assignments and "=" in word:
             variable, _, value = word.partition("=")
@@ -268,7 +266,7 @@ def _find(arguments: Words, findings: Findings, inner: Inner) -> None:
             end = place
             while end < len(arguments) and arguments[end] != ";" and arguments[end - 1 : end + 1] != ("{}", "+"):
                 end += 1
-            run(tuple(part.replace("{}", TEXT) for part in arguments[place:end]), (), None, findings, inner)
+            note(tuple(part.replace("{}", TEXT) for part in arguments[place:end]), (), None, findings, inner)
             place = end + 1
 
 

@@ -113,9 +113,14 @@ class Program:
         loop = asyncio.get_running_loop()
         try:
             transport, protocol = await loop.subprocess_exec(
-                lambda: _Watched(loop), *argv,
-                stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, start_new_session=True,
-            )  # fmt: skip
+                lambda: _Watched(loop),
+                *argv,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=environment,
+                start_new_session=True,
+            )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise Unreachable(f"the program {server.command!r} could not be started: {reason}") from None

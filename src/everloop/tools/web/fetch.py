@@ -173,15 +173,23 @@ class Fetcher:
 
     def _client(self, aiohttp: Any, addresses: list[Address], headers: Mapping[str, str]) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
-            resolver=Pinned(addresses), use_dns_cache=False, ssl=self._tls or True, force_close=True,
+            resolver=Pinned(addresses),
+            use_dns_cache=False,
+            ssl=self._tls or True,
+            force_close=True,
             socket_factory=sockets_to(addresses, most=2 * self.max_bytes + 1_000_000),
-        )  # fmt: skip
+        )
         own = {"User-Agent": USER_AGENT, "Accept": "text/html,*/*;q=0.8", "Accept-Encoding": "gzip, deflate"}
         return aiohttp.ClientSession(  # type: ignore[no-any-return]
-            connector=connector, headers={**own, **headers}, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False,
+            connector=connector,
+            headers={**own, **headers},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS),
-            auto_decompress=False, max_line_size=MAX_HEADER, max_field_size=MAX_HEADER,
-        )  # fmt: skip
+            auto_decompress=False,
+            max_line_size=MAX_HEADER,
+            max_field_size=MAX_HEADER,
+        )
 
     async def _page(self, url: URL, response: aiohttp.ClientResponse, wanted: Callable[[str], bool]) -> Page:
         media_type = response.content_type.lower() if "Content-Type" in response.headers else ""

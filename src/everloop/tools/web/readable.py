@@ -25,7 +25,10 @@ CPU_SECONDS = 60
 _CHARSET = re.compile(rb"<meta[^>]{0,300}?charset\s{0,9}=\s{0,9}[\"']?([A-Za-z0-9_:.-]{1,40})", re.I)
 _TITLE = re.compile(r"<title[^>]{0,300}>([^<]{0,2000})", re.I)
 # Charsets of the web. Python knows further ones that are no such thing, among them some that take quadratic time.
-_IS_CHARSET = re.compile(r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-\w|mac-\w+|gb\w+|big5\w*|euc_\w+|shift_ji\w+|iso2022_\w+|johab|hz|tis-620")  # fmt: skip  # noqa: E501
+_IS_CHARSET = re.compile(
+    r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-\w|mac-\w+|tis-620"
+    r"|gb\w+|big5\w*|hz|euc_\w+|shift_ji\w+|iso2022_\w+|johab"
+)
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _EMPTY_LINK = re.compile(r"\[ ?\](\([^()\s]*\))?")
 _SKIPPED = frozenset({"script", "style", "noscript", "template", "svg", "iframe", "object", "head", "select", "button"})
@@ -70,9 +73,15 @@ def _article(source: str, url: str) -> str:
     import trafilatura
 
     found = trafilatura.extract(
-        source, url=url, fast=True, output_format="markdown", include_links=True, include_formatting=True,
-        include_tables=True, include_comments=False,
-    )  # fmt: skip
+        source,
+        url=url,
+        fast=True,
+        output_format="markdown",
+        include_links=True,
+        include_formatting=True,
+        include_tables=True,
+        include_comments=False,
+    )
     return (found or "").strip()
 
 

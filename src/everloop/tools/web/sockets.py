@@ -21,10 +21,16 @@ class Pinned:
 
     async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
         return [
-            {"hostname": host, "host": str(address), "port": port, "proto": socket.IPPROTO_TCP,
-             "family": _family(address), "flags": socket.AI_NUMERICHOST}
+            {
+                "hostname": host,
+                "host": str(address),
+                "port": port,
+                "proto": socket.IPPROTO_TCP,
+                "family": _family(address),
+                "flags": socket.AI_NUMERICHOST,
+            }
             for address in self.addresses
-        ]  # fmt: skip
+        ]
 
     async def close(self) -> None:
         pass

@@ -12,8 +12,8 @@ from .coerce import KINDS, STRICT, convert, fits, same, show
 _MAX_DEPTH = 100
 _MAX_STEPS = 50_000
 
-Path = tuple[Any, str | int] | None  # (path of the parent, key or index)
-Problem = tuple[Path, str]
+JsonPath = tuple[Any, str | int] | None  # (path of the parent, key or index)
+Problem = tuple[JsonPath, str]
 
 
 class TooComplex(Exception):
@@ -31,7 +31,7 @@ class Run:
         self.steps = 0
         self.problems: list[Problem] = []
 
-    def say(self, at: Path, problem: str) -> None:
+    def say(self, at: JsonPath, problem: str) -> None:
         self.problems.append((at, problem))
 
     def enter(self) -> None:
@@ -41,14 +41,14 @@ class Run:
             raise TooComplex
 
 
-Check = Callable[[Any, Path, Run], Any]
+Check = Callable[[Any, JsonPath, Run], Any]
 
 
-def accept(value: Any, at: Path, run: Run) -> Any:
+def accept(value: Any, at: JsonPath, run: Run) -> Any:
     return value
 
 
-def refuse(value: Any, at: Path, run: Run) -> Any:
+def refuse(value: Any, at: JsonPath, run: Run) -> Any:
     run.say(at, "is not allowed")
     return value
 
@@ -56,7 +56,7 @@ def refuse(value: Any, at: Path, run: Run) -> Any:
 def later(slot: list[Check]) -> Check:
     """A check that is still being compiled, because its schema refers to itself."""
 
-    def check(value: Any, at: Path, run: Run) -> Any:
+    def check(value: Any, at: JsonPath, run: Run) -> Any:
         run.enter()
         value = slot[0](value, at, run)
         run.depth -= 1
@@ -72,7 +72,7 @@ def sequence(checks: list[Check]) -> Check:
     if not checks:
         return accept
 
-    def check(value: Any, at: Path, run: Run) -> Any:
+    def check(value: Any, at: JsonPath, run: Run) -> Any:
         before = len(run.problems)
         for part in checks:
             value = part(value, at, run)
@@ -87,7 +87,7 @@ def properties_of(properties: dict[str, Check], required: list[str], extra: Chec
     """Properties of an object; `extra` checks those that are not named, None refuses them."""
     needed = frozenset(required)
 
-    def check(value: Any, at: Path, run: Run) -> Any:
+    def check(value: Any, at: JsonPath, run: Run) -> Any:
         if not isinstance(value, dict):
             return value
         run.enter()
@@ -129,7 +129,7 @@ def _unknown(key: Any, properties: Iterable[str]) -> str:
 
 
 def items_of(item: Check) -> Check:
-    def check(value: Any, at: Path, run: Run) -> Any:
+    def check(value: Any, at: JsonPath, run: Run) -> Any:
         if not isinstance(value, list):
             return value
         run.enter()
@@ -149,7 +149,7 @@ def items_of(item: Check) -> Check:
 def union(branches: list[Check], nulls: list[bool]) -> Check:
     """anyOf and oneOf: the first branch that fits as it is, else the only outcome that bending the value gives."""
 
-    def check(value: Any, at: Path, run: Run) -> Any:
+    def check(value: Any, at: JsonPath, run: Run) -> Any:
         failures: list[list[Problem]] = []
         for level in range(run.level + 1):
             failures = []
@@ -177,7 +177,7 @@ def union(branches: list[Check], nulls: list[bool]) -> Check:
     return check
 
 
-def _try(check: Check, value: Any, at: Path, run: Run, level: int) -> tuple[Any, list[Problem]]:
+def _try(check: Check, value: Any, at: JsonPath, run: Run, level: int) -> tuple[Any, list[Problem]]:
     """Run a check on the side; its work counts, its problems do not."""
     run.enter()
     kept, run.problems = run.problems, []
@@ -200,7 +200,7 @@ def one_of(allowed: list[Any]) -> Check:
         if isinstance(option, str | int | float):
             by_text.setdefault(_plain(option), []).append(option)
 
-    def check(value: Any, at: Path, run: Run) -> Any:
+    def check(value: Any, at: JsonPath, run: Run) -> Any:
         if any(same(value, option) for option in allowed):
             return value
         if run.level and isinstance(value, str | int | float):
@@ -235,7 +235,7 @@ def type_check(declared: Any) -> Check | None:
         return _string
     must = f"must be {' or '.join(KINDS[name] for name in names)}"
 
-    def check(value: Any, at: Path, run: Run) -> Any:
+    def check(value: Any, at: JsonPath, run: Run) -> Any:
         if fits(value, names):
             return int(value) if type(value) is float and "number" not in names else value
         found, new, reason = convert(value, names, run.level)
@@ -246,7 +246,7 @@ def type_check(declared: Any) -> Check | None:
     return check
 
 
-def _string(value: Any, at: Path, run: Run) -> Any:
+def _string(value: Any, at: JsonPath, run: Run) -> Any:
     """The most common check by far, without detours."""
     if isinstance(value, str):
         return value
@@ -283,7 +283,7 @@ _LIMITS: dict[str, tuple[tuple[type, ...], Callable[[Any, float], bool], str]] =
 
 
 def _limit(kinds: tuple[type, ...], test: Callable[[Any, float], bool], limit: float, words: str) -> Check:
-    def check(value: Any, at: Path, run: Run) -> Any:
+    def check(value: Any, at: JsonPath, run: Run) -> Any:
         if isinstance(value, kinds) and not isinstance(value, bool) and not test(value, limit):
             run.say(at, f"{words}, got {show(value)}")
         return value
@@ -291,7 +291,7 @@ def _limit(kinds: tuple[type, ...], test: Callable[[Any, float], bool], limit: f
     return check
 
 
-def render(at: Path, problem: str, base: Path = None) -> str:
+def render(at: JsonPath, problem: str, base: JsonPath = None) -> str:
     """A problem with its path, `items[2].count: must be …`, from `base` on."""
     steps: list[str] = []
     while at is not None and at is not base:

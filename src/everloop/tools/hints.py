@@ -35,7 +35,7 @@ def parameters_of(
 
     `local` are the names at the place of the decorator, for hints written as text.
     """
-    _, described = split_docstring(inspect.getdoc(function) or "")
+    _, documented = split_docstring(inspect.getdoc(function) or "")
     schema: Schema = {"type": "object", "properties": {}}
     required: list[str] = []
     conversions: dict[str, Callable[[Any], Any]] = {}
@@ -45,13 +45,13 @@ def parameters_of(
             continue
         try:
             hint = _hint_of(function, parameter, local)
-            described_schema, convert = _describe_parameter(hint, parameter.default)
+            described, convert = _describe_parameter(hint, parameter.default)
         except UnsupportedHint as error:
             name = getattr(function, "__qualname__", repr(function))
             raise TypeError(f"@tool {name}(): parameter {parameter.name!r} {error}") from None
-        if parameter.name in described:
-            described_schema.setdefault("description", described[parameter.name])
-        schema["properties"][parameter.name] = described_schema
+        if parameter.name in documented:
+            described.setdefault("description", documented[parameter.name])
+        schema["properties"][parameter.name] = described
         if parameter.default is parameter.empty:
             required.append(parameter.name)
         if convert is not None:
@@ -91,14 +91,17 @@ def _describe_parameter(hint: Any, default: Any) -> tuple[Schema, Convert]:
     return schema, convert
 
 
-def describe(hint: Any, inside: tuple[Any, ...] = ()) -> tuple[Schema, Convert]:
-    """The JSON schema of one type hint and the conversion from JSON; an UnsupportedHint if there is none."""
+def describe(hint: Any, outer: tuple[Any, ...] = ()) -> tuple[Schema, Convert]:
+    """The JSON schema of one type hint and the conversion from JSON; an UnsupportedHint if there is none.
+
+    `outer` are the classes whose fields lead here.
+    """
     origin, parts = get_origin(hint), get_args(hint)
     if origin is typing.Annotated:
-        schema, convert = describe(parts[0], inside)
+        schema, convert = describe(parts[0], outer)
         return ({**schema, "description": " ".join(_texts(hint))} if _texts(hint) else schema), convert
     if origin in (typing.Required, typing.NotRequired):
-        return describe(parts[0], inside)
+        return describe(parts[0], outer)
     if hint in (Any, object):
         return {}, None
     if isinstance(hint, abc.Hashable) and hint in _SCALARS:
@@ -106,17 +109,17 @@ def describe(hint: Any, inside: tuple[Any, ...] = ()) -> tuple[Schema, Convert]:
     if origin is Literal:
         return _choices(list(parts)), None
     if _is_union(hint):
-        return _describe_union(parts, inside)
+        return _describe_union(parts, outer)
     if (origin or hint) in _LISTS:
-        return _describe_list(origin or hint, parts, inside)
+        return _describe_list(origin or hint, parts, outer)
     if (origin or hint) in _DICTS:
-        return _describe_dict(parts, inside)
+        return _describe_dict(parts, outer)
     if isinstance(hint, type):
-        return _describe_class(hint, inside)
+        return _describe_class(hint, outer)
     raise UnsupportedHint(f"has the hint {hint!r}, which has no JSON form: use str, int, float, bool, list, dict, …")
 
 
-def _describe_class(hint: type, inside: tuple[Any, ...]) -> tuple[Schema, Convert]:
+def _describe_class(hint: type, outer: tuple[Any, ...]) -> tuple[Schema, Convert]:
     if issubclass(hint, enum.Enum):
         by_value = all(isinstance(member.value, str | int | float) for member in hint)
         options = {member.value if by_value else member.name: member for member in hint}
@@ -126,12 +129,12 @@ def _describe_class(hint: type, inside: tuple[Any, ...]) -> tuple[Schema, Conver
     fields = _fields(hint)
     if fields is None:
         raise UnsupportedHint(f"has the hint {hint.__name__}, which has no JSON form: use a dataclass, dict or str")
-    if hint in inside:
+    if hint in outer:
         raise UnsupportedHint(f"has the hint {hint.__name__}, which contains itself: use dict instead")
     schema: Schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
     conversions: dict[str, tuple[str, Convert]] = {}
     for name, wire_name, field_hint, required in fields:
-        schema["properties"][wire_name], convert = describe(field_hint, (*inside, hint))
+        schema["properties"][wire_name], convert = describe(field_hint, (*outer, hint))
         conversions[wire_name] = name, convert
         if required:
             schema["required"].append(wire_name)
@@ -169,10 +172,10 @@ def _fields(cls: type) -> list[tuple[str, str, Any, bool]] | None:
     return [(f.name, f.encode_name, hints[f.name], f.required) for f in msgspec.structs.fields(cls)]
 
 
-def _describe_list(kind: Any, parts: tuple[Any, ...], inside: tuple[Any, ...]) -> tuple[Schema, Convert]:
+def _describe_list(kind: Any, parts: tuple[Any, ...], outer: tuple[Any, ...]) -> tuple[Schema, Convert]:
     if kind is tuple and parts and (len(parts) != 2 or parts[1] is not Ellipsis):
         raise UnsupportedHint("has a hint for a tuple of fixed length: use list[…] or a dataclass")
-    item, convert = describe(parts[0], inside) if parts else ({}, None)
+    item, convert = describe(parts[0], outer) if parts else ({}, None)
     make = kind if kind in (tuple, set, frozenset) else set if kind is abc.Set else None
     schema = {"type": "array", "items": item}
     if convert is not None:
@@ -180,20 +183,20 @@ def _describe_list(kind: Any, parts: tuple[Any, ...], inside: tuple[Any, ...]) -
     return schema, make
 
 
-def _describe_dict(parts: tuple[Any, ...], inside: tuple[Any, ...]) -> tuple[Schema, Convert]:
+def _describe_dict(parts: tuple[Any, ...], outer: tuple[Any, ...]) -> tuple[Schema, Convert]:
     if not parts:
         return {"type": "object"}, None
     if parts[0] not in (str, Any):
         raise UnsupportedHint("has a hint for a dict whose keys are not str: JSON only knows those")
-    item, convert = describe(parts[1], inside)
+    item, convert = describe(parts[1], outer)
     schema = {"type": "object", "additionalProperties": item or True}
     if convert is None:
         return schema, None
     return schema, lambda value: {key: convert(entry) for key, entry in value.items()}
 
 
-def _describe_union(parts: tuple[Any, ...], inside: tuple[Any, ...]) -> tuple[Schema, Convert]:
-    described = [describe(part, inside) for part in parts]
+def _describe_union(parts: tuple[Any, ...], outer: tuple[Any, ...]) -> tuple[Schema, Convert]:
+    described = [describe(part, outer) for part in parts]
     schemas = [schema for schema, _ in described]
     if all(convert is None for _, convert in described):
         return {"anyOf": schemas}, None

@@ -70,10 +70,10 @@ def kind_of(address: Address) -> Kind:
     if address.scope_id is not None:
         return "never"
     own: Kind = next((kind for network, kind in _V6_NETWORKS if address in network), "never")
-    return min([own, *map(kind_of, inside(address))], key=_WORST_FIRST.index)
+    return min([own, *map(kind_of, carried(address))], key=_WORST_FIRST.index)
 
 
-def inside(address: IPv6Address) -> list[IPv4Address]:
+def carried(address: IPv6Address) -> list[IPv4Address]:
     """The IPv4 addresses that packets to this one may end up at."""
     value = int(address)
     second, third, last = (value >> shift & 0xFFFFFFFF for shift in (64, 32, 0))

@@ -1,0 +1,157 @@
+"""Connections that are used again, and those that must not be."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from everloop.providers import pool as pool_room
+
+from .servers import BODY, LENGTH, Peer, Server, answer, client, failure, once, polite, raw, say
+
+
+async def test_a_connection_is_used_again():
+    async with Server(polite) as server, client(server.url) as provider:
+        assert [await say(provider, str(number)) for number in range(5)] == list("01234")
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "connections"),
+    [
+        (answer("first", "Connection: close"), 2),
+        (answer("first", status="HTTP/1.0 200 OK"), 2),
+        (answer("first", "Connection: keep-alive", status="HTTP/1.0 200 OK"), 1),
+    ],
+)
+async def test_the_server_says_whether_a_connection_is_used_again(first, connections):
+    async with Server(once(first)) as server, client(server.url) as provider:
+        assert await say(provider) == "first"
+        await say(provider)
+        assert server.connections == connections
+
+
+async def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch):
+    async with Server(polite) as server, client(server.url) as provider:
+        await say(provider)
+        monkeypatch.setattr(pool_room, "IDLE_SECONDS", 0.01)
+        await asyncio.sleep(0.02)
+        await say(provider)
+        assert server.connections == 2
+
+
+async def test_a_connection_that_closes_just_as_we_write_is_replaced_unseen():
+    requests = 0
+
+    async def tired(peer: Peer) -> None:
+        nonlocal requests
+        await peer.request()
+        requests += 1
+        await peer.send(answer(f"on {peer.number}"))
+        await peer.head()  # the second request is read, and nothing is said to it
+        requests += 1
+
+    async with Server(tired) as server, client(server.url) as provider:
+        assert await say(provider) == "on 1"
+        assert await say(provider) == "on 2"
+        assert (server.connections, requests) == (2, 3)
+
+
+async def test_a_fresh_connection_that_closes_is_an_error_and_not_tried_again_here():
+    async with Server(Peer.head) as server, client(server.url) as provider:
+        error = await failure(provider)
+        assert server.connections == 1
+    assert "broke: the server closed it" in str(error)
+    assert error.retryable
+
+
+async def test_a_request_whose_answer_had_begun_is_not_sent_again():
+    async def cut(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer("whole"))
+        await peer.request()
+        await peer.send(b"HTTP/1.1 2")
+
+    async with Server(cut) as server, client(server.url) as provider:
+        await say(provider)
+        assert "broke" in str(await failure(provider))
+        assert server.connections == 1
+
+
+async def test_bytes_that_nobody_asked_for_end_an_idle_connection():
+    async def chatty(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer(f"on {peer.number}"))
+        await asyncio.sleep(0.01)
+        await peer.send(answer("smuggled"))
+        await peer.gone()
+
+    async with Server(chatty) as server, client(server.url) as provider:
+        assert await say(provider) == "on 1"
+        await asyncio.sleep(0.05)
+        assert await say(provider) == "on 2"
+
+
+async def test_a_second_answer_that_came_before_the_next_request_was_sent_is_not_taken_for_its_answer():
+    peers: list[Peer] = []
+
+    async def once_each(peer: Peer) -> None:
+        peers.append(peer)
+        await peer.request()
+        await peer.send(answer(f"on {peer.number}"))
+        await peer.gone()
+
+    async with Server(once_each) as server, client(server.url) as provider:
+        assert await say(provider) == "on 1"
+        peers[0].writer.write(answer("smuggled"))  # it lies in the system's buffer when the next request is made
+        assert await say(provider) == "on 2"
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60, 10_000])
+async def test_a_second_answer_to_one_request_is_never_taken_for_the_next_ones(cut):
+    smuggled = answer("smuggled")
+    tail = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n" if cut == 20 else smuggled[cut:]
+    handler = once(answer("first") + smuggled[:cut], then=tail + smuggled)
+    async with Server(handler) as server, client(server.url) as provider:
+        assert await say(provider) == "first"
+        assert await say(provider) == "fresh"
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        raw(f"Content-Length: {LENGTH}", "Transfer-Encoding: chunked"),
+        raw("Transfer-Encoding: chunked", f"Content-Length: {LENGTH}"),
+        raw(f"Content-Length: {LENGTH}", f"Content-Length: {LENGTH + 5}"),
+        raw(f"Content-Length: {LENGTH}, {LENGTH + 5}"),
+        raw("Content-Length: -5"),
+        raw("Content-Length: +5"),
+        raw("Content-Length: 99999999999999999999999999"),
+        raw("Content-Length: 0x10"),
+        raw("Content-Length : 5"),
+        raw("X: a\r\n b"),
+        raw("X: a\0b", f"Content-Length: {LENGTH}"),
+        b"HTTP/1.1 2000 OK\r\n\r\n",
+        b"HTTP/9.9 200 OK\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"SSH-2.0-OpenSSH\r\n",
+        b"\0\0\0",
+    ],
+)
+async def test_an_answer_of_doubtful_length_or_form_is_an_error_and_its_connection_ends(head):
+    async with Server(once(head + BODY)) as server, client(server.url) as provider:
+        error = await failure(provider)
+        assert "broke: " in str(error)
+        assert await say(provider) == "fresh"
+        assert server.connections == 2
+
+
+async def test_an_answer_that_is_shorter_than_it_said_is_an_error():
+    async def short(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(raw(f"Content-Length: {LENGTH + 1}", body=BODY))
+
+    async with Server(short) as server, client(server.url) as provider:
+        assert "broke: the server closed it" in str(await failure(provider))

@@ -1,0 +1,99 @@
+"""TLS: whom it trusts, and handshakes that go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from everloop.providers.openai import Timeouts
+from everloop.providers.origin import origin_of
+from everloop.providers.pool import Pool
+
+from .servers import MEGABYTE, Peer, Proxy, Server, answer, client, failure, polite, raw, say, server_tls
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_a_server_whose_certificate_is_trusted_is_spoken_to_over_tls(trusted, host):
+    async with Server(polite, server_tls()) as server, client(f"https://{host}:{server.port}") as provider:
+        assert await say(provider, "one") == "one"
+        assert await say(provider, "two") == "two"
+        assert server.connections == 1
+
+
+async def test_an_untrusted_certificate_is_an_error_that_asking_again_does_not_cure():
+    async with Server(polite, server_tls()) as server, client(server.url) as provider:
+        error = await failure(provider)
+    assert str(error).startswith(f"no safe connection to {server.url}: ")
+    assert "certificate" in str(error).lower()
+    assert not error.retryable
+
+
+async def test_a_certificate_of_another_host_is_an_error_that_asking_again_does_not_cure(trusted, monkeypatch):
+    async with Server(polite, server_tls()) as origin, Proxy(origin.port) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        async with client("https://other.example") as provider:
+            error = await failure(provider)
+    assert str(error).startswith("no safe connection to https://other.example: ")
+    assert "'other.example'" in str(error)
+    assert not error.retryable
+
+
+async def test_tls_to_a_server_that_speaks_plain_http_is_a_clear_error():
+    async def plain(peer: Peer) -> None:
+        await peer.reader.read(100)
+        await peer.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await peer.gone()
+
+    async with Server(plain) as server, client(server.url.replace("http", "https")) as provider:
+        error = await failure(provider)
+    assert str(error).startswith("no safe connection to https://")
+    assert not error.retryable
+
+
+async def test_a_handshake_that_never_ends_is_a_connection_that_was_not_made_in_time():
+    async with Server(Peer.gone) as server:
+        times = Timeouts(connect=0.2)
+        async with client(server.url.replace("http", "https"), timeouts=times) as provider:
+            error = await failure(provider)
+    assert "no connection within 0.2 s" in str(error)
+    assert error.retryable
+
+
+async def test_a_server_that_hangs_up_in_the_handshake_is_said_to():
+    async def rude(peer: Peer) -> None:
+        await peer.reader.read(10)
+
+    async with Server(rude) as server, client(server.url.replace("http", "https")) as provider:
+        error = await failure(provider)
+    assert "cannot reach https://" in str(error)
+    assert ": :" not in str(error)
+    assert error.retryable
+
+
+async def test_an_idle_tls_connection_that_the_server_closed_is_not_used_again(trusted):
+    async def one_each(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer(str(peer.number)))
+
+    async with Server(one_each, server_tls()) as server, client(server.url) as provider:
+        assert await say(provider) == "1"
+        await asyncio.sleep(0.05)
+        assert await say(provider) == "2"
+
+
+async def test_a_large_body_over_tls_that_ends_with_the_connection_comes_whole_to_a_slow_reader(trusted):
+    async def generous(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(raw(), *[b"x" * MEGABYTE] * 5)
+
+    async with Server(generous, server_tls()) as server:
+        pool = Pool(origin_of(server.url), {})
+        response = await pool.post([b"{}"], 5)
+        size = 0
+        while data := await response.read():
+            size += len(data)
+            await asyncio.sleep(0.001)
+        assert size == 5 * MEGABYTE
+        pool.close()
+        await asyncio.sleep(0)

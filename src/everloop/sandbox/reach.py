@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from .confinement import STEERING
 from .openat2 import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, NoOpenat2, openat2
 from .paths import normalized, within
 
@@ -178,6 +179,15 @@ class Reach:
             raise
         return folder, missing[-1], real
 
+    def _steering(self, place: str, real: bool = True) -> str:
+        """Which of the files and folders that steer the agent a place is or lies in; "" for none."""
+        for root in {os.path.realpath(self.workspace), *([] if real else [os.path.abspath(self.workspace)])}:
+            for name in STEERING:
+                path = os.path.join(root, name)
+                if within(place, os.path.realpath(path) if real else path):
+                    return name
+        return ""
+
     def _allow(self, real: str, path: str, writing: bool) -> None:
         """Refuse a real place that belongs to the runtime, and ask the guard."""
         if self.restricted:
@@ -194,11 +204,20 @@ class Reach:
                     raise OutOfReach(f"{path} belongs to the runtime itself: it can be neither read nor written.")
             if writing and any(within(real, os.path.realpath(folder)) for folder in self.frozen):
                 raise OutOfReach(f"{path} belongs to the program that runs this agent: it can be read, not written.")
-            if writing and not self.approved and ".git" in real.removeprefix(own[0]).lower().split("/"):
+            asked = os.path.relpath(self._place(path), os.path.abspath(self.workspace))
+            shown = self.approved and _is_gits(asked)  # a person has seen the path, but not where a link leads
+            if writing and not shown and _is_gits(real.removeprefix(own[0])):
                 # What stands there makes a person's own git, and their editor's, run commands outside of any sandbox.
                 raise OutOfReach(f"{path} is git's own: change it by a git command, or let a person do it.")
+        if writing and (name := self._steering(real)) and name != self._steering(self._place(path), real=False):
+            # The policy judges the name that was given: what steers the agent is written by no other.
+            raise OutOfReach(f"{path} is the same file as {name}, which steers the agent: write to it by that name.")
         if self.guard is not None:
             self.guard(real, writing)
+
+
+def _is_gits(path: str) -> bool:
+    return ".git" in path.lower().split("/")
 
 
 def _open_below(root: str, place: str, flags: int, rules: int) -> int:

@@ -207,7 +207,8 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
 def _steers(plan: Plan, context: CallContext) -> bool:
     """Whether a file of the workspace is written that the agent is given as instructions."""
     root = os.path.normpath(context.workspace)
-    return any((_at(path, root).path or "").split("/")[0] in STEERING for path in plan.paths)
+    roots = (root, str(context.real_workspace or root))
+    return any((_at(path, *roots).path or "").split("/")[0] in STEERING for path in plan.paths)
 
 
 def _argument_fits(pattern: str, arguments: dict[str, Any], key: str) -> bool:

@@ -18,6 +18,7 @@ from everloop.messages import tool_message, user_message
 from everloop.tools.base import Plan, ToolError
 from everloop.tools.context import CallContext
 from everloop.tools.policy.policy import MAX_SHOWN, Policy, Verdict
+from everloop.tools.registry import error_result, marked
 
 ROOT = Path("/home/me/work")
 
@@ -348,7 +349,9 @@ def test_an_address_counts_in_parts_and_in_search_results_but_not_in_pages_or_an
         fetch(URL, user_message([{"type": "image_url", "image_url": {"url": "data:"}}, {"type": "text", "text": URL}]))
         == "allow"
     )
-    assert fetch(URL, tool_message("1", "web_search", f"1. Title\n   {URL}\n   words")) == "allow"
+    found = marked(f"1. Title\n   {URL}\n   words", "web_search")
+    assert fetch(URL, tool_message("1", "web_search", found)) == "allow"
+    assert fetch(URL, tool_message("1", "web_search", error_result(f"Wrong query: {URL}"))) == "ask"
     assert fetch(URL, tool_message("1", "web_fetch", URL)) == "ask"
     assert fetch(URL, tool_message("1", "exec", URL)) == "ask"
     assert fetch(URL, {"role": "assistant", "content": URL}) == "ask"

@@ -171,9 +171,10 @@ class Transcript:
     def _shown_images(self) -> list[Message]:
         """The images of a round. A tool's message can hold only text, so they follow as the user's."""
         parts: list[dict[str, Any]] = []
-        for call in self._calls:
+        for number, call in enumerate(self._calls, 1):
             if images := self._images.get(call.id):
-                parts.append({"type": "text", "text": f"(what {call.name} gave for the call {call.id})"})
+                # Without the id: the model may have chosen it, and this message counts as the person's.
+                parts.append({"type": "text", "text": f"(what call {number} of this round, {call.name}, gave)"})
                 parts += [{"type": "image_url", "image_url": {"url": url}} for url in images]
         return [{"role": "user", "content": parts}] if parts else []
 

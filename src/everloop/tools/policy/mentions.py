@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from ...messages import Message
+from ..registry import is_marked
 
 _PAIRS = {"(": ")", "<": ">", "[": "]", "{": "}", '"': '"', "'": "'", "`": "`", ">": "<", "*": "*", "_": "_", "|": "|"}
 _PAIRS |= {"“": "”", "„": "“", "«": "»", "‘": "’", "「": "」", "（": "）", "《": "》"}
@@ -31,9 +32,9 @@ def _same(url: str) -> Iterator[str]:
 
 def _texts(conversation: Sequence[Message]) -> Iterator[str]:
     for message in conversation:
-        role = message.get("role")
-        if role == "user" or (role == "tool" and message.get("name") == "web_search"):
-            content = message.get("content")
+        role, content = message.get("role"), message.get("content")
+        # Not what a search that failed says: that may be the model's own words.
+        if role == "user" or (role == "tool" and message.get("name") == "web_search" and is_marked(content)):
             if isinstance(content, str):
                 yield content
             elif isinstance(content, list):

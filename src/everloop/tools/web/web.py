@@ -143,7 +143,8 @@ class WebSearch(Tool):
             raise ToolError("The query is empty: say what to look for.")
         results = await self._engine.search(query, count)
         if not results:
-            return f"{self._engine.name} found nothing for {query!r}. Try other or fewer words."
+            # Without the query: an address in it would count as one that the search has found.
+            return f"{self._engine.name} found nothing. Try other or fewer words."
         return "\n\n".join(_entry(number, result) for number, result in enumerate(results, 1))
 
 

@@ -71,7 +71,8 @@ class Exec(Tool):
         context = current_call()
         command, network = str(arguments["command"]), bool(arguments.get("network"))
         confined = self._shell.confined(context)
-        folder = os.path.normpath(os.path.join(context.workspace, str(arguments.get("working_dir") or "")))
+        given = os.path.expanduser(arguments.get("working_dir") or "")
+        folder = os.path.normpath(os.path.join(context.workspace, given))
         how = f"in the sandbox {'with' if network else 'without'} network" if confined else "outside of any sandbox"
         later = ", in the background" if arguments.get("background") else ""
         later += ", and on after the turn" if later and arguments.get("keep") else ""
@@ -97,7 +98,8 @@ class Exec(Tool):
         if background:
             entry = await self._shell.start_background(clean(command), working_dir, network, keep)
             until = "the runtime ends" if keep else "this turn is over"
-            return Output(f"Started in the background as {entry.id}; it runs until it is done or {until}.")
+            # It may put what it fetches into files, which look like any others when they are read.
+            return Output(f"Started in the background as {entry.id}; it runs until it is done or {until}.", network)
         return await self._run(clean(command), working_dir, timeout, network)
 
     async def _run(self, command: str, working_dir: str, timeout: float | None, network: bool) -> Output:
@@ -129,7 +131,8 @@ class Exec(Tool):
             note += f"{settings.max_timeout:g}) or background=true gives it more"
             return Output(f"{text}\n[{note}]".lstrip(), untrusted=network, failed=True)
         if text.startswith("bwrap: ") and process.returncode == 1:
-            raise ToolError(f"The sandbox could not be made, so nothing was run: {text.splitlines()[0]}")
+            note = f"The sandbox could not be made, so nothing was run: {text.splitlines()[0]}"
+            return Output(note, untrusted=network, failed=True)  # or a command that ran has said that
         notes = self._notes(process.returncode or 0, text, network, self._shell.confined(context))
         return Output("\n".join(filter(None, [text, *notes])) or "(no output)", untrusted=network)
 
@@ -176,9 +179,13 @@ class ProcessTool(Tool):
     def plan(self, arguments: dict[str, Any]) -> Plan:
         if arguments["action"] != "write":
             return Plan()
-        entry = self._shell.find(arguments.get("id"))
+        text = arguments.get("text", "")
+        try:
+            entry = self._shell.find(arguments.get("id"))
+        except ToolError:  # a call of the same round may start it
+            return Plan(shown=f"write to {arguments.get('id')}, which is not running yet:\n{text}", sends=True)
         sends = entry.network or not self._shell.confined(entry.context)
-        return Plan(shown=f"write to {entry.id} ({entry.command}):\n{arguments.get('text', '')}", sends=sends)
+        return Plan(shown=f"write to {entry.id} ({entry.command}):\n{text}", sends=sends)
 
     async def execute(self, action: str, id: str | None = None, text: str = "", wait: float = 0.0) -> Output:
         if action == "list":

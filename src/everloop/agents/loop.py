@@ -306,17 +306,19 @@ class AgentLoop:
 
     async def _answer_urgent(self, row: Incoming | InboundMessage) -> None:
         message = row if isinstance(row, InboundMessage) else row.message
-        outgoing = reply(message, await self._urgent(message))
+        outgoing = reply(message, await self._urgent(message, word=row))
         ids = await self.store.answer(row, outgoing, self._turns.sender)
         for id, answer in zip(ids, outgoing, strict=False):
             await self._hand_out(id, answer)
 
-    async def _urgent(self, message: InboundMessage, emit: events.Emit | None = None) -> str:
+    async def _urgent(
+        self, message: InboundMessage, emit: events.Emit | None = None, word: Incoming | InboundMessage | None = None
+    ) -> str:
         match command_of(message.content):
             case "approve":
-                return await self._decide(message, True, emit)
+                return await self._decide(message, True, emit, word)
             case "deny":
-                return await self._decide(message, False, emit)
+                return await self._decide(message, False, emit, word)
             case "stop":
                 return STOPPED if await self._stop_turn(message) else NOTHING_RUNS
             case "status":
@@ -324,10 +326,17 @@ class AgentLoop:
             case _:
                 return HELP
 
-    async def _decide(self, message: InboundMessage, allowed: bool, emit: events.Emit | None) -> str:
+    async def _decide(
+        self,
+        message: InboundMessage,
+        allowed: bool,
+        emit: events.Emit | None,
+        word: Incoming | InboundMessage | None,
+    ) -> str:
         """Take a person's word on what the session's turn asked for. The turn goes on; who called directly waits."""
         note = words_after(message.content)
-        decided = await self.store.decide(message.owner, message.session_key, allowed, message.sender_id, note)
+        where = (message.owner, message.session_key)
+        decided = await self.store.decide(*where, allowed, message.sender_id, note, word)
         if decided is None:
             return NOTHING_ASKED
         if not message.reply:

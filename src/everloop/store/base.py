@@ -193,12 +193,18 @@ class Store(Protocol):
         ...
 
     async def decide(
-        self, owner: str, key: str, allowed: bool | None, by: str = "", note: str = ""
+        self,
+        owner: str,
+        key: str,
+        allowed: bool | None,
+        by: str = "",
+        note: str = "",
+        word: Incoming | InboundMessage | None = None,
     ) -> tuple[int, CallsAsked | None] | None:
         """Answer the question of a session's parked turn, which can then be begun again like any that was cut off.
 
         Gives the inbox row that opened the turn, and the question; None when none is parked. `allowed=None` answers
-        nothing and only wakes the turn, to be stopped.
+        nothing and only wakes the turn, to be stopped. A message (`word`) answers one question, however often it comes.
         """
         ...
 

@@ -141,9 +141,15 @@ class SQLiteStore:
         return self.writer.submit(lambda db: tx.park(db, claim, rows, took, outgoing, sender))
 
     async def decide(
-        self, owner: str, key: str, allowed: bool | None, by: str = "", note: str = ""
+        self,
+        owner: str,
+        key: str,
+        allowed: bool | None,
+        by: str = "",
+        note: str = "",
+        word: Incoming | InboundMessage | None = None,
     ) -> tuple[int, CallsAsked | None] | None:
-        return await self.writer.submit(lambda db: tx.decide(db, owner, key, allowed, by, note))
+        return await self.writer.submit(lambda db: tx.decide(db, owner, key, allowed, by, note, word))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
         return self.writer.submit(lambda db: tx.post(db, claim, message, key, sender))

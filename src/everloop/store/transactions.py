@@ -13,7 +13,9 @@ import msgspec
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StaleLease, StoreError
 from ..log import (
+    CallEnded,
     CallsAsked,
+    CallsBegun,
     CallsDecided,
     Cleared,
     Entry,
@@ -275,25 +277,42 @@ def park(
 
 
 def decide(
-    db: sqlite3.Connection, owner: str, key: str, allowed: bool | None, by: str, note: str
+    db: sqlite3.Connection,
+    owner: str,
+    key: str,
+    allowed: bool | None,
+    by: str,
+    note: str,
+    word: Incoming | InboundMessage | None = None,
 ) -> tuple[int, CallsAsked | None] | None:
     """Write a person's word into the log of the parked turn and open it again."""
+    if isinstance(word, InboundMessage):
+        word = accept(db, word, "urgent") if word.id is not None else None
     row = db.execute(PARKED, (owner, key)).fetchone()
-    if row is None:
+    if row is None or (word is not None and _was_heard(db, word.id)):
         return None
     id, session, turn, first_seq = row
     log = db.execute("SELECT seq, data FROM entry WHERE session = ? AND seq >= ? ORDER BY seq", (session, first_seq))
     entries = [(seq, decode_entry(data)) for seq, data in log]
     asked = next((entry for _, entry in reversed(entries) if isinstance(entry, CallsAsked)), None)
     if allowed is not None and asked is not None:
-        word = CallsDecided(asked.ids, allowed, by, note)
-        db.execute(INSERT_ENTRY, (session, entries[-1][0] + 1, turn, kind_of(word), encode_entry(word), time.time()))
+        decided = CallsDecided(asked.ids, allowed, by, note)
+        seq = entries[-1][0] + 1
+        db.execute(INSERT_ENTRY, (session, seq, turn, kind_of(decided), encode_entry(decided), time.time()))
+        if word is not None:  # delivered once more, it must not answer a question that the person has not seen
+            db.execute("UPDATE inbox SET first_seq = ? WHERE id = ?", (seq, word.id))
     # A higher fence: whoever parked the turn and is still about can write no more to it.
     db.execute("UPDATE session SET fence = fence + 1 WHERE id = ?", (session,))
     db.execute(
         "UPDATE inbox SET state = 'taken' WHERE session = ? AND state <> 'done' AND state = 'parked'", (session,)
     )
     return id, asked
+
+
+def _was_heard(db: sqlite3.Connection, id: int) -> bool:
+    """Whether a message has answered a question already."""
+    state, first_seq = db.execute("SELECT state, first_seq FROM inbox WHERE id = ?", (id,)).fetchone()
+    return state == "done" or first_seq is not None
 
 
 def post(db: sqlite3.Connection, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> int | None:
@@ -373,7 +392,10 @@ def note(db: sqlite3.Connection, owner: str, key: str, entries: Sequence[Entry])
 
 
 def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_key: str) -> None:
-    """Copy the log up to a point into a new session. A turn that was under way there is open in the copy."""
+    """Copy the log up to a point into a new session. A turn that was under way there is open in the copy.
+
+    What a person has allowed and has not begun is asked for again: the word was given for one run.
+    """
     source = session_row(db, owner, key, create=False)
     if source is None:
         raise StoreError(f'there is no session "{key}": `everloop sessions` lists them')
@@ -392,7 +414,11 @@ def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_ke
     entries = [decode_entry(data) for _, _, _, data, _ in rows]
     under_way = len(open_turn(entries))
     turn = new_turn_id() if under_way else None
+    started = {id for entry in entries if isinstance(entry, CallsBegun) for id in entry.ids}
+    started |= {entry.id for entry in entries if isinstance(entry, CallEnded)}
     for n, (seq, old_turn, kind, data, at) in enumerate(rows):
+        if isinstance(entry := entries[n], CallsDecided) and entry.allowed and not started.issuperset(entry.ids):
+            continue
         db.execute(INSERT_ENTRY, (new, seq, turn if n >= len(rows) - under_way else old_turn, kind, data, at))
     if turn is not None:
         channel, _, chat_id = new_key.partition(":")

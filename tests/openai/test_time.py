@@ -1,0 +1,132 @@
+"""Answers that are late or fall silent, and calls that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from everloop.providers.base import Delta, ProviderError
+from everloop.providers.openai import OpenAIProvider, Timeouts
+from everloop.testing import FakeOpenAI
+
+from .streams import ASK, until, watch
+
+
+def timed(server: FakeOpenAI, **seconds: float) -> OpenAIProvider:
+    return OpenAIProvider(server.base_url, model="m", timeouts=Timeouts(**seconds))
+
+
+async def test_a_first_token_that_does_not_come_ends_the_wait(server):
+    provider = timed(server, first_token=0.1)
+    server.hang(5)
+    with pytest.raises(ProviderError, match=r"no first token within 0.1 s") as error:
+        await watch(provider)
+    assert error.value.retryable
+    await provider.close()
+
+
+async def test_comments_do_not_count_as_tokens(server):
+    provider = timed(server, first_token=0.15, token=5)
+    server.raw(b": ping\n\n" * 100, piece=9, token_delay=0.01)
+    started = time.monotonic()
+    with pytest.raises(ProviderError, match=r"no first token within 0.15 s"):
+        await watch(provider)
+    assert time.monotonic() - started < 0.9
+    await provider.close()
+
+
+async def test_a_stream_that_falls_silent_is_given_up(server):
+    provider = timed(server, first_token=5, token=0.1)
+    server.hang(5, after_chunks=2, text="one two three")
+    stream = provider.stream(ASK)
+    shown: list[Any] = [await anext(stream), await anext(stream)]
+    started = time.monotonic()
+    with pytest.raises(ProviderError, match=r"nothing came for 0.1 s") as error:
+        await anext(stream)
+    assert time.monotonic() - started < 2
+    assert [delta.text for delta in shown] == ["one ", "two "]
+    assert error.value.retryable
+    await provider.close()
+
+
+async def test_a_slow_but_steady_stream_is_not_given_up(server):
+    provider = timed(server, first_token=0.15, token=0.15, total=0.15)
+    server.reply("a b c d e f g h", token_delay=0.03)
+    assert (await watch(provider))[1].content == "a b c d e f g h"
+    await provider.close()
+
+
+async def test_the_clock_stands_still_while_the_watcher_is_slow(server):
+    provider = timed(server, first_token=0.1, token=0.1)
+    server.reply("a b c", token_delay=0.01)
+    answer: Any = None
+    async for item in provider.stream(ASK):
+        answer = item
+        await asyncio.sleep(0.15)
+    assert answer.content == "a b c"
+    await provider.close()
+
+
+async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server, monkeypatch):
+    monkeypatch.setattr("everloop.providers.openai.LAST_WORDS", 0.1)
+    provider = timed(server, token=30)
+    server.hang(5, after_chunks=3, text="one two")
+    started = time.monotonic()
+    assert (await watch(provider))[1].content == "one two"
+    assert time.monotonic() - started < 2
+    await provider.close()
+
+
+async def test_an_unstreamed_answer_has_a_time_limit_in_all(server):
+    provider = timed(server, total=0.1)
+    server.hang(5)
+    server.reply("x", hang_after=1, hang=5)
+    for _ in range(2):
+        with pytest.raises(ProviderError, match=r"no answer within 0.1 s") as error:
+            await provider.chat(ASK)
+        assert error.value.retryable
+    await provider.close()
+
+
+async def test_a_connection_that_does_not_come_about_is_given_up():
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = []
+        for _ in range(4):  # fills the queue of connections nobody takes
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+            waiting.append(client)
+        provider = OpenAIProvider(f"http://127.0.0.1:{full.getsockname()[1]}", timeouts=Timeouts(connect=0.2))
+        for ask in (provider.chat(ASK), watch(provider)):
+            with pytest.raises(ProviderError, match=r"cannot reach .*: no connection within 0.2 s") as error:
+                await ask
+            assert error.value.retryable
+        await provider.close()
+        for client in waiting:
+            client.close()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_cancelling_closes_the_connection_at_once(server, provider, streamed):
+    server.reply("a b c", token_delay=30)
+    task = asyncio.create_task(watch(provider) if streamed else provider.chat(ASK))
+    await until(lambda: server.requests)
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: server.requests[0].gone)
+
+
+async def test_leaving_a_stream_closes_the_connection_at_once(server, provider):
+    server.reply("a b c", token_delay=30)
+    stream = provider.stream(ASK)
+    assert await anext(stream) == Delta("a ")
+    await stream.aclose()
+    await until(lambda: server.requests[0].gone)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from ..base import ToolError
 from ..children import Child, beside_child
 from ..files.documents import PYTHON, read_document
-from . import readable
+from . import markdown
 
 SECONDS = 12.0  # for a page; then half of that for a simpler reading of it
-_MAX_ANSWER = 4 * readable.MAX_TEXT + 100_000  # bytes
+_MAX_ANSWER = 4 * markdown.MAX_TEXT + 100_000  # bytes
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,9 +40,9 @@ def _read_html(child: Child, body: bytes, asked: dict[str, str], seconds: float)
         with tempfile.TemporaryFile() as file:
             file.write(head + body)
             file.seek(0)
-            command = [*PYTHON, readable.__file__]
+            command = [*PYTHON, markdown.__file__]
             ended = child.run(command, stdin=file.fileno(), most=_MAX_ANSWER, seconds=seconds / (1 + plain))
-        if ended.status == readable.MISSING:
+        if ended.status == markdown.MISSING:
             raise ToolError('Web pages cannot be read until a person runs: pip install "everloop[web]"')
         if ended.status == 0 and not ended.cut:
             return Readable(**json.loads(ended.output))

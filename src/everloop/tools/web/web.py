@@ -10,7 +10,7 @@ from ..base import Plan, Tool, ToolError
 from ..threads import in_thread
 from .engines import BRAVE_URL, MAX_COUNT, MAX_QUERY, Brave, DuckDuckGo, Engine, Found, Searxng
 from .fetch import PORTS, Fetcher, Page, Resolver, system_resolver
-from .readable import decode
+from .markdown import decode
 from .reader import SECONDS, Readable, read_html, read_pdf
 from .urls import URL, BadURL, parse_url
 

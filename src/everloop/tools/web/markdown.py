@@ -59,7 +59,7 @@ def decode(data: bytes, charset: str = "") -> str:
         return data.decode("cp1252", "replace")
 
 
-def readable(source: str, url: str, plain: bool = False) -> tuple[str, str]:
+def read_page(source: str, url: str, plain: bool = False) -> tuple[str, str]:
     """The title and the text of a page: its article if it has one, otherwise all of it."""
     title = _TITLE.search(source[:200_000])
     huge = len(source) > MAX_ARTICLE or source.count("<") > MAX_TAGS
@@ -157,7 +157,7 @@ def main() -> int:
     asked = json.loads(sys.stdin.buffer.readline())
     try:
         source = decode(sys.stdin.buffer.read(), asked["charset"])
-        title, text = readable(source, asked["url"], asked["plain"])
+        title, text = read_page(source, asked["url"], asked["plain"])
     except ImportError:
         return MISSING
     answer = json.dumps({"title": title, "text": text[:MAX_TEXT], "cut": len(text) > MAX_TEXT}, ensure_ascii=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everloop import AgentLoop, InboundMessage, MessageBus
+from everloop import AgentLoop, InboundMessage, MessageBus, tool
 from everloop.config import Config, Rule
 from everloop.providers.base import ToolCallRequest
 from everloop.testing import ScriptedProvider, call
@@ -262,3 +262,30 @@ async def test_the_folder_that_a_person_is_shown_is_the_one_that_a_command_runs_
         question = await agent.process_direct("clean up", attended=True)
     assert f"(in {scene.outside}," in question
     assert json.dumps("~") not in question
+
+
+async def test_a_tool_that_appears_while_its_round_runs_is_not_run_unseen(scene, evil, address):
+    posted: list[str] = []
+
+    @tool(sends=True)
+    async def post(text: str) -> str:
+        """Post something."""
+        posted.append(text)
+        return "posted"
+
+    @tool(parallel=False)
+    async def connect() -> str:
+        """Bring the other tool in, as the start of a turn in another chat may."""
+        agent.tools.register(post)
+        return "connected"
+
+    steps: list[Any] = [
+        call("web_fetch", url=f"{address}/page"),
+        [call("connect"), call("post", text="secret")],
+        "done",
+    ]
+    options: dict[str, Any] = {"store": scene.root / "s.db", "config": settings(evil)}
+    async with AgentLoop(MessageBus(), ScriptedProvider(steps), scene.workspace, **options) as agent:
+        agent.tools.register(connect)
+        await agent.process_direct("read the page")
+    assert posted == []

@@ -17,6 +17,7 @@ from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 
+AGAIN = "Call it again."
 DENIED_ADVICE = "Do not try to reach the same by other means. Do without it, or say what you would need."
 
 
@@ -81,6 +82,7 @@ class Tools:
         self._policy = policy
         self._context = context
         self._attended = attended
+        self._unplanned: set[str] = set()  # calls of which nobody could say what they would do
         self.batch = registry.batch
         self.replay_safe = registry.replay_safe
 
@@ -88,11 +90,12 @@ class Tools:
         asked: dict[str, Verdict] = {}
         denied: dict[str, str] = {}
         for call in calls:
-            if not self._policy.rules and self._registry.harmless(call.name):
+            if call.name in self._registry and not self._policy.rules and self._registry.harmless(call.name):
                 continue
             context = self._context(call, _nobody)
             planned = self._registry.plan(call, context)
             if planned is None:
+                self._unplanned.add(call.id)
                 continue
             verdict = self._policy.judge(call.name, *planned, context, conversation, conversation.untrusted)
             if verdict.decision == "deny":
@@ -105,7 +108,11 @@ class Tools:
         return Review(tuple(asked), _question(list(asked.values())), denied)
 
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> ToolResult:
-        return await self._registry.run(call, self._context(call, progress, approved))
+        context = self._context(call, progress, approved)
+        if call.id in self._unplanned and self._registry.plan(call, context) is not None:
+            # It could not have run when the policy looked: a server has come back, say, with a tool of that name.
+            return ToolResult(error_result(f"{call.name} was not run: it was not there a moment ago.", AGAIN), "error")
+        return await self._registry.run(call, context)
 
 
 def _nobody(text: str) -> None:

@@ -71,7 +71,8 @@ class Exec(Tool):
         context = current_call()
         command, network = str(arguments["command"]), bool(arguments.get("network"))
         confined = self._shell.confined(context)
-        given = os.path.expanduser(arguments.get("working_dir") or "")
+        given = str(arguments.get("working_dir") or "")
+        given = given if "\0" in given else os.path.expanduser(given)
         folder = os.path.normpath(os.path.join(context.workspace, given))
         how = f"in the sandbox {'with' if network else 'without'} network" if confined else "outside of any sandbox"
         later = ", in the background" if arguments.get("background") else ""

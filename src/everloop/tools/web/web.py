@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, assert_never
 
+from ...config import Search
 from ...messages import clean
 from ..base import Plan, Tool, ToolError
 from ..threads import in_thread
@@ -14,7 +15,6 @@ from .markdown import decode
 from .reader import SECONDS, Readable, read_html, read_pdf
 from .urls import URL, BadURL, parse_url
 
-Search = Literal["auto", "brave", "duckduckgo", "searxng"]
 Reading = Literal["html", "pdf", "text"]
 _TEXTS = frozenset(
     f"application/{kind}"
@@ -41,9 +41,12 @@ class WebSettings:
 def web_tools(settings: WebSettings, *, resolve: Resolver = system_resolver) -> list[Tool]:
     """The tools of this file. `resolve` finds the addresses of a name."""
     fetcher = Fetcher(
-        private_hosts=settings.private_hosts, ports=settings.ports, timeout=settings.timeout,
-        max_bytes=settings.max_bytes, resolve=resolve,
-    )  # fmt: skip
+        private_hosts=settings.private_hosts,
+        ports=settings.ports,
+        timeout=settings.timeout,
+        max_bytes=settings.max_bytes,
+        resolve=resolve,
+    )
     return [WebFetch(fetcher), WebSearch(engine_of(settings, fetcher), settings.timeout)]
 
 
@@ -118,11 +121,16 @@ class WebSearch(Tool):
         "type": "object",
         "properties": {
             "query": {"type": "string", "minLength": 1, "maxLength": MAX_QUERY, "description": "What to look for."},
-            "count": {"type": "integer", "minimum": 1, "maximum": MAX_COUNT, "default": 8,
-                      "description": "How many results."},
+            "count": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_COUNT,
+                "default": 8,
+                "description": "How many results.",
+            },
         },
         "required": ["query"],
-    }  # fmt: skip
+    }
     replay = "safe"
     untrusted = True
 

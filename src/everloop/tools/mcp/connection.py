@@ -13,7 +13,7 @@ from typing import Any
 from mcp import types
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND
+from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, METHOD_NOT_FOUND
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -271,7 +271,7 @@ class Connection:
         return Unreachable(prefix + hide(why, self._secrets))
 
 
-_OF_THE_CALL = {METHOD_NOT_FOUND, -32602}  # errors that a new session would not change
+_OF_THE_CALL = {METHOD_NOT_FOUND, INVALID_PARAMS}  # errors that a new session would not change
 
 
 class _SessionLost(Exception):

@@ -40,6 +40,8 @@ class ToolResult:
 
 @dataclass(slots=True, frozen=True)
 class _Registered:
+    """A tool of the registry, made ready for its calls."""
+
     tool: Tool
     check: Callable[[Any], dict[str, Any]]
     execute: Callable[..., Any]
@@ -62,8 +64,8 @@ class ToolRegistry:
         """Add a tool. One with the same name is replaced and keeps its place in the order."""
         if not isinstance(tool, Tool):
             raise TypeError(f"register() takes a tool, not {tool!r}: {_instead(tool)}")
-        entry = _enter(tool)
-        self._tools[entry.definition["function"]["name"]] = entry
+        registered = _ready(tool)
+        self._tools[registered.definition["function"]["name"]] = registered
         self._definitions = None
 
     def unregister(self, name: str) -> None:
@@ -72,8 +74,8 @@ class ToolRegistry:
             self._definitions = None
 
     def get(self, name: str) -> Tool | None:
-        entry = self._tools.get(name)
-        return entry.tool if entry else None
+        registered = self._tools.get(name)
+        return registered.tool if registered else None
 
     def has(self, name: str) -> bool:
         return name in self._tools
@@ -89,7 +91,7 @@ class ToolRegistry:
         return len(self._tools)
 
     def __iter__(self) -> Iterator[Tool]:
-        return iter([entry.tool for entry in self._tools.values()])
+        return iter([registered.tool for registered in self._tools.values()])
 
     def get_definitions(self) -> list[dict[str, Any]]:
         """The tools in the shape model APIs take, in order of registration.
@@ -97,38 +99,38 @@ class ToolRegistry:
         It is the same list object until a tool is added or taken away: cache by identity, do not change it.
         """
         if self._definitions is None:
-            self._definitions = [entry.definition for entry in self._tools.values()]
+            self._definitions = [registered.definition for registered in self._tools.values()]
         return self._definitions
 
     def replay_safe(self, name: str) -> bool:
         """Whether a call that was cut off may be run again; a call of no tool does nothing, so it may."""
-        entry = self._tools.get(name)
-        return entry is None or entry.tool.replay == "safe"
+        registered = self._tools.get(name)
+        return registered is None or registered.tool.replay == "safe"
 
     def batch(self, calls: Sequence[Call]) -> list[Call]:
         """Which of the pending calls start together now: the leading parallel ones, or one that must be alone."""
         together: list[Call] = []
         for call in calls:
-            entry = self._tools.get(call.name)
-            if entry is not None and not entry.tool.parallel:
+            registered = self._tools.get(call.name)
+            if registered is not None and not registered.tool.parallel:
                 return together or [call]
             together.append(call)
         return together
 
     def harmless(self, name: str) -> bool:
         """Whether a tool has no plan of its own and sends nothing: only a rule about it could object to its calls."""
-        entry = self._tools.get(name)
-        return entry is None or (not entry.planned and not entry.tool.sends)
+        registered = self._tools.get(name)
+        return registered is None or (not registered.planned and not registered.tool.sends)
 
     def plan(self, call: Call, context: CallContext) -> tuple[dict[str, Any], Plan] | None:
         """The checked arguments of a call and what it would do; None for one that will not run at all."""
-        entry = self._tools.get(call.name)
-        if entry is None or call.error is not None:
+        registered = self._tools.get(call.name)
+        if registered is None or call.error is not None:
             return None
         token = current.set(context)
         try:
-            arguments = entry.check(call.arguments)
-            return arguments, entry.tool.plan(arguments)
+            arguments = registered.check(call.arguments)
+            return arguments, registered.tool.plan(arguments)
         except (InvalidArguments, ToolError):
             return None  # running it gives the same error, in words for the model
         finally:
@@ -143,13 +145,13 @@ class ToolRegistry:
         await self._tell_all("close")
 
     async def _tell_all(self, what: str, *arguments: str) -> None:
-        for entry in list(self._tools.values()):
-            if getattr(type(entry.tool), what) is getattr(Tool, what):
+        for registered in list(self._tools.values()):
+            if getattr(type(registered.tool), what) is getattr(Tool, what):
                 continue
             try:
-                await getattr(entry.tool, what)(*arguments)
+                await getattr(registered.tool, what)(*arguments)
             except Exception:  # one tool's fault must not keep the others from letting go
-                logger.exception("tool %s failed in %s", entry.tool.name, what)
+                logger.exception("tool %s failed in %s", registered.tool.name, what)
 
     async def execute(self, name: str, arguments: dict[str, Any] | None = None) -> str:
         """Run a tool by name and give its result, or an error, as text. Only a cancellation is ever raised."""
@@ -173,16 +175,16 @@ class ToolRegistry:
         name = call.name
         if call.error is not None:
             return _failure(f"{name} was not run: {call.error}")
-        entry = self._tools.get(name)
-        if entry is None:
+        registered = self._tools.get(name)
+        if registered is None:
             return _failure(self._no_such_tool(name))
-        limit = entry.tool.timeout if entry.tool.timeout is not None else self.timeout
+        limit = registered.tool.timeout if registered.tool.timeout is not None else self.timeout
         deadline = asyncio.timeout(limit if math.isfinite(limit) else None)
         try:
-            arguments = entry.check(call.arguments)
+            arguments = registered.check(call.arguments)
             async with deadline:
-                result = await entry.execute(**arguments)
-            return await self._result(result, entry.tool, context)
+                result = await registered.execute(**arguments)
+            return await self._result(result, registered.tool, context)
         except InvalidArguments as error:
             return _failure(f"Wrong arguments for {name}: {error}")
         except ToolError as error:
@@ -218,7 +220,7 @@ class ToolRegistry:
         return f'The tool "{name[:100]}" does not exist; {known}'
 
 
-def _enter(tool: Tool) -> _Registered:
+def _ready(tool: Tool) -> _Registered:
     """A tool made ready: its properties read once, its schema compiled."""
     name, timeout = check_name(tool.name), tool.timeout
     parameters: Any = tool.parameters

@@ -183,6 +183,31 @@ async def test_a_message_that_interrupts_ends_the_turn_that_waits(tmp_path, pad)
     assert ends == ["replaced", "answer"]
 
 
+async def test_a_rule_that_has_become_a_no_holds_against_an_older_question(tmp_path, pad):
+    async with agent_of(tmp_path, pad, LAUNCH[:1]) as agent:
+        await agent.process_direct("up!", attended=True)
+    async with agent_of(tmp_path, pad, ["then not"], DENY) as agent:
+        assert await agent.process_direct("/approve", attended=True) == "then not"
+        assert (await replay(await log_of(agent))).same
+    assert pad.launched == []
+
+
+async def test_a_new_conversation_ends_the_turn_that_waits(tmp_path, pad):
+    async with agent_of(tmp_path, pad, [*LAUNCH[:1], "hello"]) as agent:
+        await agent.process_direct("up!", attended=True)
+        assert "new conversation" in await agent.process_direct("/new", attended=True)
+        assert await agent.question() is None
+        assert await agent.process_direct("hi", attended=True) == "hello"
+    assert pad.launched == []
+
+
+async def test_the_status_tells_of_a_question(tmp_path, pad):
+    async with agent_of(tmp_path, pad, LAUNCH) as agent:
+        assert "waits" not in await agent.process_direct("/status")
+        await agent.process_direct("up!", attended=True)
+        assert "waits for your word" in await agent.process_direct("/status")
+
+
 async def test_a_turn_that_waits_can_be_stopped(tmp_path, pad):
     async with agent_of(tmp_path, pad, [*LAUNCH[:1], "next"]) as agent:
         await agent.process_direct("up!", attended=True)

@@ -57,6 +57,34 @@ async def test_a_question_waits_for_the_next_start(server, workspace):
     assert "too early" in str(server.requests[-1].body)
 
 
+async def test_a_line_behind_a_question_is_answered_before_the_end(server, workspace):
+    server.calls(call("write_file", path="plan.txt", content="beans"))
+    server.reply("written")
+    server.reply("it is noon")
+    done = await everloop(server=server, stdin=b"go\nWhat is the time?\n/approve\n")
+    assert "it is noon" in done.out
+    assert done.status == 0
+    assert "cut off" not in done.err
+
+
+async def test_stopping_a_question_is_not_told_as_a_crash(server, workspace):
+    server.calls(call("write_file", path="plan.txt", content="beans"))
+    done = await everloop(server=server, stdin=b"go\n/stop\n")
+    assert "cut off" not in done.out + done.err
+    assert not (workspace / "plan.txt").exists()
+
+
+async def test_an_mcp_server_that_does_not_start_is_told(server):
+    home = Path(os.environ["EVERLOOP_HOME"])
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text('[mcp.clock]\ncommand = "no-such-program"\n')
+    server.reply("hi")
+    done = await everloop("run", "say hi", server=server)
+    assert done.out.strip() == "hi"
+    assert "clock" in done.err
+    assert "no-such-program" in done.err
+
+
 async def test_a_goal_asks_nobody(server, workspace):
     server.calls(call("write_file", path="plan.txt", content="beans"))
     server.reply("could not")

@@ -354,3 +354,54 @@ def test_a_key_of_the_environment_goes_where_the_flags_say_unless_it_was_set_for
     assert Config.load({"base_url": "http://other/v1"}, bound, tmp_path).api_key == ""
     config = Config.load({"provider": "groq"}, bound, tmp_path)
     assert (config.base_url, config.api_key) == ("", "")
+
+
+# --- settings that are tables ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[[policy]]\ntool = "exec"', "needs the key do"),
+        ('[[policy]]\ndo = "perhaps"', "do must be one of"),
+        ('[policy]\ndo = "ask"', "write [[policy]]"),
+        ('[[policy]]\ndo = "ask"\ntol = "exec"', 'unknown key "tol" (did you mean "tool"?)'),
+        ('[[policy]]\ndo = "ask"\ntool = "write_file"\ncommand = "git"', "is not exec"),
+        ('[[policy]]\ndo = "ask"\ntainted = true', "only means something"),
+        ('[[policy]]\ndo = "ask"\narguments = "x"', "a table of texts"),
+        ("[mcp.clock]", "needs a command"),
+        ('[mcp.clock]\ncommand = "a"\nurl = "http://127.0.0.1"', "not both"),
+        ('[mcp.clock]\ncommand = "a"\nheaders = { A = "b" }', "headers"),
+        ('[mcp.clock]\nurl = "http://127.0.0.1"\nargs = ["x"]', "args"),
+        ('[mcp."a b"]\ncommand = "a"', "a name must be"),
+        ('mcp = "x"', "write [mcp.NAME]"),
+        ('[web]\nprivate_hosts = ["http://127.0.0.1:80/"]', "`host` or `host:port`"),
+        ('[web]\nprivate_hosts = ["127.0.0.1:port"]', "`host` or `host:port`"),
+        ('[sandbox]\nenvironment = ["A=B"]', "the name of a variable"),
+        ('[agent]\nmessage_to = ["nocolon"]', "`channel:chat_id`"),
+        ('[sandbox]\nmode = "of"', "one of"),
+    ],
+)
+def test_a_table_that_could_never_work_is_refused_in_one_line(tmp_path, text, expected):
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        Config.load(env={}, home=tmp_path)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_tables_are_read_in_their_order(tmp_path):
+    (tmp_path / "config.toml").write_text(
+        '[[policy]]\ndo = "deny"\ntool = "exec"\n[[policy]]\ndo = "allow"\narguments = { path = "a*" }\n'
+        '[mcp.clock]\ncommand = "mcp-server-time"\nargs = ["--x"]\n[mcp.far]\nurl = "https://example.com/mcp"\n'
+        '[web]\nprivate_hosts = ["wiki.internal", "[::1]:8080"]\n'
+    )
+    config = Config.load(env={}, home=tmp_path)
+    assert [(rule.do, rule.tool, rule.arguments) for rule in config.policy] == [
+        ("deny", "exec", {}),
+        ("allow", "", {"path": "a*"}),
+    ]
+    assert [(server.name, server.command, server.args, server.url) for server in config.mcp] == [
+        ("clock", "mcp-server-time", ("--x",), ""),
+        ("far", "", (), "https://example.com/mcp"),
+    ]

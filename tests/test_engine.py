@@ -197,7 +197,6 @@ class WorldToolbox:
 
     def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
         said = {call.id: self.tools[call.name].verdict for call in calls}
-        assert not set(said) & {id for entry in self.world.log if isinstance(entry, CallsDecided) for id in entry.ids}
         asked = tuple(id for id, verdict in said.items() if verdict == "ask")
         denied = {id: f"result of {id}" for id, verdict in said.items() if verdict == "deny"}
         return Review(asked, f"may I {', '.join(asked)}?" if asked else "", denied)

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 INTERRUPTED = "interrupted, outcome unknown: check before you retry"
 CANCELLED = "stopped while it was running, outcome unknown: check before you retry"
 NOT_STARTED = "stopped before it started"
-REFUSED = "not run: the person who was asked said no. Do not try to reach the same by other means"
+REFUSED = "not run: the person who was asked said no. Do not try to reach the same by other means."
 
 # ---------------------------------------------------------------------------------------------- the ports
 
@@ -183,6 +183,7 @@ class Turn:
     async def park(self, question: str) -> None:
         """Put the outcome on disk and let go of the turn until the question is answered."""
         entries, self.outcome = self.outcome, []
+        self.reviewed.clear()  # the rules may be others when it goes on
         await self._written(self._log.park(entries, question), entries)
 
     def know(self, entries: Sequence[Entry]) -> None:
@@ -246,7 +247,8 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits) -> 
             case Report(calls):
                 turn.outcome += [CallEnded(call.id, call.name, INTERRUPTED, "interrupted") for call in calls]
             case Refuse(calls, note):
-                turn.outcome += [_refused(turn, call, f"{REFUSED}. {note}".strip()) for call in calls]
+                reason = f" Their words: {note}" if note else ""
+                turn.outcome += [_refused(turn, call, REFUSED + reason) for call in calls]
             case Park(calls, question):
                 await turn.park(question)
                 turn.tell(events.Asked(turn.id, tuple(call.id for call in calls), question))
@@ -280,13 +282,16 @@ def _model_may_be_asked(action: Action, turn: Turn, limits: Limits) -> bool:
 
 def _may_run(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> bool:
     """Show the policy the calls of a round before any of them runs; what it objects to is an outcome."""
-    unseen = [call for call in calls if call.id not in turn.reviewed and call.id not in turn.approved]
+    unseen = [call for call in calls if call.id not in turn.reviewed]
     turn.reviewed.update(call.id for call in unseen)
     review = toolbox.review(unseen, turn.conversation) if unseen else Review()
     turn.outcome += [_refused(turn, call, review.denied[call.id]) for call in unseen if call.id in review.denied]
-    if review.asked:
-        turn.outcome.append(CallsAsked(review.asked, review.question))
-    return not review.asked and not review.denied
+    asked = tuple(
+        id for id in review.asked if id not in turn.approved
+    )  # a person's yes does not lift a no of the rules
+    if asked:
+        turn.outcome.append(CallsAsked(asked, review.question))
+    return not asked and not review.denied
 
 
 def _refused(turn: Turn, call: Call, content: str) -> CallEnded:

@@ -14,7 +14,7 @@ import msgspec
 
 from . import events
 from .actions import DEFAULT_LIMITS, Limits
-from .engine import INTERRUPTED, Parked, Review, Turn, run_turn
+from .engine import INTERRUPTED, REFUSED, Parked, Review, Turn, run_turn
 from .log import (
     Call,
     CallEnded,
@@ -130,6 +130,11 @@ def _timeless(entry: Entry) -> Entry:
     return msgspec.structs.replace(entry, seconds=0.0) if isinstance(entry, CallEnded) else entry
 
 
+def _by_policy(entry: CallEnded) -> bool:
+    """Whether a call was denied by the policy, and not by a person: then the engine itself gives the result."""
+    return entry.status == "denied" and not entry.content.startswith(REFUSED)
+
+
 class _Apart(BaseException):
     """The engine asks for something that the recording has not. (No Exception: the engine would answer those.)"""
 
@@ -170,7 +175,7 @@ class _Tape:
     def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
         """What the policy said then: results that are denials, and a question."""
         ids, denied = {call.id for call in calls}, {}
-        while isinstance(entry := self.next, CallEnded) and entry.status == "denied" and entry.id in ids:
+        while isinstance(entry := self.next, CallEnded) and _by_policy(entry) and entry.id in ids:
             denied[entry.id] = entry.content
             self.at += 1
         if isinstance(entry, CallsAsked) and ids.issuperset(entry.ids):

@@ -358,11 +358,14 @@ class AgentLoop:
         info = await self.store.session(message.owner, message.session_key)
         live = self._dispatcher.live(message.owner, message.session_key)
         turn = live.turn if live is not None else None
+        running = f"turn {turn.id}, {len(turn.entries)} entries" if turn else "nothing"
+        if info is not None and info.parked:
+            running = f"turn {info.open_turn} waits for your word: /approve or /deny"
         return "\n".join(
             (
                 f"model: {self.model or self.provider.get_default_model() or '(the provider’s default)'}",
                 f"session: {message.session_key}, {info.entries - info.history_from if info else 0} entries",
-                f"running: turn {turn.id}, {len(turn.entries)} entries" if turn else "running: nothing",
+                f"running: {running}",
                 f"workspace: {self.workspace}{' (restricted)' if self.restrict_to_workspace else ''}",
             )
         )

@@ -101,7 +101,7 @@ class Tools:
             if verdict.decision == "deny":
                 denied[call.id] = error_result(f"{call.name} was not run: {verdict.why}", DENIED_ADVICE)
             elif verdict.decision == "ask" and not self._attended:
-                why = f"{verdict.why}. That needs a person's approval, and nobody is there to be asked"
+                why = f"{verdict.why.rstrip('.')}. That needs a person's approval, and nobody is there to be asked"
                 denied[call.id] = error_result(f"{call.name} was not run: {why}.", DENIED_ADVICE)
             elif verdict.decision == "ask":
                 asked[call.id] = verdict

@@ -18,7 +18,7 @@ from ..context.builder import ContextBuilder
 from ..dispatch.local import Live
 from ..engine import Parked, Turn, end_turn, run_turn
 from ..errors import StoreError
-from ..log import Call, CallsDecided, TurnEnded, UserSaid
+from ..log import Call, CallsAsked, CallsDecided, TurnEnded, UserSaid
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
@@ -77,9 +77,10 @@ class TurnRunner:
             live.turn = turn
             if live.stopped is not None:
                 turn.stop(*live.stopped)
-            turn.tell(events.TurnStarted(claim.turn, claim.resumed and not isinstance(claim.entries[-1], CallsDecided)))
+            cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
+            turn.tell(events.TurnStarted(claim.turn, cut_off))
             asking = Asking(self.provider, self.model, self.tools)
-            ended = await run_turn(turn, asking, self._toolbox(claim, message), self.limits)
+            ended = await run_turn(turn, asking, self._toolbox(claim, message, conversation), self.limits)
             if isinstance(ended, TurnEnded):
                 self._histories.keep(claim, conversation)
         except StoreError:
@@ -128,7 +129,7 @@ class TurnRunner:
 
         return emit
 
-    def _toolbox(self, claim: Claim, message: InboundMessage) -> Tools:
+    def _toolbox(self, claim: Claim, message: InboundMessage, conversation: Conversation) -> Tools:
         own = self._own
         assert own is not None
         channel, chat_id = message.origin
@@ -147,6 +148,7 @@ class TurnRunner:
                 idempotency_key=f"{claim.turn}/{call.id}",
                 progress=progress,
                 approved=approved,
+                tainted=self.policy.taint and conversation.untrusted,
                 outputs=outputs,
                 protected=own.protected,
                 frozen=own.frozen,

@@ -7,12 +7,14 @@ import contextlib
 import gc
 import os
 import shlex
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..errors import ConfigError, EverloopError
+from .paper import harmless
 
 if TYPE_CHECKING:
     from ..agents.loop import AgentLoop
@@ -109,6 +111,13 @@ def hush() -> None:
 
     logging.getLogger("everloop").addHandler(logging.NullHandler())
     logging.getLogger("everloop").propagate = False
+
+    class Tell(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print(f"everloop: {harmless(record.getMessage())}", file=sys.stderr)
+
+    # A server that could not be used is something that only its owner can mend.
+    logging.getLogger("everloop.tools.mcp").addHandler(Tell(logging.WARNING))
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 

@@ -29,7 +29,7 @@ def described(entry: Entry, waited: float | None = None, *, full: bool = False) 
         case CallsBegun():
             return f"begun: {', '.join(entry.ids)}", ""
         case CallsAsked():
-            return f"asked: {_cut(entry.question, full)}", ""
+            return _cut(entry.question, full), ""
         case CallsDecided():
             word = "approved" if entry.allowed else "denied"
             return f"{word}{f': {_cut(entry.note, full)}' if entry.note else ''}", f"by {entry.by}" if entry.by else ""

@@ -70,8 +70,8 @@ def _show(paper: Paper, key: str, logged: Iterable[Logged], *, full: bool) -> No
         text, facts = described(one.entry, None if before is None else one.at - before, full=full)
         clock = time.strftime("%H:%M:%S", time.localtime(one.at))
         lines = harmless(text).split("\n")
-        paper.put(f"{one.seq:>5}  {clock}  {kind_of(one.entry):<6}  {lines[0]}")
+        paper.put(f"{one.seq:>5}  {clock}  {kind_of(one.entry):<7}  {lines[0]}")
         paper.line_end(f"  [{facts}]" if facts else "", "dim")
         for line in lines[1:]:
-            paper.line(f"{'':>25}{line}")
+            paper.line(f"{'':>26}{line}")
         before = one.at

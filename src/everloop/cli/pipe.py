@@ -38,7 +38,7 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
         agent.watch(key, view)
         messages = asyncio.create_task(show_messages(agent.bus, view.paper))
         await agent.resume(key)
-        if question := await agent.question(key):
+        if not view.asked and (question := await agent.question(key)):
             out.line(question)
         while not ctrl_c.pressed:
             if prompt:
@@ -56,6 +56,9 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
                 break
             if line.strip():
                 failed |= not await _answer(agent, key, line, view, out)
+        if not ctrl_c.pressed:
+            await agent.resume(key)  # what waited behind a question that was answered last
+            failed |= await agent.question(key) is not None
         messages.cancel()
     return INTERRUPTED if ctrl_c.pressed else int(failed)
 
@@ -68,7 +71,7 @@ async def _answer(agent: AgentLoop, key: str, line: str, view: View, out: Paper)
     if view.turns_ended == ended_before:  # a command, or a turn that ran in another process
         out.line(text)
         return True
-    return not view.asked and view.ended is not None and view.ended.reason == "answer"
+    return view.asked or (view.ended is not None and view.ended.reason == "answer")
 
 
 class _Answers(View):

@@ -74,4 +74,4 @@ def _step(number: int, entry: Entry) -> str:
 
 def _words(entry: Entry) -> str:
     text, _ = described(entry)
-    return f"{kind_of(entry):<6}  {text}"
+    return f"{kind_of(entry):<7}  {text}"

@@ -163,7 +163,7 @@ class Chat:
     async def _resume(self) -> None:
         """Go on with what an earlier process left, and ask again what it had asked."""
         await self._agent.resume(self._key)
-        if question := await self._agent.question(self._key):
+        if not self._view.asked and (question := await self._agent.question(self._key)):
             self._paper.line(question, "bold")
 
     async def _say(self, line: str) -> None:

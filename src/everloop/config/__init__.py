@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,6 +41,14 @@ class Rule:
     why: str = key("[policy]", "", "told to the model and to the person who is asked")
     # fmt: on
 
+    def problem(self) -> str:
+        """Why this rule could never do what it says; "" for a rule that can."""
+        if self.command and self.tool and not fnmatchcase("exec", self.tool):
+            return f'has a command, but its tool "{self.tool}" is not exec: leave one of them out'
+        if self.tainted and self.do != "allow":
+            return f'has tainted = true, which only means something with do = "allow", not "{self.do}"'
+        return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServer:
@@ -56,6 +65,14 @@ class McpServer:
     timeout: float = key("mcp.NAME", 60.0, "seconds that a call may take", above=0)
     connect_timeout: float = key("mcp.NAME", 20.0, "seconds until it must have answered at the start", above=0)
     # fmt: on
+
+    def problem(self) -> str:
+        """Why this server could never be reached; "" for one that could."""
+        if bool(self.command) == bool(self.url):
+            return "needs a command (a program to start) or a url (where it runs), and not both"
+        if self.url and (self.args or self.env):
+            return "has args or env, which belong to a command, not to a url"
+        return "has headers, which belong to a url, not to a command" if self.command and self.headers else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +103,20 @@ class Config:
     tool_timeout: float = key("agent", 120.0, "seconds a tool call may take", above=0)
     result_limit: int = key("agent", 50_000, "characters of a result; a longer one is saved whole", at_least=1000)
     taint: bool = key("agent", True, "ask before data is sent out once something untrusted was read")
-    message_to: tuple[str, ...] = key("agent", (), "patterns of other chats (`channel:chat_id`) for `message`")
+    message_to: tuple[str, ...] = key("agent", (), "patterns of other chats for `message`", each="chat")
 
     sandbox: Sandbox = key("sandbox", "auto", "how commands are confined", key="mode", choices=get_args(Sandbox))
     exec_timeout: float = key("sandbox", 60.0, "seconds a command takes by default", key="timeout", above=0)
     readable: tuple[str, ...] = key("sandbox", (), "further folders that commands may read")
     writable: tuple[str, ...] = key("sandbox", (), "further folders that commands may write")
-    environment: tuple[str, ...] = key("sandbox", (), "names of further variables that commands get")
+    environment: tuple[str, ...] = key("sandbox", (), "further variables that commands get", each="variable")
     memory_mb: int = key("sandbox", 4096, "memory that a command may use, in MiB", at_least=16)
     processes: int = key("sandbox", 512, "processes that a command may have at once", at_least=4)
 
     search: Search = key("web", "auto", "which search engine to ask", choices=get_args(Search))
     brave_api_key: str = key("web", "", "key of the Brave Search API", env="BRAVE_API_KEY", secret=True)
     searxng_url: str = key("web", "", "address of a SearXNG server", url=True)
-    private_hosts: tuple[str, ...] = key("web", (), "`host` or `host:port` that may be private")
+    private_hosts: tuple[str, ...] = key("web", (), "hosts that may be private", each="host")
     web_timeout: float = key("web", 30.0, "seconds a page may take", key="timeout", above=0)
 
     policy: tuple[Rule, ...] = key("", (), "rules for tool calls", record=Rule)

@@ -26,10 +26,11 @@ def key(
     above: float | None = None,
     at_least: int | None = None,
     choices: tuple[str, ...] = (),
+    each: str = "",
     record: type[Any] | None = None,
 ) -> Any:
     """A field with what the readers of files, environment and flags need to know about it."""
-    rules = {"url": url, "above": above, "at_least": at_least, "choices": choices, "record": record}
+    rules = {"url": url, "above": above, "at_least": at_least, "choices": choices, "each": each, "record": record}
     metadata = {"text": text, "section": section, "key": key, "env": env, "flag": flag, "secret": secret, **rules}
     if isinstance(default, dict):
         return field(default_factory=dict, repr=not secret, metadata=metadata)
@@ -52,6 +53,7 @@ class Key(NamedTuple):
     above: float | None
     at_least: int | None
     choices: tuple[str, ...]
+    each: str  # what each of a list of texts must look like, a name in SHAPES
     record: type[Any] | None  # what each of several tables is
 
     @property
@@ -59,6 +61,8 @@ class Key(NamedTuple):
         """What a value must be, for errors and for the documentation."""
         if self.choices:
             return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
+        if self.each:
+            return f"a list of texts, each {SHAPES[self.each].words}"
         if self.url:
             return "an http:// or https:// address"
         limit = f" above {self.above:g}" if self.above is not None else ""
@@ -71,6 +75,18 @@ class Key(NamedTuple):
         return f"[{self.section}]" if self.section else ""
 
 
+class Shape(NamedTuple):
+    """What a text must look like."""
+
+    pattern: str
+    words: str
+
+
+SHAPES = {
+    "host": Shape(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+)(:[0-9]{1,5})?", "`host` or `host:port`"),
+    "chat": Shape(r"[^:]+:.+", "`channel:chat_id`"),
+    "variable": Shape(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable"),
+}
 KINDS = {
     "str": "one line of text",
     "Path": "a path",

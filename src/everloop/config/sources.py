@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .keys import Key, keys_of
+from .keys import SHAPES, Key, keys_of
 
 DEFAULT_HOME = "~/.everloop"
 ENDPOINT = frozenset({"provider", "base_url"})
@@ -120,7 +121,10 @@ class _File:
         for key in parts:
             if key.default is MISSING and key.attribute not in values:
                 raise ConfigError(f"{where} needs the key {key.key}: {key.allowed}")
-        return record(**values)
+        made = record(**values)
+        if problem := made.problem():
+            raise ConfigError(f"{where} {problem}")
+        return made
 
 
 def from_environment(env: Mapping[str, str], keys: Sequence[Key]) -> dict[str, Any]:
@@ -173,7 +177,10 @@ def _fits(key: Key, value: Any) -> bool:
     if key.choices:
         return value in key.choices
     if key.kind == "tuple[str, ...]":
-        return isinstance(value, tuple) and all(isinstance(part, str) and part.isprintable() for part in value)
+        shape = SHAPES[key.each].pattern if key.each else ".*"
+        return isinstance(value, tuple) and all(
+            isinstance(part, str) and part.isprintable() and re.fullmatch(shape, part) for part in value
+        )
     if key.kind == "str":
         # A line break in a key or an address would end up inside an HTTP header.
         return isinstance(value, str) and value.isprintable() and (not key.url or _is_url(value))

@@ -245,15 +245,15 @@ class Dispatcher:
 
     async def _behind_question(self, live: Live, item: Item, row: int) -> None:
         """A message, on disk by now, for a session whose turn waits for a person's word: it waits too, and the person
-        is reminded; or it is that word, a no, and is handed to the turn; or it ends the turn."""
-        if self.busy == "queue" or item.kind != "message":
+        is reminded; or it is that word, a no, and is handed to the turn; or it ends the turn, as a command does."""
+        if self.busy == "queue" and item.kind == "message":
             item.answer.set_result(WAITS)
             if self.on_waiting is not None:
                 self.on_waiting(item.message)
             return
         self._wait(row, item)
         live.again = True
-        if self.busy == "steer":
+        if self.busy == "steer" and item.kind == "message":
             await self._store.decide(live.owner, live.key, False, item.message.sender_id, SAID_INSTEAD)
             self._place(live, Incoming(row, 0, item.message, item.kind))
         elif await self._store.decide(live.owner, live.key, None) is not None:

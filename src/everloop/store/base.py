@@ -83,6 +83,7 @@ class SessionInfo:
     updated_at: float
     open_turn: str | None
     worker: str | None
+    parked: bool = False  # the open turn waits for a person's word
 
 
 @dataclass(slots=True, frozen=True)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +34,7 @@ LOCK_SECONDS = 30.0  # how long a write waits for another program that holds the
 SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1),
-        s.worker
+        s.worker, EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
     FROM session s WHERE s.owner = ?"""
 READY = """SELECT owner, key, worker FROM session WHERE id IN (
         SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'
@@ -197,11 +198,11 @@ class SQLiteStore:
 
     async def session(self, owner: str, key: str) -> SessionInfo | None:
         rows = await self._read(SESSIONS + " AND s.key = ?", owner, key)
-        return SessionInfo(*rows[0]) if rows else None
+        return _session_info(rows[0]) if rows else None
 
     async def sessions(self, owner: str, limit: int = 100) -> list[SessionInfo]:
         rows = await self._read(SESSIONS + " ORDER BY s.updated_at DESC LIMIT ?", owner, limit)
-        return [SessionInfo(*row) for row in rows]
+        return [_session_info(row) for row in rows]
 
     async def turns(
         self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
@@ -360,6 +361,10 @@ class SQLiteStore:
         else:
             what = f"{self.path}: {error}"
         return StoreError(f"{what}. What was on disk before is safe.")
+
+
+def _session_info(row: Sequence[Any]) -> SessionInfo:
+    return replace(SessionInfo(*row[:-1]), parked=bool(row[-1]))
 
 
 def _use_wal(connection: sqlite3.Connection, seconds: float) -> None:

@@ -38,13 +38,7 @@ class MessageTool(Tool):
 
     async def execute(self, content: str, channel: str = "", chat_id: str = "") -> str:
         call = current_call()
-        target = _target(channel, chat_id)
-        if target != (call.channel, call.chat_id) and not self._may_reach(target):
-            others = ", ".join(self._allowed) or "none"
-            raise ToolError(
-                f"{':'.join(target)} is not a chat that I may write to (allowed besides this one: {others}): leave "
-                "channel and chat_id out, or ask the user to add it to message_to in the settings."
-            )
+        target = self._target(channel, chat_id)
         if call.send is None:
             raise ToolError("There is no chat here to send a message to: put it into your final answer.")
         await call.send(OutboundMessage(*target, content))
@@ -52,17 +46,21 @@ class MessageTool(Tool):
 
     def plan(self, arguments: dict[str, Any]) -> Plan:
         call = current_call()
-        target = _target(arguments.get("channel", ""), arguments.get("chat_id", ""))
+        target = self._target(arguments.get("channel", ""), arguments.get("chat_id", ""))
         elsewhere = target != (call.channel, call.chat_id)
         return Plan(shown=f"message to {':'.join(target)}:\n{arguments['content']}", sends=elsewhere)
 
-    def _may_reach(self, target: tuple[str, str]) -> bool:
-        return any(fnmatchcase(":".join(target), pattern) for pattern in self._allowed)
-
-
-def _target(channel: str, chat_id: str) -> tuple[str, str]:
-    """The chat that is meant; what is left out is that of the turn's own."""
-    call = current_call()
-    if channel and channel != call.channel and not chat_id:
-        raise ToolError(f"Which chat of {channel} is meant? Give chat_id too.")
-    return channel or call.channel, chat_id or call.chat_id
+    def _target(self, channel: str, chat_id: str) -> tuple[str, str]:
+        """The chat that is meant, if it may be written to; what is left out is that of the turn's own."""
+        call = current_call()
+        if channel and channel != call.channel and not chat_id:
+            raise ToolError(f"Which chat of {channel} is meant? Give chat_id too.")
+        target = channel or call.channel, chat_id or call.chat_id
+        allowed = any(fnmatchcase(":".join(target), pattern) for pattern in self._allowed)
+        if target != (call.channel, call.chat_id) and not allowed:
+            others = ", ".join(self._allowed) or "none"
+            raise ToolError(
+                f"{':'.join(target)} is not a chat that I may write to (allowed besides this one: {others}): leave "
+                "channel and chat_id out, or ask the user to add it to message_to in the settings."
+            )
+        return target

@@ -163,7 +163,8 @@ def _write_tool(seen: Seen) -> Tool:
             data = form.encode(form.with_newlines(text))
             seen.note(target.real, replace(target, data))
         lines = text.count("\n") + (not text.endswith("\n") and bool(text))
-        return f"{'Created' if target.old is None else 'Replaced'} {path} ({lines} lines, {size(len(data))})."
+        many = "1 line" if lines == 1 else f"{lines} lines"
+        return f"{'Created' if target.old is None else 'Replaced'} {path} ({many}, {size(len(data))})."
 
     return write_file
 

@@ -30,7 +30,14 @@ class PathTool(FunctionTool[..., Any]):
 
     def plan(self, arguments: dict[str, Any]) -> Plan:
         path = str(arguments.get("path") or ".")
-        return Plan(paths=(normalized(path, current_call().workspace),), writes=self.writes)
+        shown = self._shown(arguments) if self.writes else ""
+        return Plan(shown=shown, paths=(normalized(path, current_call().workspace),), writes=self.writes)
+
+    def _shown(self, arguments: dict[str, Any]) -> str:
+        """What would be written where, with texts in lines as they would stand in the file."""
+        texts = [f"{name}:\n{value}" for name, value in arguments.items() if name != "path" and isinstance(value, str)]
+        others = [f"{name}: {value}" for name, value in arguments.items() if not isinstance(value, str)]
+        return "\n".join([f"{self.name} {arguments['path']}", *texts, *others])
 
 
 def path_tool(

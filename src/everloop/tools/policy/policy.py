@@ -195,6 +195,8 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
         places = [context.workspace, context.real_workspace, None if plan.writes else context.outputs]
         roots = [os.path.normpath(place) for place in places if place is not None]
         for path in plan.paths:
+            if within_any(path, map(str, context.protected)) and not within_any(path, roots):
+                return _Outcome("deny", f"{shortened(path, 200)} belongs to the runtime itself")
             if not within_any(path, roots):
                 return _Outcome("ask", f"by default what is outside the workspace is asked for: {shortened(path, 200)}")
     if plan.network:
@@ -277,7 +279,7 @@ def _reason(number: int, rule: Rule, unit: _Unit, fit: Fit) -> str:
 
 def _shown(name: str, arguments: dict[str, Any], plan: Plan) -> str | None:
     """What a person sees; None where it must be seen whole and is too long for that."""
-    whole = plan.command is not None or plan.sends
+    whole = plan.command is not None or plan.sends or plan.writes
     values = arguments if whole else {key: _brief(value) for key, value in arguments.items()}
     text = plan.shown or f"{name} {json.dumps(values, indent=2, ensure_ascii=False, default=str)}"
     if plan.command is not None and plan.shown and plan.command not in text:

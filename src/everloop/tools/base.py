@@ -19,8 +19,15 @@ R = TypeVar("R")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
+FOR_A_PERSON = "Tell the user what is needed: only a person can change that."
+
+
 class ToolError(Exception):
     """A failure that a tool explains to the model itself: what is wrong and what to do instead."""
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice  # in place of the usual one, to find the cause and try again
 
 
 @dataclass(slots=True, frozen=True)

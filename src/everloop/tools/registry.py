@@ -188,7 +188,7 @@ class ToolRegistry:
         except InvalidArguments as error:
             return _failure(f"Wrong arguments for {name}: {error}")
         except ToolError as error:
-            return _failure(str(error))
+            return _failure(str(error), advice=error.advice or ADVICE)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -265,8 +265,8 @@ def _nowhere() -> CallContext:
     return CallContext("me", "cli:direct", "", key, "cli", "direct", Path(), False, key, lambda text: None)
 
 
-def _failure(message: str, limit: int = _MAX_MESSAGE) -> ToolResult:
-    return ToolResult(error_result(cut(message, limit)), "error")
+def _failure(message: str, limit: int = _MAX_MESSAGE, advice: str = ADVICE) -> ToolResult:
+    return ToolResult(error_result(cut(message, limit), advice), "error")
 
 
 def error_result(message: str, advice: str = ADVICE) -> str:

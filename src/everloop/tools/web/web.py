@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, assert_never
 
 from ...config import Search
 from ...messages import clean
-from ..base import Plan, Tool, ToolError
+from ..base import FOR_A_PERSON, Plan, Tool, ToolError
 from ..threads import in_thread
 from .engines import BRAVE_URL, MAX_COUNT, MAX_QUERY, Brave, DuckDuckGo, Engine, Found, Searxng
 from .fetch import PORTS, Fetcher, Page, Resolver, system_resolver
@@ -146,7 +146,8 @@ class WebSearch(Tool):
 
     async def execute(self, query: str, count: int = 8) -> str:
         if self._engine is None:
-            raise ToolError('No search: a person must set brave_api_key or searxng_url, or search = "duckduckgo".')
+            what = 'No search: a person must set brave_api_key or searxng_url, or search = "duckduckgo".'
+            raise ToolError(what, FOR_A_PERSON)
         if not (query := " ".join(query.split())):
             raise ToolError("The query is empty: say what to look for.")
         results = await self._engine.search(query, count)

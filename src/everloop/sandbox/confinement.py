@@ -71,7 +71,7 @@ def confinement(
     frozen, held = _steering(real)
     kept = [path for path in map(os.path.realpath, unchanged) if path != real and within(path, real)]
     frozen += [path for path in kept if os.path.exists(path)]
-    held += _parents((*hidden, *kept), real)
+    held += _parents((*hidden, *kept, *frozen), real)
     return Confinement(
         workspace=real,
         network=network,
@@ -104,8 +104,9 @@ def _hidden(protected: Sequence[str]) -> list[str]:
 
 
 def _steering(workspace: str) -> tuple[list[str], list[str]]:
-    """The files that steer, and the folders that hold them. Links are left alone: what they lead to is not frozen."""
-    frozen = [path for name in STEERING if _is_plain(path := os.path.join(workspace, name))]
+    """The files that steer, and the folders that hold them. Of a link, what it leads to in the workspace."""
+    places = [os.path.realpath(os.path.join(workspace, name)) for name in STEERING]
+    frozen = [path for path in places if path != workspace and within(path, workspace) and _is_plain(path)]
     git = os.path.join(workspace, ".git")
     if not _is_plain(git):
         return frozen, []

@@ -26,6 +26,7 @@ class CallContext:
     progress: Callable[[str], None]  # shows a line to whoever watches the turn
     real_workspace: Path | None = None  # the same without links, where it is known
     approved: bool = False  # a person has seen this very call and allowed it
+    tainted: bool = False  # untrusted content was read before, and that counts
     outputs: Path | None = None  # the session's own folder for texts too long for a result; it can be read, not written
     protected: tuple[Path, ...] = ()  # the runtime's own files: never read or written where `restricted`
     frozen: tuple[Path, ...] = ()  # the program that runs the agent: not to be written where `restricted`

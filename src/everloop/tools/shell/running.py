@@ -19,6 +19,7 @@ from ..context import CallContext, current_call
 from ..threads import in_thread
 from .captures import Fresh
 from .processes import Process
+from .steering import State, put_aside, steering_state
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,6 +53,7 @@ class Background:
     network: bool
     process: Process
     fresh: Fresh
+    steering: State | None = None
     began: float = field(default_factory=time.monotonic)
     watch: asyncio.Task[None] | None = None
 
@@ -87,6 +89,19 @@ class Shell:
         except OSError as error:
             raise ToolError(f"The command could not be started: {error}.") from None
 
+    async def steering(self) -> State | None:
+        """What steers the agent before a command of this call; None where the command may make such files."""
+        context = current_call()
+        if not context.tainted or context.approved or not self.confined(context):
+            return None
+        return await in_thread(steering_state, os.fspath(context.workspace))
+
+    async def settle(self, context: CallContext, before: State | None) -> list[str]:
+        """Put aside what a command that is over has made to steer the agent; in words."""
+        if before is None:
+            return []
+        return await in_thread(put_aside, os.fspath(context.workspace), before)
+
     async def _chosen(self) -> Wall:
         async with self._choosing:
             if self._wall is None:
@@ -120,13 +135,14 @@ class Shell:
         context = current_call()
         self._make_room(context)
         fresh = Fresh(self.settings.output_limit)
+        before = await self.steering()
         process = Process(await self.launch(command, working_dir, network))
 
         async def listen(data: bytes) -> bool:
             fresh.feed(data)
             return True
 
-        entry = Background(f"p{next(self._numbers)}", command, context, keep, network, process, fresh)
+        entry = Background(f"p{next(self._numbers)}", command, context, keep, network, process, fresh, before)
         self.background[entry.id] = entry
         try:
             await process.start(listen, stdin=True)
@@ -148,6 +164,7 @@ class Shell:
     async def _watch(self, entry: Background) -> None:
         await entry.process.wait()
         await entry.process.end(0)
+        await self.settle(entry.context, entry.steering)
         entry.fresh.more.set()
 
     def find(self, id: str | None) -> Background:
@@ -165,6 +182,8 @@ class Shell:
         for entry in entries:
             self.background.pop(entry.id, None)
         await asyncio.gather(*(entry.process.end() for entry in entries))
+        for entry in entries:
+            await self.settle(entry.context, entry.steering)
 
 
 def _choose(mode: Mode) -> Wall | NoSandbox:

@@ -114,8 +114,10 @@ class Exec(Tool):
             await capture.feed(data)
             return capture.full
 
+        before = await self._shell.steering()
         process = Process(await self._shell.launch(command, working_dir, network))
         late = False
+        aside: list[str] = []
         try:
             async with asyncio.timeout(limit):
                 await process.start(listen)
@@ -125,17 +127,18 @@ class Exec(Tool):
         finally:
             ticker.stop()
             await process.end()
+            aside = await self._shell.settle(context, before)
         await capture.save()
         text = capture.text().rstrip()
         if late:
             note = f"it took longer than {limit:g} seconds and was stopped; a larger timeout (at most "
             note += f"{settings.max_timeout:g}) or background=true gives it more"
-            return Output(f"{text}\n[{note}]".lstrip(), untrusted=network, failed=True)
+            return Output("\n".join([text, f"[{note}]", *aside]).lstrip(), untrusted=network, failed=True)
         if text.startswith("bwrap: ") and process.returncode == 1:
             note = f"The sandbox could not be made, so nothing was run: {text.splitlines()[0]}"
             return Output(note, untrusted=network, failed=True)  # or a command that ran has said that
         notes = self._notes(process.returncode or 0, text, network, self._shell.confined(context))
-        return Output("\n".join(filter(None, [text, *notes])) or "(no output)", untrusted=network)
+        return Output("\n".join(filter(None, [text, *notes, *aside])) or "(no output)", untrusted=network)
 
     def _notes(self, code: int, text: str, network: bool, confined: bool) -> list[str]:
         notes = [f"[{ended(code)}]"] if code else []

@@ -240,7 +240,8 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits) -> 
         match action:
             case CallModel():
                 await turn.append()
-                await _call_model(turn, model, limits)
+                if (failed := await _call_model(turn, model, limits)) is not None:
+                    return await _end(turn, failed)
             case RunTools(calls):
                 if _may_run(turn, toolbox, calls):  # else what the policy said decides what comes next
                     await _run_tools(turn, toolbox, toolbox.batch(calls))
@@ -257,10 +258,6 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits) -> 
                 return await _end(turn, TurnEnded(reason, text))
             case Idle():
                 raise ValueError(f"turn {turn.id} has no open entries")
-        if turn.outcome and isinstance(turn.outcome[-1], TurnEnded):
-            ended = turn.outcome.pop()
-            assert isinstance(ended, TurnEnded)
-            return await _end(turn, ended)
 
 
 def _decide(turn: Turn, limits: Limits) -> Action:
@@ -302,7 +299,8 @@ def _refused(turn: Turn, call: Call, content: str) -> CallEnded:
     return CallEnded(call.id, call.name, clean(content), "denied", repeats=repeats)
 
 
-async def _call_model(turn: Turn, model: Model, limits: Limits) -> None:
+async def _call_model(turn: Turn, model: Model, limits: Limits) -> TurnEnded | None:
+    """Ask the model; its answer is an outcome. Where there is none, what is given back ends the turn."""
     turn.partial.clear()
     try:
         response = await model(turn.conversation, turn.show if turn.emit else None)
@@ -317,12 +315,12 @@ async def _call_model(turn: Turn, model: Model, limits: Limits) -> None:
         what = repr(error) if isinstance(error, LookupError) else clean(str(error)) or type(error).__name__
         message = f"Sorry, I encountered an error: {what}"
         turn.tell(events.Error(message))
-        turn.outcome.append(TurnEnded("error", message))
-        return
+        return TurnEnded("error", message)
     turn.outcome.append(answered)
     turn.partial.clear()
     if answered.usage:
         turn.tell(events.Usage(answered.usage))
+    return None
 
 
 async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> None:

@@ -24,9 +24,7 @@ IMAGE_LIMIT = 10_000_000  # bytes of one picture
 class ContextBuilder:
     """The prompt of one workspace. The same files give the same bytes, and files are only read when they changed."""
 
-    def __init__(
-        self, workspace: str | Path, name: str = "Everloop", reach: Callable[[], Reach] | None = None
-    ) -> None:
+    def __init__(self, workspace: str | Path, name: str = "Everloop", reach: Callable[[], Reach] | None = None) -> None:
         """`reach` says which files may be read for the prompt; it is asked off the event loop."""
         self.workspace = Path(workspace)
         self.name = name

@@ -145,10 +145,3 @@ class Config:
 
 
 KEYS: tuple[Key, ...] = keys_of(Config)
-
-
-def reference() -> str:
-    """Every key as a Markdown table, the one in docs/config.md."""
-    from .keys import reference
-
-    return reference(KEYS)

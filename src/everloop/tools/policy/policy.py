@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
-from ...config import Rule
+from ...config import Decision, Rule
 from ...messages import Message
 from ...sandbox.confinement import STEERING
 from ...sandbox.paths import within, within_any
@@ -21,7 +21,6 @@ from .mentions import mentioned
 from .patterns import Fit, fits_command, fits_path
 from .visible import shortened, visible
 
-Decision = Literal["allow", "ask", "deny"]
 MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
 MAX_ARGUMENT = 2_000
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}

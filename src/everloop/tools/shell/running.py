@@ -43,7 +43,7 @@ class ShellSettings:
 
 
 @dataclass(slots=True)
-class Background:
+class Job:
     """A command that runs beside the conversation."""
 
     id: str
@@ -68,7 +68,7 @@ class Shell:
 
     def __init__(self, settings: ShellSettings) -> None:
         self.settings = settings
-        self.background: dict[str, Background] = {}
+        self.background: dict[str, Job] = {}
         self._numbers = itertools.count(1)
         self._wall: Wall | NoSandbox | None = None
         self._choosing = asyncio.Lock()
@@ -131,7 +131,7 @@ class Shell:
         folder = find_folder(world, working_dir, restricted=context.restricted or wall != "off")
         return prepare(wall, world, folder, command, outer=outer, names=settings.environment)
 
-    async def start_background(self, command: str, working_dir: str, network: bool, keep: bool) -> Background:
+    async def start_background(self, command: str, working_dir: str, network: bool, keep: bool) -> Job:
         context = current_call()
         self._make_room(context)
         fresh = Fresh(self.settings.output_limit)
@@ -142,48 +142,48 @@ class Shell:
             fresh.feed(data)
             return True
 
-        entry = Background(f"p{next(self._numbers)}", command, context, keep, network, process, fresh, before)
-        self.background[entry.id] = entry
+        job = Job(f"p{next(self._numbers)}", command, context, keep, network, process, fresh, before)
+        self.background[job.id] = job
         try:
             await process.start(listen, stdin=True)
         except BaseException:
-            del self.background[entry.id]
+            del self.background[job.id]
             await process.end(0)
             raise
-        entry.watch = asyncio.create_task(self._watch(entry))
-        return entry
+        job.watch = asyncio.create_task(self._watch(job))
+        return job
 
     def _make_room(self, context: CallContext) -> None:
-        for entry in [entry for entry in self.background.values() if entry.process.returncode is not None]:
-            if len(self.background) >= self.settings.total_background or same_session(entry.context, context):
-                del self.background[entry.id]
-        own = sum(same_session(entry.context, context) for entry in self.background.values())
+        for job in [job for job in self.background.values() if job.process.returncode is not None]:
+            if len(self.background) >= self.settings.total_background or same_session(job.context, context):
+                del self.background[job.id]
+        own = sum(same_session(job.context, context) for job in self.background.values())
         if own >= self.settings.session_background or len(self.background) >= self.settings.total_background:
             raise ToolError(f"Too many commands run in the background ({own} of this session): kill one of them first.")
 
-    async def _watch(self, entry: Background) -> None:
-        await entry.process.wait()
-        await entry.process.end(0)
-        await self.settle(entry.context, entry.steering)
-        entry.fresh.more.set()
+    async def _watch(self, job: Job) -> None:
+        await job.process.wait()
+        await job.process.end(0)
+        await self.settle(job.context, job.steering)
+        job.fresh.more.set()
 
-    def find(self, id: str | None) -> Background:
+    def find(self, id: str | None) -> Job:
         """A background command of the same owner and session."""
         context = current_call()
-        entry = self.background.get(id or "")
-        if entry is not None and same_session(entry.context, context):
-            return entry
-        known = [entry.id for entry in self.background.values() if same_session(entry.context, context)]
+        job = self.background.get(id or "")
+        if job is not None and same_session(job.context, context):
+            return job
+        known = [job.id for job in self.background.values() if same_session(job.context, context)]
         there = f"there are: {', '.join(known)}" if known else "none are there"
         raise ToolError(f"There is no background command {id!r} ({there}); they end with their turn or the runtime.")
 
-    async def end(self, entries: Sequence[Background]) -> None:
+    async def end(self, jobs: Sequence[Job]) -> None:
         """End these and forget them."""
-        for entry in entries:
-            self.background.pop(entry.id, None)
-        await asyncio.gather(*(entry.process.end() for entry in entries))
-        for entry in entries:
-            await self.settle(entry.context, entry.steering)
+        for job in jobs:
+            self.background.pop(job.id, None)
+        await asyncio.gather(*(job.process.end() for job in jobs))
+        for job in jobs:
+            await self.settle(job.context, job.steering)
 
 
 def _choose(mode: Mode) -> Wall | NoSandbox:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import signal
-from typing import Any
+from typing import Any, ClassVar
 
 from ...messages import clean
 from ..base import Output, Plan, Tool, ToolError
@@ -97,10 +97,10 @@ class Exec(Tool):
         if not command.strip() or "\0" in command:
             raise ToolError("There is no command in that: give one line or more for bash.")
         if background:
-            entry = await self._shell.start_background(clean(command), working_dir, network, keep)
+            job = await self._shell.start_background(clean(command), working_dir, network, keep)
             until = "the runtime ends" if keep else "this turn is over"
             # It may put what it fetches into files, which look like any others when they are read.
-            return Output(f"Started in the background as {entry.id}; it runs until it is done or {until}.", network)
+            return Output(f"Started in the background as {job.id}; it runs until it is done or {until}.", network)
         return await self._run(clean(command), working_dir, timeout, network)
 
     async def _run(self, command: str, working_dir: str, timeout: float | None, network: bool) -> Output:
@@ -149,8 +149,8 @@ class Exec(Tool):
         return notes
 
     async def end_turn(self, turn: str) -> None:
-        entries = [entry for entry in self._shell.background.values() if entry.context.turn == turn and not entry.keep]
-        await self._shell.end(entries)
+        jobs = [job for job in self._shell.background.values() if job.context.turn == turn and not job.keep]
+        await self._shell.end(jobs)
 
     async def close(self) -> None:
         await self._shell.end(list(self._shell.background.values()))
@@ -164,7 +164,7 @@ class ProcessTool(Tool):
         "Look after commands that were started with exec(background=true): list them; poll one for its state and what "
         "it said since the last poll; write text to its standard input (no text closes it); kill it."
     )
-    parameters = {  # noqa: RUF012
+    parameters: ClassVar[dict[str, Any]] = {
         "type": "object",
         "properties": {
             "action": {"type": "string", "enum": ["list", "poll", "write", "kill"]},
@@ -185,32 +185,32 @@ class ProcessTool(Tool):
             return Plan()
         text = arguments.get("text", "")
         try:
-            entry = self._shell.find(arguments.get("id"))
+            job = self._shell.find(arguments.get("id"))
         except ToolError:  # a call of the same round may start it
             return Plan(shown=f"write to {arguments.get('id')}, which is not running yet:\n{text}", sends=True)
-        sends = entry.network or not self._shell.confined(entry.context)
-        return Plan(shown=f"write to {entry.id} ({entry.command}):\n{text}", sends=sends)
+        sends = job.network or not self._shell.confined(job.context)
+        return Plan(shown=f"write to {job.id} ({job.command}):\n{text}", sends=sends)
 
     async def execute(self, action: str, id: str | None = None, text: str = "", wait: float = 0.0) -> Output:
         if action == "list":
             return self._list()
-        entry = self._shell.find(id)
+        job = self._shell.find(id)
         if action == "write":
-            await entry.process.write(clean(text).encode())
-            return Output(f"Sent to {entry.id}." if text else f"The input of {entry.id} is closed.")
+            await job.process.write(clean(text).encode())
+            return Output(f"Sent to {job.id}." if text else f"The input of {job.id} is closed.")
         if action == "kill":
-            await self._shell.end([entry])
-        elif wait and entry.process.returncode is None and not entry.fresh.more.is_set():
+            await self._shell.end([job])
+        elif wait and job.process.returncode is None and not job.fresh.more.is_set():
             try:
                 async with asyncio.timeout(min(wait, _MAX_WAIT)):
-                    await entry.fresh.more.wait()
+                    await job.fresh.more.wait()
             except TimeoutError:
                 pass  # there is no news: that is told below
-        said = entry.fresh.take().rstrip()
-        return Output(f"{said}\n[{entry.id}: {entry.state}]".lstrip(), untrusted=entry.network)
+        said = job.fresh.take().rstrip()
+        return Output(f"{said}\n[{job.id}: {job.state}]".lstrip(), untrusted=job.network)
 
     def _list(self) -> Output:
         context = current_call()
-        own = [entry for entry in self._shell.background.values() if same_session(entry.context, context)]
-        lines = [f"{entry.id}  {entry.state}{', kept' * entry.keep}  {entry.command[:200]}" for entry in own]
+        own = [job for job in self._shell.background.values() if same_session(job.context, context)]
+        lines = [f"{job.id}  {job.state}{', kept' * job.keep}  {job.command[:200]}" for job in own]
         return Output("\n".join(lines) or "Nothing runs in the background.")

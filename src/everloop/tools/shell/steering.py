@@ -30,10 +30,8 @@ def put_aside(workspace: str, before: State) -> list[str]:
     notes = []
     for name, state in steering_state(workspace).items():
         was = before.get(name)
-        if was is not None and (
-            was == state or not was[2]
-        ):  # a file that was there is behind the wall: a person did it
-            continue
+        if was is not None and (was == state or not was[2]):
+            continue  # a file that was there is behind the wall: a person did it
         aside = f"{name}.untrusted-{secrets.token_hex(3)}"
         with suppress(FileNotFoundError):
             os.rename(os.path.join(workspace, name), os.path.join(workspace, aside))

@@ -18,7 +18,7 @@ from ...sandbox.reach import READ
 from ..base import Tool, ToolError
 from .closest import closest
 from .paths import Seen, check_kind, explained, opened_target, path_tool, reach, replace, state_of
-from .texts import form_of, is_binary
+from .texts import BINARY_HEAD, form_of, is_binary
 
 MAX_EDIT_BYTES = 8 * 1024 * 1024
 _MOST = 50  # places that are looked for when only one is wanted
@@ -90,7 +90,7 @@ def _load(seen: Seen, path: str) -> tuple[os.stat_result, bytes]:
             raise ToolError(f"{path} has changed since you last saw it: read it again, then edit it.")
         with open(opened.descriptor, "rb", closefd=False) as file:
             data = file.read(MAX_EDIT_BYTES + 1)
-    if is_binary(data[:8192]):
+    if is_binary(data[:BINARY_HEAD]):
         raise ToolError(f"{path} is a binary file: only text can be edited.")
     return info, data
 

@@ -30,7 +30,7 @@ from .paths import (
     replace,
     size,
 )
-from .texts import HEAD, Form, form_of, is_binary
+from .texts import BINARY_HEAD, HEAD, Form, form_of, is_binary
 
 MAX_LINES = 2_000
 MAX_OUTPUT = 60_000  # characters of one read
@@ -67,7 +67,7 @@ def _read(child: Child, seen: Seen, documents: Documents, path: str, offset: int
         info = os.fstat(opened.descriptor)
         check_kind(info, path)
         with open(opened.descriptor, "rb", closefd=False) as file:
-            head = file.read(8192) or b""  # None where there is nothing yet, as in /proc/kmsg
+            head = file.read(BINARY_HEAD) or b""  # None where there is nothing yet, as in /proc/kmsg
             file.seek(0)
             if kind := image_type(head):
                 return read_image(file, info, path, kind)

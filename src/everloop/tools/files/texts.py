@@ -6,7 +6,8 @@ import codecs
 import re
 from dataclasses import dataclass
 
-HEAD = 65_536  # bytes that are enough to tell
+HEAD = 65_536  # bytes that are enough to tell the form
+BINARY_HEAD = 8_192  # bytes in which what is no text shows itself
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 

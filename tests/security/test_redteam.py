@@ -208,3 +208,22 @@ async def test_a_tool_that_appears_while_its_round_runs_is_not_run_unseen(scene,
         agent.tools.register(connect)
         await agent.process_direct("read the page")
     assert posted == []
+
+
+async def test_an_approval_that_waited_since_before_the_question_does_not_answer_it(scene):
+    config = Config(policy=(Rule(do="ask", tool="exec"),))
+    options: dict[str, Any] = {"restrict_to_workspace": True, "store": scene.root / "s.db", "config": config}
+    steps: list[Any] = [call("exec", command="touch ran"), "done"]
+    async with AgentLoop(MessageBus(), ScriptedProvider(steps), scene.workspace, **options) as agent:
+        early = await agent.store.accept(InboundMessage("cli", "ann", "direct", "/approve", id="early"), "urgent")
+        await agent.process_direct("do it", attended=True)
+        assert await agent.store.decide("me", "cli:direct", True, word=early) is None
+        assert await agent.question() is not None
+        late = await agent.store.accept(InboundMessage("cli", "ann", "direct", "/approve", id="late"), "urgent")
+        assert await agent.store.decide("me", "cli:direct", True, word=late) is not None
+
+
+async def test_out_of_memory_the_kernel_ends_a_command_and_not_the_runtime(scene, monkeypatch):
+    monkeypatch.setattr("everloop.sandbox.cgroups.parent_group", lambda: None)
+    attack = await scene.run(call("exec", command="cat /proc/self/oom_score_adj"), config=Config(sandbox="bubblewrap"))
+    assert attack.results == ["1000"]

@@ -25,7 +25,8 @@ _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _JOIN = 'echo $$ >"$1/cgroup.procs" || exit 126; echo 1000 >/proc/self/oom_score_adj; shift; exec "$@"'
 # Inside the sandbox, so that processes are counted in its own user namespace. dash has another name for that limit.
 _LIMIT = (
-    "ulimit -c 0; ulimit -d {data}; ulimit -f {file}; ulimit -u {processes} 2>/dev/null || ulimit -p {processes}; "
+    "echo 1000 >/proc/self/oom_score_adj; ulimit -c 0; ulimit -d {data}; ulimit -f {file}; "
+    "ulimit -u {processes} 2>/dev/null || ulimit -p {processes}; "
     'exec "$0" -c "$1"'
 )
 # The mounts are looked at from outside before the command begins; by path, as dash knows only one-digit descriptors.

@@ -289,12 +289,16 @@ def decide(
     if isinstance(word, InboundMessage):
         word = accept(db, word, "urgent") if word.id is not None else None
     row = db.execute(PARKED, (owner, key)).fetchone()
-    if row is None or (word is not None and _was_heard(db, word.id)):
+    if row is None:
         return None
     id, session, turn, first_seq = row
-    log = db.execute("SELECT seq, data FROM entry WHERE session = ? AND seq >= ? ORDER BY seq", (session, first_seq))
-    entries = [(seq, decode_entry(data)) for seq, data in log]
-    asked = next((entry for _, entry in reversed(entries) if isinstance(entry, CallsAsked)), None)
+    log = db.execute(
+        "SELECT seq, data, at FROM entry WHERE session = ? AND seq >= ? ORDER BY seq", (session, first_seq)
+    )
+    entries = [(seq, decode_entry(data), at) for seq, data, at in log]
+    asked, since = next(((entry, at) for _, entry, at in reversed(entries) if isinstance(entry, CallsAsked)), (None, 0))
+    if word is not None and not _may_answer(db, word.id, since):
+        return None
     if allowed is not None and asked is not None:
         decided = CallsDecided(asked.ids, allowed, by, note)
         seq = entries[-1][0] + 1
@@ -309,10 +313,10 @@ def decide(
     return id, asked
 
 
-def _was_heard(db: sqlite3.Connection, id: int) -> bool:
-    """Whether a message has answered a question already."""
-    state, first_seq = db.execute("SELECT state, first_seq FROM inbox WHERE id = ?", (id,)).fetchone()
-    return state == "done" or first_seq is not None
+def _may_answer(db: sqlite3.Connection, id: int, since: float) -> bool:
+    """Whether a message may be about a question: it came after it, and has answered no other."""
+    state, first_seq, at = db.execute("SELECT state, first_seq, at FROM inbox WHERE id = ?", (id,)).fetchone()
+    return state == "new" and first_seq is None and at >= since
 
 
 def post(db: sqlite3.Connection, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _socket
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -35,10 +36,12 @@ _NOFOLLOW = 0x100
 _CAPABILITY_VERSION = 0x20080522
 _NEW_LISTENER = 8
 _RECEIVE, _ANSWER, _STILL_VALID = 0xC0502100, 0xC0182101, 0x40082102
-_CHMOD = {
-    "x86_64": {90: "chmod", 91: "fchmod", 268: "fchmodat", 452: "fchmodat2"},
-    "aarch64": {52: "fchmod", 53: "fchmodat", 452: "fchmodat2"},
+_ASKED = {
+    "x86_64": {90: "chmod", 91: "fchmod", 268: "fchmodat", 452: "fchmodat2", 280: "utimensat"},
+    "aarch64": {52: "fchmod", 53: "fchmodat", 452: "fchmodat2", 88: "utimensat"},
 }
+_EMPTY_PATH = 0x1000
+_TIMES = 32  # bytes of two times
 _WRITE_FILE = 2
 _GIVE_UP = 5.0
 REFUSED = 126
@@ -150,13 +153,13 @@ def become(task: dict[str, Any], questions: _socket.socket) -> NoReturn:
 
 
 class Modes:
-    """Changes modes for the command, where it may write: Landlock does not look at chmod.
+    """Changes modes and times for the command, where it may write: Landlock does not look at chmod and utimensat.
 
     Everything is looked up and changed here, through descriptors; the command cannot swap a path in between.
     """
 
     def __init__(self, wall: dict[str, Any]) -> None:
-        self._names = _CHMOD[os.uname().machine]
+        self._names = _ASKED[os.uname().machine]
         self._writable = [path for path, rights in wall["rules"] if rights & _WRITE_FILE and path[:5] != "/dev/"]
 
     def answer(self, listener: int) -> bool:
@@ -172,6 +175,8 @@ class Modes:
             error = 0
         except OSError as problem:
             error = problem.errno or 1
+        except (ValueError, OverflowError):  # an address or a path that can be none
+            error = errno.EFAULT
         try:
             fcntl.ioctl(listener, _ANSWER, struct.pack("=QqiI", id, 0, -error, 0))
         except OSError:
@@ -189,6 +194,7 @@ class Modes:
             else:
                 base, path, mode = self._descriptor(pid, arguments[0]), self._text(pid, arguments[1]), arguments[2]
                 follow = name == "fchmodat" or not arguments[3] & _NOFOLLOW
+            times = self._memory(pid, mode, _TIMES) if name == "utimensat" and mode else None
             opened.append(os.open(base, os.O_PATH | os.O_CLOEXEC))
             fcntl.ioctl(listener, _STILL_VALID, struct.pack("=Q", id))  # else the number is another process's by now
             if path:
@@ -197,7 +203,10 @@ class Modes:
             place = os.readlink(f"/proc/self/fd/{opened[-1]}")
             if not any(place == top or place.startswith(top.rstrip("/") + "/") for top in self._writable):
                 raise PermissionError(1, "out of reach")
-            os.chmod(f"/proc/self/fd/{opened[-1]}", mode & 0o1777)
+            if name == "utimensat":
+                checked(library.utimensat(opened[-1], b"", times, _EMPTY_PATH), "utimensat")
+            else:
+                os.chmod(f"/proc/self/fd/{opened[-1]}", mode & 0o1777)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -207,14 +216,21 @@ class Modes:
         number = ctypes.c_int(number & 0xFFFFFFFF).value
         return f"/proc/{pid}/cwd" if number == _HERE else f"/proc/{pid}/fd/{number}"
 
-    @staticmethod
-    def _text(pid: int, address: int) -> bytes:
+    def _text(self, pid: int, address: int) -> bytes:
+        """A path of the command; none for a call that takes only a descriptor."""
         text = b""
-        with open(f"/proc/{pid}/mem", "rb", 0) as memory:
-            while b"\0" not in text and len(text) < 4096:
-                memory.seek(address + len(text))
-                text += memory.read(256 - (address + len(text)) % 256)  # not across the end of a page
+        while address and b"\0" not in text and len(text) < 4096:
+            start = address + len(text)
+            text += self._memory(pid, start, 256 - start % 256)  # not across the end of a page
         return text.split(b"\0")[0]
+
+    @staticmethod
+    def _memory(pid: int, address: int, length: int) -> bytes:
+        with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+            memory.seek(address)
+            if len(data := memory.read(length)) < length:  # who asked is gone, and so is its memory
+                raise OSError(errno.EFAULT, "no such memory")
+        return data
 
 
 # ------------------------------------------------------------------------------------------------ the watch

@@ -47,7 +47,9 @@ _NUMBERS = {  # name: (x86_64, aarch64)
     "rt_tgsigqueueinfo": (297, 240), "setdomainname": (171, 162), "sethostname": (170, 161), "setns": (308, 268),
     "settimeofday": (164, 170), "socket": (41, 198), "socketpair": (53, 199), "swapoff": (168, 225),
     "swapon": (167, 224), "syslog": (103, 116), "tgkill": (234, 131), "tkill": (200, 130), "umount2": (166, 39),
-    "unshare": (272, 97), "userfaultfd": (323, 282), "vhangup": (153, 58),
+    "unshare": (272, 97), "userfaultfd": (323, 282), "vhangup": (153, 58), "futimesat": (261, None),
+    "mq_open": (240, 180), "msgget": (68, 186), "semget": (64, 190), "shmget": (29, 194), "utime": (132, None),
+    "utimensat": (280, 88), "utimes": (235, None),
 }  # fmt: skip
 
 # Kernel keyrings are shared with the runtime; io_uring would open sockets behind this filter's back; handles open
@@ -66,6 +68,8 @@ _NOT_AMONG_OTHERS = ("kcmp", "pidfd_getfd", "process_madvise", "process_vm_readv
 _ATTRIBUTES = (
     "fremovexattr", "fsetxattr", "lremovexattr", "lsetxattr", "removexattr", "removexattrat", "setxattr", "setxattrat"
 )  # fmt: skip
+_OLD_TIMES = ("futimesat", "utime", "utimes")  # C libraries of today ask by utimensat
+_LASTING = ("mq_open", "msgget", "semget", "shmget")  # memory that everybody shares and that outlives the command
 _SIGNALS = ("kill", "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tgkill", "tkill")
 
 
@@ -89,7 +93,7 @@ def shared_filter(*, network: bool, signals: bool) -> bytes:
     """For a command among everybody's processes and sockets; `signals`: something else keeps signals inside.
 
     A Unix socket can be reached by its path or name whatever files are out of reach: so there are only pairs. A
-    change of a file's mode is decided by whoever listens to the filter.
+    change of a file's mode or times is decided by whoever listens to the filter.
     """
     program = _Program()
     program.refuse((*_NEVER, *_NOT_AMONG_OTHERS))
@@ -98,7 +102,9 @@ def shared_filter(*, network: bool, signals: bool) -> bytes:
     program.refuse(_ATTRIBUTES, errno.ENOTSUP)
     program.refuse_namespaces()
     program.refuse_set_id()
-    program.ask(("chmod", "fchmod", "fchmodat", "fchmodat2"))
+    program.refuse(_OLD_TIMES, errno.ENOSYS)
+    program.refuse(_LASTING)
+    program.ask(("chmod", "fchmod", "fchmodat", "fchmodat2", "utimensat"))
     program.only_sockets((_INET, _INET6, _NETLINK) if network else ())
     program.only_connected_pairs()
     if not network:

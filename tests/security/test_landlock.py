@@ -1,0 +1,72 @@
+"""What the kernel's Landlock does not look at by itself, and commands that attack the launcher beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from everloop.config import Config
+from everloop.testing import call
+
+from .scene import canary
+
+LANDLOCK = Config(sandbox="landlock")
+
+
+def running(text: str) -> list[str]:
+    """The processes that have this text in their arguments."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                arguments = Path(f"/proc/{name}/cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            found += [name] if text in arguments else []
+    return found
+
+
+async def test_times_of_files_outside_are_not_changed_and_those_inside_are(scene):
+    secret, own = scene.outside / "secret.txt", scene.workspace / "own"
+    before = secret.stat().st_mtime_ns, scene.outside.stat().st_mtime_ns
+    own.write_text("")
+    (scene.workspace / "link").symlink_to(secret)
+    targets = [str(secret), str(scene.outside), "link", "/proc/self/cwd/../outside/secret.txt"]
+    await scene.run(
+        call("exec", command=f"for path in {' '.join(targets)}; do touch -d 2001-01-01 $path; touch $path; done; true"),
+        call(
+            "exec",
+            command=f"python3 -c 'import os\nfor p in {targets}:\n try: os.utime(p, (1, 1))\n except OSError: 0'",
+        ),
+        call(
+            "exec",
+            command="touch -d @1000000000 own; touch -h -d @5 link; python3 -c 'import os; os.utime(\".\", (7, 7))'",
+        ),
+        config=LANDLOCK,
+    )
+    assert (secret.stat().st_mtime_ns, scene.outside.stat().st_mtime_ns) == before
+    assert own.stat().st_mtime == 1_000_000_000
+    assert (scene.workspace / "link").lstat().st_mtime == 5
+    assert scene.workspace.stat().st_mtime == 7
+
+
+async def test_no_memory_outlives_a_command(scene):
+    made = await scene.run(
+        call("exec", command="ipcmk -M 4096; ipcmk -S 1; ipcmk -Q; true"),
+        config=LANDLOCK,
+    )
+    assert "id:" not in made.results[0]
+
+
+async def test_a_command_cannot_bring_down_the_launcher_and_outlive_it(scene, monkeypatch):
+    monkeypatch.setattr("everloop.sandbox.cgroups.parent_group", lambda: None)  # which would end them too
+    name = canary("survivor")
+    wild = "import ctypes; s = ctypes.CDLL(None).syscall; s({number}, ctypes.c_ulong(2**64 - 1), 511)"
+    calls = "; ".join(wild.format(number=number) for number in (90, 52))
+    await scene.run(
+        call("exec", command=f"setsid bash -c 'sleep 60; : {name}' & python3 -c '{calls}'; sleep 0.2", timeout=5),
+        config=LANDLOCK,
+    )
+    await asyncio.sleep(0.2)
+    assert await asyncio.to_thread(running, name) == []

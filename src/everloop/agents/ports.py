@@ -18,7 +18,7 @@ from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 
 AGAIN = "Call it again."
-DENIED_ADVICE = "Do not try to reach the same by other means. Do without it, or say what you would need."
+DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user what you would need."
 
 
 class Asking:

@@ -92,7 +92,7 @@ class ContextBuilder:
         A command of the agent may have put anything there: a link to a file out of its reach, a pipe, a file without
         an end.
         """
-        if not os.path.lexists(self.workspace / path):
+        if not os.path.lexists(f"{self.workspace}/{path}"):
             return ""
         try:
             with reach.open(path) as opened:

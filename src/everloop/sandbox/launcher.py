@@ -330,7 +330,7 @@ def main() -> NoReturn:
         os._exit(REFUSED)
     status = supervise(pid, control, questions, Modes(task["wall"]) if "wall" in task else None)
     kill_all()
-    if "private" in task and not os.path.exists(f"/proc/{runtime}"):  # nobody else is left to do it
+    if "private" in task and os.getppid() != runtime:  # it was killed, and nobody else is left to do this
         import shutil
 
         shutil.rmtree(task["private"], ignore_errors=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
 MAX_FILES = 64  # of one session; the oldest go first
 MAX_BYTES = 16 * 1024 * 1024  # of one text
+MAX_SESSION_BYTES = 64 * 1024 * 1024  # of all texts of a session
+MAX_SESSIONS = 200  # with saved texts; those that have not been used for longest go first
 
 
 def outputs_folder(home: Path, owner: str, session: str) -> Path:
@@ -29,10 +32,23 @@ def keep_output(folder: Path, name: str, data: bytes) -> Path:
 
 def output_place(folder: Path, name: str) -> Path:
     """Where a text of this name goes; there is room for it when this returns."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with os.scandir(folder) as entries:
-        known = sorted(entries, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)
-    for entry in known[: max(len(known) - MAX_FILES + 1, 0)]:
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for _, old in _by_age(folder.parent)[:-MAX_SESSIONS]:
+            shutil.rmtree(old, ignore_errors=True)
+    known = _by_age(folder)
+    size = sum(info.st_size for info, _ in known)
+    while known and (len(known) >= MAX_FILES or size + MAX_BYTES > MAX_SESSION_BYTES):
+        info, old = known.pop(0)
+        size -= info.st_size
         with suppress(FileNotFoundError):
-            os.unlink(entry.path)
+            os.unlink(old)
+    os.utime(folder)
     return folder / f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:80]}.txt"
+
+
+def _by_age(folder: Path) -> list[tuple[os.stat_result, str]]:
+    """What is in a folder, the oldest first."""
+    with os.scandir(folder) as entries:
+        found = [(entry.stat(follow_symlinks=False), entry.path) for entry in entries]
+    return sorted(found, key=lambda one: one[0].st_mtime_ns)

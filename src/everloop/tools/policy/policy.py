@@ -283,6 +283,8 @@ def _shown(name: str, arguments: dict[str, Any], plan: Plan) -> str | None:
     text = plan.shown or f"{name} {json.dumps(values, indent=2, ensure_ascii=False, default=str)}"
     if plan.command is not None and plan.shown and plan.command not in text:
         text = f"{text}\n{plan.command}"
+    if whole and len(text) > MAX_SHOWN:
+        return None  # before it is made visible, which takes its time
     text = visible(text)
     if whole:
         return text if len(text) <= MAX_SHOWN else None

@@ -65,8 +65,8 @@ async def test_nothing_runs_before_the_answer_and_the_turn_goes_on_with_it(tmp_p
         assert "rockets are dear" in question
         assert await agent.question() == question
         assert await agent.process_direct("/approve", attended=True) == "it flies"
+        assert await agent.question() is None
     assert pad.launched == ["ada"]
-    assert await agent.question() is None
 
 
 async def test_the_answer_may_come_after_a_restart(tmp_path, pad):

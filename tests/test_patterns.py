@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everloop.tools.policy.commands import TEXT, WORDS
-from everloop.tools.policy.patterns import Fit, fits, fits_command
+from everloop.tools.policy.patterns import Fit, fits, fits_command, fits_past_options
 
 FILLINGS = ["", "a", "b", " ", "ab", "ba", "a b", "b a", "aa", "bb", "a b a", "b b", "ab ab"]
 
@@ -49,3 +49,25 @@ def test_a_sure_fit_always_fits_and_no_fit_never_does(pattern, text):
 )  # fmt: skip
 def test_a_command_fits_surely_perhaps_or_not(pattern, text, fit):
     assert fits_command(pattern, text) is fit
+
+
+@pytest.mark.parametrize(
+    ("pattern", "command", "fit"),
+    [
+        ("git push", "git push origin", Fit.YES),
+        ("git push", "git -C folder push", Fit.YES),
+        ("git push", "git -c a.b=c --no-pager push --force", Fit.YES),
+        ("git push", "git --git-dir=x push", Fit.YES),
+        ("git push", "git commit -m push", Fit.NO),
+        ("git push", "git -C folder commit push", Fit.NO),
+        ("git push", "git", Fit.NO),
+        ("git push", f"git -C {TEXT} push", Fit.MAYBE),
+        ("git push", f"git {TEXT}", Fit.MAYBE),
+        ("git push", "gti push", Fit.NO),
+        ("docker compose down", "docker --host x compose -f y down", Fit.YES),
+        ("rm", "rm -rf x", Fit.YES),
+        ("git p*", "git -C x push", Fit.NO),
+    ],
+)
+def test_options_before_a_subcommand_are_overlooked(pattern, command, fit):
+    assert fits_past_options(pattern, command.split(" ")) is fit

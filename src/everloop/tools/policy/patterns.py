@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import IntEnum
 from fnmatch import translate
 from functools import lru_cache
@@ -39,6 +40,29 @@ def fits_command(pattern: str, text: str) -> Fit:
     if text == pattern or (text.startswith(pattern) and text[len(pattern)] in (" ", WORDS)):
         return Fit.YES
     return Fit.MAYBE if unknown(text) and max(fits(pattern, text), fits(pattern + " *", text)) else Fit.NO
+
+
+def fits_past_options(pattern: str, words: Sequence[str]) -> Fit:
+    """Whether a pattern without wildcards fits if options before and between its words are overlooked: `git push` fits
+    `git -C folder push`. What follows an option may be its value."""
+    wanted = pattern.split(" ")
+    if _WILD.search(pattern) or not words or words[0] != wanted[0]:
+        return Fit.NO
+    place, value = 1, False  # of the next word that is wanted; whether an option's value may come now
+    for word in words[1:]:
+        if place == len(wanted):
+            break
+        if word == wanted[place]:
+            place, value = place + 1, False
+        elif unknown(word):
+            return Fit.MAYBE
+        elif word.startswith("-"):
+            value = "=" not in word
+        elif value:
+            value = False
+        else:
+            return Fit.NO
+    return Fit.YES if place == len(wanted) else Fit.NO
 
 
 def fits_path(pattern: str, path: str) -> Fit:

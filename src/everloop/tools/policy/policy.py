@@ -18,7 +18,7 @@ from ..context import CallContext
 from .commands import CommandLine, SimpleCommand, read
 from .commands.parts import TEXT, unknown
 from .mentions import mentioned
-from .patterns import Fit, fits_command, fits_path
+from .patterns import Fit, fits_command, fits_past_options, fits_path
 from .visible import shortened, visible
 
 MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
@@ -258,10 +258,10 @@ def _fit_command(rule: Rule, unit: _Unit) -> Fit:
     if command is None or (unit.altered and rule.do == "allow"):
         return Fit.NO
     fit = fits_command(rule.command, command.text)
-    if rule.do != "allow" and fit is not Fit.YES and command.words and "/" in command.words[0]:
-        # /bin/rm is rm when it is to be kept from running; only what is written out is allowed.
+    if rule.do != "allow" and fit is not Fit.YES and command.words:
+        # To be kept from running, /bin/rm is rm and `git -C x push` is `git push`; only what is written out is allowed.
         short = SimpleCommand((command.words[0].rsplit("/", 1)[-1], *command.words[1:]))
-        fit = max(fit, fits_command(rule.command, short.text))
+        fit = max(fit, fits_command(rule.command, short.text), fits_past_options(rule.command, short.words))
     return fit
 
 

@@ -410,6 +410,15 @@ async def test_polling_waits_for_news_only_as_long_as_asked(one):
     assert "news" not in await one.process("poll", id, wait=0.1)
 
 
+async def test_a_command_that_is_ended_while_its_sandbox_is_being_made_does_not_run_on(desk, folder):
+    for number in range(12):
+        await desk.start(f"sleep 0.6; touch survived{number}")
+        await asyncio.sleep(number / 1000)
+        await desk.tools["exec"].end_turn("t")
+    await asyncio.sleep(0.7)
+    assert list(folder.glob("survived*")) == []
+
+
 async def test_background_commands_end_with_their_turn_unless_they_are_kept(desk, folder):
     mortal = (
         "(trap '' TERM; sleep 1; touch survived) & setsid sh -c 'sleep 1; touch survived' & sleep 1; touch survived"

@@ -340,7 +340,8 @@ async def test_pipes_devices_and_huge_files_are_refused_quickly_with_flat_memory
         file.write(b"%PDF-1.7")
         file.truncate(10 * 1024**3)
     before = sorted((each.name, each.lstat().st_mode, each.lstat().st_size) for each in scene.workspace.iterdir())
-    paths = ["pipe", "linked-pipe", "zero", "terminal", "device", "huge", "huge.pdf", "pipe/x", "/dev/zero", "/dev/tty"]
+    paths = ["pipe", "linked-pipe", "zero", "terminal", "huge", "huge.pdf", "pipe/x", "/dev/zero", "/dev/tty"]
+    paths += ["device"] if os.geteuid() == 0 else []
     calls = {**FILE, "list_dir": {}, "find_files": {"pattern": "*"}}
     del calls["write_file"]
     Path("/proc/self/clear_refs").write_text("5")  # set the mark back

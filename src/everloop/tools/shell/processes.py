@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -18,6 +19,7 @@ from ..threads import in_thread
 GRACE_SECONDS = 2.0  # between being asked to end and being killed
 _LAST_WORDS_SECONDS = 0.5  # for what is still in the pipe when the command is over
 _END_SECONDS = 10.0
+_HOLD_SECONDS = 0.2
 _CHUNK = 256 * 1024
 _PAUSE = 0.002  # a command that says more than anybody keeps is not worth all of a processor
 
@@ -104,7 +106,7 @@ class Process:
             if self._process.returncode is None and await in_thread(self._ask):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), grace)
-            self._kill()
+            await in_thread(self._kill)
             try:
                 await asyncio.wait_for(self._process.wait(), _END_SECONDS)
             except TimeoutError:
@@ -129,8 +131,8 @@ class Process:
                 return True
             if self._launch.wall == "bubblewrap":  # the first process of the sandbox leads a group, once it is made
                 (group,) = _children(self._process.pid)
-                if os.getpgid(group) != group:
-                    return False
+                if os.getpgid(group) != group or not _children(group):
+                    return False  # the command has not begun, and what makes its sandbox does not hear
             os.killpg(group, signal.SIGTERM)
         except (OSError, ValueError):
             return False
@@ -142,8 +144,7 @@ class Process:
         if self._launch.control is not None:
             self._launch.close()
         elif self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            _kill_with_children(self._process.pid)
         if self._launch.wall == "off" and self._launch.control is None:
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -182,3 +183,24 @@ class Process:
 def _children(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
+
+
+def _kill_with_children(pid: int) -> None:
+    """Kill a process and those it has started. Its sandbox would die with it, but not while it is still being made:
+    so it is held first, and its children go before it."""
+    with suppress(OSError):
+        os.kill(pid, signal.SIGSTOP)
+        until = time.monotonic() + _HOLD_SECONDS
+        while _state(pid) not in "TtZX" and time.monotonic() < until:
+            time.sleep(0.0005)
+        for child in _children(pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _state(pid: int) -> str:
+    """A letter for what a process is doing."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(") ")[2][:1]

@@ -21,6 +21,7 @@ import msgspec
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StoreError
 from ..log import CallsAsked, Entry, Written, decode_entry, encode_entry, kind_of
+from . import forks, parking
 from . import transactions as tx
 from .base import Busy, Claim, Finished, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo, Waiting
 from .migrations import NewerSchema, migrate
@@ -139,7 +140,7 @@ class SQLiteStore:
     ) -> Written[Finished]:
         claim.inbox += took
         rows = _rows(claim, entries)
-        return self.writer.submit(lambda db: tx.park(db, claim, rows, took, outgoing, sender))
+        return self.writer.submit(lambda db: parking.park(db, claim, rows, took, outgoing, sender))
 
     async def decide(
         self,
@@ -150,7 +151,7 @@ class SQLiteStore:
         note: str = "",
         word: Incoming | InboundMessage | None = None,
     ) -> tuple[int, CallsAsked | None] | None:
-        return await self.writer.submit(lambda db: tx.decide(db, owner, key, allowed, by, note, word))
+        return await self.writer.submit(lambda db: parking.decide(db, owner, key, allowed, by, note, word))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
         return self.writer.submit(lambda db: tx.post(db, claim, message, key, sender))
@@ -217,7 +218,7 @@ class SQLiteStore:
         return _or_busy(await self.writer.submit(partial(tx.note, owner=owner, key=key, entries=entries)))
 
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
-        await self.writer.submit(partial(tx.fork, owner=owner, key=key, until=until, new_key=new_key))
+        await self.writer.submit(partial(forks.fork, owner=owner, key=key, until=until, new_key=new_key))
         made = await self.session(owner, new_key)
         assert made is not None
         return made

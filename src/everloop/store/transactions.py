@@ -11,12 +11,8 @@ from functools import cache
 import msgspec
 
 from ..bus import InboundMessage, Kind, OutboundMessage
-from ..errors import StaleLease, StoreError
+from ..errors import StaleLease
 from ..log import (
-    CallEnded,
-    CallsAsked,
-    CallsBegun,
-    CallsDecided,
     Cleared,
     Entry,
     TurnEnded,
@@ -24,7 +20,6 @@ from ..log import (
     decode_entry,
     encode_entry,
     kind_of,
-    open_turn,
 )
 from .base import Claim, Finished, Incoming, Outgoing, Timer, new_turn_id
 from .workers import alive
@@ -48,8 +43,6 @@ BEGIN = """SELECT id, worker, fence, history_from,
     FROM session s WHERE owner = ? AND key = ?"""
 MORE = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND kind <> 'urgent' LIMIT 1"
 OPEN_TURN = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1"
-PARKED = """SELECT i.id, i.session, i.turn, i.first_seq FROM session s JOIN inbox i ON i.session = s.id
-    WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'parked' ORDER BY i.opened DESC LIMIT 1"""
 
 
 @dataclass(slots=True)
@@ -235,7 +228,7 @@ def finish(
 ) -> Finished:
     """The end of a turn or of a command: everything it leaves behind, or nothing."""
     now = time.time()
-    _let_go(db, claim, now)
+    let_go(db, claim, now)
     append_taking(db, claim, rows, took)
     reason = None
     for row, entry in zip(rows, entries, strict=True):
@@ -249,74 +242,13 @@ def finish(
     return Finished(sent, db.execute(MORE, (claim.session,)).fetchone() is not None)
 
 
-def _let_go(db: sqlite3.Connection, claim: Claim, now: float) -> None:
+def let_go(db: sqlite3.Connection, claim: Claim, now: float) -> None:
     """Give the lease back, refused unless the claim's fence is the session's."""
     released = db.execute(
         "UPDATE session SET worker = NULL, updated_at = ? WHERE id = ? AND fence = ?", (now, claim.session, claim.fence)
     )
     if released.rowcount != 1:
         raise StaleLease(f"session {claim.key} was taken over by another worker; this one has stopped writing to it")
-
-
-def park(
-    db: sqlite3.Connection,
-    claim: Claim,
-    rows: Sequence[Row],
-    took: Sequence[int],
-    outgoing: Sequence[OutboundMessage],
-    sender: str | None,
-) -> Finished:
-    """Leave a turn on disk until a person has answered."""
-    _let_go(db, claim, time.time())
-    if rows:
-        append_taking(db, claim, rows, took)
-    for id in claim.inbox:
-        db.execute("UPDATE inbox SET state = 'parked' WHERE id = ?", (id,))
-    sent = [send(db, claim.owner, claim.session, claim.turn, message, sender) for message in outgoing]
-    return Finished(sent, more=False)
-
-
-def decide(
-    db: sqlite3.Connection,
-    owner: str,
-    key: str,
-    allowed: bool | None,
-    by: str,
-    note: str,
-    word: Incoming | InboundMessage | None = None,
-) -> tuple[int, CallsAsked | None] | None:
-    """Write a person's word into the log of the parked turn and open it again."""
-    if isinstance(word, InboundMessage):
-        word = accept(db, word, "urgent") if word.id is not None else None
-    row = db.execute(PARKED, (owner, key)).fetchone()
-    if row is None:
-        return None
-    id, session, turn, first_seq = row
-    log = db.execute(
-        "SELECT seq, data, at FROM entry WHERE session = ? AND seq >= ? ORDER BY seq", (session, first_seq)
-    )
-    entries = [(seq, decode_entry(data), at) for seq, data, at in log]
-    asked, since = next(((entry, at) for _, entry, at in reversed(entries) if isinstance(entry, CallsAsked)), (None, 0))
-    if word is not None and not _may_answer(db, word.id, since):
-        return None
-    if allowed is not None and asked is not None:
-        decided = CallsDecided(asked.ids, allowed, by, note)
-        seq = entries[-1][0] + 1
-        db.execute(INSERT_ENTRY, (session, seq, turn, kind_of(decided), encode_entry(decided), time.time()))
-        if word is not None:  # delivered once more, it must not answer a question that the person has not seen
-            db.execute("UPDATE inbox SET first_seq = ? WHERE id = ?", (seq, word.id))
-    # A higher fence: whoever parked the turn and is still about can write no more to it.
-    db.execute("UPDATE session SET fence = fence + 1 WHERE id = ?", (session,))
-    db.execute(
-        "UPDATE inbox SET state = 'taken' WHERE session = ? AND state <> 'done' AND state = 'parked'", (session,)
-    )
-    return id, asked
-
-
-def _may_answer(db: sqlite3.Connection, id: int, since: float) -> bool:
-    """Whether a message may be about a question: it came after it, and has answered no other."""
-    state, first_seq, at = db.execute("SELECT state, first_seq, at FROM inbox WHERE id = ?", (id,)).fetchone()
-    return state == "new" and first_seq is None and at >= since
 
 
 def post(db: sqlite3.Connection, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> int | None:
@@ -393,44 +325,6 @@ def note(db: sqlite3.Connection, owner: str, key: str, entries: Sequence[Entry])
             db.execute("UPDATE session SET history_from = ? WHERE id = ?", (seq + n, id))
     db.execute("UPDATE session SET updated_at = ? WHERE id = ?", (now, id))
     return int(seq) + len(entries)
-
-
-def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_key: str) -> None:
-    """Copy the log up to a point into a new session. A turn that was under way there is open in the copy.
-
-    What a person has allowed and has not begun is asked for again: the word was given for one run.
-    """
-    source = session_row(db, owner, key, create=False)
-    if source is None:
-        raise StoreError(f'there is no session "{key}": `everloop sessions` lists them')
-    if session_row(db, owner, new_key, create=False) is not None:
-        raise StoreError(f'the session "{new_key}" exists already: choose another name')
-    rows = db.execute(
-        "SELECT seq, turn, kind, data, at FROM entry WHERE session = ? AND seq <= ? ORDER BY seq",
-        (source[0], until if until is not None else 2**62),
-    ).fetchall()
-    if not rows or (until is not None and rows[-1][0] != until):
-        last = rows[-1][0] if rows else 0
-        raise StoreError(f'the session "{key}" has no entry {until}: its log ends at {last}')
-    made = session_row(db, owner, new_key, create=True)
-    assert made is not None
-    new = made[0]
-    entries = [decode_entry(data) for _, _, _, data, _ in rows]
-    under_way = len(open_turn(entries))
-    turn = new_turn_id() if under_way else None
-    started = {id for entry in entries if isinstance(entry, CallsBegun) for id in entry.ids}
-    started |= {entry.id for entry in entries if isinstance(entry, CallEnded)}
-    for n, (seq, old_turn, kind, data, at) in enumerate(rows):
-        if isinstance(entry := entries[n], CallsDecided) and entry.allowed and not started.issuperset(entry.ids):
-            continue
-        db.execute(INSERT_ENTRY, (new, seq, turn if n >= len(rows) - under_way else old_turn, kind, data, at))
-    if turn is not None:
-        channel, _, chat_id = new_key.partition(":")
-        message = InboundMessage(channel, "user", chat_id, "", owner=owner, session=new_key, reply=False)
-        # Its answer belongs to its session and to no chat.
-        accept(db, message, "message", new, (turn, rows[-under_way][0]))
-    cleared = [seq for (seq, *_), entry in zip(rows, entries, strict=True) if isinstance(entry, Cleared)]
-    db.execute("UPDATE session SET history_from = ? WHERE id = ?", (cleared[-1] if cleared else 0, new))
 
 
 def fire_timer(db: sqlite3.Connection, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:

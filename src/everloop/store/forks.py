@@ -1,0 +1,49 @@
+"""A copy of a session's log, up to a point, as a new session."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from ..bus import InboundMessage
+from ..errors import StoreError
+from ..log import CallEnded, CallsBegun, CallsDecided, Cleared, decode_entry, open_turn
+from .base import new_turn_id
+from .transactions import INSERT_ENTRY, accept, session_row
+
+
+def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_key: str) -> None:
+    """Copy the log up to a point into a new session. A turn that was under way there is open in the copy.
+
+    What a person has allowed and has not begun is asked for again: the word was given for one run.
+    """
+    source = session_row(db, owner, key, create=False)
+    if source is None:
+        raise StoreError(f'there is no session "{key}": `everloop sessions` lists them')
+    if session_row(db, owner, new_key, create=False) is not None:
+        raise StoreError(f'the session "{new_key}" exists already: choose another name')
+    rows = db.execute(
+        "SELECT seq, turn, kind, data, at FROM entry WHERE session = ? AND seq <= ? ORDER BY seq",
+        (source[0], until if until is not None else 2**62),
+    ).fetchall()
+    if not rows or (until is not None and rows[-1][0] != until):
+        last = rows[-1][0] if rows else 0
+        raise StoreError(f'the session "{key}" has no entry {until}: its log ends at {last}')
+    made = session_row(db, owner, new_key, create=True)
+    assert made is not None
+    new = made[0]
+    entries = [decode_entry(data) for _, _, _, data, _ in rows]
+    under_way = len(open_turn(entries))
+    turn = new_turn_id() if under_way else None
+    started = {id for entry in entries if isinstance(entry, CallsBegun) for id in entry.ids}
+    started |= {entry.id for entry in entries if isinstance(entry, CallEnded)}
+    for n, (seq, old_turn, kind, data, at) in enumerate(rows):
+        if isinstance(entry := entries[n], CallsDecided) and entry.allowed and not started.issuperset(entry.ids):
+            continue
+        db.execute(INSERT_ENTRY, (new, seq, turn if n >= len(rows) - under_way else old_turn, kind, data, at))
+    if turn is not None:
+        channel, _, chat_id = new_key.partition(":")
+        message = InboundMessage(channel, "user", chat_id, "", owner=owner, session=new_key, reply=False)
+        # Its answer belongs to its session and to no chat.
+        accept(db, message, "message", new, (turn, rows[-under_way][0]))
+    cleared = [seq for (seq, *_), entry in zip(rows, entries, strict=True) if isinstance(entry, Cleared)]
+    db.execute("UPDATE session SET history_from = ? WHERE id = ?", (cleared[-1] if cleared else 0, new))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import threading
 import time
@@ -149,5 +150,7 @@ def _listen(process: subprocess.Popen[bytes], most: int, deadline: float) -> End
         ended.late = not ended.cut
         process.kill()
         ended.status = process.wait()
+    if ended.status in (-signal.SIGXCPU, -signal.SIGKILL):  # its own limit of CPU time was quicker than ours
+        ended.late = not ended.cut
     ended.output, ended.errors = bytes(output[:most]), bytes(errors)
     return ended

@@ -20,7 +20,7 @@ from everloop.tools.context import CallContext
 from everloop.tools.policy.policy import MAX_SHOWN, Policy, Verdict
 from everloop.tools.registry import error_result, marked
 
-ROOT = Path("/home/me/work")
+ROOT = Path("/home/me/place")
 
 
 def context(workspace: Path = ROOT, **changes: Any) -> CallContext:
@@ -105,7 +105,7 @@ def test_rules_fit_by_origin_and_by_all_named_arguments():
         ("**/*.key", "d/a.key", True), ("**/*.key", "a.key", True), ("**/*.key", "/etc/a.key", True),
         ("/etc/**", "/etc/passwd", True), ("etc/**", "/etc/x", False), ("a?c", "abc", True), ("a?c", "a/c", False),
         ("[ab].txt", "a.txt", True), ("[!a].txt", "a.txt", False), ("A.txt", "a.txt", False), ("*", "a", True),
-        ("*", "a/b", False), ("./a", "a", True), ("/home/me/work/a", "a", True), ("d/**/x", "d/x", True),
+        ("*", "a/b", False), ("./a", "a", True), ("/home/me/place/a", "a", True), ("d/**/x", "d/x", True),
         ("d/**/x", "d/e/f/x", True), ("a.b", "axb", False), (".", ".", True), ("**", "a/b", True),
         ("d/", "d/x", True),
     ],
@@ -282,11 +282,11 @@ def test_an_approval_covers_the_path_that_was_shown_and_not_where_a_link_leads(t
 
 
 def test_a_rule_about_paths_holds_under_every_name_of_the_workspace():
-    where = context(real_workspace=Path("/disk/work"))
+    where = context(real_workspace=Path("/disk/place"))
     rule = Rule(do="deny", path="shut/**")
-    assert judge(rule, paths=("/disk/work/shut/a",), where=where).decision == "deny"
+    assert judge(rule, paths=("/disk/place/shut/a",), where=where).decision == "deny"
     assert judge(rule, paths=(f"{ROOT}/shut/a",), where=where).decision == "deny"
-    assert run("cat /disk/work/shut/a", rule, where=where) == "deny"
+    assert run("cat /disk/place/shut/a", rule, where=where) == "deny"
 
 
 def test_without_rules_about_paths_there_is_no_guard():

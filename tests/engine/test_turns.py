@@ -1,0 +1,201 @@
+"""Turns one at a time: cut off, over a limit, steered, stopped, and with a provider that is sloppy."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from everloop import events
+from everloop.actions import Limits
+from everloop.engine import Review, Turn, end_turn, run_turn
+from everloop.log import CallEnded, CallsBegun, ModelAnswered, TurnEnded, UserSaid, messages_of
+from everloop.messages import Conversation
+from everloop.providers.base import LLMResponse, ToolCallRequest
+from everloop.testing import check_conversation
+
+from .world import (
+    ASKED,
+    HI,
+    SYSTEM,
+    Plan,
+    Result,
+    ToolPlan,
+    World,
+    WorldLog,
+    WorldModel,
+    WorldToolbox,
+    check_log,
+    live_through,
+)
+
+
+def plan_of(*answers: Any, tools: dict[str, ToolPlan] | None = None, **options: Any) -> Plan:
+    plan = Plan({"x": ToolPlan(True, False, 0, "ok")}, [(answer, 0) for answer in answers], [], {}, 0, False, Limits())
+    plan.tools.update(tools or {})
+    for name, value in options.items():
+        setattr(plan, name, value)
+    return plan
+
+
+async def test_a_call_that_was_cut_off_is_reported_not_repeated():
+    # append 0: answer and intent; append 1: the result, which never gets to disk
+    world, ended, _ = await live_through(plan_of([("c", "x", {})], "sorry", crash_at={1: False}))
+    assert world.started == {"c": 1}
+    assert world.log[-3] == CallEnded("c", "x", "interrupted, outcome unknown: check before you retry", "interrupted")
+    assert ended == TurnEnded("answer", "sorry")
+
+
+async def test_a_safe_call_that_was_cut_off_is_simply_run_again():
+    safe = {"x": ToolPlan(True, True, 0, "ok")}
+    # append 0: the answer; append 1: the result, which never gets to disk
+    world, ended, _ = await live_through(plan_of([("c", "x", {})], "good", tools=safe, crash_at={1: False}))
+    assert world.started == {"c": 2}
+    assert not [entry for entry in world.log if isinstance(entry, CallsBegun)]
+    assert ended.text == "good"
+
+
+async def test_a_model_call_that_had_answered_is_not_repeated():
+    world, ended, _ = await live_through(plan_of([("c", "x", {})], "good", crash_at={0: True}))
+    assert len(world.sent) == 2
+    assert ended.text == "good"
+
+
+async def test_calls_with_the_same_id_or_none_are_told_apart():
+    same: list[Any] = [("c", "x", {}), ("c", "x", {}), ("", "x", {})]
+    world, _, _ = await live_through(plan_of(same, [("c", "x", {})], "ok"))
+    ids = [call.id for entry in world.log if isinstance(entry, ModelAnswered) for call in entry.calls]
+    assert len(set(ids)) == 4
+    assert ids[0] == "c"
+    assert all(ids)
+
+
+async def test_a_made_up_id_never_meets_one_that_the_model_gives():
+    world, _, _ = await live_through(plan_of([("c", "x", {}), ("t1_2", "x", {}), ("c", "x", {})], "ok"))
+    ids = [call.id for entry in world.log if isinstance(entry, ModelAnswered) for call in entry.calls]
+    assert len(set(ids)) == 3
+
+
+async def test_more_calls_than_the_limit_are_answered_and_not_run():
+    calls: list[Any] = [(f"c{n}", "x", {}) for n in range(5)]
+    world, _, _ = await live_through(plan_of(calls, "ok", limits=Limits(calls=2)))
+    errors = [call.error for entry in world.log if isinstance(entry, ModelAnswered) for call in entry.calls]
+    assert errors[:2] == [None, None]
+    assert all(error and "at most 2 calls" in error for error in errors[2:])
+
+
+@pytest.mark.parametrize("answer", ["", [("c", "x", {})]])
+async def test_a_steered_message_that_no_round_is_left_for_waits_for_the_next_turn(answer):
+    plan = plan_of(answer, answer, answer, limits=Limits(rounds=2), happenings=[(0, "steer")])
+    plan.happenings = [(n, "steer") for n in range(40)]
+    world, ended, _ = await live_through(plan)
+    said = [entry.content for entry in world.log if isinstance(entry, UserSaid)]
+    assert {"role": "user", "content": said[-1]} in world.sent[-1]
+    assert isinstance(ended, TurnEnded)
+
+
+async def test_an_answer_in_the_last_round_is_given_even_when_a_message_was_steered_in_behind_it():
+    world, ended, _ = await live_through(
+        plan_of("the answer", limits=Limits(rounds=1), happenings=[(n, "steer") for n in range(1, 9)], hops=2)
+    )
+    assert ended == TurnEnded("answer", "the answer")
+    assert world.inbox
+
+
+async def test_a_turn_that_is_stopped_keeps_the_text_that_had_come():
+    world, ended, seen = await live_through(
+        plan_of(*[], answers=[("never said", 4)], happenings=[(3, "stop")], watched=True)
+    )
+    assert world.log[1] == ModelAnswered("piece 0 piece 1 piece 2 ", finish_reason="cancelled")
+    assert ended == TurnEnded("cancelled", "Stopped.")
+    assert seen[-1] == events.TurnEnded("t1", "cancelled", "Stopped.")
+
+
+async def test_a_turn_stopped_before_it_runs_does_nothing():
+    world = World()
+    log = WorldLog(world, 0)
+    turn = Turn("t1", list(world.log), Conversation([SYSTEM]), log)
+    turn.stop("cancelled", "Stopped.")
+    await run_turn(turn, WorldModel(world, []), WorldToolbox(world, {}, log))
+    assert world.log == [HI, TurnEnded("cancelled", "Stopped.")]
+    assert list(turn.conversation) == [SYSTEM, *messages_of(world.log)]
+
+
+async def test_a_turn_that_is_not_running_can_be_ended_in_any_state():
+    world = World(log=[HI, ASKED, CallsBegun(("b",))])
+    turn = Turn("t1", list(world.log), Conversation([SYSTEM]), WorldLog(world, 0))
+    await end_turn(turn, "error", "Sorry")
+    check_log(world.log)
+    assert [entry.status for entry in world.log if isinstance(entry, CallEnded)] == ["cancelled", "cancelled"]
+    assert world.log[-1] == TurnEnded("error", "Sorry")
+
+
+async def test_a_turn_without_an_open_entry_is_a_fault_of_the_caller():
+    world = World(log=[HI, TurnEnded("answer")])
+    turn = Turn("t1", [], Conversation([SYSTEM]), WorldLog(world, 0))
+    with pytest.raises(ValueError, match="no open entries"):
+        await run_turn(turn, WorldModel(world, []), WorldToolbox(world, {}, WorldLog(world, 0)))
+
+
+async def test_a_model_that_cancels_itself_ends_the_turn_with_an_error():
+    class Odd:
+        async def __call__(self, conversation, emit):
+            raise asyncio.CancelledError
+
+    world = World()
+    log = WorldLog(world, 0)
+    ended = await run_turn(
+        Turn("t1", list(world.log), Conversation([SYSTEM]), log), Odd(), WorldToolbox(world, {}, log)
+    )
+    assert isinstance(ended, TurnEnded)
+    assert ended.reason == "error"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        LLMResponse("hi", usage={"prompt_tokens": 1, "details": {"cached": 1}, "cost": 0.1, "none": None}),  # type: ignore[dict-item]
+        LLMResponse("hi", finish_reason=None),  # type: ignore[arg-type]
+        LLMResponse(None, None),  # type: ignore[arg-type]
+        LLMResponse(None, [ToolCallRequest(None, "x", {})]),  # type: ignore[arg-type]
+        LLMResponse(None, [ToolCallRequest(7, "x", None)]),  # type: ignore[arg-type]
+        LLMResponse(None, [ToolCallRequest("c", "x", "{}")]),  # type: ignore[arg-type]
+        LLMResponse(None, [ToolCallRequest("c", "x", {"text": "\ud800"})]),
+        LLMResponse(None, [ToolCallRequest("c", "x", {"n": 10**30, "f": float("nan")})]),
+        LLMResponse(None, [ToolCallRequest("c", "x", {"odd": object()})]),
+        LLMResponse(None, [ToolCallRequest("c", "no such tool, \x00 at all" * 9, {})]),
+        LLMResponse(None, [ToolCallRequest("c", "", {})]),
+        LLMResponse("\ud800", reasoning="\udfff"),
+    ],
+    ids=range(12),
+)
+async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(response):
+    class Sloppy:
+        asked = 0
+
+        async def __call__(self, conversation, emit):
+            assert check_conversation(list(conversation)) == []
+            self.asked += 1
+            return response if self.asked == 1 else LLMResponse("over")
+
+    class Anything(WorldToolbox):
+        def batch(self, calls):
+            return calls
+
+        def replay_safe(self, name):
+            return True
+
+        def review(self, calls, conversation):
+            return Review()
+
+        async def run(self, call, progress, approved):
+            return Result(call.error or "ran")
+
+    world = World()
+    log = WorldLog(world, 0)  # encodes and decodes every entry, as a store does
+    turn = Turn("t1", list(world.log), Conversation([SYSTEM]), log)
+    ended = await run_turn(turn, Sloppy(), Anything(world, {}, log))
+    check_log(world.log)
+    assert isinstance(ended, TurnEnded)
+    assert ended.reason == "answer" or (response.tool_calls is None and ended.reason in ("empty", "answer"))

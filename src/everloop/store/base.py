@@ -1,6 +1,6 @@
 """The store port: log, inbox, outbox, leases and timers, as any database behind it must keep them.
 
-The conformance suite in `tests/test_store.py` says what each call promises; it takes any store.
+The conformance suite in `tests/store` says what each call promises; it takes any store.
 """
 
 from __future__ import annotations

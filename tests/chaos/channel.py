@@ -1,0 +1,43 @@
+"""Messages for workers that are processes of their own, and waiting for what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from everloop import InboundMessage
+from everloop.dispatch.durable import DurableBus
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing import FakeOpenAI
+
+from ..crash.forge import Forge
+from ..crash.history import History, lines, read
+
+
+async def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    give_up = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < give_up, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+def started(folder: Path, runs: int = 1) -> Callable[[], bool]:
+    return lambda: len([run for run in lines(folder / "runs") if run["what"] == "start"]) >= runs
+
+
+async def publish(folder: Path, *messages: dict[str, Any]) -> None:
+    """As a channel does that is a process of its own."""
+    store = SQLiteStore(folder / "store.db")
+    bus = DurableBus(store)
+    for message in messages:
+        await bus.publish_inbound(InboundMessage(**message))
+    await store.close()
+
+
+async def finished(forge: Forge, folder: Path, model: FakeOpenAI) -> History:
+    """Send what is in the outbox, and read it all."""
+    assert await forge.run("agent", folder=str(folder), url=model.base_url, bus="durable") == 0
+    return read(folder, model.requests)

@@ -33,7 +33,7 @@ from everloop.tools.mcp import stdio as mcp_stdio
 from everloop.tools.mcp.servers import McpServers
 from everloop.tools.registry import ToolRegistry
 
-from .test_mcp import by_name, connected, failure, installed, run, text
+from .mcp_stdio.servers import by_name, connected, failure, installed, run, text
 
 PAGE = Path(__file__).parent.parent / "docs" / "mcp.md"
 SECRET = "canary-token-5f2c"

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from everloop.tools.shell import processes
+from everloop.tools.shell.shell import ShellSettings
+
+from .desks import Desk
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "workspace"
+    place.mkdir()
+    return place
+
+
+@pytest_asyncio.fixture(params=["bubblewrap", "landlock", "off"])
+async def desk(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
+    """With each wall in turn."""
+    desk = Desk(folder, ShellSettings(mode=request.param))
+    yield desk
+    await desk.close()
+
+
+@pytest_asyncio.fixture
+async def one(folder: Path, tmp_path: Path) -> AsyncIterator[Desk]:
+    """With the wall of this machine, where it makes no difference which."""
+    desk = Desk(folder, ShellSettings(), outputs=tmp_path / "outputs")
+    yield desk
+    await desk.close()

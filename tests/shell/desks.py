@@ -1,0 +1,75 @@
+"""A workspace with the tools of the shell, and what must not outlive a command."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.tools.base import Output, Plan, ToolError
+from everloop.tools.context import CallContext, current
+from everloop.tools.shell.shell import ShellSettings, shell_tools
+
+
+class Desk:
+    """A workspace and the two tools over it."""
+
+    def __init__(self, folder: Path, settings: ShellSettings, **context: Any) -> None:
+        self.folder = folder
+        self.lines: list[str] = []
+        self.context = CallContext("me", "s", "t", "c", "cli", "d", folder, True, "k", self.lines.append)
+        self.context = replace(self.context, **context)
+        self.tools = {tool.name: tool for tool in shell_tools(settings)}
+
+    async def output(self, name: str, **arguments: Any) -> Output:
+        token = current.set(self.context)
+        try:
+            result = await self.tools[name].execute(**arguments)
+        finally:
+            current.reset(token)
+        assert isinstance(result, Output)
+        return result
+
+    async def __call__(self, command: str, **arguments: Any) -> str:
+        return (await self.output("exec", command=command, **arguments)).text
+
+    async def process(self, action: str, id: str = "", **arguments: Any) -> str:
+        return (await self.output("process", action=action, id=id, **arguments)).text
+
+    async def fails(self, command: str, **arguments: Any) -> str:
+        with pytest.raises(ToolError) as caught:
+            await self(command, **arguments)
+        return str(caught.value)
+
+    def plan(self, name: str = "exec", **arguments: Any) -> Plan:
+        token = current.set(self.context)
+        try:
+            return self.tools[name].plan(arguments)
+        finally:
+            current.reset(token)
+
+    async def start(self, command: str, **arguments: Any) -> str:
+        """The id of a command in the background."""
+        said = await self(command, background=True, **arguments)
+        return next(word.rstrip(";") for word in said.split() if word.startswith("p") and word[1:2].isdigit())
+
+    async def until(self, id: str, text: str) -> str:
+        """What a background command says until it has said this."""
+        said = ""
+        async with asyncio.timeout(20):
+            while text not in said:
+                said += await self.process("poll", id, wait=5)
+        return said
+
+    async def close(self) -> None:
+        for tool in self.tools.values():
+            await tool.close()
+
+
+async def gone(path: Path, seconds: float) -> bool:
+    """Whether a file that a survivor would write stays away."""
+    await asyncio.sleep(seconds)
+    return not path.exists()

@@ -1,0 +1,116 @@
+"""The limits of time and of output."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from everloop.tools.shell.shell import ShellSettings
+
+from .desks import Desk, gone
+
+
+async def test_a_command_that_takes_too_long_is_stopped_and_what_it_said_is_kept(desk):
+    began = time.monotonic()
+    output = await desk.output("exec", command="echo before; sleep 30; echo after", timeout=0.5)
+    assert time.monotonic() - began < 8
+    assert output.failed
+    assert output.text.startswith("before\n[")
+    assert "after" not in output.text
+
+
+async def test_a_command_is_asked_to_end_before_it_is_killed(desk, folder):
+    output = await desk.output(
+        "exec", command="trap 'echo cleaning; touch cleaned; exit' TERM; sleep 30 & wait", timeout=0.5
+    )
+    assert "cleaning" in output.text
+    assert (folder / "cleaned").exists()
+
+
+async def test_one_that_will_not_end_is_killed(desk, folder):
+    began = time.monotonic()
+    output = await desk.output(
+        "exec", command="trap '' TERM; for i in $(seq 15); do sleep 0.1; done; touch late", timeout=0.3
+    )
+    assert output.failed
+    assert time.monotonic() - began < 6
+    assert await gone(folder / "late", 1)
+
+
+async def test_no_call_gets_more_time_than_the_settings_allow(folder):
+    desk = Desk(folder, ShellSettings(max_timeout=0.4))
+    began = time.monotonic()
+    assert (await desk.output("exec", command="sleep 30", timeout=1000)).failed
+    assert time.monotonic() - began < 10
+
+
+async def test_a_cancelled_turn_ends_the_command_and_all_it_started(desk, folder):
+    command = "touch started; setsid sh -c 'sleep 1; touch survived' & sleep 1; touch survived"
+    task = asyncio.create_task(desk(command))
+    async with asyncio.timeout(20):
+        while not (folder / "started").exists():
+            await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await gone(folder / "survived", 1.2)
+
+
+async def test_a_daemon_does_not_outlive_its_command(desk, folder):
+    forks = "[os.fork() and os._exit(0) or os.setsid() for _ in (1, 2)]"
+    await desk(f"python3 -c \"import os, time; {forks}; time.sleep(1); open('survived', 'w')\"; true")
+    await desk("setsid sh -c 'sleep 1; touch survived' & sleep 0.2; kill -9 0")
+    assert await gone(folder / "survived", 1.2)
+
+
+async def test_a_long_output_keeps_its_two_ends_and_is_saved_whole(one):
+    said = await one("seq 1 20000")
+    assert said.startswith("1\n2\n3\n")
+    assert said.endswith("19999\n20000")
+    assert 29_000 < len(said) < 31_000
+    place = said.split("of them: ")[1].split(" …")[0]
+    assert Path(place).read_text() == "".join(f"{number}\n" for number in range(1, 20001))
+    assert await one(f"tail -n 1 {place}; touch {place} 2>/dev/null || echo closed") == "20000\nclosed"
+
+
+async def test_an_output_that_fits_is_not_saved(one, tmp_path):
+    assert len(await one("seq 1 5000")) < 30_000
+    assert not (tmp_path / "outputs").exists()
+
+
+async def test_only_so_much_is_saved_and_without_a_folder_nothing(folder, tmp_path):
+    desk = Desk(folder, ShellSettings(output_limit=100, saved_limit=1000), outputs=tmp_path / "outputs")
+    said = await desk("seq 1 20000")
+    assert said.startswith("1\n2\n")
+    assert said.endswith("20000")
+    assert [path.stat().st_size for path in (tmp_path / "outputs").iterdir()] == [1000]
+    without = await Desk(folder, ShellSettings(output_limit=100))("seq 1 20000")
+    assert len(without) < 300
+    assert "read_file" not in without
+
+
+async def test_letters_of_several_bytes_are_counted_as_letters(folder):
+    desk = Desk(folder, ShellSettings(output_limit=1000))
+    assert await desk("for i in $(seq 900); do printf é; done") == "é" * 900
+    said = await desk("for i in $(seq 1100); do printf é; done")
+    assert said.count("é") == 1000
+    assert "\ufffd" not in said
+
+
+async def test_progress_is_shown_while_the_command_runs_and_not_too_often(one):
+    await one("for i in $(seq 8); do echo line $i; sleep 0.1; done; seq 1 100000")
+    assert one.lines[0] == "line 1"
+    assert 2 <= len(one.lines) <= 12
+    assert any(line.startswith("line") for line in one.lines[1:])
+
+
+async def test_the_last_line_before_a_long_silence_is_shown(one):
+    task = asyncio.create_task(one("echo one; echo two; sleep 20"))
+    async with asyncio.timeout(10):
+        while "two" not in one.lines:
+            await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

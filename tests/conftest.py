@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from everloop.testing.openai_server import FakeOpenAI
 
     from .crash.forge import Forge
+    from .desk import Desk
 
 _OUR_CODE = str(Path(everloop.__file__).parent) + os.sep
 _OUR_TESTS = str(Path(__file__).parent) + os.sep
@@ -172,3 +173,22 @@ async def model() -> AsyncIterator[FakeOpenAI]:
 
     async with planned(keep_bodies=False) as server:
         yield server
+
+
+# ---------------------------------------------------------------------------------------------- for the file tools
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty workspace."""
+    place = tmp_path / "workspace"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture
+def desk(folder: Path) -> Desk:
+    """The file tools over it."""
+    from .desk import Desk
+
+    return Desk(folder)

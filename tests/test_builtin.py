@@ -61,7 +61,8 @@ async def test_background_commands_end_with_their_turn_and_kept_ones_with_the_ag
 async def test_the_key_for_brave_that_is_given_to_the_agent_is_used(folder):
     with_key, _ = agent_of(folder, brave_api_key="a key")
     without, _ = agent_of(folder)
-    shown = [agent.tools.get("web_search").plan({"query": "beans"}).shown for agent in (with_key, without)]
+    searches = [tool for agent in (with_key, without) for tool in agent.tools if tool.name == "web_search"]
+    shown = [search.plan({"query": "beans"}).shown for search in searches]
     assert "Brave" in shown[0]
     assert "Brave" not in shown[1]
     await with_key.close()

@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 import zipfile
-from pathlib import Path
 
 import docx
 import openpyxl  # type: ignore[import-untyped]
@@ -17,23 +16,10 @@ from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 from everloop.tools.files import documents
-from tests.desk import Desk
 
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABpfZFQAAAAABJRU5ErkJggg=="
 )
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "workspace"
-    place.mkdir()
-    return place
-
-
-@pytest.fixture
-def desk(folder: Path) -> Desk:
-    return Desk(folder)
 
 
 def pdf(*pages: str, password: str = "") -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -14,19 +13,6 @@ from hypothesis import strategies as st
 from everloop.tools.base import ToolError
 from everloop.tools.files import edit, paths
 from everloop.tools.files.edit import replace_text
-from tests.desk import Desk
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "workspace"
-    place.mkdir()
-    return place
-
-
-@pytest.fixture
-def desk(folder: Path) -> Desk:
-    return Desk(folder)
 
 
 def edited(text: str, old: str, new: str, everywhere: bool = False) -> str:

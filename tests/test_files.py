@@ -6,7 +6,6 @@ import asyncio
 import os
 import stat
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,19 +14,6 @@ from hypothesis import strategies as st
 from everloop.tools.files import documents, edit, files, find, paths
 from tests.desk import Desk
 from tests.test_docs import DOCS, PROGRAM, Reader
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "workspace"
-    place.mkdir()
-    return place
-
-
-@pytest.fixture
-def desk(folder: Path) -> Desk:
-    return Desk(folder)
-
 
 # --- read_file -----------------------------------------------------------------------------------------------------
 

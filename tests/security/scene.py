@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from everloop import AgentLoop, MessageBus, Tool
+from everloop.config import Config
 from everloop.providers.base import ToolCallRequest
 from everloop.testing import ScriptedProvider
+from tests.web_servers import Server
 
 Step = ToolCallRequest | list[ToolCallRequest] | Callable[[list[dict[str, Any]], Any], Any]
 
@@ -23,6 +25,11 @@ Step = ToolCallRequest | list[ToolCallRequest] | Callable[[list[dict[str, Any]],
 def canary(what: str = "canary") -> str:
     """A secret that stands nowhere else."""
     return f"{what}-{secrets.token_hex(12)}"
+
+
+def settings(*servers: Server, **more: Any) -> Config:
+    """The settings of an agent that may reach these servers."""
+    return Config(private_hosts=tuple(f"127.0.0.1:{server.port}" for server in servers), **more)
 
 
 @dataclass

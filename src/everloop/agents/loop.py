@@ -70,7 +70,8 @@ class AgentLoop:
         busy: Literal["queue", "steer", "interrupt"] | None = None,
         on_event: Callable[[str, events.Event], None] | None = None,
     ) -> None:
-        busy = busy or getattr(config, "busy", None) or "queue"
+        settings = config if isinstance(config, Config) else Config()
+        busy = busy or settings.busy
         if busy not in ("queue", "steer", "interrupt"):
             raise ValueError(f'busy must be "queue", "steer" or "interrupt", not {busy!r}')
         self.bus = bus
@@ -78,21 +79,15 @@ class AgentLoop:
         self.workspace = Path(workspace)
         self.model = model
         self.max_iterations = max_iterations
-        self.brave_api_key = brave_api_key
-        self.exec_config = exec_config
         self.cron_service = cron_service
         self.restrict_to_workspace = restrict_to_workspace
         self.store = _open_store(store, config, self.workspace)
-        settings = config if isinstance(config, Config) else Config()
         built_in = builtin_tools(settings, brave_api_key=brave_api_key, exec_config=exec_config)
         self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
-        self.context = ContextBuilder(self.workspace, getattr(config, "name", "Everloop"), lambda: self._turns.reach())
+        self.context = ContextBuilder(self.workspace, settings.name, lambda: self._turns.reach())
         self._mcp = _mcp_servers(settings)
         self._dispatcher = Dispatcher(
-            self.store,
-            self._run_claim,
-            lambda: self.context.build_system_prompt(),
-            busy=busy,
+            self.store, self._run_claim, lambda: self.context.build_system_prompt(), busy=busy
         )
         self._dispatcher.on_held = lambda worker: self._spawn(self._held(worker))
         self._dispatcher.on_waiting = lambda message: self._say(message, WAITS)

@@ -14,10 +14,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from everloop import tool
-from everloop.log import Call
+from everloop import AgentLoop, MessageBus, events, tool
+from everloop.testing import ScriptedProvider, call
 from everloop.tools.context import CallContext, current
-from everloop.tools.registry import ToolRegistry
 from everloop.tools.shell.shell import ShellSettings, shell_tools
 
 
@@ -73,7 +72,7 @@ async def exec_cost(rounds: int, *, steering: bool = False) -> Row:
 
 
 async def side_by_side(rounds: int) -> Row:
-    """Eight calls of one round that sleep 100 ms each, through the registry."""
+    """Eight calls of one round that sleep 100 ms each, through the whole loop: from the first start to the last end."""
 
     @tool
     async def pause() -> str:
@@ -81,14 +80,21 @@ async def side_by_side(rounds: int) -> Row:
         await asyncio.sleep(0.1)
         return "done"
 
-    registry = ToolRegistry([pause])
-    calls = [Call(f"c{number}", "pause", {}) for number in range(8)]
+    times: list[float] = []
+
+    def watch(event: events.Event) -> None:
+        if isinstance(event, events.ToolStarted | events.ToolEnded):
+            times.append(time.perf_counter())
+
     walls = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        together = registry.batch(calls)
-        await asyncio.gather(*(registry.run(call, context("/")) for call in together))
-        walls.append((time.perf_counter() - began) * 1e3 if len(together) == 8 else float("inf"))
+    with tempfile.TemporaryDirectory() as folder:
+        script = [step for _ in range(rounds) for step in ([call("pause") for _ in range(8)], "done")]
+        async with AgentLoop(MessageBus(), ScriptedProvider(script), folder, store=f"{folder}/bench.db") as agent:
+            agent.tools.register(pause)
+            for _ in range(rounds):
+                times.clear()
+                await agent.process_direct("sleep", on_event=watch)
+                walls.append((times[-1] - times[0]) * 1e3)
     wall = statistics.median(walls)
     return Row("8 tool calls that sleep 100 ms, in one round", f"{wall:.0f} ms", "100 ms", wall, 150)
 

@@ -39,6 +39,13 @@ def test_importing_the_package_loads_no_other_module_of_ours():
     assert loaded.split() == ["everloop"]
 
 
+def test_an_agent_loads_only_what_every_agent_needs():
+    code = "import sys, everloop.agents.loop; print(*sys.modules)"
+    loaded = set(run_python(code).split())
+    assert not loaded & {"aiohttp", "trafilatura", "ddgs", "mcp", "pypdf", "docx", "openpyxl", "prompt_toolkit"}
+    assert "everloop.tools.policy.commands.grammar" not in loaded
+
+
 def test_importing_the_package_takes_under_three_milliseconds():
     code = "import time; start = time.process_time(); import everloop; print((time.process_time() - start) * 1000)"
     assert min(float(run_python(code)) for _ in range(5)) < 3

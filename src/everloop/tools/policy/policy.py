@@ -60,6 +60,8 @@ class Policy:
         self.rules = tuple(enumerate(rules, 1))
         self.taint = taint
         self._paths = any(rule.path for rule in rules)
+        if any(rule.command or rule.path for rule in rules):
+            from .commands import grammar  # noqa: F401 - now, and not while an event loop waits
 
     def judge(
         self,

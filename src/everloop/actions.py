@@ -15,6 +15,7 @@ from .log import (
     CallsBegun,
     CallsDecided,
     Cleared,
+    Compacted,
     Entry,
     ModelAnswered,
     Noted,
@@ -116,6 +117,8 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
                 pending, failures, progress = {call.id: call for call in entry.calls}, 0, False
             case CallsBegun():
                 begun.update(entry.ids)
+                continue
+            case Compacted():
                 continue
             case CallsAsked() | CallsDecided():
                 asked.update(dict.fromkeys(entry.ids, entry))

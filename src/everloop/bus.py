@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from .messages import clean
 
 # A command waits for its place in the session; an urgent one does not.
 Kind = Literal["message", "command", "urgent"]
+_NAMES_A_SKILL = re.compile(r"(?<!\S)\$[a-z]")
 
 
 @dataclass(slots=True)
@@ -45,6 +47,14 @@ class InboundMessage:
             return self.channel, self.chat_id
         channel, colon, chat_id = self.chat_id.partition(":")
         return (channel, chat_id) if colon else ("cli", self.chat_id)
+
+    @property
+    def plain(self) -> bool:
+        """Whether its text is all there is to it: nothing attached, no skill named that must be read first. What
+        comes from inside the system loads nothing."""
+        return not self.media and (
+            "$" not in self.content or self.channel == "system" or not _NAMES_A_SKILL.search(self.content)
+        )
 
     def addressed(self) -> InboundMessage:
         """The message as it enters the inbox: with its session (one from inside the system works in its

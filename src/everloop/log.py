@@ -34,6 +34,7 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
 
     content: Content
     sender: str = ""
+    now: str = ""  # the time, where a while has passed since the conversation last heard it
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
@@ -97,7 +98,31 @@ class Cleared(msgspec.Struct, frozen=True, tag="new"):
     """`/new`: the conversation starts afresh here; what stands before stays readable."""
 
 
-Entry = UserSaid | ModelAnswered | CallsBegun | CallsAsked | CallsDecided | CallEnded | TurnEnded | Noted | Cleared
+class Compacted(msgspec.Struct, frozen=True, omit_defaults=True, tag="compacted"):
+    """From here on the model is shown less: what stands up to `until` as a summary, some long results as a pointer to
+    a file. The entries themselves stay. It builds on the one before it, which stands at `follows`."""
+
+    until: int
+    summary: str = ""
+    turns: int = 0  # that the summary stands for, in all
+    aside: dict[str, str] = {}  # the file that holds a result, by call
+    pictures: int = 0  # those up to this position are not shown any more
+    untrusted: bool = False  # something that came from outside stood in what is summarised
+    follows: int = 0
+
+
+Entry = (
+    UserSaid
+    | ModelAnswered
+    | CallsBegun
+    | CallsAsked
+    | CallsDecided
+    | CallEnded
+    | TurnEnded
+    | Noted
+    | Cleared
+    | Compacted
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
@@ -121,6 +146,8 @@ def open_turn(log: Sequence[Entry]) -> Sequence[Entry]:
     start = len(log)
     while start and not isinstance(log[start - 1], TurnEnded | Noted | Cleared):
         start -= 1
+    while start < len(log) and isinstance(log[start], Compacted):  # it came between two turns
+        start += 1
     return log[start:]
 
 
@@ -147,7 +174,7 @@ class Transcript:
     def _read(self, entry: Entry) -> list[Message]:
         match entry:
             case UserSaid():
-                return [{"role": "user", "content": entry.content}]
+                return [{"role": "user", "content": _with_time(entry)}]
             case ModelAnswered():
                 self._calls, self._results, self._images = entry.calls, {}, {}
                 calls = [(call.id, call.name, call.arguments) for call in entry.calls]
@@ -165,7 +192,7 @@ class Transcript:
                 return [] if self._last_role == "assistant" else [assistant_message(entry.text)]
             case Noted():
                 return [entry.message]
-            case CallsBegun() | CallsAsked() | CallsDecided() | Cleared():
+            case CallsBegun() | CallsAsked() | CallsDecided() | Cleared() | Compacted():
                 return []
 
     def _shown_images(self) -> list[Message]:
@@ -177,6 +204,16 @@ class Transcript:
                 parts.append({"type": "text", "text": f"(what call {number} of this round, {call.name}, gave)"})
                 parts += [{"type": "image_url", "image_url": {"url": url}} for url in images]
         return [{"role": "user", "content": parts}] if parts else []
+
+
+def _with_time(said: UserSaid) -> Content:
+    """What was said, with the time after it where that is told. It stays where it was said: no later request changes."""
+    if not said.now:
+        return said.content
+    note = f"[It is now {said.now}.]"
+    if isinstance(said.content, str):
+        return f"{said.content}\n\n{note}"
+    return [*said.content, {"type": "text", "text": note}]
 
 
 def with_notice(content: str, repeats: int) -> str:

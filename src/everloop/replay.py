@@ -1,7 +1,8 @@
 """A recorded turn, run again through the real engine: no model, no tool, no store.
 
 The model gives the recorded answers and the tools give the recorded results; what the engine makes of them must be
-the recorded turn again, step by step. Intents and times are left out: they say when, not what.
+the recorded turn again, step by step. Intents, times and what was shown to the model are left out: they say when and
+how, not what.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .log import (
     CallsAsked,
     CallsBegun,
     CallsDecided,
+    Compacted,
     Entry,
     ModelAnswered,
     Status,
@@ -61,7 +63,7 @@ class Replayed:
 
 async def replay(entries: Iterable[Entry], history: Iterable[Entry] = ()) -> Replayed:
     """Run a turn again from its recorded entries; `history` is what stands before it in its conversation."""
-    recorded = [entry for entry in entries if not isinstance(entry, CallsBegun)]
+    recorded = [entry for entry in entries if not isinstance(entry, CallsBegun | Compacted)]
     if not recorded or not isinstance(first := recorded[0], UserSaid):
         first_entry = recorded[0] if recorded else None
         return Replayed(difference=Difference(1, first_entry, None, "a turn begins with a user's message"))

@@ -217,8 +217,9 @@ class AgentLoop:
         info = await self.store.session(owner, session_key)
         if info is None or info.open_turn is None:
             return None
-        logged = await self.store.read_log(info.id, info.history_from)
-        action = next_action([one.entry for one in logged if one.turn == info.open_turn])
+        turns = await self.store.turns(owner, session=info.id, prefix=info.open_turn, limit=1)
+        logged = await self.store.read_turn(info.id, turns[0].first_seq) if turns else []
+        action = next_action([one.entry for one in logged])
         return action.question if isinstance(action, Park) else None
 
     def watch(self, session_key: str, emit: events.Emit, owner: str = "me") -> Callable[[], None]:

@@ -9,6 +9,7 @@ from ..log import (
     CallsBegun,
     CallsDecided,
     Cleared,
+    Compacted,
     Content,
     Entry,
     ModelAnswered,
@@ -46,6 +47,15 @@ def described(entry: Entry, waited: float | None = None, *, full: bool = False) 
             return f"{message.get('role')}: {_cut(text_of(message.get('content') or ''), full)}", ""
         case Cleared():
             return "a new conversation begins here", ""
+        case Compacted():
+            return _compacted(entry, full), ""
+
+
+def _compacted(entry: Compacted, full: bool) -> str:
+    parts = [f"{entry.turns} earlier turns are shown as a summary"] if entry.summary else []
+    parts += [f"{len(entry.aside)} long results as pointers"] if entry.aside else []
+    text = " and ".join(parts) or "nothing is left out"
+    return f"{text}: {_cut(entry.summary, full)}" if entry.summary else text
 
 
 def text_of(content: Content) -> str:

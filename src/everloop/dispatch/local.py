@@ -322,7 +322,7 @@ class Dispatcher:
 
     def _place(self, live: Live, row: Incoming) -> None:
         """What a message does to the turn that runs: it steers it, replaces it, or waits behind it."""
-        plain = row.kind == "message" and not row.message.media
+        plain = row.kind == "message" and row.message.plain
         if self.busy == "steer" and plain and not live.behind:
             live.steer.append((row.id, UserSaid(row.message.content, row.message.sender_id)))
             return

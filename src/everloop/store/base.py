@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ..bus import InboundMessage, Kind, OutboundMessage
-from ..log import CallsAsked, Entry, Written
+from ..log import CallsAsked, Compacted, Entry, Written
 
 T = TypeVar("T")
+SILENCE_SECONDS = 1800.0  # after which the model is told the time again
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +61,15 @@ class Claim:
     entries: list[Entry] = field(default_factory=list)  # what the turn's log holds already
     resumed: bool = False
     accepted: int | None = None  # the inbox row of the message handed to `begin`
+    compacted: int = 0  # where the entry stands that says what of the conversation is left out
+    began: float = 0.0  # when the conversation began
+    idle_since: float = 0.0  # when the session was last at work
+
+    def time_to_tell(self, now: float) -> str:
+        """The time in words, when the conversation has been silent for a while; "" otherwise. A new conversation is
+        told when it began."""
+        fresh = self.first_seq == self.history_from + 1
+        return "" if fresh or now - self.idle_since < SILENCE_SECONDS else in_words(now)
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,6 +93,7 @@ class SessionInfo:
     updated_at: float
     open_turn: str | None
     worker: str | None
+    compacted: int = 0  # where the entry stands that says what of the conversation is left out
     parked: bool = False  # the open turn waits for a person's word
 
 
@@ -256,6 +267,10 @@ class Store(Protocol):
         """Append entries outside of any turn; refused with `Busy` while a living worker runs one."""
         ...
 
+    async def compact(self, owner: str, key: str, entry: Compacted) -> bool:
+        """Append it outside of any turn. False, and nothing is written, when the session is busy or has moved on."""
+        ...
+
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
         """A new session whose log is the first `until` entries of another."""
         ...
@@ -289,6 +304,11 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def in_words(at: float) -> str:
+    """A moment as the model reads it, in the local time zone."""
+    return time.strftime("%A, %Y-%m-%d %H:%M", time.localtime(at))
 
 
 def new_turn_id() -> str:

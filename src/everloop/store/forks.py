@@ -6,7 +6,7 @@ import sqlite3
 
 from ..bus import InboundMessage
 from ..errors import StoreError
-from ..log import CallEnded, CallsBegun, CallsDecided, Cleared, decode_entry, open_turn
+from ..log import CallEnded, CallsBegun, CallsDecided, Cleared, Compacted, decode_entry, open_turn
 from .base import new_turn_id
 from .transactions import INSERT_ENTRY, accept, session_row
 
@@ -45,5 +45,10 @@ def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_ke
         message = InboundMessage(channel, "user", chat_id, "", owner=owner, session=new_key, reply=False)
         # Its answer belongs to its session and to no chat.
         accept(db, message, "message", new, (turn, rows[-under_way][0]))
-    cleared = [seq for (seq, *_), entry in zip(rows, entries, strict=True) if isinstance(entry, Cleared)]
-    db.execute("UPDATE session SET history_from = ? WHERE id = ?", (cleared[-1] if cleared else 0, new))
+    history_from = compacted = 0
+    for (seq, *_), entry in zip(rows, entries, strict=True):
+        if isinstance(entry, Cleared):
+            history_from, compacted = seq, 0
+        elif isinstance(entry, Compacted):
+            compacted = seq
+    db.execute("UPDATE session SET history_from = ?, compacted = ? WHERE id = ?", (history_from, compacted, new))

@@ -62,7 +62,12 @@ def m002_messages_of_tools(db: sqlite3.Connection) -> None:
     db.execute("CREATE UNIQUE INDEX outbox_once ON outbox (owner, key) WHERE key IS NOT NULL")
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_core, m002_messages_of_tools)
+def m003_compaction(db: sqlite3.Connection) -> None:
+    """Where the entry stands that says what of a conversation is left out; 0 when the whole of it is shown."""
+    db.execute("ALTER TABLE session ADD COLUMN compacted INTEGER NOT NULL DEFAULT 0")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_core, m002_messages_of_tools, m003_compaction)
 
 
 def migrate(db: sqlite3.Connection) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StoreError
-from ..log import CallsAsked, Entry, Written, decode_entry, encode_entry, kind_of
+from ..log import CallsAsked, Compacted, Entry, Written, decode_entry, encode_entry, kind_of
 from . import forks, parking
 from . import transactions as tx
 from .base import Busy, Claim, Finished, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo, Waiting
@@ -35,7 +35,7 @@ LOCK_SECONDS = 30.0  # how long a write waits for another program that holds the
 SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1),
-        s.worker, EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
+        s.worker, s.compacted, EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
     FROM session s WHERE s.owner = ?"""
 READY = """SELECT owner, key, worker FROM session WHERE id IN (
         SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'
@@ -111,7 +111,7 @@ class SQLiteStore:
 
     def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
         rows = _rows(claim, entries)
-        if not took:
+        if not took and not isinstance(entries[-1], Compacted):
             return self.writer.submit(lambda db: tx.append(db, claim, rows), "single")
         claim.inbox += took
         return self.writer.submit(lambda db: tx.append_taking(db, claim, rows, took))
@@ -216,6 +216,9 @@ class SQLiteStore:
 
     async def note(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
         return _or_busy(await self.writer.submit(partial(tx.note, owner=owner, key=key, entries=entries)))
+
+    async def compact(self, owner: str, key: str, entry: Compacted) -> bool:
+        return await self.writer.submit(partial(tx.compact, owner=owner, key=key, entry=entry))
 
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
         await self.writer.submit(partial(forks.fork, owner=owner, key=key, until=until, new_key=new_key))

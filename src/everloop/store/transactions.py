@@ -14,6 +14,7 @@ from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StaleLease
 from ..log import (
     Cleared,
+    Compacted,
     Entry,
     TurnEnded,
     UserSaid,
@@ -34,7 +35,8 @@ INSERT_OPENING = """INSERT INTO inbox (owner, session, message_id, kind, data, a
 INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
 
 # All that decides what a session does next, in one look.
-BEGIN = """SELECT id, worker, fence, history_from,
+BEGIN = """SELECT id, worker, fence, history_from, compacted, updated_at,
+        (SELECT at FROM entry WHERE session = s.id AND seq = s.history_from + 1),
         (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1),
         (SELECT id FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
@@ -118,9 +120,11 @@ def begin(
     if row is None:
         if message is None:
             return None
-        row = (_new_session(db, owner, key), None, 0, 0, 1, None, None, 0)
-    id, holder, fence, history_from, next_seq, turn, waiting, parked = row
+        row = (_new_session(db, owner, key), None, 0, 0, 0, 0.0, None, 1, None, None, 0)
+    id, holder, fence, history_from, compacted, idle_since, began, next_seq, turn, waiting, parked = row
     claim = Claim(owner, id, key, fence + 1, "", history_from, next_seq, next_seq)
+    claim.compacted, claim.idle_since = compacted, idle_since
+    claim.began = began or time.time()
     held = holder is not None and holder != worker and alive(holder)
     if message is not None:
         first = not held and not parked and turn is None and waiting is None and kind == "message"
@@ -180,9 +184,10 @@ def _take(db: sqlite3.Connection, claim: Claim, waiting: int) -> None:
 
 def _open(db: sqlite3.Connection, claim: Claim) -> None:
     """Begin the turn of the claim's message."""
-    if not claim.message.media:  # attachments are read by the loop, which then writes the first entry
-        said = UserSaid(claim.message.content, claim.message.sender_id)
-        row = (claim.session, claim.next_seq, claim.turn, kind_of(said), encode_entry(said), time.time())
+    if claim.message.plain:  # attachments and the like are read by the loop, which then writes the first entry
+        now = time.time()
+        said = UserSaid(claim.message.content, claim.message.sender_id, claim.time_to_tell(now))
+        row = (claim.session, claim.next_seq, claim.turn, kind_of(said), encode_entry(said), now)
         db.execute(INSERT_ENTRY, row)
         claim.next_seq += 1
         claim.entries = [said]
@@ -209,12 +214,24 @@ def _append_entries(n: int) -> str:
 
 
 def append_taking(db: sqlite3.Connection, claim: Claim, rows: Sequence[Row], took: Sequence[int]) -> None:
-    """Append entries that hold waiting messages, which are taken with them."""
+    """Append entries that hold waiting messages, which are taken with them, or that change what is shown."""
     append(db, claim, rows)
+    _turn_page(db, claim.session, rows)
     for id in took:
         db.execute(
             "UPDATE inbox SET state = 'taken', turn = ?, first_seq = ? WHERE id = ?", (claim.turn, claim.first_seq, id)
         )
+
+
+PAGES = {"new": "UPDATE session SET history_from = ?, compacted = 0 WHERE id = ?"}
+PAGES["compacted"] = "UPDATE session SET compacted = ? WHERE id = ?"
+
+
+def _turn_page(db: sqlite3.Connection, session: int, rows: Sequence[Row]) -> None:
+    """Keep in the session where its conversation begins and what of it is left out, as the entries say."""
+    for row in rows:
+        if (sql := PAGES.get(row[3])) is not None:
+            db.execute(sql, (row[1], session))
 
 
 def finish(
@@ -230,12 +247,7 @@ def finish(
     now = time.time()
     let_go(db, claim, now)
     append_taking(db, claim, rows, took)
-    reason = None
-    for row, entry in zip(rows, entries, strict=True):
-        if isinstance(entry, TurnEnded):
-            reason = entry.reason
-        elif isinstance(entry, Cleared):
-            db.execute("UPDATE session SET history_from = ? WHERE id = ?", (row[1], claim.session))
+    reason = next((entry.reason for entry in entries if isinstance(entry, TurnEnded)), None)
     for id in claim.inbox:
         db.execute("UPDATE inbox SET state = 'done', ended_at = ?, reason = ? WHERE id = ?", (now, reason, id))
     sent = [send(db, claim.owner, claim.session, claim.turn or None, message, sender) for message in outgoing]
@@ -316,15 +328,21 @@ def note(db: sqlite3.Connection, owner: str, key: str, entries: Sequence[Entry])
         return Held("a turn that was cut off and goes on at the next start", None)
     seq = db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = ?", (id,)).fetchone()[0]
     now = time.time()
-    db.executemany(
-        INSERT_ENTRY,
-        [(id, seq + n, None, kind_of(entry), encode_entry(entry), now) for n, entry in enumerate(entries, start=1)],
-    )
-    for n, entry in enumerate(entries, start=1):
-        if isinstance(entry, Cleared):
-            db.execute("UPDATE session SET history_from = ? WHERE id = ?", (seq + n, id))
+    rows: list[Row] = [
+        (id, seq + n, None, kind_of(entry), encode_entry(entry), now) for n, entry in enumerate(entries, start=1)
+    ]
+    db.executemany(INSERT_ENTRY, rows)
+    _turn_page(db, id, rows)
     db.execute("UPDATE session SET updated_at = ? WHERE id = ?", (now, id))
     return int(seq) + len(entries)
+
+
+def compact(db: sqlite3.Connection, owner: str, key: str, entry: Compacted) -> bool:
+    """Append it, if the session is idle and what it builds on is still what is shown."""
+    row = db.execute("SELECT history_from, compacted FROM session WHERE owner = ? AND key = ?", (owner, key)).fetchone()
+    if row is None or entry.until < row[0] or entry.follows != row[1]:
+        return False
+    return not isinstance(note(db, owner, key, [entry]), Held)
 
 
 def fire_timer(db: sqlite3.Connection, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:

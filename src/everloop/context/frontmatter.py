@@ -1,0 +1,218 @@
+"""Reads a Markdown text with front matter: `---`, YAML, `---`, body.
+
+Whoever wrote the file may have written anything, so what YAML can do beyond plain data is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import EverloopError
+
+if TYPE_CHECKING:
+    import yaml
+
+LONGEST = 16_000  # characters of front matter
+DEEPEST = 20  # levels of lists and mappings in one another
+FIRST_LINE = 2  # where the YAML begins in the file
+
+_FENCE = re.compile(r"^---[ \t]*$", re.MULTILINE)
+_UNREADABLE = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|\ufeff")
+_SIMPLE = re.compile(r"""([A-Za-z][A-Za-z0-9_-]{0,63}): +(?:([^\W\d_].*?)|"([^"\\]*)"|'([^']*)') *""")
+_NOT_CLOSED = re.compile("end of stream|expected ',' or|expected ':'")
+_NOT_TEXT = frozenset({"yes", "no", "on", "off", "true", "false", "null"})  # in YAML, whatever their case
+
+
+class FrontMatterError(EverloopError):
+    """What is wrong, and in which line of the file."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(f"line {line}: {message}")
+        self.line = line
+        self.message = message
+
+
+@dataclass(slots=True, frozen=True)
+class FrontMatter:
+    """The values, the text below them, and where each key stands."""
+
+    values: dict[str, Any]  # plain data: texts, numbers, booleans, None, lists, and mappings by text
+    body: str
+    lines: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    def line(self, *path: str) -> int:
+        """The line of a key, or of the closest one around it that has one."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+
+def read_front_matter(text: str) -> FrontMatter:
+    """The front matter and the body of a text; a FrontMatterError says what is wrong and where."""
+    header, body = _split(text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
+    if (simple := read_simple(header)) is not None:
+        return FrontMatter(simple[0], body, simple[1])
+    if found := _UNREADABLE.search(header):
+        line = _line(header, found.start())
+        raise FrontMatterError(line, f"the character U+{ord(found[0]):04X} cannot stand in front matter")
+    values, lines = read_yaml(header)
+    return FrontMatter(values, body, lines)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """(front matter, body)."""
+    start = _FENCE.match(text)
+    if start is None:
+        raise FrontMatterError(1, "the file must begin with a line --- and its front matter")
+    begin = start.end() + 1
+    end = _FENCE.search(text, begin, begin + LONGEST + 1000)
+    if end is not None and end.start() - begin <= LONGEST:
+        return text[begin : end.start()], text[end.end() + 1 :]
+    if len(text) - begin > LONGEST:
+        raise FrontMatterError(1, f"the front matter is longer than {LONGEST} characters, or no line --- ends it")
+    raise FrontMatterError(1, "no line --- ends the front matter")
+
+
+def _line(header: str, position: int) -> int:
+    """The line in the file. Counted here, because YAML takes some more characters for line breaks than editors do."""
+    return FIRST_LINE + header.count("\n", 0, position)
+
+
+# ---------------------------------------------------------------------------------------------- without YAML
+
+
+def read_simple(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]] | None:
+    """Front matter of `key: text` lines, as YAML would read it; None when it takes YAML to be sure.
+
+    Loading YAML's reader costs more than all else that is done for skills when an agent starts.
+    """
+    values: dict[str, Any] = {}
+    lines: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(header.split("\n"), start=FIRST_LINE):
+        if not line:
+            continue
+        found = _SIMPLE.fullmatch(line)
+        if found is None or not line.isprintable():
+            return None
+        key, plain = found[1], found[2]
+        if key in values or key.lower() in _NOT_TEXT:
+            return None
+        if plain is None:
+            values[key] = found[3] if found[3] is not None else found[4]
+        elif plain in ("true", "false"):
+            values[key] = plain == "true"
+        elif plain.lower() in _NOT_TEXT or ": " in plain or " #" in plain or plain.endswith(":"):
+            return None
+        else:
+            values[key] = plain
+        lines[key,] = number
+    return values, lines
+
+
+# ---------------------------------------------------------------------------------------------- with YAML
+
+
+def read_yaml(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
+    """Any front matter, by PyYAML. No anchors, tags or merges: a few of them make a small file a huge value."""
+    import yaml
+
+    loader_class: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _check(header, yaml.parse(header, Loader=loader_class))
+        loader = loader_class(header)
+        try:
+            root = loader.get_single_node()
+            return _Builder(header, loader).mapping(root)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        raise _explain(error, header) from None
+    except yaml.YAMLError as error:
+        raise FrontMatterError(1, f"this is no YAML: {error}") from None
+
+
+def _check(header: str, events: Iterator[Any]) -> None:
+    """Refuse what could grow or nest without end, before anything is built of it."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise FrontMatterError(_line(header, event.start_mark.index), "anchors and aliases (& and *) are not taken")
+        if getattr(event, "tag", None):
+            raise FrontMatterError(_line(header, event.start_mark.index), f"tags like {event.tag[:60]} are not taken")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > DEEPEST:
+                raise FrontMatterError(
+                    _line(header, event.start_mark.index), f"lists and mappings are nested more than {DEEPEST} deep"
+                )
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _explain(error: yaml.MarkedYAMLError, header: str) -> FrontMatterError:
+    problem = error.problem or str(error)
+    mark: Any = error.problem_mark
+    if error.context_mark is not None and _NOT_CLOSED.search(problem):
+        mark = error.context_mark  # where a quote or a list was opened says more than where the text ends
+    place = mark.index if mark is not None else 0
+    message = f"this is no YAML: {', '.join(filter(None, (error.context, problem)))}"
+    if "mapping values are not allowed" in problem:
+        message = 'a text with ": " in it must stand in quotes'
+    elif header[place : place + 1] == "\t":
+        message = "a tab cannot stand here: use spaces"
+    elif "cannot start any token" in problem or "unknown escape" in problem:
+        message = f"{problem}: put the text in single quotes"
+    return FrontMatterError(_line(header, place), message)
+
+
+class _Builder:
+    """Makes plain data of YAML's nodes, and notes where the keys stand."""
+
+    def __init__(self, header: str, loader: Any) -> None:
+        self._header = header
+        self._loader = loader
+        self._lines: dict[tuple[str, ...], int] = {}
+
+    def mapping(self, root: Any) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
+        if root is None:
+            return {}, {}
+        if root.id != "mapping":
+            raise FrontMatterError(self._line(root), "the front matter must be lines of the form `key: value`")
+        values: dict[str, Any] = self._build(root, ())
+        return values, self._lines
+
+    def _build(self, node: Any, path: tuple[str, ...]) -> Any:
+        if node.id == "sequence":
+            return [self._build(item, path) for item in node.value]
+        if node.id == "scalar":
+            return self._scalar(node)
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = self._key(key_node)
+            if key in values:
+                raise FrontMatterError(self._line(key_node), f'the key "{key[:60]}" stands here twice')
+            self._lines.setdefault((*path, key), self._line(key_node))
+            values[key] = self._build(value_node, (*path, key))
+        return values
+
+    def _key(self, node: Any) -> str:
+        if node.id != "scalar" or not node.tag.endswith(":str"):
+            shown = f"{node.value[:60]} " if node.id == "scalar" else ""
+            raise FrontMatterError(self._line(node), f"the key {shown}is not text: put it in quotes")
+        return str(node.value)
+
+    def _scalar(self, node: Any) -> Any:
+        if node.tag.endswith((":timestamp", ":value", ":merge")):
+            return node.value  # a date is text: plain data has no type for it
+        try:
+            return self._loader.construct_object(node)
+        except (ValueError, OverflowError):
+            raise FrontMatterError(self._line(node), f"{node.value[:60]} is no number: put it in quotes") from None
+
+    def _line(self, node: Any) -> int:
+        return _line(self._header, node.start_mark.index)

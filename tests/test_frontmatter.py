@@ -154,7 +154,10 @@ VALUES = st.one_of(
 KEYS = st.one_of(
     st.sampled_from(["name", "yes", "On", "null", "y", "a-b", "a_1"]), st.from_regex(r"[A-Za-z][\w-]{0,5}")
 )
+PRINTABLE = st.characters(codec="utf-8", exclude_categories=["C", "Z"]) | st.sampled_from(" :#'\"-")
 LINES = st.one_of(
+    st.builds("{}: a{}".format, KEYS, st.text(PRINTABLE, max_size=20)),
+    st.builds("{}: {quote}{}{quote}".format, KEYS, st.text(PRINTABLE, max_size=9), quote=st.sampled_from("'\"")),
     st.builds(
         "{}:{}{}{}".format, KEYS, st.sampled_from([" ", "  ", "", "\t"]), VALUES, st.sampled_from(["", " ", "\t"])
     ),

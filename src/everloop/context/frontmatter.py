@@ -140,26 +140,25 @@ def _check(header: str, events: Iterator[Any]) -> None:
 
     depth = 0
     for event in events:
+        place: int = event.start_mark.index
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise FrontMatterError(_line(header, event.start_mark.index), "anchors and aliases (& and *) are not taken")
+            raise FrontMatterError(_line(header, place), "anchors and aliases (& and *) are not taken")
         if getattr(event, "tag", None):
-            raise FrontMatterError(_line(header, event.start_mark.index), f"tags like {event.tag[:60]} are not taken")
+            raise FrontMatterError(_line(header, place), f"tags like {event.tag[:60]} are not taken")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > DEEPEST:
-                raise FrontMatterError(
-                    _line(header, event.start_mark.index), f"lists and mappings are nested more than {DEEPEST} deep"
-                )
+                raise FrontMatterError(_line(header, place), f"more than {DEEPEST} lists and mappings in one another")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
 
 def _explain(error: yaml.MarkedYAMLError, header: str) -> FrontMatterError:
     problem = error.problem or str(error)
-    mark: Any = error.problem_mark
+    mark = error.problem_mark
     if error.context_mark is not None and _NOT_CLOSED.search(problem):
         mark = error.context_mark  # where a quote or a list was opened says more than where the text ends
-    place = mark.index if mark is not None else 0
+    place: int = getattr(mark, "index", 0)
     message = f"this is no YAML: {', '.join(filter(None, (error.context, problem)))}"
     if "mapping values are not allowed" in problem:
         message = 'a text with ": " in it must stand in quotes'

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import CallsAsked, Compacted, Entry, Written
@@ -107,6 +107,19 @@ class TurnInfo:
     started_at: float
     ended_at: float | None
     reason: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """Something said in the past, as a search finds it."""
+
+    session: str  # its key
+    turn: str | None
+    at: float
+    role: Literal["user", "assistant"]
+    text: str
+    untrusted: bool  # the model had read something from outside when it said this
+    seq: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -260,6 +273,10 @@ class Store(Protocol):
         self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
     ) -> list[TurnInfo]:
         """The newest turns, newest first."""
+        ...
+
+    async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
+        """What was said by and to the agent in all sessions of an owner, best first. A query is words, not syntax."""
         ...
 
     # sessions from outside a turn

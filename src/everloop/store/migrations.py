@@ -67,7 +67,29 @@ def m003_compaction(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE session ADD COLUMN compacted INTEGER NOT NULL DEFAULT 0")
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_core, m002_messages_of_tools, m003_compaction)
+def m004_search(db: sqlite3.Connection) -> None:
+    """What the search index knows, and how far it has read each session.
+
+    The index itself is made by the first search, so that a SQLite without FTS5 can still do everything else.
+    """
+    db.execute(
+        """CREATE TABLE search_entry (
+            id INTEGER PRIMARY KEY, owner TEXT NOT NULL, session INTEGER NOT NULL REFERENCES session,
+            seq INTEGER NOT NULL, at REAL NOT NULL, untrusted INTEGER NOT NULL)"""
+    )
+    db.execute("CREATE INDEX search_entry_at ON search_entry (owner, at)")
+    db.execute(
+        """CREATE TABLE search_cursor (
+            session INTEGER PRIMARY KEY REFERENCES session, seq INTEGER NOT NULL, untrusted INTEGER NOT NULL)"""
+    )
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    m001_core,
+    m002_messages_of_tools,
+    m003_compaction,
+    m004_search,
+)
 
 
 def migrate(db: sqlite3.Connection) -> None:

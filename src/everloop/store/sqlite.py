@@ -22,8 +22,9 @@ from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StoreError
 from ..log import CallsAsked, Compacted, Entry, Written, decode_entry, encode_entry, kind_of
 from . import forks, parking
+from . import search as searching
 from . import transactions as tx
-from .base import Busy, Claim, Finished, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo, Waiting
+from .base import Busy, Claim, Finished, Found, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo, Waiting
 from .migrations import NewerSchema, migrate
 from .workers import alive
 from .writer import Writer
@@ -211,6 +212,9 @@ class SQLiteStore:
         where, values = ("", []) if session is None else (" AND i.session = ?4", [session])
         rows = await self._read(TURNS + where + " ORDER BY i.id DESC LIMIT ?3", owner, prefix, limit, *values)
         return [TurnInfo(*row) for row in rows]
+
+    async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
+        return await searching.search(self._in_reader, self.writer.submit, owner, query, limit)
 
     # ------------------------------------------------------------------------------------------ from outside a turn
 

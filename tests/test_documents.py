@@ -1,8 +1,7 @@
-"""Documents as text and images as images; those that were made to break readers break nothing."""
+"""Documents as text; those that were made to break readers break nothing."""
 
 from __future__ import annotations
 
-import base64
 import io
 import resource
 import sys
@@ -16,10 +15,6 @@ from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 from everloop.tools.files import documents
-
-PIXEL = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABpfZFQAAAAABJRU5ErkJggg=="
-)
 
 
 def pdf(*pages: str, password: str = "") -> bytes:
@@ -198,27 +193,3 @@ async def test_a_long_text_is_cut_and_says_so(desk, folder, monkeypatch):
     monkeypatch.setattr(documents, "MAX_TEXT_BYTES", 100)
     (folder / "a.docx").write_bytes(word(*[f"line {number}" for number in range(100)]))
     assert "the rest of the document is left out" in await desk("read_file", path="a.docx")
-
-
-# --- images --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (PIXEL, "image/png"), (b"\xff\xd8\xff\xe0rest", "image/jpeg"), (b"GIF89a\0rest", "image/gif"),
-        (b"RIFF\0\0\0\0WEBPrest", "image/webp"),
-    ],
-)  # fmt: skip
-async def test_an_image_is_shown_whatever_its_name(desk, folder, data, kind):
-    (folder / "picture.dat").write_bytes(data)
-    result = await desk.run("read_file", path="picture.dat")
-    assert result.status == "ok"
-    assert result.images == (f"data:{kind};base64,{base64.b64encode(data).decode()}",)
-    assert kind in result.content
-
-
-async def test_an_image_that_is_too_big_is_refused(desk, folder, monkeypatch):
-    monkeypatch.setattr(documents, "MAX_IMAGE_BYTES", 50)
-    (folder / "a.png").write_bytes(PIXEL)
-    assert "smaller copy" in await desk.fails("read_file", path="a.png")

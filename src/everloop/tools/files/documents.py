@@ -1,42 +1,25 @@
-"""PDF, DOCX and XLSX files as text, and images as what a model can see.
+"""PDF, DOCX and XLSX files as text.
 
 A document is read by a child process with little memory and time: what it holds may have been made to break readers.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import sys
 from collections import OrderedDict
 from threading import Lock
-from typing import BinaryIO
 
-from ..base import Output, ToolError
-from ..children import Child
+from ..base import ToolError
+from ..children import Child, Ended
 from . import extract
-from .paths import size
 
-MAX_IMAGE_BYTES = 3_750_000  # model APIs take 5 MB, and base64 makes four bytes of three
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 MAX_KEPT = 4
 SECONDS = 30.0
 MEGABYTES = 768
 PYTHON = (sys.executable, "-I")  # nothing from the working folder or the environment is imported
-_IMAGES = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF87a": "image/gif",
-    b"GIF89a": "image/gif",
-}
 _OFFICE = {".docx": "docx", ".docm": "docx", ".xlsx": "xlsx", ".xlsm": "xlsx"}
-
-
-def image_type(head: bytes) -> str | None:
-    """The media type of a file that begins like this, if it is an image that models can see."""
-    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
-        return "image/webp"
-    return next((kind for mark, kind in _IMAGES.items() if head.startswith(mark)), None)
 
 
 def document_kind(head: bytes, path: str) -> str | None:
@@ -44,16 +27,6 @@ def document_kind(head: bytes, path: str) -> str | None:
     if head.startswith(b"%PDF-"):
         return "pdf"
     return _OFFICE.get(os.path.splitext(path)[1].lower()) if head.startswith(b"PK\x03\x04") else None
-
-
-def read_image(file: BinaryIO, info: os.stat_result, path: str, kind: str) -> Output:
-    """An image for the model to see."""
-    if info.st_size > MAX_IMAGE_BYTES:
-        much = f"{size(info.st_size)}, and {size(MAX_IMAGE_BYTES)} is the most that a model is shown"
-        raise ToolError(f"{path} is too big an image ({much}): make a smaller copy of it.")
-    data = file.read(MAX_IMAGE_BYTES + 1)
-    url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-    return Output(f"{path}: {kind}, {size(len(data))}. The image follows.", images=(url,))
 
 
 class Documents:
@@ -80,9 +53,7 @@ class Documents:
 
 def read_document(child: Child, descriptor: int, kind: str, path: str) -> bytes:
     """The text of an open document as UTF-8; a ToolError where there is none to be had."""
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    command = [*PYTHON, extract.__file__, kind, str(int(SECONDS)), str(MEGABYTES << 20), str(MAX_TEXT_BYTES)]
-    ended = child.run(command, stdin=descriptor, most=MAX_TEXT_BYTES + 1_000, seconds=SECONDS)
+    ended = extracted(child, descriptor, kind, MAX_TEXT_BYTES)
     name = kind.upper()
     match ended.status:
         case _ if ended.late:
@@ -95,3 +66,11 @@ def read_document(child: Child, descriptor: int, kind: str, path: str) -> bytes:
             reason = ended.output.decode("utf-8", "replace").strip()
             raise ToolError(f"{path} cannot be read as {name}: {reason}")
     raise ToolError(f"{path} needs more memory or time to read than a document may: use another copy or another tool.")
+
+
+def extracted(child: Child, descriptor: int, kind: str, most: int, edge: int = 0) -> Ended:
+    """What the reader of such files says of an open one."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    limits = (int(SECONDS), MEGABYTES << 20, most, edge)
+    command = [*PYTHON, extract.__file__, kind, *map(str, limits)]
+    return child.run(command, stdin=descriptor, most=most + 1_000, seconds=SECONDS)

@@ -15,9 +15,10 @@ from ...messages import clean
 from ...sandbox.reach import FOLDER, Target
 from ..base import Output, Tool, ToolError
 from ..children import Child, beside_child
-from .documents import Documents, document_kind, image_type, read_image
+from .documents import Documents, document_kind
 from .edit import edit_tool
 from .find import find_tools
+from .images import image_kind, read_image
 from .paths import (
     MAX_FILE_BYTES,
     Seen,
@@ -69,8 +70,8 @@ def _read(child: Child, seen: Seen, documents: Documents, path: str, offset: int
         with open(opened.descriptor, "rb", closefd=False) as file:
             head = file.read(BINARY_HEAD) or b""  # None where there is nothing yet, as in /proc/kmsg
             file.seek(0)
-            if kind := image_type(head):
-                return read_image(file, info, path, kind)
+            if image_kind(head):
+                return read_image(child, opened.descriptor, path)
             if document := document_kind(head, path):
                 text = documents.read(child, opened.descriptor, info, document, path)
                 return _pages(io.BytesIO(text), path, offset, limit)

@@ -1,0 +1,189 @@
+"""Pictures as a model can be shown them: the kind by content, the size by the header, too big ones made smaller.
+
+Nothing is decoded in this process. What a picture holds may have been made to break or to fill the one who decodes it,
+so that is left to a child process with little memory and time.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import stat
+from dataclasses import dataclass
+
+from ..base import Output, ToolError
+from ..children import Child
+from . import documents, extract
+from .paths import MAX_FILE_BYTES, size
+
+MAX_IMAGE_BYTES = 3_750_000  # some model APIs take 5 MB, and base64 makes four bytes of three
+EDGE = 2_048  # pixels: models see no more, and make larger pictures smaller themselves
+MAX_EDGE = 8_000  # what model APIs refuse
+MAX_PIXELS = 250_000_000  # beyond that not even a small copy is tried
+MAX_SEGMENTS = 10_000  # of a JPEG, before its size
+INSTALL = 'pip install "everloop[images]"'
+_SHOWN = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}  # what model APIs take
+_MARKS = {
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+}
+_BRANDS = {b"heic": "HEIF", b"heix": "HEIF", b"mif1": "HEIF", b"msf1": "HEIF", b"avif": "AVIF", b"avis": "AVIF"}
+_BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+@dataclass(slots=True, frozen=True)
+class Picture:
+    """A picture as it is sent."""
+
+    mime: str
+    data: bytes
+    name: str
+    note: str = ""  # what was done to it
+
+    @property
+    def url(self) -> str:
+        """The whole picture as a data URL."""
+        return f"data:{self.mime};base64,{base64.b64encode(self.data).decode()}"
+
+
+@dataclass(slots=True, frozen=True)
+class Refused:
+    """Why a file is not shown, and what to do; "" for a file that is no picture."""
+
+    reason: str
+
+
+def image_kind(head: bytes) -> str | None:
+    """The kind of picture that begins like this."""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WEBP"
+    if head[4:8] == b"ftyp":
+        return _BRANDS.get(head[8:12])
+    if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in _BMP_HEADERS and head[6:10] == bytes(4):
+        return "BMP"
+    return next((kind for mark, kind in _MARKS.items() if head.startswith(mark)), None)
+
+
+def printable(path: str) -> str:
+    """A name that makes no lines of its own: a person may have sent a file of any name."""
+    return _CONTROLS.sub("?", path)
+
+
+def view(child: Child, descriptor: int, path: str, limit: int, edge: int = EDGE) -> Picture | Refused:
+    """An open file as a picture: as it is, or made smaller where it is too big, or why it cannot be shown."""
+    info, name = os.fstat(descriptor), printable(os.path.basename(path))
+    kind = image_kind(os.pread(descriptor, 32, 0)) if stat.S_ISREG(info.st_mode) else None
+    if kind is None:
+        return Refused("")
+    if info.st_size > MAX_FILE_BYTES:
+        return Refused(f"it has {size(info.st_size)}, and {size(MAX_FILE_BYTES)} is the most: send a smaller copy")
+    if kind not in _SHOWN:
+        made = _made_smaller(child, descriptor, kind, limit, edge, name)
+        return made if isinstance(made, Picture) else Refused("")
+    data = os.pread(descriptor, MAX_FILE_BYTES, 0)
+    width, height = _sides(data, kind)
+    if not width or not height or not _is_whole(data, kind):
+        return Refused("it is damaged or cut off: send it again")
+    pixels = f"{width} x {height} pixels"
+    if width * height > MAX_PIXELS:
+        return Refused(f"it has {pixels}, too many to be made smaller: send a smaller copy")
+    if max(width, height) <= edge and len(data) <= min(limit, MAX_IMAGE_BYTES) and b"NETSCAPE2.0" not in data[:1_024]:
+        return Picture(_SHOWN[kind], data, name)
+    made = _made_smaller(child, descriptor, kind, limit, edge, name, f"made smaller from {pixels}")
+    if made is None:
+        if max(width, height) <= MAX_EDGE and len(data) <= limit:
+            return Picture(_SHOWN[kind], data, name)
+        made = Refused(f"it has {pixels} and {size(len(data))}, too many. To have it made smaller: {INSTALL}")
+    return made
+
+
+def _made_smaller(
+    child: Child, descriptor: int, kind: str, limit: int, edge: int, name: str, note: str = ""
+) -> Picture | Refused | None:
+    """A small copy without anything but its pixels; None where nothing is installed that could make one."""
+    ended = documents.extracted(child, descriptor, kind, min(limit, MAX_IMAGE_BYTES), edge)
+    if ended.status == extract.MISSING:
+        return None
+    mime, newline, data = ended.output.partition(b"\n")
+    if ended.late or ended.cut or ended.status not in (0, extract.UNREADABLE):
+        return Refused("it takes more memory or time to make smaller than a picture may: send a smaller copy")
+    if ended.status == extract.UNREADABLE or not newline:
+        return Refused("it is damaged: send it again")
+    return Picture(mime.decode(), data, name, note)
+
+
+def read_image(child: Child, descriptor: int, path: str) -> Output:
+    """A picture of the workspace for the model to see."""
+    match view(child, descriptor, path, MAX_IMAGE_BYTES):
+        case Picture() as picture:
+            note = f", {picture.note}" if picture.note else ""
+            text = f"{path}: {picture.mime}, {size(len(picture.data))}{note}. The image follows."
+            return Output(text, images=(picture.url,))
+        case Refused(""):
+            raise ToolError(f"{path} is an image of a kind that models cannot see. To have it converted: {INSTALL}.")
+        case Refused(reason):
+            raise ToolError(f"{path} cannot be shown: {reason}.")
+
+
+def _sides(data: bytes, kind: str) -> tuple[int, int]:
+    """Width and height by the header; zeros where it has none."""
+    match kind:
+        case "PNG" if data[12:16] == b"IHDR":
+            return _number(data[16:20], "big"), _number(data[20:24], "big")
+        case "GIF":
+            return _number(data[6:8]), _number(data[8:10])
+        case "JPEG":
+            return _sides_of_jpeg(data)
+        case "WEBP":
+            return _sides_of_webp(data)
+    return 0, 0
+
+
+def _sides_of_jpeg(data: bytes) -> tuple[int, int]:
+    """From the first frame header; what stands before it (colour profiles, a small picture) is passed over."""
+    place = 2
+    for _ in range(MAX_SEGMENTS):
+        if data[place : place + 1] != b"\xff" or place + 9 > len(data):
+            return 0, 0
+        marker = data[place + 1]
+        if marker == 0xFF or marker == 0x01 or 0xD0 <= marker <= 0xD8:  # fillers, and markers without a body
+            place += 1 if marker == 0xFF else 2
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return _number(data[place + 7 : place + 9], "big"), _number(data[place + 5 : place + 7], "big")
+        else:
+            place += 2 + _number(data[place + 2 : place + 4], "big")
+    return 0, 0
+
+
+def _sides_of_webp(data: bytes) -> tuple[int, int]:
+    match data[12:16]:
+        case b"VP8X":
+            return _number(data[24:27]) + 1, _number(data[27:30]) + 1
+        case b"VP8L" if data[20:21] == b"\x2f":
+            bits = _number(data[21:25])
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8 " if data[23:26] == b"\x9d\x01\x2a":
+            return _number(data[26:28]) & 0x3FFF, _number(data[28:30]) & 0x3FFF
+    return 0, 0
+
+
+def _is_whole(data: bytes, kind: str) -> bool:
+    """Whether its end is there. A model API refuses half a picture, and with it every later turn of the session."""
+    match kind:
+        case "PNG":
+            return b"IEND" in data[-65_536:] or b"IEND" in data
+        case "JPEG":
+            return b"\xff\xd9" in data
+        case "WEBP":
+            return _number(data[4:8]) + 8 <= len(data) + 1  # the last byte may be padding that is left out
+    return True
+
+
+def _number(data: bytes, order: str = "little") -> int:
+    return int.from_bytes(data, "big" if order == "big" else "little")

@@ -1,0 +1,101 @@
+"""What people attach, as a model gets it: pictures to see, other files by their path."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..messages import clean
+from ..sandbox.reach import READ, OutOfReach, Reach
+from ..tools.children import Child
+from ..tools.files.images import EDGE, Picture, Refused, printable, view
+from ..tools.files.paths import size
+
+MAX_PICTURES = 20  # of one message
+MAX_BYTES = 20_000_000  # of all pictures of one message: model APIs take requests of about 30 MB
+_DATA_URL = re.compile(r"data:(image/[\w.+-]{1,40})(?:;[\w=-]{1,40})*;base64,", re.I)
+
+__all__ = ["Picture", "Refused", "picture", "user_content", "without_pictures"]
+
+
+def picture(
+    path: str,
+    *,
+    limit: int = 10_000_000,
+    edge: int = EDGE,
+    reach: Reach | None = None,
+    child: Child | None = None,
+) -> Picture | Refused:
+    """A local file as a picture, made smaller where it has to be; for a worker thread, as it blocks.
+
+    Stopping `child` ends the process that makes it smaller.
+    """
+    try:
+        with _opened(path, reach) as descriptor:
+            return view(child or Child(), descriptor, path, limit, edge)
+    except (OSError, OutOfReach, ValueError):  # a path that cannot be one is a ValueError
+        return Refused("")
+
+
+def user_content(
+    text: str, media: Sequence[str] = (), reach: Reach | None = None, child: Child | None = None
+) -> str | list[dict[str, Any]]:
+    """The text alone, or with its pictures before it; what is not a picture is named by its path. It blocks."""
+    child = child or Child()
+    parts: list[dict[str, Any]] = []
+    lines = [text] if text else []
+    room = MAX_BYTES
+    for path in media:
+        found = picture(path, reach=reach, child=child)
+        if isinstance(found, Picture) and (len(parts) == MAX_PICTURES or len(found.data) > room):
+            found = Refused(
+                f"a message has room for {MAX_PICTURES} pictures of {size(MAX_BYTES)} in all: send it alone"
+            )
+        match found:
+            case Picture():
+                room -= len(found.data)
+                parts.append({"type": "image_url", "image_url": {"url": found.url}})
+            case Refused(""):
+                lines.append(f"[attachment: {printable(path)}]")
+            case Refused(reason):
+                lines.append(f"[picture {printable(path)}: {reason}]")
+    text = clean("\n".join(lines))
+    if not parts:
+        return text
+    return [*parts, {"type": "text", "text": text}] if text else parts  # an empty part is refused by some
+
+
+def without_pictures(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """The same for a model without vision: each picture becomes a line that says so. The same parts, the same bytes."""
+    parts = [_described(part) if part.get("type") == "image_url" else part for part in content]
+    if all(part.get("type") == "text" for part in parts):
+        return "\n".join(str(part.get("text", "")) for part in parts)
+    return parts
+
+
+def _described(part: dict[str, Any]) -> dict[str, Any]:
+    shown = part.get("image_url")
+    url = str(shown.get("url", "")) if isinstance(shown, dict) else str(shown or "")
+    if data := _DATA_URL.match(url):
+        what = f"{data[1].lower()}, {size((len(url) - data.end()) * 3 // 4)}"
+    else:
+        what = printable(url[:300]) or "without an address"
+    note = "Say so if it matters; the user can choose a model with vision."
+    return {"type": "text", "text": f"[a picture is here that this model cannot see: {what}. {note}]"}
+
+
+@contextmanager
+def _opened(path: str, reach: Reach | None) -> Iterator[int]:
+    """The file, open for reading; a pipe that nobody writes to is no reason to wait."""
+    if reach is not None:
+        with reach.open(path) as opened:
+            yield opened.descriptor
+        return
+    descriptor = os.open(path, READ)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

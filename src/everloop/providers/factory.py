@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ConfigError
 from .base import LLMProvider
@@ -11,14 +11,16 @@ from .base import LLMProvider
 
 @dataclass(slots=True, frozen=True)
 class Known:
-    """An endpoint that speaks OpenAI's chat completions."""
+    """An endpoint, and the API that it speaks."""
 
     base_url: str
     needs_key: bool = True
+    api: Literal["openai", "anthropic"] = "openai"
 
 
 ENDPOINTS = {
     "openai": Known("https://api.openai.com/v1"),
+    "anthropic": Known("https://api.anthropic.com", api="anthropic"),
     "ollama": Known("http://127.0.0.1:11434/v1", needs_key=False),
     "vllm": Known("http://127.0.0.1:8000/v1", needs_key=False),
     "llamacpp": Known("http://127.0.0.1:8080/v1", needs_key=False),
@@ -50,18 +52,28 @@ def make_provider(config: Any) -> LLMProvider:
         raise ConfigError(
             f"no API key for {known.base_url}: set EVERLOOP_API_KEY, or EVERLOOP_BASE_URL to a server that needs none"
         )
-    from .openai import OpenAIProvider
     from .resilient import Resilient
 
-    provider = OpenAIProvider(base_url or known.base_url, api_key, model, timeouts=_timeouts(config))
+    provider = _speaker(known.api, base_url or known.base_url, api_key, model, _timeouts(config))
     models = [None, *(getattr(config, "fallbacks", None) or ())]
     retries = getattr(config, "retries", None)
     return Resilient([(provider, other) for other in models], retries=4 if retries is None else retries)
 
 
+def _speaker(api: str, base_url: str, api_key: str | None, model: str, timeouts: Any) -> LLMProvider:
+    """The provider that speaks an API."""
+    if api == "anthropic":
+        from .anthropic import AnthropicProvider
+
+        return AnthropicProvider(api_key, model, base_url=base_url, timeouts=timeouts)
+    from .openai import OpenAIProvider
+
+    return OpenAIProvider(base_url, api_key, model, timeouts=timeouts)
+
+
 def _timeouts(config: Any) -> Any:
     """The time-outs that are set, the usual ones where none is."""
-    from .openai import Timeouts
+    from .http import Timeouts
 
     settings = {
         "connect": "connect_timeout",

@@ -1,4 +1,4 @@
-"""Doubles for tests: a model that follows a script, and a real HTTP server that speaks OpenAI's API."""
+"""Doubles for tests: a model that follows a script, and real HTTP servers that speak the model APIs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,27 @@ from .conversation import check_conversation
 from .scripted import ChatOnlyProvider, Request, ScriptedProvider, call
 
 if TYPE_CHECKING:
+    from .anthropic_server import FakeAnthropic
     from .openai_server import FakeOpenAI
 
-__all__ = ["ChatOnlyProvider", "FakeOpenAI", "Request", "ScriptedProvider", "call", "check_conversation"]
+__all__ = [
+    "ChatOnlyProvider",
+    "FakeAnthropic",
+    "FakeOpenAI",
+    "Request",
+    "ScriptedProvider",
+    "call",
+    "check_conversation",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FakeOpenAI":  # the only one that needs more than the standard library
+    if name == "FakeOpenAI":  # the servers alone need more than the standard library
         from .openai_server import FakeOpenAI
 
         return FakeOpenAI
+    if name == "FakeAnthropic":
+        from .anthropic_server import FakeAnthropic
+
+        return FakeAnthropic
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

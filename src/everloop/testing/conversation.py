@@ -17,15 +17,16 @@ PARTS = {
 }
 
 
-def check_conversation(messages: Sequence[Any]) -> list[str]:
+def check_conversation(messages: Sequence[Any], *, strict: bool = False) -> list[str]:
     """What is wrong with the messages of a request, one line each; empty when nothing is.
 
     Stricter than some servers: call ids are unique in the whole conversation, and every call has exactly one result
-    right after the message it stands in.
+    right after the message it stands in. `strict` also wants the roles as the strictest chat templates do: the system
+    prompt alone and first, then the user, and never two messages of the assistant in a row.
     """
     if not isinstance(messages, list) or not messages:
         return ["messages: must be a list with at least one message"]
-    problems: list[str] = []
+    problems: list[str] = _check_roles(messages) if strict else []
     seen: set[str] = set()
     waiting: dict[str, int] = {}  # ids of calls without a result, and where they stand
     for at, message in enumerate(messages):
@@ -49,6 +50,22 @@ def check_conversation(messages: Sequence[Any]) -> list[str]:
             seen.update(ids)
             waiting = dict.fromkeys(ids, at)
     return problems + [f"messages[{place}]: call {id!r} has no result" for id, place in waiting.items()]
+
+
+def _check_roles(messages: Sequence[Any]) -> list[str]:
+    """What is wrong with the order of the roles. A user may say several things in a row."""
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    before: dict[Any, set[Any]] = {
+        "system": set(),
+        "user": {"system", "user", "assistant", "tool"},
+        "assistant": {"user", "tool"},
+        "tool": {"assistant", "tool"},
+    }
+    return [
+        f"messages[{at}]: a message of {role!r} cannot follow one of {last!r}"
+        for at, (last, role) in enumerate(zip([None, *roles], roles, strict=False))
+        if last not in before.get(role, ()) and not (at == 0 and role in ("system", "user"))
+    ]
 
 
 def _check_content(role: str, message: dict[str, Any]) -> list[str]:

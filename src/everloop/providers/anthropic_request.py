@@ -1,0 +1,236 @@
+"""A conversation in OpenAI's shapes as a request of Anthropic's Messages API, each message encoded once.
+
+The bytes of what was sent stay the same from round to round, but for the cache markers, which wander to the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..messages import Conversation, Message
+from .sse import encode, parse_arguments, text_of
+
+MARKER = b',"cache_control":{"type":"ephemeral"}}'
+PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+UNIONS = ("anyOf", "oneOf", "allOf")
+OPENING = encode({"type": "text", "text": "(The conversation begins here.)"})
+EMPTY = encode({"type": "text", "text": "(empty message)"})
+NO_OUTPUT = "(no output)"
+# The API takes calls in the history only from a request that has tools.
+NO_TOOLS = (
+    b'[{"name":"unavailable","description":"No tool can be called now.",'
+    b'"input_schema":{"type":"object","properties":{}}}]'
+)
+NO_CHOICE = b',"tool_choice":{"type":"none"}'
+
+_is_name = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
+_not_in_a_name = re.compile(r"[^A-Za-z0-9_-]")
+_data_url = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*?;base64,([A-Za-z0-9+/=\s]+)").fullmatch
+
+
+class Encoded:
+    """The system prompt and the messages of one conversation, as far as it has come."""
+
+    def __init__(self) -> None:
+        self.system: list[bytes] = []
+        self.has_calls = False
+        self._taken = 0
+        self._last: Message | None = None
+        self._frozen: list[bytes] = []  # JSON of messages that no marker reaches any more
+        self._loose: list[tuple[str, list[bytes]]] = []  # those from the user's second-last on
+        self._results = False  # whether the last message holds results
+
+    @property
+    def may_think(self) -> bool:
+        """Whether the model may think before it goes on.
+
+        After a call of its own it would have to be shown its signed thoughts of before, which nobody has kept.
+        """
+        return bool(self._loose) and self._loose[-1][0] == "user" and not self._results
+
+    def follow(self, messages: Sequence[Message]) -> bool:
+        """Take in what is new; False if these are not the messages that were taken in before."""
+        taken = self._taken
+        if taken > len(messages) or (taken and messages[taken - 1] is not self._last):
+            return False
+        for message in messages[taken:]:
+            self._add(message)
+        self._taken = len(messages)
+        self._last = messages[-1] if messages else None
+        return True
+
+    def system_json(self) -> bytes:
+        return b"[" + b",".join([*self.system[:-1], marked(self.system[-1])]) + b"]"
+
+    def parts(self) -> list[bytes]:
+        """The messages as a JSON array, in few parts that are mostly the same as the last time."""
+        parts = [b"[", *self._frozen]
+        for role, blocks in self._loose or [("user", [OPENING])]:
+            if len(parts) > 1:
+                parts.append(b",")
+            parts.append(_message(role, [*blocks[:-1], marked(blocks[-1])] if role == "user" else blocks))
+        return [*parts, b"]"]
+
+    def _add(self, message: Message) -> None:
+        role, content = message.get("role"), message.get("content")
+        if role in ("system", "developer"):
+            if text := text_of(content).strip():
+                if not (self._loose or self._frozen):
+                    self.system.append(text_block(text))
+                else:  # in its place: in the system prompt it would change the beginning
+                    self._put("user", [text_block(f"<system>\n{text}\n</system>")])
+        elif role == "assistant":
+            self._put("assistant", self._assistant_blocks(message))
+        elif role == "tool":
+            self._put("user", [result_block(message)], results=True)
+        else:
+            self._put("user", user_blocks(content) or [EMPTY])
+
+    def _assistant_blocks(self, message: Message) -> list[bytes]:
+        text = text_of(message.get("content")).rstrip()  # the API refuses a last text that ends in space
+        blocks = [text_block(text)] if text else []
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            arguments = parse_arguments(function.get("arguments") or "{}")
+            made = {"type": "tool_use", "id": safe_id(call.get("id")), "name": safe_name(function.get("name"))}
+            blocks.append(encode(made | {"input": arguments if isinstance(arguments, dict) else {}}))
+            self.has_calls = True
+        return blocks
+
+    def _put(self, role: str, blocks: list[bytes], results: bool = False) -> None:
+        """Add to the last message if it is the same side's, for the sides must alternate; else a new one."""
+        if not blocks:
+            return
+        if self._loose and self._loose[-1][0] == role:
+            self._loose[-1][1].extend(blocks)
+            self._results |= results
+            return
+        if role == "assistant" and not (self._loose or self._frozen):
+            self._loose.append(("user", [OPENING]))
+        self._loose.append((role, blocks))
+        self._results = results
+        if role == "user" and sum(1 for side, _ in self._loose if side == "user") > 2:
+            self._freeze()
+
+    def _freeze(self) -> None:
+        """Put away the first of the loose messages, up to the user's next."""
+        count = next(at for at, (role, _) in enumerate(self._loose[1:], start=1) if role == "user")
+        new = b",".join(_message(role, blocks) for role, blocks in self._loose[:count])
+        self._frozen.append(b"," + new if self._frozen else new)
+        del self._loose[:count]
+        # Each part is more than twice as long as the next: there are few, and a byte is seldom copied.
+        while len(self._frozen) > 1 and len(self._frozen[-2]) < 2 * len(self._frozen[-1]):
+            last = self._frozen.pop()
+            self._frozen[-1] += last
+
+
+class Histories:
+    """What is encoded of each conversation, for as long as the conversation lives."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[Conversation], Encoded]] = {}
+
+    def encoded(self, messages: Sequence[Message]) -> Encoded:
+        if not isinstance(messages, Conversation):
+            return _encode_all(messages)
+        key = id(messages)
+        known = self._kept.get(key)
+        if known is not None and known[0]() is messages and known[1].follow(messages):
+            return known[1]
+        kept = self._kept
+        made = _encode_all(messages)
+        kept[key] = (weakref.ref(messages, lambda gone: _forget(kept, key, gone)), made)
+        return made
+
+
+def _forget(kept: dict[int, tuple[weakref.ref[Conversation], Encoded]], key: int, gone: object) -> None:
+    if key in kept and kept[key][0] is gone:  # another one may have its place by now
+        del kept[key]
+
+
+def _encode_all(messages: Sequence[Message]) -> Encoded:
+    encoded = Encoded()
+    encoded.follow(messages)
+    return encoded
+
+
+def encode_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[bytes, dict[str, str]]:
+    """The definitions of tools, and the names that had to be changed, by what they became."""
+    blocks, names = [], {}
+    for tool in tools:
+        function = tool.get("function") or tool
+        name = safe_name(function.get("name"))
+        if name != function.get("name"):
+            names[name] = str(function.get("name"))
+        made = {"name": name}
+        if description := function.get("description"):
+            made["description"] = description
+        schema = {key: value for key, value in (function.get("parameters") or {}).items() if key not in UNIONS}
+        blocks.append(encode(made | {"input_schema": {"type": "object", "properties": {}} | schema}))
+    return b"[" + b",".join([*blocks[:-1], marked(blocks[-1])]) + b"]", names
+
+
+def user_blocks(content: Any) -> list[bytes]:
+    """What a user said, without empty texts, which the API refuses."""
+    if isinstance(content, str):
+        return [text_block(content)] if content.strip() else []
+    return [block for part in content or () if (block := _part_block(part))] if isinstance(content, list) else []
+
+
+def result_block(message: Message) -> bytes:
+    content = message.get("content")
+    made = {"type": "tool_result", "tool_use_id": safe_id(message.get("tool_call_id"))}
+    if isinstance(content, list):
+        if blocks := user_blocks(content):
+            return encode(made)[:-1] + b',"content":[' + b",".join(blocks) + b"]}"
+        content = ""
+    return encode(made | {"content": content if isinstance(content, str) and content.strip() else NO_OUTPUT})
+
+
+def _part_block(part: Any) -> bytes | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text":
+        text = text_of(part.get("text"))
+        return text_block(text) if text.strip() else None
+    if kind != "image_url":
+        return text_block(f"[left out: this model takes no {kind or 'part without a type'}]")
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) else image
+    if not isinstance(url, str):
+        return text_block("[left out: a picture without an address]")
+    if url.startswith(("http://", "https://")):
+        return encode({"type": "image", "source": {"type": "url", "url": url}})
+    found = _data_url(url)
+    mime = found[1].lower().replace("image/jpg", "image/jpeg") if found else ""
+    if found is None or mime not in PICTURES:
+        return text_block(f"[left out: a picture that is not one of {', '.join(PICTURES)}]")
+    return encode({"type": "image", "source": {"type": "base64", "media_type": mime, "data": found[2]}})
+
+
+def text_block(text: str) -> bytes:
+    return encode({"type": "text", "text": text})
+
+
+def marked(block: bytes) -> bytes:
+    """The block as one up to which everything is to be cached."""
+    return block[:-1] + MARKER
+
+
+def safe_name(name: Any) -> str:
+    """A name that the API takes, the same every time; other names stay different."""
+    text = name if isinstance(name, str) else str(name)
+    if _is_name(text):
+        return text
+    digest = hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=4).hexdigest()
+    return f"{_not_in_a_name.sub('_', text)[:55]}_{digest}"
+
+
+safe_id = safe_name  # ids of calls have the same letters
+
+
+def _message(role: str, blocks: Sequence[bytes]) -> bytes:
+    return b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(blocks))

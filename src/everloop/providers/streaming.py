@@ -1,0 +1,89 @@
+"""A streamed answer, read piece by piece: the one loop that every provider's stream goes through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from .base import Delta, LLMResponse, ProviderError
+from .http import Endpoint, TimedReader
+from .sse import Lines, one_line
+
+LAST_WORDS = 5.0  # seconds a server has for its last events once the answer has ended
+
+
+class Growing(Protocol):
+    """An answer as it grows: `ended` once its last event is in, `over` also when no more of it is taken in."""
+
+    finish_reason: str
+    ended: bool
+
+    def feed(self, payload: bytes) -> Delta | None: ...
+
+    def over(self) -> bool: ...
+
+    def response(self) -> LLMResponse: ...
+
+
+async def stream_answer(
+    endpoint: Endpoint, body: Sequence[bytes], answer: Growing, limit: int
+) -> AsyncGenerator[Delta | LLMResponse, None]:
+    """Send a request and show its answer as it comes; `limit` is how many bytes a whole answer or a line may have."""
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    response = await endpoint.open(body)
+    if response.content_type.endswith(("json", "html")):  # a server that does not stream, or no model server
+        if delta := feed_whole(answer, await endpoint.read_whole(response, limit), endpoint.where):
+            yield delta
+        yield answer.response()
+        return
+    lines, reader = Lines(limit), TimedReader(endpoint, response, started)
+    ping, last = False, 0.0  # whether the next data is only a sign of life, and when there was other data
+    try:
+        while not answer.over():
+            data = await _read(reader, answer)
+            for line in lines.feed(data) if data else (lines.rest(),):
+                if line[:5] != b"data:":
+                    ping = line[:6] == b"event:" and line[6:].strip() == b"ping"
+                    continue
+                if ping:
+                    # A model may think in silence, so a sign of life counts, but not for ever.
+                    reader.heard = bool(last) and clock() - last < endpoint.timeouts.first_token
+                    continue
+                reader.heard, last = True, clock()
+                if (payload := line[5:].strip()) and (delta := answer.feed(payload)):
+                    yield delta
+                if answer.over():
+                    break
+            if not data:
+                break
+    finally:
+        reader.stop()
+        if answer.ended:
+            response.leave()
+        else:
+            response.close()
+    if not (answer.ended or answer.finish_reason):
+        raise ProviderError(f"the stream from {endpoint.where} ended in the middle of the answer", retryable=True)
+    yield answer.response()
+
+
+def feed_whole(answer: Growing, data: bytes, where: str) -> Delta | None:
+    """Take a whole body in; what is no JSON at all is mostly the wrong address."""
+    if data.lstrip()[:1] != b"{":
+        raise ProviderError(
+            f"{where} answered with something that is not JSON (is the base URL right?): "
+            f"{one_line(data[:300].decode('utf-8', 'replace'))}"
+        )
+    return answer.feed(data)
+
+
+async def _read(reader: TimedReader, answer: Growing) -> bytes:
+    """The next bytes; once the answer has ended, whatever is wrong with the connection is its end."""
+    if not answer.finish_reason:
+        return await reader.read()
+    try:
+        return await reader.read(LAST_WORDS)
+    except ProviderError:
+        return b""

@@ -6,19 +6,20 @@ from typing import Literal
 
 from .bus import InboundMessage, Kind
 
-Name = Literal["stop", "new", "help", "status", "approve", "deny"]
+Name = Literal["stop", "new", "compact", "help", "status", "approve", "deny"]
 
 COMMANDS: dict[Name, str] = {
     "approve": "allow what I asked for",
     "deny": "refuse what I asked for; words after it tell me why",
     "stop": "stop the running turn and its tools",
     "new": "start a new conversation (the old one stays readable)",
+    "compact": "summarise the conversation to save room; words after it say what to keep",
     "status": "show the model, the session and what is running",
     "help": "show this",
 }
 # These are answered at once; the others wait for their place in the session.
 URGENT: frozenset[Name] = frozenset({"stop", "help", "status", "approve", "deny"})
-WITH_WORDS: frozenset[Name] = frozenset({"deny"})  # may have text after them
+WITH_WORDS: frozenset[Name] = frozenset({"deny", "compact"})  # may have text after them
 
 HELP = "\n".join(f"/{name}  {what}" for name, what in COMMANDS.items())
 

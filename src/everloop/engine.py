@@ -123,6 +123,15 @@ class Log(Protocol):
         ...
 
 
+class Window(Protocol):
+    """Sees to it that what the model is sent fits the model's window."""
+
+    async def fit(self, turn: Turn, refused: ProviderError | None = None) -> bool:
+        """Before the model is asked, or after it `refused`: leave something out of the turn's conversation if it must
+        be. Whether something was left out; what is, is in the log."""
+        ...
+
+
 class Turn:
     """A turn under way: its entries, the conversation they continue, and who watches."""
 
@@ -214,7 +223,9 @@ class Parked:
     question: str
 
 
-async def run_turn(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits = DEFAULT_LIMITS) -> TurnEnded | Parked:
+async def run_turn(
+    turn: Turn, model: Model, toolbox: Toolbox, limits: Limits = DEFAULT_LIMITS, window: Window | None = None
+) -> TurnEnded | Parked:
     """Take the open turn to its end, or to where a person must be asked, from wherever its log says it is.
 
     Cancelled without `turn.stop` (the process is going down) it leaves the turn open: the next start goes on.
@@ -223,7 +234,7 @@ async def run_turn(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits = 
     try:
         if turn.stopped is not None:
             return await _close(turn)
-        return await _steps(turn, model, toolbox, limits)
+        return await _steps(turn, model, toolbox, limits, window)
     except asyncio.CancelledError:
         if turn.stopped is None or turn._task is None:
             raise
@@ -233,14 +244,18 @@ async def run_turn(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits = 
         turn._task = None
 
 
-async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits) -> TurnEnded | Parked:
+async def _steps(
+    turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, window: Window | None
+) -> TurnEnded | Parked:
     while True:
         action = _decide(turn, limits)
         # The choice is pure, so the outcome of one step and the intent of the next are one write.
         match action:
             case CallModel():
                 await turn.append()
-                if (failed := await _call_model(turn, model, limits)) is not None:
+                if window is not None:
+                    await window.fit(turn)
+                if (failed := await _call_model(turn, model, limits, window)) is not None:
                     return await _end(turn, failed)
             case RunTools(calls):
                 if _may_run(turn, toolbox, calls):  # else what the policy said decides what comes next
@@ -299,8 +314,9 @@ def _refused(turn: Turn, call: Call, content: str) -> CallEnded:
     return CallEnded(call.id, call.name, clean(content), "denied", repeats=repeats)
 
 
-async def _call_model(turn: Turn, model: Model, limits: Limits) -> TurnEnded | None:
-    """Ask the model; its answer is an outcome. Where there is none, what is given back ends the turn."""
+async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window | None) -> TurnEnded | None:
+    """Ask the model; its answer is an outcome. Where there is none, what is given back ends the turn; where something
+    had to be left out first, the model is to be asked again."""
     turn.partial.clear()
     try:
         response = await model(turn.conversation, turn.show if turn.emit else None)
@@ -309,6 +325,8 @@ async def _call_model(turn: Turn, model: Model, limits: Limits) -> TurnEnded | N
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise
+        if isinstance(error, ProviderError) and window is not None and await window.fit(turn, error):
+            return None
         if not isinstance(error, ProviderError):  # a fault of the provider's code: its author wants to see where
             trace = clean("".join(traceback.format_exception(error)))
             logger.warning("the model call of turn %s failed\n%s", turn.id, trace)

@@ -82,6 +82,22 @@ class Steered:
 
 
 @dataclass(slots=True, frozen=True)
+class Compacting:
+    """The conversation does not fit the model's window; its older part is being summarised."""
+
+    turns: int
+
+
+@dataclass(slots=True, frozen=True)
+class Compacted:
+    """The conversation is shown to the model in fewer words from here on: tokens of a request, about."""
+
+    turns: int  # that were summarised
+    before: int
+    after: int
+
+
+@dataclass(slots=True, frozen=True)
 class Error:
     message: str
 
@@ -104,6 +120,8 @@ Event = (
     | Asked
     | Usage
     | Steered
+    | Compacting
+    | Compacted
     | Error
     | TurnEnded
 )

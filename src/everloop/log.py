@@ -6,6 +6,7 @@ model, the crash journal, the activity log, replay and fork are all read from th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -124,6 +125,16 @@ Entry = (
     | Compacted
 )
 
+
+class Logged(msgspec.Struct, frozen=True):
+    """An entry with its place in the log."""
+
+    seq: int
+    turn: str | None
+    at: float
+    entry: Entry
+
+
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
@@ -207,13 +218,18 @@ class Transcript:
 
 
 def _with_time(said: UserSaid) -> Content:
-    """What was said, with the time after it where that is told. It stays where it was said: no later request changes."""
+    """What was said, with the time after it where that is told: once, so that no later request differs."""
     if not said.now:
         return said.content
     note = f"[It is now {said.now}.]"
     if isinstance(said.content, str):
         return f"{said.content}\n\n{note}"
     return [*said.content, {"type": "text", "text": note}]
+
+
+def in_words(at: float) -> str:
+    """A moment as the model reads it, in the local time zone."""
+    return time.strftime("%A, %Y-%m-%d %H:%M", time.localtime(at))
 
 
 def with_notice(content: str, repeats: int) -> str:
@@ -226,6 +242,14 @@ def with_notice(content: str, repeats: int) -> str:
     if isinstance(body, dict):
         return msgspec.json.encode({**body, "notice": notice}).decode()
     return f"{content}\n[{notice}]"
+
+
+def text_of(content: Any) -> str:
+    """A message's text, whatever a library has put there; what is no text is named."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else "" if content is None else str(content)
+    parts = (part if isinstance(part, dict) else {"type": "text", "text": part} for part in content)
+    return "\n".join(str(part.get("text")) if part.get("type") == "text" else f"[{part.get('type')}]" for part in parts)
 
 
 def messages_of(entries: Iterable[Entry]) -> Iterator[Message]:

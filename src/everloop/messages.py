@@ -30,6 +30,14 @@ def tool_message(call_id: str, name: str, content: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
 
 
+UNSEEN = "[a picture is here that this model cannot see: a model with vision can]"
+
+
+def without_pictures(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of a message for a model that sees no pictures."""
+    return [{"type": "text", "text": UNSEEN} if part.get("type") == "image_url" else part for part in content]
+
+
 def clean(text: str) -> str:
     """The text without lone surrogates, which no JSON encoder at the edges takes."""
     try:
@@ -46,13 +54,17 @@ class Conversation(list[Message]):
     that is what keeps the cost of a round apart from the length of the history.
     """
 
-    def __init__(self, messages: Iterable[Message] = ()) -> None:
+    def __init__(self, messages: Iterable[Message] = (), *, blind: bool = False) -> None:
+        """`blind`: for a model that cannot see pictures; it is told where they are."""
         super().__init__()
         self.call_ids: set[str] = set()  # of all tool calls in it
         self._parts: list[bytes] = []  # of its JSON, without the brackets
         self._encoded = 0  # how many messages stand in them
         self._size = 0
         self.untrusted = False  # whether something in it came from outside
+        self.blind = blind
+        self.summary: Message | None = None  # the one that is no person's word, but a summary
+        self.weighed = (0, 0)  # how many messages were weighed, and what they weigh
         self.extend(messages)
 
     def append(self, message: Message) -> None:
@@ -60,12 +72,19 @@ class Conversation(list[Message]):
 
     def extend(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            super().append(message)
             content = message.get("content")
+            if self.blind and isinstance(content, list):
+                message = {**message, "content": without_pictures(content)}
+            super().append(message)
             self._size += 400 + (len(content) if isinstance(content, str) else len(str(content)))
             for call in message.get("tool_calls") or ():
                 self.call_ids.add(call["id"])
                 self._size += 400 + len(str(call.get("function")))
+
+    def become(self, other: Conversation) -> None:
+        """Show something else from now on, to all who hold this conversation."""
+        self[:] = other
+        self.__dict__.update(other.__dict__)
 
     @property
     def size(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from ..log import CallEnded, messages_of
+from ..context.view import conversation_of
+from ..log import Compacted, Logged
 from ..messages import Conversation
 from ..store.base import Claim, Store
 
@@ -16,8 +17,14 @@ KEPT_BYTES = 64_000_000  # of all conversations together
 class _Kept:
     conversation: Conversation
     history_from: int
+    compacted: int
     until: int  # the last entry it holds
     size: int
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether it is all that stands before the claimed turn, shown as it is to be."""
+        shown = (self.history_from, self.compacted, self.until)
+        return shown == (claim.history_from, claim.compacted, claim.first_seq - 1)
 
 
 class Histories:
@@ -29,27 +36,25 @@ class Histories:
         self._size = 0
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
-    async def conversation(self, claim: Claim, system: str) -> Conversation:
+    async def conversation(self, claim: Claim, system: str, *, blind: bool = False) -> Conversation:
         """All that stands before the claimed turn, behind this system prompt. The caller may add to it."""
-        before = claim.first_seq - 1
         kept = self._take(claim.session)
-        if kept is not None and kept.until == before and kept.history_from == claim.history_from:
+        if kept is not None and kept.holds(claim) and kept.conversation.blind == blind:
             if kept.conversation[0]["content"] == system:
                 return kept.conversation
-            renewed = Conversation([{"role": "system", "content": system}, *kept.conversation[1:]])
-            renewed.untrusted = kept.conversation.untrusted
+            renewed = Conversation([{"role": "system", "content": system}, *kept.conversation[1:]], blind=blind)
+            renewed.untrusted, renewed.summary = kept.conversation.untrusted, kept.conversation.summary
             return renewed
-        conversation = Conversation([{"role": "system", "content": system}])
-        if before > claim.history_from:
-            logged = await self._store.read_log(claim.session, claim.history_from, before)
-            conversation.extend(messages_of(one.entry for one in logged))
-            conversation.untrusted = any(isinstance(one.entry, CallEnded) and one.entry.untrusted for one in logged)
-        return conversation
+        if claim.first_seq - 1 <= claim.history_from:
+            return Conversation([{"role": "system", "content": system}], blind=blind)
+        before, logged = await read_shown(self._store, claim, claim.first_seq - 1)
+        return conversation_of(system, before, logged, blind=blind)
 
     def keep(self, claim: Claim, conversation: Conversation) -> None:
         """The turn is over and the conversation holds it."""
         size = conversation.size
-        self._kept[claim.session] = _Kept(conversation, claim.history_from, claim.next_seq - 1, size)
+        kept = _Kept(conversation, claim.history_from, claim.compacted, claim.next_seq - 1, size)
+        self._kept[claim.session] = kept
         self._size += size
         while self._size > self._limit and self._kept:
             _, oldest = self._kept.popitem(last=False)
@@ -61,3 +66,23 @@ class Histories:
         if kept is not None:
             self._size -= kept.size
         return kept
+
+
+async def read_shown(store: Store, claim: Claim, until: int | None = None) -> tuple[Compacted | None, list[Logged]]:
+    """What says how the claimed session's conversation is shown, and the entries that are shown by themselves.
+
+    However long the log is, only the part that a model can take is read.
+    """
+    before: Compacted | None = None
+    if claim.compacted:
+        (one,) = await store.read_log(claim.session, claim.compacted - 1, claim.compacted)
+        assert isinstance(one.entry, Compacted)
+        before = one.entry
+    after = max(claim.history_from, before.until if before is not None else 0)
+    return before, await store.read_log(claim.session, after, until)
+
+
+async def read_conversation(store: Store, claim: Claim, now: Conversation) -> Conversation:
+    """The conversation of the claimed turn as its log says it, all that has happened in it included."""
+    before, logged = await read_shown(store, claim)
+    return conversation_of(now[0]["content"], before, logged, blind=now.blind)

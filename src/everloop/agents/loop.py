@@ -21,7 +21,7 @@ from ..dispatch.local import RETRY_SECONDS, WAITS, Dispatcher, Live, Stopped
 from ..dispatch.neighbours import Neighbours, wake_all
 from ..engine import Parked
 from ..errors import StoreError
-from ..log import Cleared
+from ..log import Cleared, Entry
 from ..messages import clean
 from ..providers.base import LLMProvider
 from ..store.base import Claim, Incoming, Store
@@ -31,6 +31,7 @@ from ..store.sqlite import SQLiteStore
 from ..tools.builtin import builtin_tools
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
+from .compactor import Compactor
 from .ports import reply
 from .turns import APOLOGY, TurnRunner
 
@@ -86,13 +87,13 @@ class AgentLoop:
         self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
         self.context = ContextBuilder(self.workspace, settings.name, lambda: self._turns.reach())
         self._mcp = _mcp_servers(settings)
-        self._dispatcher = Dispatcher(
-            self.store, self._run_claim, lambda: self.context.build_system_prompt(), busy=busy
-        )
+        self._dispatcher = Dispatcher(self.store, self._run_claim, lambda: self.context.standing_prompt(), busy=busy)
         self._dispatcher.on_held = lambda worker: self._spawn(self._held(worker))
         self._dispatcher.on_waiting = lambda message: self._say(message, WAITS)
         if not isinstance(bus, DurableBus):
             self._dispatcher.on_stranger = lambda: self._spawn(wake_all(self.store))
+        own_home = settings.home if isinstance(config, Config) else home()
+        self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home)
         self._turns = TurnRunner(
             store=self.store,
             provider=provider,
@@ -100,10 +101,11 @@ class AgentLoop:
             policy=Policy(settings.policy, taint=settings.taint),
             context=self.context,
             workspace=self.workspace,
-            home=settings.home if isinstance(config, Config) else home(),
+            home=own_home,
             restricted=restrict_to_workspace,
             model=model,
             limits=Limits(rounds=max_iterations),
+            compactor=self._compactor,
             sender=None if isinstance(bus, DurableBus) else self._dispatcher.worker,
             hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
             on_event=on_event,
@@ -166,6 +168,7 @@ class AgentLoop:
 
     async def _quiet(self) -> None:
         await self._dispatcher.stop()
+        await self._compactor.close()
         await self.tools.close()
         if self._neighbours is not None:
             neighbours, self._neighbours = self._neighbours, None
@@ -292,13 +295,18 @@ class AgentLoop:
         return ended.question if isinstance(ended, Parked) else ended.text
 
     async def _run_command(self, claim: Claim, live: Live) -> str:
-        """A command that waits for its place in the session: `/new`."""
-        outgoing = reply(claim.message, NEW_CONVERSATION)
-        finished = await self.store.finish(claim, [Cleared()], outgoing, self._turns.sender)
+        """A command that waits for its place in the session: `/new` or `/compact`."""
+        entries: list[Entry] = [Cleared()]
+        text = NEW_CONVERSATION
+        if command_of(claim.message.content) == "compact":
+            made, text = await self._turns.compact(claim, live)
+            entries = [made] if made is not None else []
+        outgoing = reply(claim.message, text)
+        finished = await self.store.finish(claim, entries, outgoing, self._turns.sender)
         live.again |= finished.more
         for id, message in zip(finished.outbox, outgoing, strict=True):
             await self._hand_out(id, message)
-        return NEW_CONVERSATION
+        return text
 
     async def _answer_urgent(self, row: Incoming | InboundMessage) -> None:
         message = row if isinstance(row, InboundMessage) else row.message

@@ -16,6 +16,7 @@ from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
+from .compactor import Compactor
 
 AGAIN = "Call it again."
 DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user what you would need."
@@ -24,12 +25,20 @@ DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user 
 class Asking:
     """The model: streamed when somebody watches and the provider can, in one piece otherwise."""
 
-    def __init__(self, provider: LLMProvider, model: str | None, tools: ToolRegistry) -> None:
+    def __init__(self, provider: LLMProvider, model: str | None, tools: ToolRegistry, compactor: Compactor) -> None:
         self._provider = provider
         self._model = model
         self._tools = tools
+        self._compactor = compactor
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
+        units = self._compactor.weight(conversation)
+        response = await self._ask(conversation, emit)
+        if (usage := getattr(response, "usage", None)) and (counted := usage.get("prompt_tokens")):
+            self._compactor.observe(response.model, units, counted)
+        return response
+
+    async def _ask(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         tools = self._tools.get_definitions() or None
         if emit is not None and isinstance(self._provider, StreamingProvider):
             return await self._stream(self._provider, conversation, tools, emit)

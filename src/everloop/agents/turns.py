@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,11 +16,13 @@ from typing import NamedTuple
 from .. import events
 from ..actions import Limits
 from ..bus import InboundMessage, OutboundMessage
+from ..commands import words_after
 from ..context.builder import ContextBuilder
+from ..context.view import conversation_of
 from ..dispatch.local import Live
 from ..engine import Parked, Turn, end_turn, run_turn
 from ..errors import StoreError
-from ..log import Call, CallsAsked, CallsDecided, TurnEnded, UserSaid
+from ..log import Call, CallsAsked, CallsDecided, Compacted, TurnEnded, UserSaid
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
@@ -28,11 +32,15 @@ from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
-from .histories import Histories
+from .compactor import Compactor, Window
+from .histories import Histories, read_conversation
 from .ports import Asking, SessionLog, Tools, reply
 
 log = logging.getLogger(__name__)
 APOLOGY = "Sorry, I encountered an error: "
+COMPACTED = "{} turns are now a summary: about {:,} tokens have become {:,}. The whole history stays in the log."
+NOTHING_TO_COMPACT = "There is nothing to compact yet."
+NOT_COMPACTED = "I could not compact the conversation: {}. Nothing was changed."
 
 
 @dataclass(slots=True)
@@ -49,6 +57,7 @@ class TurnRunner:
     restricted: bool
     model: str | None
     limits: Limits
+    compactor: Compactor
     sender: str | None  # the worker that sends the answers, where this process does
     hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
     on_event: Callable[[str, events.Event], None] | None = None
@@ -68,21 +77,26 @@ class TurnRunner:
         turn: Turn | None = None
         try:
             assert live.system is not None
-            conversation = await self._histories.conversation(claim, await live.system)
-            if not claim.entries:  # attachments are read here, once, and stay in the log
+            system = self.context.dated(await live.system, claim.began)
+            conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
+            if not claim.entries:  # attachments and skills are read here, once, and stay in the log
                 content = await in_thread(self.context.user_content, message.content, message.media)
-                claim.entries = [UserSaid(content, message.sender_id)]
+                claim.entries = [UserSaid(content, message.sender_id, claim.time_to_tell(time.time()))]
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log, self._emit(claim, live))
+            if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
+                conversation.become(await read_conversation(self.store, claim, conversation))
             live.turn = turn
             if live.stopped is not None:
                 turn.stop(*live.stopped)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
-            asking = Asking(self.provider, self.model, self.tools)
-            ended = await run_turn(turn, asking, self._toolbox(claim, message, conversation), self.limits)
+            asking = Asking(self.provider, self.model, self.tools, self.compactor)
+            toolbox = self._toolbox(claim, message, conversation)
+            ended = await run_turn(turn, asking, toolbox, self.limits, Window(self.compactor, claim))
             if isinstance(ended, TurnEnded):
                 self._histories.keep(claim, conversation)
+                self.compactor.consider(claim, conversation)
         except StoreError:
             raise
         except Exception as error:  # a fault of ours ends this turn, not the session
@@ -93,6 +107,33 @@ class TurnRunner:
             await self.tools.end_turn(claim.turn)
         live.again |= session_log.more()
         return ended, session_log.outgoing()
+
+    async def compact(self, claim: Claim, live: Live) -> tuple[Compacted | None, str]:
+        """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""
+        assert live.system is not None
+        system = self.context.dated(await live.system, claim.began)
+        conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
+        work = self.compactor.make(
+            claim, conversation, kept_turns=1, target=0, focus=words_after(claim.message.content), fall_back=False
+        )
+        live.command = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([live.command])  # it may be stopped without the session
+            made = live.command.result()
+        except asyncio.CancelledError:
+            if not live.command.cancelled():
+                live.command.cancel()
+                raise
+            return None, NOT_COMPACTED.format("it was stopped")
+        except Exception as error:  # nothing has changed, and that is what the person hears
+            return None, NOT_COMPACTED.format(clean(str(error)) or type(error).__name__)
+        finally:
+            live.command = None
+        if made is None:
+            return None, NOTHING_TO_COMPACT
+        after = conversation_of(system, made, await self.store.read_log(claim.session, made.until))
+        then, now = self.compactor.tokens(conversation), self.compactor.tokens(after)
+        return made, COMPACTED.format(made.turns, then, now)
 
     def reach(self) -> Reach:
         """What may be read for the prompt, as by any tool. It looks at the disk: call it in a thread."""

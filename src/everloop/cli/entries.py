@@ -10,12 +10,12 @@ from ..log import (
     CallsDecided,
     Cleared,
     Compacted,
-    Content,
     Entry,
     ModelAnswered,
     Noted,
     TurnEnded,
     UserSaid,
+    text_of,
 )
 from .paper import as_json, one_line, short_arguments, short_result
 
@@ -44,7 +44,7 @@ def described(entry: Entry, waited: float | None = None, *, full: bool = False) 
             return entry.reason if entry.reason == "answer" else f"{entry.reason}: {_cut(entry.text, full)}", ""
         case Noted():
             message = entry.message
-            return f"{message.get('role')}: {_cut(text_of(message.get('content') or ''), full)}", ""
+            return f"{message.get('role')}: {_cut(text_of(message.get('content')), full)}", ""
         case Cleared():
             return "a new conversation begins here", ""
         case Compacted():
@@ -56,14 +56,6 @@ def _compacted(entry: Compacted, full: bool) -> str:
     parts += [f"{len(entry.aside)} long results as pointers"] if entry.aside else []
     text = " and ".join(parts) or "nothing is left out"
     return f"{text}: {_cut(entry.summary, full)}" if entry.summary else text
-
-
-def text_of(content: Content) -> str:
-    """A message's text; what is no text is named."""
-    if isinstance(content, str):
-        return content
-    parts = (part.get("text") if part.get("type") == "text" else f"[{part.get('type')}]" for part in content)
-    return "\n".join(str(part) for part in parts)
 
 
 def _answer(entry: ModelAnswered, full: bool) -> str:

@@ -12,8 +12,8 @@ import msgspec
 
 from ..config import Config
 from ..errors import EverloopError
-from ..log import kind_of
-from ..store.base import Logged, SessionInfo, Store
+from ..log import Logged, kind_of
+from ..store.base import SessionInfo, Store
 from .common import OWNER, checked_key, find_turn, load_config, reading
 from .entries import described
 from .paper import Paper, as_json, harmless

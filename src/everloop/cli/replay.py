@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from ..config import Config
-from ..log import Cleared, Entry, TurnEnded, kind_of
+from ..log import Cleared, Entry, Logged, TurnEnded, kind_of
 from ..replay import Difference, Replayed, replay
-from ..store.base import Logged, TurnInfo
+from ..store.base import TurnInfo
 from .common import find_turn, load_config, reading
 from .entries import described
 from .paper import Paper

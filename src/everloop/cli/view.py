@@ -66,6 +66,10 @@ class View:
             case events.Steered():
                 self._shown = False
                 self.paper.line(f"→ handed to the running turn: {one_line(event.text)}", "dim")
+            case events.Compacting():
+                self.paper.line(f"… the conversation is long: summarising {event.turns} earlier turns", "dim")
+            case events.Compacted():
+                self.paper.line(f"… about {event.before:,} tokens of conversation are now {event.after:,}", "dim")
             case events.Error():
                 pass  # the turn's end says the same
             case events.TurnEnded():

@@ -20,6 +20,7 @@ from .keys import Key, UnderHome, key, keys_of
 Busy = Literal["queue", "steer", "interrupt"]
 Decision = Literal["allow", "ask", "deny"]
 Sandbox = Literal["auto", "bubblewrap", "landlock", "off"]
+Vision = Literal["auto", "yes", "no"]
 Search = Literal["auto", "brave", "duckduckgo", "searxng"]
 
 
@@ -89,6 +90,8 @@ class Config:
     base_url: str = key("provider", "", "address of the model API", env="EVERLOOP_BASE_URL", flag=True, url=True)
     api_key: str = key("provider", "", "key of the model API", env="EVERLOOP_API_KEY", secret=True)
     model: str = key("provider", "", "the model to ask", env="EVERLOOP_MODEL", flag=True)
+    window: int = key("provider", 0, "tokens that the model takes; 0 goes by its name", at_least=0)
+    vision: Vision = key("provider", "auto", "whether the model sees pictures", choices=get_args(Vision))
     fallbacks: tuple[str, ...] = key("provider", (), "models to try, in order, when the first one fails")
     connect_timeout: float = key("provider", 10.0, "seconds to reach the model API", above=0)
     first_token_timeout: float = key("provider", 120.0, "seconds until an answer begins", above=0)
@@ -104,6 +107,11 @@ class Config:
     result_limit: int = key("agent", 50_000, "characters of a result; a longer one is saved whole", at_least=1000)
     taint: bool = key("agent", True, "ask before data is sent out once something untrusted was read")
     message_to: tuple[str, ...] = key("agent", (), "patterns of other chats for `message`", each="chat")
+
+    compact_at: float = key("context", 0.7, "share of the window that makes older turns a summary", above=0)
+    summary_model: str = key("context", "", "the model that writes summaries, if another one")
+    memory_limit: int = key("context", 16_000, "characters of memory/MEMORY.md", at_least=1000)
+    skills_limit: int = key("context", 8_000, "characters of the list of skills", at_least=500)
 
     sandbox: Sandbox = key("sandbox", "auto", "how commands are confined", key="mode", choices=get_args(Sandbox))
     exec_timeout: float = key("sandbox", 60.0, "seconds a command takes by default", key="timeout", above=0)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..log import in_words
 from ..messages import Message, assistant_message, clean, tool_message, user_message
 from ..sandbox.reach import OutOfReach, Reach
 
 BOOTSTRAP_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md")
+PARTING = "\n\n---\n\n"
 MEMORY_FILE = "memory/MEMORY.md"
 FILE_LIMIT = 64_000  # characters of one file in the prompt
 IMAGE_LIMIT = 10_000_000  # bytes of one picture
@@ -34,13 +36,22 @@ class ContextBuilder:
         self._texts: dict[str, tuple[tuple[int, int, int], str]] = {}
         self._identity = ""
 
-    def build_system_prompt(self) -> str:
-        """Identity, bootstrap files, memory: parted by `---`. What varies goes last."""
+    def build_system_prompt(self, began: float | None = None) -> str:
+        """Identity, bootstrap files, memory, skills, and last of all when the conversation began, by default now:
+        parted by `---`."""
+        return self.dated(self.standing_prompt(), time.time() if began is None else began)
+
+    def dated(self, standing: str, began: float) -> str:
+        """The system prompt of one conversation. It stays as it is for as long as the conversation lives: the time of
+        later messages is told with them."""
+        return f"{standing}{PARTING}This conversation began on {in_words(began)}."
+
+    def standing_prompt(self) -> str:
+        """What all conversations of the workspace begin with. It looks at the disk: call it in a thread."""
         self._identity = self._identity or self._introduce()
         blocks, reach = [self._identity], self._reach()
         blocks += [f"{title}\n\n{text}" for title, path in self._files if (text := self._text(path, reach))]
-        blocks.append(f"Today is {time.strftime('%A, %Y-%m-%d')}.")
-        return clean("\n\n---\n\n".join(blocks))  # a path may hold bytes that are no text
+        return clean(PARTING.join(blocks))  # a path may hold bytes that are no text
 
     def build_messages(
         self, history: Sequence[Message], current_message: str, media: Sequence[str] | None = None

@@ -7,9 +7,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from .. import events
 from ..bus import InboundMessage, Kind
+from ..commands import command_of
 from ..engine import Turn
 from ..errors import EverloopError, StaleLease, StoreError
 from ..log import Reason, TurnEnded, UserSaid, Written
@@ -58,11 +60,14 @@ class Live:
     running: bool = False
     again: bool = False  # there may be more in the inbox
     task: asyncio.Task[None] | None = None
+    command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
 
     def stop(self, reason: Reason, text: str) -> None:
         """Stop the turn that runs, or that is about to."""
         if self.turn is not None:
             self.turn.stop(reason, text)
+        elif self.command is not None:
+            self.command.cancel()
         else:
             self.stopped = (reason, text)
 
@@ -246,7 +251,8 @@ class Dispatcher:
     async def _behind_question(self, live: Live, item: Item, row: int) -> None:
         """A message, on disk by now, for a session whose turn waits for a person's word: it waits too, and the person
         is reminded; or it is that word, a no, and is handed to the turn; or it ends the turn, as a command does."""
-        if self.busy == "queue" and item.kind == "message":
+        ends = item.kind == "command" and command_of(item.message.content) == "new"
+        if not ends and (self.busy == "queue" or item.kind == "command"):
             item.answer.set_result(WAITS)
             if self.on_waiting is not None:
                 self.on_waiting(item.message)

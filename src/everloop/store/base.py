@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from ..bus import InboundMessage, Kind, OutboundMessage
-from ..log import CallsAsked, Compacted, Entry, Written
+from ..log import CallsAsked, Compacted, Entry, Logged, Written, in_words
 
 T = TypeVar("T")
 SILENCE_SECONDS = 1800.0  # after which the model is told the time again
@@ -70,16 +70,6 @@ class Claim:
         told when it began."""
         fresh = self.first_seq == self.history_from + 1
         return "" if fresh or now - self.idle_since < SILENCE_SECONDS else in_words(now)
-
-
-@dataclass(slots=True, frozen=True)
-class Logged:
-    """An entry with its place in the log."""
-
-    seq: int
-    turn: str | None
-    at: float
-    entry: Entry
 
 
 @dataclass(slots=True, frozen=True)
@@ -321,11 +311,6 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def in_words(at: float) -> str:
-    """A moment as the model reads it, in the local time zone."""
-    return time.strftime("%A, %Y-%m-%d %H:%M", time.localtime(at))
 
 
 def new_turn_id() -> str:

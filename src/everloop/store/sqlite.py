@@ -20,11 +20,11 @@ import msgspec
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StoreError
-from ..log import CallsAsked, Compacted, Entry, Written, decode_entry, encode_entry, kind_of
+from ..log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry, encode_entry, kind_of
 from . import forks, parking
 from . import search as searching
 from . import transactions as tx
-from .base import Busy, Claim, Finished, Found, Incoming, Logged, Outgoing, SessionInfo, Timer, TurnInfo, Waiting
+from .base import Busy, Claim, Finished, Found, Incoming, Outgoing, SessionInfo, Timer, TurnInfo, Waiting
 from .migrations import NewerSchema, migrate
 from .workers import alive
 from .writer import Writer
@@ -36,7 +36,8 @@ LOCK_SECONDS = 30.0  # how long a write waits for another program that holds the
 SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1),
-        s.worker, s.compacted, EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
+        s.worker, s.compacted,
+        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
     FROM session s WHERE s.owner = ?"""
 READY = """SELECT owner, key, worker FROM session WHERE id IN (
         SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'

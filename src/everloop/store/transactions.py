@@ -13,7 +13,6 @@ import msgspec
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StaleLease
 from ..log import (
-    Cleared,
     Compacted,
     Entry,
     TurnEnded,

@@ -31,7 +31,10 @@ def _same(url: str) -> Iterator[str]:
 
 
 def _texts(conversation: Sequence[Message]) -> Iterator[str]:
+    summary = getattr(conversation, "summary", None)  # written by a model, from whatever it had read
     for message in conversation:
+        if message is summary:
+            continue
         role, content = message.get("role"), message.get("content")
         # Not what a search that failed says: that may be the model's own words.
         if role == "user" or (role == "tool" and message.get("name") == "web_search" and is_marked(content)):

@@ -155,7 +155,12 @@ KEYS = st.one_of(
     st.sampled_from(["name", "yes", "On", "null", "y", "a-b", "a_1"]), st.from_regex(r"[A-Za-z][\w-]{0,5}")
 )
 PRINTABLE = st.characters(codec="utf-8", exclude_categories=["C", "Z"]) | st.sampled_from(" :#'\"-")
+WORDS = st.one_of(
+    st.sampled_from(["git", "A_B", "yes", "a-", "_", "null", "3", ""]), st.text("ab-_: [],{}#", max_size=4)
+)
+PAIRS = st.builds("{}: [{}]".format, WORDS, st.lists(WORDS, max_size=3).map(", ".join))
 LINES = st.one_of(
+    st.builds("{}: {{{}}}".format, KEYS, st.lists(PAIRS, max_size=3).map(", ".join)),
     st.builds("{}: a{}".format, KEYS, st.text(PRINTABLE, max_size=20)),
     st.builds("{}: {quote}{}{quote}".format, KEYS, st.text(PRINTABLE, max_size=9), quote=st.sampled_from("'\"")),
     st.builds(
@@ -176,6 +181,9 @@ LINES = st.one_of(
 @example('a: ""')
 @example("a: true \nb: True")
 @example("a: b\na: c")
+@example("a: {b: [c, d], e: [f]}")
+@example("a: {b: [c], b: [d]}")
+@example("a: {b: [no]}")
 def test_whatever_the_short_way_reads_yaml_reads_the_same(header):
     short = read_simple(header)
     if short is not None:
@@ -192,11 +200,14 @@ def test_the_reader_of_yaml_gives_plain_data_or_one_error(header):
 
 
 def test_the_short_way_is_taken_for_what_people_write_and_loads_no_yaml():
-    simple = "---\nname: git\ndescription: Work, e.g. http://x (é) – \"so\" it's.\nalways: false\nversion: '1.0'\n---\n"
+    simple = (
+        '---\nname: git\ndescription: Work, e.g. http://x (é) – "so" it\'s.\n'
+        "always: false\nversion: '1.0'\nrequires: {bins: [git]}\n---\n"
+    )
     code = (
         "import sys; from everloop.context.frontmatter import read_front_matter as read;"
         f"read({simple!r}); print('yaml' in sys.modules);"
-        "read('---\\nrequires: {bins: [git]}\\n---\\n'); print('yaml' in sys.modules)"
+        "read('---\\nrequires:\\n  bins: [git]\\n---\\n'); print('yaml' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["False", "True"], done.stderr

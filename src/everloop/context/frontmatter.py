@@ -21,8 +21,11 @@ FIRST_LINE = 2  # where the YAML begins in the file
 
 _FENCE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _UNREADABLE = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|\ufeff")
-_SIMPLE = re.compile(r"""([A-Za-z][A-Za-z0-9_-]{0,63}): +(?:([^\W\d_].*?)|"([^"\\]*)"|'([^']*)') *""")
+_SIMPLE = re.compile(r"""([A-Za-z][A-Za-z0-9_-]{0,63}): +(?:([^\W\d_].*?)|"([^"\\]*)"|'([^']*)'|(\{.*\})) *""")
 _NOT_CLOSED = re.compile("end of stream|expected ',' or|expected ':'")
+_WORD = "[A-Za-z_][A-Za-z0-9_-]*"
+_WORDS = re.compile(rf"({_WORD}): \[({_WORD}(?:, {_WORD})*)\]")
+_MAPPING = re.compile(rf"\{{{_WORDS.pattern}(?:, {_WORDS.pattern})*\}}")
 _NOT_TEXT = frozenset({"yes", "no", "on", "off", "true", "false", "null"})  # in YAML, whatever their case
 
 
@@ -100,7 +103,12 @@ def read_simple(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]
         key, plain = found[1], found[2]
         if key in values or key.lower() in _NOT_TEXT:
             return None
-        if plain is None:
+        if found[5] is not None:
+            if (mapping := _simple_mapping(found[5])) is None:
+                return None
+            values[key] = mapping
+            lines |= {(key, inner): number for inner in mapping}
+        elif plain is None:
             values[key] = found[3] if found[3] is not None else found[4]
         elif plain in ("true", "false"):
             values[key] = plain == "true"
@@ -110,6 +118,15 @@ def read_simple(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]
             values[key] = plain
         lines[key,] = number
     return values, lines
+
+
+def _simple_mapping(text: str) -> dict[str, list[str]] | None:
+    """`{bins: [git, ssh], env: [TOKEN]}`; None when it is anything else."""
+    if _MAPPING.fullmatch(text) is None or any(word.lower() in _NOT_TEXT for word in re.findall(_WORD, text)):
+        return None
+    pairs = _WORDS.findall(text)
+    mapping = {key: words.split(", ") for key, words in pairs}
+    return mapping if len(mapping) == len(pairs) else None
 
 
 # ---------------------------------------------------------------------------------------------- with YAML

@@ -1,0 +1,238 @@
+"""`memory_search`: what was said in the past. `remember`: one point more in the file that stands in every prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..messages import clean
+from ..sandbox.paths import normalized
+from ..sandbox.reach import READ
+from .base import Output, Plan, Tool, ToolError, tool
+from .context import current_call
+from .excerpts import excerpt
+from .files.edit import replace_text
+from .files.paths import check_kind, explained, opened_target, reach, replace, state_of
+from .files.texts import BINARY_HEAD, Form, form_of, is_binary
+from .threads import in_thread
+
+if TYPE_CHECKING:
+    from ..store.base import Found
+
+Search = Callable[[str, str, int], "Awaitable[list[Found]]"]
+MEMORY_FOLDER = "memory"
+MEMORY_FILE = f"{MEMORY_FOLDER}/MEMORY.md"
+MAX_BYTES = 1024 * 1024
+MAX_COUNT = 20
+OWN_WORDS = 50  # of the running turn, at most, that may be among what is found
+LOCK_SECONDS = 10.0
+
+_BULLET = re.compile(r"([ \t]*)[-*+] +(?:\d{4}-\d\d-\d\d: +)?")
+_BEGINNING = re.compile(r"[ \t]*(?:[-*+] +(?:\d{4}-\d\d-\d\d: +)?)?")  # of a point, or a part of it
+
+
+def memory_tools(search: Search, limit: int = 16_000) -> list[Tool]:
+    """The tools for memory; `search` is the store's, `limit` the most characters of the file."""
+    return [_search_tool(search), RememberTool(limit)]
+
+
+# ---------------------------------------------------------------------------------------------- past conversations
+
+
+def _search_tool(search: Search) -> Tool:
+    @tool(replay="safe")
+    async def memory_search(
+        query: Annotated[str, "Words to look for; texts that have all of them come first."],
+        count: Annotated[int, "How many to show, at most 20."] = 8,
+    ) -> Output:
+        """Search what the user and you said in all past conversations, also those before /new.
+
+        Use it when the user refers to something that is not in this conversation.
+        """
+        call = current_call()
+        count = max(1, min(count, MAX_COUNT))
+        found = await search(call.owner, query, count + OWN_WORDS)
+        others = [one for one in found if one.turn is None or one.turn != call.turn][:count]
+        if not others:
+            return Output(
+                "Nothing found. Try fewer words, or others that mean the same; only what was said is searched, not "
+                "files and not results of tools."
+            )
+        return Output(await in_thread(_listed, others, query), untrusted=any(one.untrusted for one in others))
+
+    return memory_search
+
+
+def _listed(found: Sequence[Found], query: str) -> str:
+    lines = []
+    for number, one in enumerate(found, 1):
+        when = time.strftime("%Y-%m-%dT%H:%M", time.localtime(one.at))
+        session = " ".join(one.session.split())
+        lines.append(f"{number}. {when}, {session}, {one.role}: {excerpt(one.text, query)}")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------- the file
+
+
+class RememberTool(Tool):
+    """Adds a point to the memory file, or puts one in place of another."""
+
+    name = "remember"
+    description = (
+        "Keep something that should be known in every later conversation: one short point in memory/MEMORY.md. With "
+        "instead_of it takes the place of what is there; with an empty text that is removed."
+    )
+    parameters = {  # noqa: RUF012
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "description": "One point, in one line, that can be understood by itself."},
+            "instead_of": {
+                "type": "string",
+                "description": "Text of the file that this replaces, exactly as it stands there, and only once.",
+            },
+        },
+        "required": ["text"],
+    }
+    replay = "safe"  # a point that stands there is not added again, nor put in place of another again
+    parallel = False
+
+    def __init__(self, limit: int = 16_000) -> None:
+        self._limit = limit
+
+    def plan(self, arguments: dict[str, Any]) -> Plan:
+        text, old = _one_line(arguments["text"]), arguments.get("instead_of", "")
+        shown = f"remember, in {MEMORY_FILE}:\n{text}" if text else f"remove from {MEMORY_FILE}:"
+        shown += f"\ninstead of:\n{old}" if old and text else f"\n{old}"
+        return Plan(shown=shown, paths=(normalized(MEMORY_FILE, current_call().workspace),), writes=True)
+
+    async def execute(self, text: str, instead_of: str = "") -> str:
+        return await in_thread(self._remember, _one_line(text), clean(instead_of).replace("\r\n", "\n").strip("\n"))
+
+    def _remember(self, text: str, instead_of: str) -> str:
+        if not text and not instead_of:
+            raise ToolError("There is nothing to remember: give a text, or in instead_of what is to be removed.")
+        with explained(MEMORY_FILE), _alone():
+            return self._change(text, instead_of)
+
+    def _change(self, text: str, instead_of: str) -> str:
+        info, form, before = _load()
+        after = replaced(before, instead_of, text, form.newline) if instead_of else added(before, text, form.newline)
+        if after == before:
+            return f"It stands in {MEMORY_FILE} already."
+        if len(after) > self._limit and len(after) > len(before):
+            raise ToolError(
+                f"{MEMORY_FILE} has {len(before)} of at most {self._limit} characters, and this would make it "
+                f"{len(after)}. Make room first: merge or shorten points with instead_of or edit_file, then try again."
+            )
+        with opened_target(MEMORY_FILE) as target:
+            if (target.old and state_of(target.old)) != (info and state_of(info)):
+                raise ToolError(f"{MEMORY_FILE} was changed at the same time by something else: try again.")
+            replace(target, form.encode(after))
+        return f"{'Remembered' if text else 'Removed'}. {MEMORY_FILE} is {100 * len(after) // self._limit}% full."
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hold the memory folder, made if need be, against all others who remember, in this process or another.
+
+    Whoever can open the folder can hold it, a command in the sandbox too: so it is not waited for without end.
+    """
+    # By the place of a file that is never made: the real one may be replaced while it is looked at. What the policy
+    # says of that one is asked when it is written.
+    with dataclasses.replace(reach(), guard=None).target(f"{MEMORY_FOLDER}/.everloop-lock") as place:
+        give_up = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(place.folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise ToolError("Something else holds the memory folder: try again later.") from None
+                time.sleep(0.005)
+        yield
+
+
+def _load() -> tuple[os.stat_result | None, Form, str]:
+    """The file as it is now: what it is, its form and its text."""
+    try:
+        with reach().open(MEMORY_FILE, READ) as opened, open(opened.descriptor, "rb", closefd=False) as file:
+            info = os.fstat(opened.descriptor)
+            check_kind(info, MEMORY_FILE, MAX_BYTES)
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None, Form(), ""
+    form = form_of(data)
+    try:
+        if is_binary(data[:BINARY_HEAD]):
+            raise ToolError(f"{MEMORY_FILE} is no text: tell the user.")
+        return info, form, form.decode(data)
+    except UnicodeDecodeError:
+        raise ToolError(f"{MEMORY_FILE} is not valid {form.encoding.upper()}: tell the user.") from None
+
+
+# ---------------------------------------------------------------------------------------------- its points
+
+
+def added(content: str, text: str, newline: str = "\n") -> str:
+    """The file with one point more, unless it is there."""
+    if text in map(_text_of_point, content.splitlines()):
+        return content
+    gap = newline if content and not content.endswith("\n") else ""
+    return f"{content}{gap}{_point(text)}{newline}"
+
+
+def replaced(content: str, old: str, text: str, newline: str = "\n") -> str:
+    """The file with a text in place of another. If that was a whole point, the new one has today's date."""
+    plain = content.replace("\r\n", "\n")
+    if text and _done(plain, old, text):
+        return content
+    start = plain.find(old)
+    if start < 0:
+        raise ToolError(
+            f"That text does not stand in {MEMORY_FILE}: give instead_of exactly as it stands there. It may have been "
+            "changed already."
+        )
+    if plain.find(old, start + 1) >= 0:
+        raise ToolError(f"That text stands in {MEMORY_FILE} more than once: give more of its line in instead_of.")
+    start, end, new = _part(plain, start, start + len(old), text)
+    if not _done(plain[:start] + new + plain[end:], old, text):  # the same call once more would change it again
+        raise ToolError("What is left would hold that text again: give the whole line in instead_of.")
+    return content if plain[start:end] == new else replace_text(content, plain[start:end], new, newline=newline).text
+
+
+def _done(plain: str, old: str, text: str) -> bool:
+    """Whether a text has taken the place of another, which stands there no more, or only as a part of it."""
+    core = _text_of_point(old)
+    return text in plain and (old not in plain or (core in text and core not in plain.replace(text, "\0")))
+
+
+def _part(plain: str, start: int, end: int, text: str) -> tuple[int, int, str]:
+    """What is to be replaced and by what: a whole point with its bullet and date, or the text as it was given."""
+    first, last = plain.rfind("\n", 0, start) + 1, plain.find("\n", end)
+    last = len(plain) if last < 0 else last
+    bullet = _BULLET.match(plain, first)
+    if bullet is None or not _BEGINNING.fullmatch(plain, first, start) or plain[end:last].strip():
+        return start, end, text
+    if not text:
+        return first, min(last + 1, len(plain)), ""
+    return first, last, bullet[1] + _point(text)
+
+
+def _point(text: str) -> str:
+    return f"- {time.strftime('%Y-%m-%d')}: {text}"
+
+
+def _text_of_point(line: str) -> str:
+    return _BULLET.sub("", line, count=1).strip()
+
+
+def _one_line(text: str) -> str:
+    """A text as one line, without a bullet of its own."""
+    return re.sub(r"^(?:[-*+•] +)+", "", " ".join(clean(text).split()))

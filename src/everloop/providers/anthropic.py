@@ -127,6 +127,7 @@ class AnthropicProvider(LLMProvider):
     def _answer_tokens(self, model: str) -> int:
         if self._max_tokens is not None:
             return self._max_tokens
+        model = model.replace(".", "-")
         most = next((most for name, most in OLD_MODELS.items() if name in model), ANSWER_TOKENS)
         return most if self._thinking is None or self._thinking < most else self._thinking + most
 

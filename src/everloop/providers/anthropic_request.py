@@ -38,8 +38,7 @@ class Encoded:
     def __init__(self) -> None:
         self.system: list[bytes] = []
         self.has_calls = False
-        self._taken = 0
-        self._last: Message | None = None
+        self._taken: list[Message] = []
         self._frozen: list[bytes] = []  # JSON of messages that no marker reaches any more
         self._loose: list[tuple[str, list[bytes]]] = []  # those from the user's second-last on
         self._results = False  # whether the last message holds results
@@ -54,13 +53,12 @@ class Encoded:
 
     def follow(self, messages: Sequence[Message]) -> bool:
         """Take in what is new; False if these are not the messages that were taken in before."""
-        taken = self._taken
-        if taken > len(messages) or (taken and messages[taken - 1] is not self._last):
+        count = len(self._taken)
+        if messages[:count] != self._taken:  # mostly the very same objects, which costs next to nothing
             return False
-        for message in messages[taken:]:
+        for message in messages[count:]:
             self._add(message)
-        self._taken = len(messages)
-        self._last = messages[-1] if messages else None
+            self._taken.append(message)
         return True
 
     def system_json(self) -> bytes:

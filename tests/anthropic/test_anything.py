@@ -1,0 +1,142 @@
+"""Whatever a server sends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everloop.providers.anthropic_answer import MessageAnswer
+from everloop.providers.base import LLMResponse, ProviderError
+from everloop.providers.sse import Lines
+
+from .streams import begin, end, event, piece, sse, text
+
+GOOD = sse(
+    begin(0, "thinking", thinking=""),
+    piece(0, "thinking_delta", thinking="hm 😀"),
+    event("content_block_stop", index=0),
+    begin(1, "text", text=""),
+    piece(1, "text_delta", text="grüße"),
+    event("ping"),
+    begin(2, "tool_use", id="a", name="echo", input={}),
+    piece(2, "input_json_delta", partial_json='{"n":'),
+    piece(2, "input_json_delta", partial_json="1}"),
+    event("content_block_stop", index=2),
+    input_tokens=3,
+)
+
+
+def read(blocks: list[bytes]) -> LLMResponse:
+    """What the reader makes of a stream that comes in these blocks."""
+    answer, lines = MessageAnswer(1000, "somewhere", {}), Lines(100_000)
+    for block in blocks:
+        for line in lines.feed(block):
+            if line.startswith(b"data:") and not answer.over():
+                answer.feed(line[5:].strip())
+    return answer.response()
+
+
+def _one_line(error: ProviderError) -> None:
+    assert str(error).isprintable()
+    assert str(error)
+
+
+def test_a_stream_is_the_same_wherever_it_is_split():
+    whole = read([GOOD])
+    assert (whole.content, whole.reasoning, whole.finish_reason) == ("grüße", "hm 😀", "tool_calls")
+    assert whole.tool_calls[0].arguments == {"n": 1}
+    for at in range(len(GOOD) + 1):
+        assert read([GOOD[:at], GOOD[at:]]) == whole
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["text", "tool_use", "{}"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "usage"]), inner),
+    max_leaves=5,
+)
+BLOCK = st.dictionaries(
+    st.sampled_from(["text", "thinking", "partial_json", "id", "name", "input", "stop_reason"]), JSON
+) | st.sampled_from(
+    [
+        {"type": "text", "text": "a"},
+        {"type": "tool_use", "id": "i", "name": "n", "input": {}},
+        {"type": "text_delta", "text": "b"},
+        {"type": "thinking_delta", "thinking": "c"},
+        {"type": "input_json_delta", "partial_json": '{"x":'},
+        {"stop_reason": "max_tokens"},
+    ]
+)
+KINDS = ["message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"]
+EVENTS = st.fixed_dictionaries(
+    {"type": st.sampled_from([*KINDS, *KINDS, "message_stop", "message", "ping", "error", "new"]) | JSON},
+    optional={
+        "index": st.integers(0, 2) | JSON,
+        "delta": BLOCK | JSON,
+        "content_block": BLOCK | JSON,
+        "content": st.lists(BLOCK | st.none(), max_size=2) | JSON,
+        "message": JSON,
+        "usage": st.dictionaries(st.sampled_from(["input_tokens", "output_tokens"]), st.integers(-5, 50)) | JSON,
+        "stop_reason": JSON,
+        "error": JSON,
+    },
+)
+
+
+@settings(max_examples=400)
+@given(events=st.lists(EVENTS, max_size=8), limit=st.sampled_from([3, 1000]))
+def test_whatever_events_come_there_is_an_answer_or_one_clear_error(events, limit):
+    answer = MessageAnswer(limit, "somewhere", {})
+    shown = ""
+    try:
+        for one in events:
+            if answer.over():
+                break
+            if delta := answer.feed(json.dumps(one).encode()):
+                shown += delta.text
+        response = answer.response()
+    except ProviderError as error:
+        _one_line(error)
+        return
+    assert (response.content or "").rstrip("\ufffd") == shown.rstrip("\ufffd")
+    for call in response.tool_calls:
+        assert isinstance(call.arguments, dict)
+        assert isinstance(call.name, str)
+    assert all(type(count) is int for count in response.usage.values())
+
+
+@settings(max_examples=200)
+@given(data=st.binary(max_size=60), at=st.integers(0, len(GOOD)))
+def test_garbage_in_a_stream_is_left_out_or_one_clear_error(data, at):
+    try:
+        read([GOOD[:at], data, GOOD[at:]])
+    except ProviderError as error:
+        _one_line(error)
+
+
+@settings(max_examples=30)
+@given(size=st.integers(1, 40), words=st.lists(st.text(min_size=1, max_size=8), max_size=10))
+def test_any_words_arrive_as_they_were_sent(size, words):
+    stream = begin(0, "text", text="") + b"".join(map(text, words)) + end()
+    blocks = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert read(blocks).content == "".join(words)
+
+
+@pytest.mark.parametrize("field", ["index", "delta", "content_block", "message", "usage"])
+def test_a_missing_field_is_no_fault(field):
+    def without(line: bytes) -> bytes:
+        if not line.startswith(b"data: "):
+            return line
+        value: dict[str, Any] = json.loads(line[6:])
+        value.pop(field, None)
+        return b"data: " + json.dumps(value).encode()
+
+    try:
+        answer = read([b"\n".join(map(without, GOOD.split(b"\n")))])
+    except ProviderError:
+        assert field == "content_block"  # a call that never began
+        return
+    assert isinstance(answer, LLMResponse)

@@ -43,6 +43,20 @@ def opened(url: str) -> Image.Image:
     return picture
 
 
+def colour(picture: Image.Image, left: int, top: int) -> str:
+    """The name of what a pixel is nearest to."""
+    pixel = picture.convert("RGB").getpixel((left, top))
+    assert isinstance(pixel, tuple)
+    names = {
+        "red": (255, 0, 0),
+        "blue": (0, 0, 255),
+        "white": (255, 255, 255),
+        "grey": (128, 128, 128),
+        "black": (0, 0, 0),
+    }
+    return min(names, key=lambda name: sum(abs(one - other) for one, other in zip(pixel, names[name], strict=True)))
+
+
 def chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 

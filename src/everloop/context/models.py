@@ -1,7 +1,7 @@
 """What is known of models by their names: how much they take in, how much they write, whether they see pictures.
 
-Windows are what the model's maker documents; where providers differ or there is doubt, the smaller one. A server may
-give less than the model could take (Ollama and llama.cpp do unless told otherwise): then its error tells, or the config.
+Windows are what the model's maker documents; where there is doubt, the smaller one. A server may give less than the
+model could take (Ollama and llama.cpp do unless told otherwise): then its error tells, or the config.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _FAMILIES: dict[str, list[_Row]] = {
     "deepseek": [
         (r"deepseek-(?:ocr|vl)", 8 * _K, True, 4_096),
         (r"r1-distill|distill-(?:qwen|llama)|r1-0528-qwen|r1[:-](?:1\.5|7|8|14|32|70)b", 32 * _K, False, 16 * _K),
-        (r"deepseek-?v4.*vision|deepseek-?v4\.1", _MILLION, True, 128 * _K),
-        (r"deepseek-?v4", _MILLION, False, 128 * _K),
-        (r"deepseek-coder-?v2|deepseek-?v2", 32 * _K, False, 8 * _K),
+        (r"deepseek.*vision|deepseek[.-]?v4\.1", _MILLION, True, 128 * _K),
+        (r"deepseek[.-]?v4|deepseek-flash", _MILLION, None, 128 * _K),
+        (r"deepseek-coder-?v2|deepseek[.-]?v2", 32 * _K, False, 8 * _K),
         (r"deepseek-coder", 16 * _K, False, 4_096),
-        (r"deepseek-(?:chat|reasoner)|deepseek-?(?:v3|r1)", 128_000, False, 8 * _K),
+        (r"deepseek-(?:chat|reasoner)|deepseek[.-]?(?:v3|r1)", 128_000, False, 8 * _K),
     ],
     "gpt-oss": [(r"gpt-oss", 128_000, False, 32 * _K)],
     "gpt": [
@@ -48,7 +48,7 @@ _FAMILIES: dict[str, list[_Row]] = {
         (r"gpt-4-32k", 32 * _K, False, 4_096),
         (r"gpt-4", 8 * _K, False, 4_096),
         (r"gpt-5(?:\.\d)?-(?:chat|instant)|codex-spark", 128_000, True, 16 * _K),
-        (r"gpt-[5-9]", 272_000, True, 128_000),
+        (r"gpt-(?:[5-9]|chat)", 272_000, True, 128_000),
         (r"chatgpt-4o", 128_000, True, 16 * _K),
     ],
     "o1": [(r"\bo1-(?:mini|preview)", 128_000, False, 32 * _K), (r"\bo1\b", 200_000, True, 100_000)],
@@ -90,7 +90,7 @@ _FAMILIES: dict[str, list[_Row]] = {
         (r"qwen-?3\.[5-9]-(?:plus|flash)|qwen-?3\.8-max", 256_000, True, 64 * _K),
         (r"qwen-?3\.[5-9]-max", 256_000, False, 64 * _K),
         (r"qwen-?3\.[5-9]", 256_000, True, 32 * _K),
-        (r"qwen-?3", 32_000, False, 16 * _K),
+        (r"qwen-?3(?!\d*b)", 32_000, False, 16 * _K),
         (r"qwen-(?:turbo|plus|flash|coder)", 129_024, False, 8 * _K),
         (r"qwen-max", 30_720, False, 8 * _K),
         (r"qwen", 32 * _K, False, 8 * _K),
@@ -98,11 +98,12 @@ _FAMILIES: dict[str, list[_Row]] = {
     "llava": [(r"llava", 4_096, True, 2_048)],
     "llama": [
         (r"code-?llama", 16 * _K, False, 4_096),
-        (r"llama-?4|llama-v?4", 128 * _K, True, 8 * _K),
+        (r"llama-?v?4", 128 * _K, True, 8 * _K),
         (r"llama-?v?3[.-]?2.*(?:vision|11b|90b)", 128_000, True, 4_096),
         (r"llama-?v?3[.-][1-3](?!\d*b)", 128_000, False, 4_096),
-        (r"llama-?v?3", 8 * _K, False, 4_096),
-        (r"llama-?v?2|llama", 4_096, False, 2_048),
+        (r"llama-?v?3(?!\d*b)", 8 * _K, False, 4_096),
+        (r"llama-?v?2(?!\d*b)", 4_096, False, 2_048),
+        (r"llama", 8 * _K, None, 2_048),
     ],
     "pixtral": [(r"pixtral", 128_000, True, 8 * _K)],
     "mixtral": [(r"mixtral.*8x22b", 64 * _K, False, 4_096), (r"mixtral", 32 * _K, False, 4_096)],
@@ -114,16 +115,17 @@ _FAMILIES: dict[str, list[_Row]] = {
         (r"codestral-2(?:405)?$|codestral[:-]22b", 32_000, False, 8 * _K),
         (r"codestral", 128_000, False, 8 * _K),
     ],
-    "magistral": [(r"magistral-(?:small|medium)-2509", 128_000, True, 32 * _K), (r"magistral", 40_000, False, 16 * _K)],
+    "magistral": [(r"magistral-(?:small|medium)-2509", 128_000, True, 32 * _K), (r"magistral", 40_000, None, 16 * _K)],
     "ministral": [
         (r"ministral.*(?:2512|latest)|ministral-3-", 128_000, True, 32 * _K),
-        (r"ministral", 128_000, False, 8 * _K),
+        (r"ministral", 128_000, None, 8 * _K),
     ],
     "mistral": [
         (r"mistral-(?:large|medium|small)-?(?:4|2603|2604|2512)|mistral-large-3", 256_000, True, 32 * _K),
         (r"mistral-medium|mistral-small-?3[.-][12]|mistral-small.*(?:2503|2506)", 128_000, True, 8 * _K),
         (r"mistral-large-2402|mistral-small-?(?:24b|3|2402|2409|2501)|mistral-(?:tiny|saba)", 32_000, False, 8 * _K),
-        (r"mistral-(?:large|nemo)", 128_000, False, 4_096),
+        (r"mistral-(?:large-(?:2|24\d\d)|nemo)", 128_000, False, 4_096),
+        (r"mistral-(?:large|vibe|code)", 128_000, None, 8 * _K),
         (r"mistral-small", 32_000, None, 8 * _K),
         (r"mistral.*v0\.1", 8 * _K, False, 4_096),
         (r"mistral", 32_000, False, 4_096),
@@ -131,10 +133,10 @@ _FAMILIES: dict[str, list[_Row]] = {
     "glm": [
         (r"glm-?4[.-]?[156]?v|glm-?5v|autoglm", 64 * _K, True, 16 * _K),
         (r"glm-?5[.-]3-flash", _MILLION, True, 128_000),
-        (r"glm-?5[.-][2-9]", _MILLION, False, 128_000),
+        (r"glm-?5[.-][2-9]", _MILLION, None, 128_000),
         (r"glm-?(?:5|4[.-][67])", 200_000, False, 128_000),
         (r"glm-?4[.-]5", 128_000, False, 32_000),
-        (r"glm-?4-?(?:32b|9b|z1)", 32_000, False, 8 * _K),
+        (r"glm-?4[:-]?(?:32b|9b|z1)", 32_000, False, 8 * _K),
         (r"glm", 128_000, False, 4_096),
     ],
     "kimi": [
@@ -151,7 +153,7 @@ _FAMILIES: dict[str, list[_Row]] = {
     ],
     "grok": [
         (r"grok-(?:2-)?vision", 8 * _K, True, 4_096),
-        (r"grok-code", 256_000, False, 32 * _K),
+        (r"grok-code", 256_000, None, 32 * _K),
         (r"grok-[23]", 128 * _K, False, 16 * _K),
         (r"grok-4[.-]20|grok-4[.-]3", _MILLION, True, 32 * _K),
         (r"grok-4[.-][5-9]|grok-build", 500_000, True, 32 * _K),
@@ -182,7 +184,7 @@ _FAMILIES: dict[str, list[_Row]] = {
         (r"command", 4_096, False, 4_000),
     ],
     "minimax": [(r"minimax-?m3", 500_000, True, 64 * _K), (r"minimax-?m2", 192 * _K, False, 32 * _K)],
-    "nemotron": [(r"nemotron.*(?:vl|omni)", 128_000, True, 8 * _K), (r"nemotron", 128_000, False, 8 * _K)],
+    "nemotron": [(r"nemotron.*(?:vl|omni)", 128_000, True, 8 * _K), (r"nemotron", 128_000, None, 8 * _K)],
     "nova": [
         (r"nova-micro", 128_000, False, 8 * _K),
         (r"nova-(?:2-|premier)", _MILLION, True, 10_000),
@@ -228,6 +230,7 @@ _OVERFLOWS = [
     rf"exceeds? (?:the )?context (?:window|length|size|limit) (?:of|\() ?{_NUMBER}",  # llama-cpp-python, others
     rf"longer than the model's context length \({_NUMBER}",  # SGLang
     rf"prompt token count of [\d,]+ exceeds the limit of {_NUMBER}",  # GitHub
+    rf"input tokens exceed the configured limit of {_NUMBER}",  # OpenAI
     rf"exceeded model token limit: ?{_NUMBER}",  # Moonshot
     rf"range of input length should be \[\d+, {_NUMBER}\]",  # Qwen
     rf"reduce the length of the messages or completion\. current length is [\d,]+ while limit is {_NUMBER}",  # Cerebras

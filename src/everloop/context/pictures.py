@@ -80,7 +80,7 @@ def _described(part: dict[str, Any]) -> dict[str, Any]:
     shown = part.get("image_url")
     url = str(shown.get("url", "")) if isinstance(shown, dict) else str(shown or "")
     if data := _DATA_URL.match(url):
-        what = f"{data[1].lower()}, {size((len(url) - data.end()) * 3 // 4)}"
+        what = f"{data[1].lower()}, {size((len(url) - data.end()) * 3 // 4 - url[-2:].count('='))}"
     else:
         what = printable(url[:300]) or "without an address"
     note = "Say so if it matters; the user can choose a model with vision."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 
 import pytest
@@ -13,6 +14,8 @@ from everloop.messages import Conversation, user_message
 from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import check_conversation
+
+from .drawing import PIXEL
 
 
 def test_the_blocks_stand_in_their_order_parted_by_lines(tmp_path):
@@ -26,6 +29,7 @@ def test_the_blocks_stand_in_their_order_parted_by_lines(tmp_path):
     assert places == sorted(places)
     assert str(tmp_path) in blocks[0]
     assert "Time zone" in blocks[0]
+    assert "began on" in blocks[-1]  # what varies goes last
 
 
 def test_files_that_are_not_there_leave_no_trace(tmp_path):
@@ -82,12 +86,13 @@ def test_messages_are_built_and_added_in_the_wires_shapes(tmp_path):
 
 
 def test_pictures_stand_before_the_text_and_other_files_are_named(tmp_path):
-    (tmp_path / "a.png").write_bytes(b"png")
-    (tmp_path / "big.png").write_bytes(b"x" * 10_000_001)
-    media = [str(tmp_path / name) for name in ("a.png", "big.png", "notes.pdf")]
+    (tmp_path / "a.jpg").write_bytes(PIXEL)  # what counts is what is in it
+    (tmp_path / "no.png").write_bytes(b"no picture")
+    media = [str(tmp_path / name) for name in ("a.jpg", "no.png", "notes.pdf")]
     content = ContextBuilder(tmp_path).user_content("look", media)
     assert isinstance(content, list)
-    assert content[0] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,cG5n"}}
+    url = f"data:image/png;base64,{base64.b64encode(PIXEL).decode()}"
+    assert content[0] == {"type": "image_url", "image_url": {"url": url}}
     assert content[1] == {"type": "text", "text": f"look\n[attachment: {media[1]}]\n[attachment: {media[2]}]"}
     assert ContextBuilder(tmp_path).user_content("look") == "look"
     assert ContextBuilder(tmp_path).user_content("look", []) == "look"

@@ -12,7 +12,7 @@ from .messages import clean
 
 # A command waits for its place in the session; an urgent one does not.
 Kind = Literal["message", "command", "urgent"]
-_NAMES_A_SKILL = re.compile(r"(?<!\S)\$[a-z]")
+_MAY_NAME_A_SKILL = re.compile(r"\$[a-z0-9]")
 
 
 @dataclass(slots=True)
@@ -50,10 +50,10 @@ class InboundMessage:
 
     @property
     def plain(self) -> bool:
-        """Whether its text is all there is to it: nothing attached, no skill named that must be read first. What
-        comes from inside the system loads nothing."""
+        """Whether its text is all there is to it: nothing attached, no skill named that would have to be read
+        first. What comes from inside the system loads nothing."""
         return not self.media and (
-            "$" not in self.content or self.channel == "system" or not _NAMES_A_SKILL.search(self.content)
+            "$" not in self.content or self.channel == "system" or not _MAY_NAME_A_SKILL.search(self.content)
         )
 
     def addressed(self) -> InboundMessage:

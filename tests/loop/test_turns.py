@@ -14,6 +14,7 @@ from everloop.messages import encode_json
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.context import current_call
 
+from ..drawing import PIXEL
 from .chat import Held, until
 
 
@@ -113,13 +114,13 @@ async def test_a_new_loop_sends_the_same_prompt_as_the_old_one_would(start):
 
 async def test_a_picture_goes_to_the_model_and_stays_in_the_history(start, tmp_path):
     picture = tmp_path / "dot.png"
-    picture.write_bytes(b"\x89PNG fake")
+    picture.write_bytes(PIXEL)
     provider = ScriptedProvider(["a dot", "still a dot"])
     chat = start(provider)
     await chat.ask("what is it?", media=[str(picture), str(tmp_path / "notes.pdf")])
     picture.unlink()
     await chat.ask("sure?")
-    url = "data:image/png;base64," + base64.b64encode(b"\x89PNG fake").decode()
+    url = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
     for request in provider.requests:
         image, text = request.messages[1]["content"]
         assert image == {"type": "image_url", "image_url": {"url": url}}

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_SHARE = 4  # at most this part of the window is kept free for the answer
 FITS = 0.95  # of the rest may be filled; the estimate is not exact
-TARGET = 0.4  # of it is left after a compaction
+TARGET = 0.4  # of what the conversation may have is left after a compaction
 SUMMARY_TOKENS = 1_500
 CHARACTERS = 3.5  # of a token, about
 SUMMARY_SECONDS = 120.0
@@ -113,16 +113,17 @@ class Compactor:
             self._weight_of_tools = (tools, weigh_tools(tools))
         return self._weight_of_tools[1]
 
-    def _units(self, share: float) -> int:
-        """The units that make this share of the room."""
-        return self._meter.units(self.model, int(share * self.room))
+    def _tokens_at(self, share: float, conversation: Conversation) -> float:
+        """The tokens of a request that has filled this share of what is left beside the system prompt and the tools."""
+        fixed = self._meter.tokens(self.model, weigh(conversation[0]) + self._weigh_tools())
+        return fixed + share * max(self.room - fixed, 0)
 
     # ------------------------------------------------------------------------------------------ when
 
     def consider(self, claim: Claim, conversation: Conversation) -> None:
         """A turn is over: if the next one may not fit, make room in the background."""
         tokens = self.tokens(conversation)
-        if tokens <= self._config.compact_at * self.room:
+        if tokens <= self._tokens_at(self._config.compact_at, conversation):
             return
         note = self._note(claim.session)
         if note.task is None and time.monotonic() >= note.not_before and tokens > 1.2 * note.floor:
@@ -200,10 +201,12 @@ class Compactor:
         after = max(claim.history_from, before.until if before else 0)
         longest = int(CHARACTERS * max(200, min(SUMMARY_TOKENS, 0.08 * self.room)))
         fixed = weigh(conversation[0]) + self._weigh_tools() + longest
-        room = Room(fixed, self._units(target), self._units(FITS))
+        target, limit = self._tokens_at(target, conversation), FITS * self.room
+        room = Room(fixed, *(self._meter.units(self.model, int(tokens)) for tokens in (target, limit)))
         made = await in_thread(plan, logged, before, room, after=after, open_from=open_from, kept_turns=kept_turns)
         if made is None:
             return None
+        self._note(claim.session).floor = self._meter.tokens(self.model, made.units)
         places = await in_thread(self._save, claim, made.aside)
         summary = ""
         if made.gone:
@@ -242,16 +245,14 @@ class Compactor:
         await turn.append(entry)
         claim.compacted = place
         turn.conversation.become(await read_conversation(self._store, claim, turn.conversation))
-        left = self.tokens(turn.conversation)
-        self._note(claim.session).floor = left
-        turn.tell(events.Compacted(entry.turns, before, left))
+        turn.tell(events.Compacted(entry.turns, before, self.tokens(turn.conversation)))
 
     async def _in_background(self, claim: Claim, conversation: Conversation, note: _Note) -> None:
         try:
             made = await self.make(claim, conversation, until=claim.next_seq - 1, fall_back=False)
             if made is not None and not await self._store.compact(claim.owner, claim.key, made):
                 note.ready = made  # a turn runs already; it takes it at its next round
-            note.failures, note.floor = 0, int(TARGET * self.room)
+            note.failures = 0
         except StoreError as error:
             log.error("%s", error)
         except Exception as error:  # it fits as yet: try again later

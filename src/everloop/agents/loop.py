@@ -85,7 +85,13 @@ class AgentLoop:
         self.store = _open_store(store, config, self.workspace)
         built_in = builtin_tools(settings, brave_api_key=brave_api_key, exec_config=exec_config)
         self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
-        self.context = ContextBuilder(self.workspace, settings.name, lambda: self._turns.reach())
+        self.context = ContextBuilder(
+            self.workspace,
+            settings.name,
+            lambda: self._turns.reach(),
+            memory_limit=settings.memory_limit,
+            skills_limit=settings.skills_limit,
+        )
         self._mcp = _mcp_servers(settings)
         self._dispatcher = Dispatcher(self.store, self._run_claim, lambda: self.context.standing_prompt(), busy=busy)
         self._dispatcher.on_held = lambda worker: self._spawn(self._held(worker))

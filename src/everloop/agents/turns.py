@@ -18,6 +18,7 @@ from ..actions import Limits
 from ..bus import InboundMessage, OutboundMessage
 from ..commands import words_after
 from ..context.builder import ContextBuilder
+from ..context.skills import SHIPPED
 from ..context.view import conversation_of
 from ..dispatch.local import Live
 from ..engine import Parked, Turn, end_turn, run_turn
@@ -80,7 +81,7 @@ class TurnRunner:
             system = self.context.dated(await live.system, claim.began)
             conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
             if not claim.entries:  # attachments and skills are read here, once, and stay in the log
-                content = await in_thread(self.context.user_content, message.content, message.media)
+                content = await in_thread(self.context.said, message.content, message.media)
                 claim.entries = [UserSaid(content, message.sender_id, claim.time_to_tell(time.time()))]
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log, self._emit(claim, live))
@@ -191,6 +192,7 @@ class TurnRunner:
                 approved=approved,
                 tainted=self.policy.taint and conversation.untrusted,
                 outputs=outputs,
+                readable=(SHIPPED,),
                 protected=own.protected,
                 frozen=own.frozen,
                 real_workspace=own.real_workspace,

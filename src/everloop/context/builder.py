@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import mimetypes
 import os
 import platform
 import stat
@@ -15,25 +13,36 @@ from typing import Any
 from ..log import in_words
 from ..messages import Message, assistant_message, clean, tool_message, user_message
 from ..sandbox.reach import OutOfReach, Reach
+from .pictures import user_content
+from .skills import BUDGET, Skills, named
 
 BOOTSTRAP_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md")
 PARTING = "\n\n---\n\n"
 MEMORY_FILE = "memory/MEMORY.md"
 FILE_LIMIT = 64_000  # characters of one file in the prompt
-IMAGE_LIMIT = 10_000_000  # bytes of one picture
+MEMORY_LIMIT = 16_000  # and of the memory
 
 
 class ContextBuilder:
     """The prompt of one workspace. The same files give the same bytes, and files are only read when they changed."""
 
-    def __init__(self, workspace: str | Path, name: str = "Everloop", reach: Callable[[], Reach] | None = None) -> None:
+    def __init__(
+        self,
+        workspace: str | Path,
+        name: str = "Everloop",
+        reach: Callable[[], Reach] | None = None,
+        *,
+        memory_limit: int = MEMORY_LIMIT,
+        skills_limit: int = BUDGET,
+    ) -> None:
         """`reach` says which files may be read for the prompt; it is asked off the event loop."""
         self.workspace = Path(workspace)
         self.name = name
+        self.skills = Skills(self.workspace, budget=skills_limit)
         self._reach = reach or (lambda: Reach(self.workspace, restricted=False))
-        self._files = [(f"## {name}", name) for name in BOOTSTRAP_FILES]
-        self._files.append(("## Memory", MEMORY_FILE))
-        self._texts: dict[str, tuple[tuple[int, int, int], str]] = {}
+        self._files = [(f"## {name}", name, FILE_LIMIT) for name in BOOTSTRAP_FILES]
+        self._files.append(("## Memory", MEMORY_FILE, memory_limit))
+        self._texts: dict[str, tuple[tuple[int, ...], str]] = {}
         self._identity = ""
 
     def build_system_prompt(self, began: float | None = None) -> str:
@@ -50,7 +59,8 @@ class ContextBuilder:
         """What all conversations of the workspace begin with. It looks at the disk: call it in a thread."""
         self._identity = self._identity or self._introduce()
         blocks, reach = [self._identity], self._reach()
-        blocks += [f"{title}\n\n{text}" for title, path in self._files if (text := self._text(path, reach))]
+        blocks += [f"{title}\n\n{text}" for title, path, most in self._files if (text := self._text(path, most, reach))]
+        blocks += self.skills.blocks(reach)
         return clean(PARTING.join(blocks))  # a path may hold bytes that are no text
 
     def build_messages(
@@ -76,17 +86,14 @@ class ContextBuilder:
 
     def user_content(self, text: str, media: Sequence[str] | None = None) -> str | list[dict[str, Any]]:
         """The text alone, or with its pictures before it; what is not a picture is named by its path."""
-        pictures: list[dict[str, Any]] = []
-        others: list[str] = []
-        for path in media or ():
-            mime = mimetypes.guess_type(path)[0] or ""
-            if mime.startswith("image/") and (data := _read_picture(Path(path))):
-                url = f"data:{mime};base64,{base64.b64encode(data).decode()}"
-                pictures.append({"type": "image_url", "image_url": {"url": url}})
-            else:
-                others.append(f"[attachment: {path}]")
-        text = clean("\n".join([text, *others]))
-        return [*pictures, {"type": "text", "text": text}] if pictures else text
+        return user_content(text, media or ())
+
+    def said(self, text: str, media: Sequence[str] | None = None) -> str | list[dict[str, Any]]:
+        """What a person wrote, with what is attached and the skills that it names as `$name`. For a thread."""
+        reach = self._reach() if "$" in text else None
+        skills = [self.skills.load(name, reach) for name in named(text)] if reach is not None else []
+        loaded = [f"[The skill that was asked for:]\n\n{skill}" for skill in skills if skill is not None]
+        return self.user_content("\n\n".join([text, *loaded]), media)
 
     def _introduce(self) -> str:
         return (
@@ -97,7 +104,7 @@ class ContextBuilder:
             f"Runtime: {platform.system()} {platform.machine()}, Python {platform.python_version()}"
         )
 
-    def _text(self, path: str, reach: Reach) -> str:
+    def _text(self, path: str, limit: int, reach: Reach) -> str:
         """The file's text, read again only when it changed; "" when there is none that can be read.
 
         A command of the agent may have put anything there: a link to a file out of its reach, a pipe, a file without
@@ -108,26 +115,17 @@ class ContextBuilder:
         try:
             with reach.open(path) as opened:
                 info = os.fstat(opened.descriptor)
-                version = (info.st_mtime_ns, info.st_size, info.st_ino)
+                version = (info.st_mtime_ns, info.st_ctime_ns, info.st_size, info.st_ino)
                 known = self._texts.get(path)
                 if known is not None and known[0] == version:
                     return known[1]
                 if not stat.S_ISREG(info.st_mode):
                     return ""
                 with open(opened.descriptor, "rb", closefd=False) as file:
-                    text = file.read(4 * FILE_LIMIT + 4).decode("utf-8", "replace").strip()
+                    text = file.read(4 * limit + 4).decode("utf-8", "replace").strip()
         except (OSError, OutOfReach):
             return ""
-        if len(text) > FILE_LIMIT:
-            text = f"{text[:FILE_LIMIT]}\n[cut: {os.path.basename(path)} is longer than {FILE_LIMIT} characters]"
+        if len(text) > limit:
+            text = f"{text[:limit]}\n[cut: {os.path.basename(path)} is longer than {limit} characters]"
         self._texts[path] = (version, text)
         return text
-
-
-def _read_picture(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(IMAGE_LIMIT + 1)
-    except (OSError, ValueError):  # a path that cannot be one is a ValueError
-        return b""
-    return data if len(data) <= IMAGE_LIMIT else b""

@@ -58,6 +58,7 @@ class Reach:
     protected: tuple[Path, ...] = ()  # out of reach where restricted, however they are got at
     frozen: tuple[Path, ...] = ()  # not to be written where restricted
     guard: Callable[[str, bool], None] | None = None
+    readable: tuple[Path, ...] = ()  # further folders that may be read, never written
 
     @contextmanager
     def open(self, path: str, flags: int = READ) -> Iterator[Opened]:
@@ -97,7 +98,7 @@ class Reach:
 
     def _start(self, place: str, path: str, writing: bool) -> tuple[str, int]:
         """The folder that a path is resolved from, and by which rules."""
-        folders = [self.workspace] if writing or self.outputs is None else [self.workspace, self.outputs]
+        folders = [self.workspace] if writing else [self.workspace, *self._read_only()]
         for folder in folders:
             for root in (os.path.abspath(folder), os.path.realpath(folder)):
                 if within(place, root):
@@ -179,6 +180,9 @@ class Reach:
             raise
         return folder, missing[-1], real
 
+    def _read_only(self) -> list[Path]:
+        return [*([] if self.outputs is None else [self.outputs]), *self.readable]
+
     def _steering(self, place: str, real: bool = True) -> str:
         """Which of the files and folders that steer the agent a place is or lies in; "" for none."""
         for root in {os.path.realpath(self.workspace), *([] if real else [os.path.abspath(self.workspace)])}:
@@ -192,12 +196,11 @@ class Reach:
         """Refuse a real place that belongs to the runtime, and ask the guard."""
         if self.restricted:
             own = [os.path.realpath(self.workspace)]
-            if self.outputs is not None:
-                outputs = os.path.realpath(self.outputs)
+            for folder in map(os.path.realpath, self._read_only()):
                 if not writing:
-                    own.append(outputs)
-                elif within(real, outputs):
-                    raise OutOfReach(f"{path} is a saved output: it can be read, not written.")
+                    own.append(folder)
+                elif within(real, folder):
+                    raise OutOfReach(f"{path} can be read, not written: copy it into the workspace to change it.")
             for folder in map(os.path.realpath, self.protected):
                 exempt = any(within(real, inner) and inner != folder and within(inner, folder) for inner in own)
                 if within(real, folder) and not exempt:

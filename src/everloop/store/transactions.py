@@ -214,7 +214,8 @@ def _append_entries(n: int) -> str:
 
 def append_taking(db: sqlite3.Connection, claim: Claim, rows: Sequence[Row], took: Sequence[int]) -> None:
     """Append entries that hold waiting messages, which are taken with them, or that change what is shown."""
-    append(db, claim, rows)
+    if rows:  # a command may leave nothing in the log
+        append(db, claim, rows)
     _turn_page(db, claim.session, rows)
     for id in took:
         db.execute(

@@ -28,6 +28,7 @@ class CallContext:
     approved: bool = False  # a person has seen this very call and allowed it
     tainted: bool = False  # untrusted content was read before, and that counts
     outputs: Path | None = None  # the session's own folder for texts too long for a result; it can be read, not written
+    readable: tuple[Path, ...] = ()  # further folders that can be read, not written
     protected: tuple[Path, ...] = ()  # the runtime's own files: never read or written where `restricted`
     frozen: tuple[Path, ...] = ()  # the program that runs the agent: not to be written where `restricted`
     guard: Callable[[str, bool], None] | None = None  # called with (real path, writing) of a file that was opened

@@ -50,7 +50,16 @@ def path_tool(
 def reach() -> Reach:
     """What the running call may touch."""
     call = current_call()
-    return Reach(call.workspace, call.restricted, call.approved, call.outputs, call.protected, call.frozen, call.guard)
+    return Reach(
+        call.workspace,
+        call.restricted,
+        call.approved,
+        call.outputs,
+        call.protected,
+        call.frozen,
+        call.guard,
+        call.readable,
+    )
 
 
 def marked_output(path: str, result: str | Output) -> str | Output:

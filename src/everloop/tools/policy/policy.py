@@ -193,7 +193,8 @@ def _at(path: str, *roots: str) -> _Unit:
 
 def _default(plan: Plan, context: CallContext) -> _Outcome:
     if context.restricted and plan.paths:
-        places = [context.workspace, context.real_workspace, None if plan.writes else context.outputs]
+        places = [context.workspace, context.real_workspace]
+        places += [] if plan.writes else [context.outputs, *context.readable]
         roots = [os.path.normpath(place) for place in places if place is not None]
         for path in plan.paths:
             if within_any(path, map(str, context.protected)) and not within_any(path, roots):

@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
-from everloop.context.pictures import MAX_PICTURES, Picture, Refused, picture, user_content, without_pictures
+from everloop.context.models import UNKNOWN
+from everloop.context.pictures import MAX_BYTES, MAX_PICTURES, Picture, Refused, picture, user_content, without_pictures
+from everloop.context.tokens import PICTURE
 from everloop.sandbox.reach import Reach
 from everloop.tools.children import Child, beside_child
-from everloop.tools.files import documents
+from everloop.tools.files import documents, images
+from everloop.tools.files.paths import MAX_FILE_BYTES, size
 from tests.drawing import PIXEL, bomb, drawn, noise, opened
+from tests.test_docs import DOCS
 
 
 @pytest.fixture
@@ -239,3 +243,17 @@ def test_pictures_of_any_form_are_told_of(shown):
 def test_a_long_address_is_not_told_in_full():
     told = without_pictures([{"type": "image_url", "image_url": {"url": "data:image/x-" + "A" * 1_000_000}}])
     assert len(told) < 600
+
+
+def test_the_limits_on_the_context_page_are_those_of_the_code():
+    page = (DOCS / "context.md").read_text()
+    for text in (
+        f"more than {images.EDGE:,} pixels, or of more than {size(images.MAX_IMAGE_BYTES)},",
+        f"more than {images.MAX_PIXELS // 1_000_000} million pixels or {MAX_FILE_BYTES >> 20} MB",
+        f"up to {images.MAX_EDGE:,} pixels a side and 10 MB ({size(images.MAX_IMAGE_BYTES)}",
+        f"with {documents.MEGABYTES} MB of memory and {documents.SECONDS:g} seconds",
+        f"room for {MAX_PICTURES} pictures of {size(MAX_BYTES)} in all",
+        f"counts as {UNKNOWN.window:,}.",
+        f"as {PICTURE // 4:,} tokens",
+    ):
+        assert text in page, f"docs/context.md must have: {text}"

@@ -175,6 +175,23 @@ async def test_processes_that_search_at_once_index_everything_once(store):
     assert {one.text for one in found if one.untrusted} == {f"beans {n} {m}" for n in range(6) for m in range(3, 7)}
 
 
+async def test_different_texts_of_the_same_instant_and_place_are_no_copies(store):
+    await keep(store, "beans one")
+    await keep(store, "beans two", key="test:2")
+    with closing(sqlite3.connect(store.path)) as database, database:
+        database.execute("UPDATE entry SET at = 1700000000.25")
+    assert {one.session: one.text for one in await store.search("me", "beans")} == {
+        "test:1": "beans one",
+        "test:2": "beans two",
+    }
+
+
+async def test_the_term_of_an_owner_is_no_word_that_can_be_looked_for(store):
+    await keep(store, "beans")
+    for query in (search._term("me"), f"beans {search._term('you')}", f"owner:{search._term('me')}"):
+        assert {one.text for one in await store.search("me", query)} <= ({"beans"} if "beans" in query else set())
+
+
 async def test_the_index_can_be_dropped_and_is_made_anew(store):
     await keep(store, "beans")
     await store.search("me", "beans")

@@ -55,6 +55,13 @@ def test_nested_values_are_plain_data_with_the_lines_of_their_keys():
     assert (read.line("day"), read.line("long")) == (10, 11)
 
 
+@pytest.mark.usefixtures("_both_readers")
+def test_many_lists_beside_one_another_and_some_in_one_another_are_fine():
+    beside, inside = ", ".join(["[a]"] * 100), "[" * 19 + "]" * 19
+    read = read_front_matter(f"---\na: [{beside}]\nb: {inside}\n---\n")
+    assert read.values["a"] == [["a"]] * 100
+
+
 def test_a_byte_order_mark_and_windows_line_ends_are_fine():
     text = "---\nname: a\nrequires:\n  bins: [git]\n---\nline one\nline two\n"
     plain = read_front_matter(text)

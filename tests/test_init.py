@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -17,12 +16,7 @@ from everloop.cli.init import FILES, command
 from everloop.context.skills import Skills
 from everloop.errors import EverloopError
 from everloop.sandbox.reach import Reach
-
-RUN = (
-    "import sys; from argparse import Namespace; from everloop.cli import init, main;"
-    "main.parser = lambda: Namespace(parse_args=lambda arguments: Namespace(module='init', folder=sys.argv[1]));"
-    "sys.exit(main.main())"
-)
+from tests.commands import COMMAND
 
 
 def init(folder: Path | str | None = None, **options: str) -> int:
@@ -139,7 +133,7 @@ def run(folder: Path | str, limit: int | None = None) -> subprocess.CompletedPro
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     return subprocess.run(
-        [sys.executable, "-B", "-c", RUN, str(folder)], capture_output=True, text=True, timeout=60, preexec_fn=limited
+        [*COMMAND, "init", str(folder)], capture_output=True, text=True, timeout=60, preexec_fn=limited
     )
 
 

@@ -20,7 +20,6 @@ class Known:
 
 ENDPOINTS = {
     "openai": Known("https://api.openai.com/v1"),
-    "anthropic": Known("https://api.anthropic.com", api="anthropic"),
     "ollama": Known("http://127.0.0.1:11434/v1", needs_key=False),
     "vllm": Known("http://127.0.0.1:8000/v1", needs_key=False),
     "llamacpp": Known("http://127.0.0.1:8080/v1", needs_key=False),
@@ -30,6 +29,7 @@ ENDPOINTS = {
     "groq": Known("https://api.groq.com/openai/v1"),
     "mistral": Known("https://api.mistral.ai/v1"),
     "together": Known("https://api.together.xyz/v1"),
+    "anthropic": Known("https://api.anthropic.com", api="anthropic"),
 }
 
 

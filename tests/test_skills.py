@@ -178,6 +178,9 @@ def test_skills_that_are_always_on_have_a_limit_together(bench):
     assert [line.partition(": ")[0] for line in bench.skills.problems()] == ["skills/more/SKILL.md:4"]
     assert bench.blocks == [big, tea, others]
     assert len(bench.skills.problems()) == 1
+    bench.add("big", body="small")
+    assert "mmm" in bench.prompt
+    assert bench.skills.problems() == []
 
 
 def test_there_is_a_largest_number_of_skills(bench):
@@ -216,6 +219,15 @@ def test_the_list_never_passes_its_budget_and_loses_nobody_silently(skills, budg
     more = sum(int(count) for count in re.findall(r"(\d+) more in ", text.splitlines()[-1]))
     shown = text.count("\n- ") - (more > 0)
     assert shown + more == len(skills)
+
+
+def test_the_budget_is_used_to_the_last_character(bench):
+    for name in ("one", "two"):
+        bench.add(name, description="x" * 500)
+    (whole,) = bench.blocks
+    assert Bench(bench.folder, bench.shipped, budget=len(whole)).blocks == [whole]
+    (shorter,) = Bench(bench.folder, bench.shipped, budget=len(whole) - 1).blocks
+    assert shorter.count("x…") == 2
 
 
 def test_descriptions_are_shortened_then_left_out_then_skills_are_counted(bench):
@@ -414,6 +426,7 @@ def test_a_link_that_leads_out_of_reach_is_not_read(bench, outside, link, absolu
         said = bench.prompt + (bench.load("tea") or "") + "".join(bench.skills.problems())
         assert CANARY not in said
         assert bench.skills.problems()
+    settle()
     assert CANARY in "".join(bench.skills.blocks(Reach(bench.folder, restricted=False)))
     assert CANARY not in bench.prompt
 
@@ -463,6 +476,18 @@ def test_what_is_no_ordinary_file_is_not_waited_for(bench, kind, restricted):
     assert len(bench.skills.problems()) == (kind != "nowhere")
 
 
+def test_nothing_is_taken_out_of_a_pipe(bench, outside):
+    file = bench.folder / "skills/tea/SKILL.md"
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)
+    pipe = os.open(file, os.O_RDWR | os.O_NONBLOCK)
+    text = (outside / "SKILL.md").read_bytes()
+    os.write(pipe, text)
+    assert CANARY not in bench.prompt + (bench.load("tea") or "")
+    assert os.read(pipe, 1000) == text
+    os.close(pipe)
+
+
 def test_a_file_where_the_folder_should_be_is_told(bench):
     (bench.folder / "skills").write_text("x")
     assert bench.blocks == []
@@ -500,6 +525,17 @@ def test_files_that_did_not_change_are_not_read_again(bench, opened):
     opened.clear()
     assert bench.blocks == first
     assert opened == [str(bench.folder / "skills")]
+
+
+def test_a_file_that_has_just_changed_is_read_once_more(bench, opened):
+    bench.reach = Reach(bench.folder, restricted=False)
+    reads = 0
+    for _ in range(20):  # more than once, should the machine stand still for longer than a change is new
+        bench.add("tea")
+        opened.clear()
+        assert bench.blocks == bench.blocks
+        reads = max(reads, sum(isinstance(what, int) for what in opened))
+    assert reads == 2
 
 
 def test_twenty_skills_that_did_not_change_cost_little(bench):

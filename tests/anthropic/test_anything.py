@@ -56,7 +56,8 @@ def test_a_stream_is_the_same_wherever_it_is_split():
 JSON = st.sampled_from(
     [
         None, True, 0, -1, 2**70, 1.5, "", "text", "tool_use", "{}", "\ud83d", "line\nend\x1b", [], [1],
-        [{"text": "d"}], {}, {"type": "text"}, {"type": {}}, {"usage": {"input_tokens": 3}}, {"usage": [1]}, {"text": {"text": 1}},
+        [{"text": "d"}], {}, {"type": "text"}, {"type": {}}, {"usage": {"input_tokens": 3}},
+        {"usage": [1]}, {"text": {"text": 1}},
     ]
 )  # fmt: skip
 FIELDS = ["text", "thinking", "partial_json", "id", "name", "input", "stop_reason"]

@@ -119,6 +119,7 @@ async def test_what_stands_nowhere_or_more_than_once_is_not_replaced(desk, file)
     file.parent.mkdir()
     file.write_text("- tea one\n- tea two\n- aaa\n")
     before = file.stat()
+    assert "more than once" in await desk.fails("remember", text="milk", instead_of="tea")
     for text, old in (
         ("milk", "tea"),
         ("", "tea"),
@@ -329,6 +330,17 @@ def test_replacing_a_second_time_does_nothing(content, old, text):
     except ToolError:
         assert not text  # what was removed is not there to be removed again
     assert after.count("\n") <= content.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "old", "text"), [("- aabb", "ab", "a"), ("- aabb", "ab", ""), ("xabyabx", "abyab", "ab")]
+)
+def test_what_would_do_more_when_it_is_done_again_is_refused(content, old, text):
+    try:
+        after = replaced(content, old, text)
+    except ToolError:
+        return
+    assert replaced(after, old, text) == after
 
 
 # ---------------------------------------------------------------------------------------------- memory_search

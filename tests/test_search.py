@@ -98,6 +98,15 @@ async def test_a_long_past_is_indexed_in_short_transactions(store, monkeypatch):
     assert check(store.path) == 63
 
 
+async def test_long_texts_make_the_transactions_shorter(store, monkeypatch):
+    monkeypatch.setattr(search, "BATCH_CHARACTERS", 200)
+    await keep(store, *(f"beans {'x' * 150} {n}" for n in range(5)))
+    sizes: list[int] = [0]
+    store.writer.hook = lambda when: sizes.append(len(rows(store.path, "SELECT 1 FROM search_entry")))
+    assert len(await store.search("me", "beans")) == 5
+    assert [after - before for before, after in itertools.pairwise(sizes) if after > before] == [2, 2, 1]
+
+
 async def test_the_owners_rows_are_found_by_an_index_and_never_by_a_scan(store):
     await store.search("me", "beans")
     for sql, values in (
@@ -243,16 +252,15 @@ async def test_a_damaged_entry_is_left_out_and_what_follows_is_not_trusted(store
 
 
 async def test_whose_a_text_is_says_its_session_and_not_the_index(store):
-    await keep(store, "beans mine")
-    await keep(store, "beans yours", owner="you")
-    await store.search("me", "beans")
+    await keep(store, "a long text, which is mine, and which says beans at its end")
+    await keep(store, "beans", owner="you")
+    (mine,) = await store.search("me", "beans")
     await store.search("you", "beans")
     with closing(sqlite3.connect(store.path)) as database, database:
-        database.execute("UPDATE search_entry SET owner = 'me'")
-    assert [one.text for one in await store.search("me", "beans")] == ["beans mine"]
-    with closing(sqlite3.connect(store.path)) as database, database:
-        database.execute("UPDATE search_entry SET owner = 'you' WHERE id = 2")
         database.execute("INSERT INTO search (search) VALUES ('delete-all')")
-        for id, text in ((1, "beans mine"), (2, "beans yours")):  # both under the term of one owner
+        for id, text in ((1, mine.text), (2, "beans")):  # both under the term of one owner
             database.execute("INSERT INTO search (rowid, text, owner) VALUES (?, ?, ?)", (id, text, search._term("me")))
-    assert [one.text for one in await store.search("me", "beans")] == ["beans mine"]
+    assert await store.search("me", "beans", 1) == [mine]
+    with closing(sqlite3.connect(store.path)) as database, database:
+        database.execute("UPDATE search_entry SET owner = 'me'")
+    assert await store.search("me", "beans") == [mine]

@@ -81,7 +81,7 @@ async def test_an_error_of_any_shape_is_an_error(server, provider, fault):
     server.raw(event("error", error=fault))
     server.raw(b'{"type":"error","error":{"type":"api_error","message":"odd"}}', content_type="application/json")
     for ask in (watch(provider), provider.chat(ASK)):
-        with pytest.raises(ProviderError):
+        with pytest.raises(ProviderError, match="reported an error"):
             await ask
 
 

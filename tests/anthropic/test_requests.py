@@ -114,7 +114,7 @@ async def test_pictures_are_sent_by_value_or_by_address(server, provider):
     def picture(url: str) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": url}}
 
-    parts = [picture(f"data:image/png;base64,{DOT}"), picture(f"data:image/JPG;x=y;base64,{DOT}")]
+    parts = [picture(f"data:image/png;base64,{DOT}"), picture(f"data:image/JPG;x=y;base64,{DOT[:4]}\n{DOT[4:]}")]
     parts += [picture("https://example.com/a.png"), {"type": "text", "text": "what is it?"}]
     body = await sent(server, provider, [user_message(parts)])
     assert body["messages"][0]["content"] == [
@@ -131,6 +131,8 @@ async def test_pictures_are_sent_by_value_or_by_address(server, provider):
         {"type": "image_url", "image_url": {"url": f"data:image/tiff;base64,{DOT}"}},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,abc"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,ab==abcd"}},
         {"type": "image_url", "image_url": {"url": "data:image/png,plain"}},
         {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
         {"type": "image_url", "image_url": {}},

@@ -206,7 +206,10 @@ def _part_block(part: Any) -> bytes | None:
     mime = found[1].lower().replace("image/jpg", "image/jpeg") if found else ""
     if found is None or mime not in PICTURES:
         return text_block(f"[left out: a picture that is not one of {', '.join(PICTURES)}]")
-    return encode({"type": "image", "source": {"type": "base64", "media_type": mime, "data": found[2]}})
+    data = "".join(found[2].split())
+    if len(data) % 4 or "=" in data[:-2]:  # one that cannot be read would have the whole conversation refused
+        return text_block("[left out: a picture that is broken]")
+    return encode({"type": "image", "source": {"type": "base64", "media_type": mime, "data": data}})
 
 
 def text_block(text: str) -> bytes:

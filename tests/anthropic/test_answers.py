@@ -97,9 +97,10 @@ async def test_usage_counts_cached_tokens_as_part_of_the_prompt(server, provider
         }  # fmt: skip
 
 
-async def test_usage_that_comes_only_at_the_end_is_read(server, provider):
-    start = event("message_start", message={"usage": {"input_tokens": 0, "output_tokens": 0}})
-    server.raw(start + text("hi") + end(input_tokens=9, output_tokens=2))
+@pytest.mark.parametrize(("first", "last"), [(0, 9), (9, 0)])
+async def test_usage_that_comes_only_at_one_end_is_read(server, provider, first, last):
+    start = event("message_start", message={"usage": {"input_tokens": first, "output_tokens": 0}})
+    server.raw(start + text("hi") + end(input_tokens=last, output_tokens=2))
     assert (await watch(provider))[1].usage == {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
 
 

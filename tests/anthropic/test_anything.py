@@ -53,7 +53,7 @@ def test_a_stream_is_the_same_wherever_it_is_split():
         assert read([GOOD[:at], GOOD[at:]]) == whole
 
 
-JSON = st.sampled_from(
+JSON: st.SearchStrategy[Any] = st.sampled_from(
     [
         None, True, 0, -1, 2**70, 1.5, "", "text", "tool_use", "{}", "\ud83d", "line\nend\x1b", [], [1],
         [{"text": "d"}], {}, {"type": "text"}, {"type": {}}, {"usage": {"input_tokens": 3}},

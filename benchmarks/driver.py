@@ -87,12 +87,14 @@ class Everloop:
     """The same turn, durable."""
 
     def __init__(self, base_url: str, model: str) -> None:
-        from everloop import AgentLoop, MessageBus, tool
+        from everloop import AgentLoop, Config, MessageBus, tool
         from everloop.providers.openai import OpenAIProvider
 
         self.folder = tempfile.TemporaryDirectory()
         provider = OpenAIProvider(base_url, None, model)
-        self.agent = AgentLoop(MessageBus(), provider, self.folder.name, store=f"{self.folder.name}/bench.db")
+        config = Config(window=100_000_000)  # what is measured is a history that is sent whole
+        store = f"{self.folder.name}/bench.db"
+        self.agent = AgentLoop(MessageBus(), provider, self.folder.name, config=config, store=store)
         for name in list(self.agent.tools.names):
             self.agent.tools.unregister(name)
         self.agent.tools.register(tool(echo))

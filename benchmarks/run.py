@@ -214,6 +214,13 @@ def grep_delay(rounds: int) -> Figure:
     return Figure(what, f"{busy:.0f} ms", f"{quiet:.0f} ms", busy - quiet, 50, " ms")
 
 
+def context_from_disk(rounds: int, turns: int) -> Figure:
+    measured = asyncio.run(import_module("context").measure(6 * rounds, (10, turns)))
+    (base, _), (ours, _) = measured[10], measured[turns]
+    what = f"a turn's request built from disk after {turns:,} turns, against 10"
+    return Figure(what, f"{ours:.2f} ms", f"{base:.2f} ms", ours / base, 1.3)
+
+
 # ------------------------------------------------------------------------------------------------ the run
 
 
@@ -245,6 +252,8 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("exec_git", lambda: sandboxed(rounds, 1)),
         ("parallel", lambda: sandboxed(rounds, 2)),
         ("grep", lambda: grep_delay(rounds)),
+        ("context_1000", lambda: context_from_disk(rounds, 1_000)),
+        ("context_10000", lambda: context_from_disk(rounds, 10_000)),
     ]
     results = []
     for name, figure in figures:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from everloop import AgentLoop, InboundMessage, MessageBus, tool
+from everloop import AgentLoop, Config, InboundMessage, MessageBus, tool
 from everloop.dispatch import local
 from everloop.errors import StoreError
 from everloop.log import CallEnded, ModelAnswered, TurnEnded, UserSaid
@@ -148,7 +148,7 @@ async def test_ten_megabytes_go_in_and_out(begin, server):
     big = "x" * 10_000_000
     server.reply(big, tokens=[big])
     server.reply("short")
-    agent = begin(over_http(server, answer_limit=20_000_000))
+    agent = begin(over_http(server, answer_limit=20_000_000), config=Config(window=100_000_000))
     assert await agent.process_direct(big) == big
     assert await agent.process_direct("and?") == "short"
     body = server.requests[-1].body

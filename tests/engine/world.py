@@ -61,6 +61,7 @@ class WorldLog:
     def __init__(self, world: World, hops: int) -> None:
         self.world = world
         self.dead = False
+        self.handed: set[Any] = set()  # what was steered into the turn, by its text
         self._hops = hops
 
     def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
@@ -101,9 +102,9 @@ class WorldLog:
             raise Crash
 
     def steered(self) -> Sequence[UserSaid]:
-        taken = getattr(self, "taken", 0)
-        self.taken = len(self.world.inbox)
-        return self.world.inbox[taken:]
+        new = [said for said in self.world.inbox if said.content not in self.handed]
+        self.handed |= {said.content for said in new}
+        return new
 
 
 class Uncancellable(asyncio.Future[None]):

@@ -68,6 +68,7 @@ class Compactor:
         self._windows: dict[str, int] = {}  # as errors of the model API have named them
         self._weight_of_tools: tuple[Sequence[Any], int] = ((), 0)
         self._notes: OrderedDict[int, _Note] = OrderedDict()
+        self._warned = False
 
     # ------------------------------------------------------------------------------------------ how full it is
 
@@ -123,7 +124,7 @@ class Compactor:
     def consider(self, claim: Claim, conversation: Conversation) -> None:
         """A turn is over: if the next one may not fit, make room in the background."""
         tokens = self.tokens(conversation)
-        if tokens <= self._tokens_at(self._config.compact_at, conversation):
+        if tokens <= self._tokens_at(self._config.compact_at, conversation) or not self._can_fit(conversation):
             return
         note = self._note(claim.session)
         if note.task is None and time.monotonic() >= note.not_before and tokens > 1.2 * note.floor:
@@ -134,20 +135,32 @@ class Compactor:
         conversation, changed = turn.conversation, False
         note = self._notes.get(claim.session)
         limit = FITS * self.room
-        if note is not None and note.ready is None and note.task is not None and self.tokens(conversation) > limit:
+        full = self.tokens(conversation) > limit
+        if note is not None and note.ready is None and note.task is not None and full:
             await asyncio.wait([note.task])
         if note is not None and note.ready is not None:
             ready, note.ready = note.ready, None
             if ready.follows == claim.compacted and ready.until >= claim.history_from:
                 await self._apply(claim, turn, ready)
                 changed = True
-        if self.tokens(conversation) <= limit:
+        if self.tokens(conversation) <= limit or not self._can_fit(conversation):
             return changed
         made = await self.make(claim, conversation, open_from=claim.first_seq, tell=turn.tell)
         if made is None:
             return changed
         await self._apply(claim, turn, made)
         return True
+
+    def _can_fit(self, conversation: Conversation) -> bool:
+        """Whether there is room for any conversation at all beside the system prompt and the tools."""
+        fixed = int(self._tokens_at(0, conversation))
+        if fixed < FITS * self.room:
+            return True
+        if not self._warned:
+            what = f"the system prompt and the tools have about {fixed:,} tokens"
+            log.warning("%s, and the model %s takes %d: set provider.window if it takes more", what, self.model, self.window)
+        self._warned = True
+        return False
 
     def learn(self, refused: ProviderError, conversation: Conversation) -> bool:
         """Whether the model API says that a request was too long; then it is known how much it takes."""

@@ -83,7 +83,7 @@ class AgentLoop:
         self.cron_service = cron_service
         self.restrict_to_workspace = restrict_to_workspace
         self.store = _open_store(store, config, self.workspace)
-        built_in = builtin_tools(settings, brave_api_key=brave_api_key, exec_config=exec_config)
+        built_in = builtin_tools(settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config)
         self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
         self.context = ContextBuilder(
             self.workspace,

@@ -82,6 +82,9 @@ def parser() -> Parser:
     run.add_argument("--json", action="store_true", help="print one JSON object instead of the answer")
     run.add_argument("-v", "--verbose", action="store_true", help="show tool calls on standard error")
 
+    init = add("init", "init", "make a workspace with short files to begin with; nothing is overwritten")
+    init.add_argument("folder", nargs="?", metavar="FOLDER", help="the folder (default: the workspace)")
+
     sessions = add("sessions", "sessions", "list the sessions, the latest first")
     sessions.add_argument("-n", type=_count, default=100, metavar="N", help="at most so many (default 100)")
     sessions.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -35,6 +35,7 @@ class Seen:
     round: int
     problems: list[str]
     body: dict[str, Any] | None = None
+    raw: bytes = b""  # the same as it came
     headers: dict[str, str] = field(default_factory=dict)
     gone: bool = False  # the client closed the connection before the answer's end
 
@@ -160,7 +161,7 @@ class FakeServer:
         return as_json(self.models())
 
     async def _log(self, request: web.Request) -> web.Response:
-        return as_json([asdict(replace(seen, body=None, headers={})) for seen in self.requests])
+        return as_json([asdict(replace(seen, body=None, raw=b"", headers={})) for seen in self.requests])
 
     async def _take(self, request: web.Request) -> web.StreamResponse:
         self._clients.add(request.transport.get_extra_info("peername") if request.transport else None)
@@ -175,7 +176,8 @@ class FakeServer:
         marker, round = read_state(self.plain(body))
         seen = Seen(
             time.time(), str(body.get("model")), bool(body.get("stream")), len(messages), marker, round,
-            self.check(body), body if self._keep_bodies else None, dict(request.headers),
+            self.check(body), body if self._keep_bodies else None, raw if self._keep_bodies else b"",
+            dict(request.headers),
         )  # fmt: skip
         self.requests.append(seen)
         if seen.problems:

@@ -9,14 +9,18 @@ from typing import Any
 from ..config import Config
 from .base import Tool
 from .files.files import file_tools
+from .memory import Search, memory_tools
 from .message import MessageTool
 from .shell.running import ShellSettings
 from .shell.shell import shell_tools
 from .web.web import WebSettings, web_tools
 
 
-def builtin_tools(config: Config, *, brave_api_key: str | None = None, exec_config: Any = None) -> list[Tool]:
-    """Files, commands, the web and messages. `exec_config` overrides settings of commands, by name."""
+def builtin_tools(
+    config: Config, search: Search, *, brave_api_key: str | None = None, exec_config: Any = None
+) -> list[Tool]:
+    """Files, commands, the web, messages and memory. `search` is the store's; `exec_config` overrides settings of
+    commands, by name."""
     web = WebSettings(
         search=config.search,
         brave_api_key=brave_api_key or config.brave_api_key,
@@ -29,6 +33,7 @@ def builtin_tools(config: Config, *, brave_api_key: str | None = None, exec_conf
         *shell_tools(shell_settings(config, exec_config)),
         *web_tools(web),
         MessageTool(config.message_to),
+        *memory_tools(search, config.memory_limit),
     ]
 
 

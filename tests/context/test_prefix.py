@@ -1,0 +1,166 @@
+"""The prefix of a request: byte for byte the same for as long as nothing in it has changed, so that caches hit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sqlite3
+from collections.abc import AsyncIterator
+from itertools import pairwise, takewhile
+from pathlib import Path
+
+import pytest
+
+from everloop import AgentLoop, Config, MessageBus, ToolCallRequest, tool
+from everloop.providers.openai import OpenAIProvider
+from everloop.testing import call
+from everloop.testing.openai_server import FakeOpenAI
+
+from ..loop.chat import until
+
+
+class Scene:
+    """A workspace and a store that agents work in one after another; the model's server keeps every byte it gets."""
+
+    def __init__(self, folder: Path, server: FakeOpenAI) -> None:
+        self.folder = folder
+        self.server = server
+        self.workspace = folder / "workspace"
+        self.workspace.mkdir()
+        (self.workspace / "AGENTS.md").write_text("Be brief.")
+        self.agent = self.start()
+
+    def start(self) -> AgentLoop:
+        config = Config(home=self.folder / "home", window=50_000)
+        provider = OpenAIProvider(self.server.base_url, model="m")
+        store = self.folder / "store.db"
+        agent = AgentLoop(MessageBus(), provider, self.workspace, config=config, store=store, busy="steer")
+        agent.tools.register(steers)
+        return agent
+
+    async def restart(self) -> None:
+        await self.agent.close()
+        self.agent = self.start()
+
+    async def turn(self, text: str, *steps: str | ToolCallRequest) -> list[bytes]:
+        """Run a turn with these answers of the model; its requests, as they came over the wire."""
+        before = len(self.server.requests)
+        for step in steps or ("fine",):
+            if isinstance(step, str):
+                self.server.reply(step)
+            else:
+                self.server.calls(step)
+        await self.agent.process_direct(text)
+        return [seen.raw for seen in self.server.requests[before:]]
+
+
+@pytest.fixture
+async def scene(tmp_path) -> AsyncIterator[Scene]:
+    async with FakeOpenAI() as server:
+        made = Scene(tmp_path, server)
+        yield made
+        await made.agent.close()
+
+
+@tool
+async def steers() -> str:
+    """Have something said while it runs."""
+    agent = running[0]
+    said.append(asyncio.create_task(agent.process_direct("and in green")))
+    live = agent._dispatcher.live("me", "cli:direct")
+    assert live is not None
+    await until(lambda: bool(live.steer))
+    return "steered"
+
+
+running: list[AgentLoop] = []
+said: list[asyncio.Task[str]] = []
+
+
+def history(request: bytes) -> bytes:
+    """A request up to its last message. A quote inside of a text is escaped, so this cannot stand in one."""
+    return request[: request.index(b'],"tools":[')]
+
+
+def tools(request: bytes) -> bytes:
+    return request[request.index(b'],"tools":[') :]
+
+
+def shared(one: bytes, other: bytes) -> int:
+    """How many bytes two requests begin with alike."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def grows(requests: list[bytes]) -> None:
+    """Each request is the one before it and more."""
+    for one, other in pairwise(requests):
+        assert history(other).startswith(history(one)), f"they part after {shared(one, other)} of {len(one)} bytes"
+        assert tools(other) == tools(one)
+
+
+async def test_rounds_turns_steering_a_silence_and_restarts_only_add_to_a_request(scene):
+    running[:] = [scene.agent]
+    requests = await scene.turn("paint it", call("steers"), "painted")
+    assert await said[-1] == "painted"
+    assert b"and in green" in requests[-1]
+    requests += await scene.turn("look", call("list_dir", path="."), "seen")
+    await scene.restart()
+    requests += await scene.turn("and after a restart", call("list_dir", path="."), "the same")
+    await scene.restart()
+    with sqlite3.connect(scene.folder / "store.db") as store:  # as if the last turn had been hours ago
+        store.execute("UPDATE session SET updated_at = updated_at - 10000")
+    store.close()
+    requests += await scene.turn("still there?")
+    requests += await scene.turn("good")
+    assert len(requests) == 8
+    grows(requests)
+    assert len(re.findall(rb"\[It is now ", requests[-1])) == 1
+
+
+async def test_what_changes_only_changes_what_comes_after_it(scene):
+    first = (await scene.turn("one"))[0]
+    skill = scene.workspace / "skills" / "tea"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: tea\ndescription: How to make tea.\n---\nBoil water.")
+    with_skill = await scene.turn("two")
+    place = first.index(b"- git:")  # the skills stand in the order of their names
+    assert shared(first, with_skill[0]) > place
+    assert b"- tea: How to make tea." in with_skill[0]
+    grows(with_skill + await scene.turn("three"))
+
+    before = (await scene.turn("four"))[0]
+    (scene.workspace / "memory").mkdir()
+    (scene.workspace / "memory" / "MEMORY.md").write_text("- likes tea")
+    after = (await scene.turn("five"))[0]
+    assert shared(before, after) >= before.index(b"Be brief.") + len("Be brief.")
+    os.utime(scene.workspace / "AGENTS.md")  # touched, and not changed
+    grows([after, *await scene.turn("six")])
+
+
+async def test_a_compaction_changes_only_what_it_summarises(scene):
+    requests = [*await scene.turn("one"), *await scene.turn("two"), *await scene.turn("three")]
+    grows(requests)
+    scene.server.reply("they counted")
+    assert "now a summary" in await scene.agent.process_direct("/compact")
+    compacted = await scene.turn("four")
+    system = requests[-1].index(b'{"role":"user"')
+    assert shared(requests[-1], compacted[0]) >= system
+    assert b"they counted" in compacted[0]
+    assert b'"content":"one"' not in compacted[0]
+    assert b'"content":"three"' in compacted[0]
+    compacted += await scene.turn("five")
+    await scene.restart()
+    compacted += await scene.turn("six", call("list_dir", path="."), "done")
+    grows(compacted)
+
+
+async def test_conversations_of_one_workspace_share_all_but_the_end_of_the_system_prompt(scene):
+    one = (await scene.turn("one"))[0]
+    scene.server.reply("fine")
+    await scene.agent.process_direct("two", "cli:other")
+    other = scene.server.requests[-1].raw
+    assert shared(one, other) >= one.index(b"This conversation began on")
+    assert tools(one) == tools(other)

@@ -60,7 +60,9 @@ def points(file: Path) -> list[str]:
 # ---------------------------------------------------------------------------------------------- remember
 
 
-async def test_a_point_is_added_with_its_date_and_the_file_is_made(desk, file):
+@pytest.mark.parametrize("restricted", [True, False])
+async def test_a_point_is_added_with_its_date_and_the_file_is_made(desk, file, restricted):
+    desk = desk.with_context(restricted=restricted)
     await desk("remember", text="Ann likes tea.")
     await desk("remember", text="The cat is called Mo.")
     assert file.read_text() == f"- {TODAY}: Ann likes tea.\n- {TODAY}: The cat is called Mo.\n"

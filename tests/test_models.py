@@ -15,7 +15,7 @@ K = 1_024
 
 # (window, vision): names as they are written at providers, at OpenRouter, in Ollama, in the names of files.
 KNOWN = {
-    (4_096, False): ("llama2 phi3:mini"),
+    (4_096, False): ("llama2 phi3:mini /home/gemma/llama2.gguf C:\\gemma\\llama2.gguf"),
     (4_096, True): ("llava:13b"),
     (8 * K, False): (
         "gpt-4 gemma2:9b llama3:8b meta-llama/Meta-Llama-3-8B-Instruct Mistral-7B-Instruct-v0.1.Q4_K_M.gguf "
@@ -99,7 +99,7 @@ def test_asking_again_costs_next_to_nothing():
     start = time.process_time()
     for _ in range(10_000):
         model_info("hf.co/unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:UD-Q4_K_XL")
-    assert time.process_time() - start < 0.1
+    assert time.process_time() - start < 0.02
 
 
 # ---------------------------------------------------------------------------------------------- prompts too long
@@ -252,7 +252,8 @@ OTHERS = {
 @pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
 def test_other_errors_are_not_taken_for_a_prompt_that_was_too_long(text):
     assert not is_overflow(text)
-    assert "rate" not in text.lower() or window_in_error(text) is None
+    if "per min" in text or "quota" in text:
+        assert window_in_error(text) is None
 
 
 @pytest.mark.parametrize("number", ["0", "17", "999999999999", "1_2", "," * 5])

@@ -77,6 +77,9 @@ def test_a_picture_with_too_many_pixels_or_bytes_is_made_smaller(put):
     narrow = picture(put("a.png", drawn("PNG", (300, 100))), edge=30)
     assert isinstance(narrow, Picture)
     assert opened(narrow.url).size == (30, 10)
+    heavy = picture(put("c.png", noise("PNG")))
+    assert isinstance(heavy, Picture)
+    assert len(heavy.data) <= images.MAX_IMAGE_BYTES
     small = picture(put("b.png", noise("PNG", (400, 300))), limit=50_000)
     assert isinstance(small, Picture)
     assert len(small.data) <= 50_000
@@ -90,7 +93,7 @@ def test_a_huge_file_is_refused_unread(tmp_path):
     start = time.monotonic()
     found = picture(str(tmp_path / "a.png"))
     assert isinstance(found, Refused)
-    assert "smaller copy" in found.reason
+    assert "1024.0 GB" in found.reason
     assert time.monotonic() - start < 2
 
 
@@ -109,6 +112,10 @@ def test_without_pillow_what_is_too_big_says_what_to_install_and_the_rest_is_sen
     assert picture(put("b.png", photo)) == Picture("image/png", photo, "b.png")
     assert picture(put("c.bmp", drawn("BMP"))) == Refused("")
     assert isinstance(picture(put("d.png", PIXEL)), Picture)
+
+
+def test_a_picture_that_cannot_be_converted_is_an_attachment(put):
+    assert picture(put("a.bmp", drawn("BMP")[:60])) == Refused("")
 
 
 def test_with_a_reach_only_its_files_are_opened(tmp_path, put):
@@ -199,6 +206,10 @@ def test_a_name_makes_no_lines_of_its_own_and_can_be_encoded(tmp_path, name):
     assert isinstance(content, str)
     assert len(content.splitlines()) == 2
     content.encode()
+
+
+def test_a_text_from_anywhere_can_be_encoded():
+    assert user_content("caf\udce9", ["/nowhere"]) == "caf?\n[attachment: /nowhere]"
 
 
 def test_names_in_any_writing_stay_as_they_are(put):

@@ -123,10 +123,11 @@ def test_counts_that_cannot_be_are_left_aside(counted):
     assert meter.tokens("m", 10_000) == 2_500
 
 
-@pytest.mark.parametrize("units", [0, -10, 20])
+@pytest.mark.parametrize("units", [0, -10, 20, 100, 900])
 def test_a_request_of_next_to_nothing_tells_nothing(units):
     meter = Meter()
-    meter.observe("m", units, 60)
+    meter.observe("m", units, 90)
+    meter.observe("m", units, units)
     assert meter.tokens("m", 10_000) == tokens.START * 10_000
 
 
@@ -135,8 +136,10 @@ def test_any_number_of_models_takes_the_same_memory():
     for number in range(1_000):
         meter.observe(f"model {number}", 10_000, 4_000)
         meter.tokens("model 0", 1)
+        meter.observe("model 1", 10_000, 4_000)
     assert len(meter._ratios) == 64
-    assert meter.tokens("model 0", 10_000) == 4_000, "what is in use was forgotten"
+    for name in ("model 0", "model 1"):
+        assert meter.tokens(name, 10_000) == 4_000, "what is in use was forgotten"
 
 
 @given(st.lists(st.tuples(st.integers(-10, 10**7), st.integers(-10, 10**7)), max_size=50))
@@ -172,6 +175,11 @@ def test_a_picture_costs_the_same_however_many_bytes_it_has(size):
 def test_a_part_of_a_kind_that_nobody_knows_counts_by_its_json():
     part = {"type": "input_audio", "input_audio": {"data": "x" * 5_000}}
     assert weigh(user_message([part])) > 5_000
+
+
+def test_indentation_weighs_little():
+    flat = "for line in lines:\nif line:\nyield line\n" * 20
+    assert weigh_text(flat) < weigh_text(flat.replace("\n", "\n        ")) < 1.4 * weigh_text(flat)
 
 
 @given(st.text(max_size=300), st.text(max_size=300))

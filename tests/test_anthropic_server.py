@@ -131,6 +131,11 @@ BAD: dict[str, dict[str, Any]] = {
     "five markers": {"messages": [user(*[said("a", cache_control={"type": "ephemeral"})] * 5)]},
     "too little to think with": {"thinking": {"type": "enabled", "budget_tokens": 100}, "max_tokens": 5000},
     "more thoughts than answer": {"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 2000},
+    "thinking in the middle of an answer": {
+        "thinking": {"type": "enabled", "budget_tokens": 2000},
+        "max_tokens": 3000,
+        "messages": [user(said("a")), {"role": "assistant", "content": "b"}],
+    },
     "thinking without the thoughts before": {
         "thinking": {"type": "enabled", "budget_tokens": 2000},
         "max_tokens": 3000,

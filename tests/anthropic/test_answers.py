@@ -270,6 +270,16 @@ async def test_text_beyond_the_limit_is_cut_and_says_so(server, streamed):
     await provider.close()
 
 
+async def test_an_answer_of_many_blocks_is_cut_once(server):
+    provider = AnthropicProvider("k", "m", base_url=server.base_url, answer_limit=20)
+    server.raw(message(*[{"type": "text", "text": "word " * 9}] * 3), content_type="application/json")
+    given = begin(0, "tool_use", id="a", name="echo", input={"n": 1})
+    server.raw(sse(given, piece(1, "text_delta", text="word " * 9)))
+    for answer in (await provider.chat(ASK), (await watch(provider))[1]):
+        assert answer.content == "word " * 4 + "\n\n[The answer was cut at 20 characters.]"
+    await provider.close()
+
+
 async def test_reasoning_and_arguments_are_limited_too(server):
     provider = AnthropicProvider("k", "m", base_url=server.base_url, answer_limit=20)
     server.reply("never said", reasoning="hm " * 50)

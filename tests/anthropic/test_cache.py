@@ -153,3 +153,11 @@ def test_the_parts_stay_few_and_say_the_same(messages, data):
         assert parts[0] == b"["
         assert b"".join(parts) == b"".join(Histories().encoded(list(conversation)).parts())
         assert len(parts) < 20
+
+
+def test_a_long_conversation_is_kept_in_few_parts():
+    histories, conversation = Histories(), Conversation()
+    for n in range(1000):
+        conversation.append(user_message(f"question {n}"))
+        assert len(histories.encoded(conversation).parts()) < 25
+        conversation.append(assistant_message(f"answer {n}"))

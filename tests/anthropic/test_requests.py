@@ -15,7 +15,7 @@ from everloop.messages import Conversation, assistant_message, tool_message, use
 from everloop.providers.anthropic import AnthropicProvider
 from everloop.testing import FakeAnthropic
 
-from .streams import ASK, ECHO, unmarked, watch
+from .streams import ASK, ECHO, sse, text, unmarked, watch
 
 DOT = base64.b64encode(b"\x89PNG pixels").decode()
 
@@ -102,6 +102,12 @@ async def test_whatever_is_missing_or_empty_the_request_is_one_that_the_api_take
     await sent(server, provider, messages)
     await sent(server, provider, Conversation(messages))
     assert server.requests[0].body == server.requests[1].body
+
+
+@pytest.mark.parametrize("content", ["", [], None, [{"type": "text", "text": ""}]])
+async def test_an_empty_message_of_the_user_is_still_the_users_turn(server, provider, content):
+    body = await sent(server, provider, [*ASK, assistant_message("yes?"), {"role": "user", "content": content}])
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
 
 
 async def test_a_system_message_in_the_middle_stays_in_the_middle(server, provider):
@@ -345,6 +351,14 @@ async def test_connections_are_used_again(server, provider):
         await provider.chat(ASK)
         await watch(provider)
         await asyncio.sleep(0.01)
+    assert server.connections == 1
+
+
+async def test_a_connection_is_used_again_though_the_stream_ends_a_moment_after_its_last_word(server, provider):
+    for _ in range(3):
+        server.raw(sse(text("ok")), hang_after=1, hang=0.05)
+        assert (await watch(provider))[1].content == "ok"
+        await asyncio.sleep(0.15)
     assert server.connections == 1
 
 

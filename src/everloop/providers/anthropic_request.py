@@ -137,17 +137,11 @@ class Histories:
             return _encode_all(messages)
         key = id(messages)
         known = self._kept.get(key)
-        if known is not None and known[0]() is messages and known[1].follow(messages):
+        if known is not None and known[1].follow(messages):
             return known[1]
-        kept = self._kept
-        made = _encode_all(messages)
-        kept[key] = (weakref.ref(messages, lambda gone: _forget(kept, key, gone)), made)
+        made, kept = _encode_all(messages), self._kept
+        kept[key] = (weakref.ref(messages, lambda _: kept.pop(key, None)), made)
         return made
-
-
-def _forget(kept: dict[int, tuple[weakref.ref[Conversation], Encoded]], key: int, gone: object) -> None:
-    if key in kept and kept[key][0] is gone:  # another one may have its place by now
-        del kept[key]
 
 
 def _encode_all(messages: Sequence[Message]) -> Encoded:

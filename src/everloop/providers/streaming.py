@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
@@ -39,7 +40,7 @@ async def stream_answer(
         yield answer.response()
         return
     lines, reader = Lines(limit), TimedReader(endpoint, response, started)
-    ping, last = False, 0.0  # whether the next data is only a sign of life, and when there was other data
+    ping, last = False, -math.inf  # whether the next data is only a sign of life, and when there was other data
     try:
         while not answer.over():
             data = await _read(reader, answer)
@@ -49,7 +50,7 @@ async def stream_answer(
                     continue
                 if ping:
                     # A model may think in silence, so a sign of life counts, but not for ever.
-                    reader.heard = bool(last) and clock() - last < endpoint.timeouts.first_token
+                    reader.heard = clock() - last < endpoint.timeouts.first_token
                     continue
                 reader.heard, last = True, clock()
                 if (payload := line[5:].strip()) and (delta := answer.feed(payload)):

@@ -170,6 +170,8 @@ def _check_thinking(body: dict[str, Any], messages: list[Any]) -> list[str]:
         problems.append("thinking.budget_tokens: at least 1024, and less than max_tokens")
     if body.get("temperature", 1) != 1:
         problems.append("temperature: may only be 1 when thinking is enabled")
+    if messages[-1].get("role") == "assistant":
+        problems.append("messages: with thinking, the last message must be the user's")
     if "tool_result" in _kinds(messages[-1]) and len(messages) > 1:
         first = (_content(messages[-2]) or [{}])[0]
         if first.get("type") not in ("thinking", "redacted_thinking"):

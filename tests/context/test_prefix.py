@@ -7,7 +7,7 @@ import os
 import re
 import sqlite3
 from collections.abc import AsyncIterator
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest

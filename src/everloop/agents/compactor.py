@@ -158,7 +158,9 @@ class Compactor:
             return True
         if not self._warned:
             what = f"the system prompt and the tools have about {fixed:,} tokens"
-            log.warning("%s, and the model %s takes %d: set provider.window if it takes more", what, self.model, self.window)
+            log.warning(
+                "%s, and the model %s takes %d: set provider.window if it takes more", what, self.model, self.window
+            )
         self._warned = True
         return False
 

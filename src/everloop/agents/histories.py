@@ -60,6 +60,11 @@ class Histories:
             _, oldest = self._kept.popitem(last=False)
             self._size -= oldest.size
 
+    def kept(self, session: int) -> Conversation | None:
+        """A session's conversation, if it is in memory and no turn works on it."""
+        found = self._kept.get(session)
+        return found.conversation if found is not None else None
+
     def _take(self, session: int) -> _Kept | None:
         """Taken out while a turn works on it, so that one that fails half-way is not used again."""
         kept = self._kept.pop(session, None)

@@ -375,6 +375,7 @@ class AgentLoop:
             (
                 f"model: {self.model or self.provider.get_default_model() or '(the provider’s default)'}",
                 f"session: {message.session_key}, {info.entries - info.history_from if info else 0} entries",
+                f"context: {self._turns.fullness(info)}",
                 f"running: {running}",
                 f"workspace: {self.workspace}{' (restricted)' if self.restrict_to_workspace else ''}",
             )

@@ -27,7 +27,7 @@ from ..log import Call, CallsAsked, CallsDecided, Compacted, TurnEnded, UserSaid
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
-from ..store.base import Claim, Store
+from ..store.base import Claim, SessionInfo, Store
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
@@ -136,6 +136,15 @@ class TurnRunner:
         then, now = self.compactor.tokens(conversation), self.compactor.tokens(after)
         return made, COMPACTED.format(made.turns, then, now)
 
+    def fullness(self, info: SessionInfo | None) -> str:
+        """How full the model's window is with a session's conversation, as far as that is known without reading it."""
+        window = f"{self.compactor.window:,} tokens"
+        kept = self._histories.kept(info.id) if info is not None else None
+        if kept is None:
+            return f"the model takes {window}"
+        summary = ", older turns as a summary" if kept.summary is not None else ""
+        return f"about {self.compactor.tokens(kept):,} of {window}{summary}"
+
     def reach(self) -> Reach:
         """What may be read for the prompt, as by any tool. It looks at the disk: call it in a thread."""
         own = self._own or _places(self.workspace, self.home, self.store)
@@ -193,15 +202,21 @@ class TurnRunner:
                 tainted=self.policy.taint and conversation.untrusted,
                 outputs=outputs,
                 readable=(SHIPPED,),
+                scheduled=str(message.metadata.get("cron", "")),
+                may_schedule=bool(message.metadata.get("may_schedule")),
                 protected=own.protected,
                 frozen=own.frozen,
                 real_workspace=own.real_workspace,
                 send=partial(self._send, claim, f"{claim.turn}/{call.id}"),
             )
-            guard = self.policy.guard(made, call.name, call.arguments)
+            guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
             return made if guard is None else replace(made, guard=guard)
 
         return Tools(self.tools, self.policy, context, message.attended)
+
+    def _paths(self, call: Call, context: CallContext) -> Sequence[str]:
+        planned = self.tools.plan(call, context)
+        return planned[1].paths if planned is not None else ()
 
     async def _send(self, claim: Claim, key: str, message: OutboundMessage) -> None:
         """Put a message of a running turn into the outbox and on its way, once for each call."""

@@ -116,8 +116,9 @@ def hush() -> None:
         def emit(self, record: logging.LogRecord) -> None:
             print(f"everloop: {harmless(record.getMessage())}", file=sys.stderr)
 
-    # A server that could not be used is something that only its owner can mend.
-    logging.getLogger("everloop.tools.mcp").addHandler(Tell(logging.WARNING))
+    # A server that could not be used, a skill that is broken: things that only their owner can mend.
+    for room in ("everloop.tools.mcp", "everloop.context", "everloop.agents.compactor"):
+        logging.getLogger(room).addHandler(Tell(logging.WARNING))
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import stat
@@ -15,6 +16,8 @@ from ..messages import Message, assistant_message, clean, tool_message, user_mes
 from ..sandbox.reach import OutOfReach, Reach
 from .pictures import user_content
 from .skills import BUDGET, Skills, named
+
+log = logging.getLogger(__name__)
 
 BOOTSTRAP_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md")
 PARTING = "\n\n---\n\n"
@@ -44,6 +47,7 @@ class ContextBuilder:
         self._files.append(("## Memory", MEMORY_FILE, memory_limit))
         self._texts: dict[str, tuple[tuple[int, ...], str]] = {}
         self._identity = ""
+        self._problems: list[str] = []
 
     def build_system_prompt(self, began: float | None = None) -> str:
         """Identity, bootstrap files, memory, skills, and last of all when the conversation began, by default now:
@@ -61,6 +65,7 @@ class ContextBuilder:
         blocks, reach = [self._identity], self._reach()
         blocks += [f"{title}\n\n{text}" for title, path, most in self._files if (text := self._text(path, most, reach))]
         blocks += self.skills.blocks(reach)
+        self._report(self.skills.problems())
         return clean(PARTING.join(blocks))  # a path may hold bytes that are no text
 
     def build_messages(
@@ -94,6 +99,13 @@ class ContextBuilder:
         skills = [self.skills.load(name, reach) for name in named(text)] if reach is not None else []
         loaded = [f"[The skill that was asked for:]\n\n{skill}" for skill in skills if skill is not None]
         return self.user_content("\n\n".join([text, *loaded]), media)
+
+    def _report(self, problems: list[str]) -> None:
+        """Tell whoever runs the agent what is wrong, once."""
+        for problem in problems:
+            if problem not in self._problems:
+                log.warning("%s", problem)
+        self._problems = problems
 
     def _introduce(self) -> str:
         return (

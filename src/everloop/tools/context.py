@@ -31,6 +31,8 @@ class CallContext:
     readable: tuple[Path, ...] = ()  # further folders that can be read, not written
     protected: tuple[Path, ...] = ()  # the runtime's own files: never read or written where `restricted`
     frozen: tuple[Path, ...] = ()  # the program that runs the agent: not to be written where `restricted`
+    scheduled: str = ""  # the job that started the turn, if one did
+    may_schedule: bool = False  # and whether that job's turns may make further jobs
     guard: Callable[[str, bool], None] | None = None  # called with (real path, writing) of a file that was opened
     send: Callable[[OutboundMessage], Awaitable[None]] | None = None  # puts a message into the outbox, once a call
 

@@ -88,11 +88,16 @@ class Policy:
         return Verdict("ask", outcome.why, shown)
 
     def guard(
-        self, context: CallContext, name: str = "", arguments: dict[str, Any] | None = None
+        self,
+        context: CallContext,
+        name: str = "",
+        arguments: dict[str, Any] | None = None,
+        paths: Callable[[], Sequence[str]] = tuple,
     ) -> Callable[[str, bool], None] | None:
         """What a file tool calls with the real path of a file that it opened: a link must not lead around a rule.
 
-        None where no rule is about paths. Without the name of the tool, rules about any tool count.
+        None where no rule is about paths. Without the name of the tool, rules about any tool count. `paths` gives those
+        that the call names, as a person saw them.
         """
         if not self._paths:
             return None
@@ -107,9 +112,8 @@ class Policy:
             if rule is None or rule.do == "allow":
                 return
             # A person who approved a call has seen the path in it, but not where a link leads.
-            known = not rule.path or _fit(
-                rule, _at(_asked(arguments or {}, context), os.path.normpath(context.workspace))
-            )
+            asked = os.path.normpath(context.workspace)
+            known = not rule.path or any(_fit(rule, _at(path, asked)) for path in paths())
             if rule.do == "deny" or not (context.approved and known):
                 how = "written" if writing else "read"
                 raise ToolError(f"{path} may not be {how} this way: {_reason(number, rule, unit, Fit.YES)}.")
@@ -175,12 +179,6 @@ def _joined(start: str, path: str) -> str:
         return TEXT + path[1:]
     joined = f"{start}/{path}" if not os.path.isabs(path) else path
     return joined if unknown(joined) else os.path.normpath(joined)
-
-
-def _asked(arguments: dict[str, Any], context: CallContext) -> str:
-    """The path that a call names, as a person saw it."""
-    given = os.path.expanduser(str(arguments.get("path") or "."))
-    return os.path.normpath(os.path.join(os.path.normpath(context.workspace), given))
 
 
 def _at(path: str, *roots: str) -> _Unit:

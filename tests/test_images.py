@@ -52,6 +52,26 @@ async def test_an_image_with_more_pixels_than_models_see_is_made_smaller(desk, f
     assert "made smaller from 5000 x 100 pixels" in result.content
 
 
+def tables_first(data: bytes) -> bytes:
+    """The same JPEG with its Huffman tables before its size."""
+    start = data.index(b"\xff\xc4")
+    end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+    return data[:2] + data[start:end] + data[2:start] + data[end:]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        drawn("PNG", (2_500, 77)), drawn("GIF", (2_500, 77)), drawn("JPEG", (2_500, 77)), drawn("WEBP", (2_500, 77)),
+        drawn("JPEG", (2_500, 77), progressive=True), tables_first(drawn("JPEG", (2_500, 77))),
+        drawn("WEBP", (2_500, 77), lossless=True), drawn("WEBP", (2_500, 77), mode="RGBA", exif=b"Exif\0\0"),
+    ],
+)  # fmt: skip
+async def test_the_size_is_read_from_the_header_of_every_kind(desk, folder, data):
+    (folder / "a").write_bytes(data)
+    assert "made smaller from 2500 x 77 pixels" in await desk("read_file", path="a")
+
+
 async def test_an_image_of_too_many_bytes_is_made_smaller(desk, folder):
     data = noise("PNG")
     assert len(data) > images.MAX_IMAGE_BYTES
@@ -154,9 +174,9 @@ async def test_half_an_image_is_explained_and_not_sent(desk, folder, form, share
 
 async def test_a_jpeg_of_nothing_but_headers_is_soon_given_up(desk, folder):
     (folder / "a.jpg").write_bytes(b"\xff\xd8" + b"\xff\xe0\0\2" * 2_000_000 + b"\xff\xd9")
-    start = time.monotonic()
+    start = time.process_time()
     await desk.fails("read_file", path="a.jpg")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 0.5
 
 
 async def test_only_the_decoder_of_what_a_file_begins_like_is_used(desk, folder):

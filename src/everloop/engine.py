@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 INTERRUPTED = "interrupted, outcome unknown: check before you retry"
 CANCELLED = "stopped while it was running, outcome unknown: check before you retry"
 NOT_STARTED = "stopped before it started"
+STOPPED_AS: dict[Reason, Status] = {"timeout": "timeout", "aborted": "aborted"}  # any other reason: "cancelled"
 REFUSED = "not run: the person who was asked said no. Do not try to reach the same by other means."
 
 # ---------------------------------------------------------------------------------------------- the ports
@@ -152,6 +153,7 @@ class Turn:
         self.stopped: tuple[Reason, str] | None = None
         self.approved: set[str] = set()  # calls that a person has allowed
         self.reviewed: set[str] = set()  # calls that the policy has seen
+        self.running: dict[str, float] = {}  # calls under way, and since when
         self._log = log
         self._transcript = Transcript()
         self._task: asyncio.Task[object] | None = None
@@ -369,10 +371,10 @@ async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> Non
 
 async def _run_call(turn: Turn, toolbox: Toolbox, call: Call) -> CallEnded:
     turn.tell(events.ToolStarted(call.id, call.name, call.arguments))
-    started = time.monotonic()
+    turn.running[call.id] = time.monotonic()
     progress = partial(_progress, turn, call.id)
     result = await toolbox.run(call, progress, call.id in turn.approved)
-    seconds = round(time.monotonic() - started, 4)
+    seconds = round(time.monotonic() - turn.running.pop(call.id), 4)
     repeats = failed_before([*turn.entries, *turn.outcome], call) if result.status in FAILED else 0
     content = clean(result.content)
     ended = CallEnded(call.id, call.name, content, result.status, seconds, result.untrusted, result.images, repeats)
@@ -404,11 +406,14 @@ async def _close(turn: Turn) -> TurnEnded:
     log = [*turn.entries, *turn.outcome]
     begun = {id for entry in log if isinstance(entry, CallsBegun) for id in entry.ids}
     over = {entry.id for entry in log if isinstance(entry, CallEnded)}
+    status = STOPPED_AS.get(turn.stopped[0], "cancelled")
     for call in (call for entry in log if isinstance(entry, ModelAnswered) for call in entry.calls):
         if call.id not in over:
-            content = CANCELLED if call.id in begun else NOT_STARTED
-            turn.outcome.append(CallEnded(call.id, call.name, content, "cancelled"))
-            turn.tell(events.ToolEnded(call.id, call.name, content, "cancelled", 0.0))
+            since = turn.running.pop(call.id, None)
+            content = CANCELLED if call.id in begun or since is not None else NOT_STARTED
+            seconds = round(time.monotonic() - since, 4) if since is not None else 0.0
+            turn.outcome.append(CallEnded(call.id, call.name, content, status, seconds))
+            turn.tell(events.ToolEnded(call.id, call.name, content, status, seconds))
     return await _end(turn, TurnEnded(*turn.stopped))
 
 

@@ -54,7 +54,7 @@ class ToolEnded:
     call: str
     name: str
     content: str
-    status: str  # ok, error, cancelled, interrupted, denied
+    status: str  # ok, error, cancelled, timeout, aborted, interrupted, denied
     seconds: float
 
 

@@ -16,9 +16,11 @@ from .messages import Message, assistant_message, tool_message
 
 T_co = TypeVar("T_co", covariant=True)
 Content = str | list[dict[str, Any]]
-Status = Literal["ok", "error", "cancelled", "interrupted", "denied"]
+Status = Literal["ok", "error", "cancelled", "timeout", "aborted", "interrupted", "denied"]
 REPEATING_ADVICE = "find out why it fails, do something else, or tell the user what stands in the way."
-Reason = Literal["answer", "max_rounds", "cancelled", "replaced", "empty", "repeating", "error", "abandoned"]
+Reason = Literal[
+    "answer", "max_rounds", "cancelled", "timeout", "aborted", "replaced", "empty", "repeating", "error", "abandoned"
+]
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -35,7 +35,7 @@ from .messages import Conversation
 from .providers.base import LLMResponse, ToolCallRequest
 
 # A turn with one of these ends was cut from outside, at a moment that no log can repeat.
-CUT = frozenset({"cancelled", "replaced", "error", "abandoned"})
+CUT = frozenset({"cancelled", "timeout", "aborted", "replaced", "error", "abandoned"})
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,7 +100,7 @@ def _until_cut(recorded: Sequence[Entry]) -> tuple[Sequence[Entry], str]:
 
 def _belongs_to_cut(entry: Entry) -> bool:
     match entry:
-        case CallEnded(status="cancelled") | ModelAnswered(finish_reason="cancelled"):
+        case CallEnded(status="cancelled" | "timeout" | "aborted") | ModelAnswered(finish_reason="cancelled"):
             return True
         case _:
             return False

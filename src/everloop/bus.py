@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from .log import Content, UserSaid
 from .messages import clean
 
 # A command waits for its place in the session; an urgent one does not.
@@ -55,6 +56,12 @@ class InboundMessage:
         return not self.media and (
             "$" not in self.content or self.channel == "system" or not _MAY_NAME_A_SKILL.search(self.content)
         )
+
+    def said(self, content: Content | None = None, now: str = "") -> UserSaid:
+        """The entry that it becomes; `content` has what was attached to it."""
+        inside = self.channel == "system"
+        text = self.content if content is None else content
+        return UserSaid(text, self.sender_id, now, inside, inside and bool(self.metadata.get("untrusted")))
 
     def addressed(self) -> InboundMessage:
         """The message as it enters the inbox: with its session (one from inside the system works in its

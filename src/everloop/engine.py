@@ -46,6 +46,7 @@ from .log import (
     TurnEnded,
     UserSaid,
     Written,
+    hear,
 )
 from .messages import Conversation, clean
 from .providers.base import LLMResponse, ProviderError
@@ -201,11 +202,9 @@ class Turn:
         """Take in what is on disk."""
         for entry in entries:
             self.entries.append(entry)
-            self.conversation.extend(self._transcript.add(entry))
+            hear(self.conversation, self._transcript, entry)
             if isinstance(entry, CallsDecided) and entry.allowed:
                 self.approved.update(entry.ids)
-            elif isinstance(entry, CallEnded) and entry.untrusted:
-                self.conversation.untrusted = True
 
     async def _written(self, written: Written[None], entries: Sequence[Entry]) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from .messages import Message, assistant_message, tool_message
+from .messages import Conversation, Message, assistant_message, tool_message
 
 T_co = TypeVar("T_co", covariant=True)
 Content = str | list[dict[str, Any]]
@@ -38,6 +38,8 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     content: Content
     sender: str = ""
     now: str = ""  # the time, where a while has passed since the conversation last heard it
+    inside: bool = False  # it came from inside the system, a sub-agent say: no person's word
+    untrusted: bool = False  # it holds what came from outside
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
@@ -227,6 +229,16 @@ def _with_time(said: UserSaid) -> Content:
     if isinstance(said.content, str):
         return f"{said.content}\n\n{note}"
     return [*said.content, {"type": "text", "text": note}]
+
+
+def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
+    """Add what an entry completes to a conversation, with what is to be known of it."""
+    messages = transcript.add(entry)
+    if isinstance(entry, CallEnded | UserSaid) and entry.untrusted:
+        conversation.untrusted = True
+    if isinstance(entry, UserSaid) and entry.inside:
+        conversation.unsaid += messages
+    conversation.extend(messages)
 
 
 def in_words(at: float) -> str:

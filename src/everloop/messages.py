@@ -63,7 +63,8 @@ class Conversation(list[Message]):
         self._size = 0
         self.untrusted = False  # whether something in it came from outside
         self.blind = blind
-        self.summary: Message | None = None  # the one that is no person's word, but a summary
+        self.summary: Message | None = None  # of what stood before
+        self.unsaid: list[Message] = []  # the user's messages that are no person's word
         self.weighed = (0, 0)  # how many messages were weighed, and what they weigh
         self.extend(messages)
 

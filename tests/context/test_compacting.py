@@ -193,7 +193,7 @@ async def test_long_old_results_become_pointers_that_read_file_follows(tmp_path)
         loop.tools.register(report)
         for text in ("make a report", "a", "b"):
             await loop.process_direct(text)
-        await quiet(loop)
+            await quiet(loop)
         await loop.process_direct("c")
         (result,) = [m["content"] for m in model.asked[-1] if m["role"] == "tool"]
         assert "THE END" not in result

@@ -360,3 +360,24 @@ async def test_turns_go_on_while_a_search_reads_the_past(store, me):
     assert len(await search) == 4_000
     assert turns >= 3
     assert len(await texts(store, "peas", limit=5_000)) == turns
+
+
+async def test_what_a_sub_agent_reported_is_no_word_of_the_user_and_keeps_its_taint(store):
+    said = [
+        UserSaid("the person wrote heron"),
+        UserSaid("the sub-agent found a heron", inside=True),
+        ModelAnswered("so there is a heron"),
+        UserSaid("the other one read a heron on a page", inside=True, untrusted=True),
+        ModelAnswered("a heron it is"),
+        UserSaid("heron, I say"),
+    ]
+    await store.note("me", "test:1", said)
+    found = {one.seq: (one.role, one.untrusted) for one in await store.search("me", "heron", 10)}
+    assert found == {
+        1: ("user", False),
+        2: ("assistant", False),
+        3: ("assistant", False),
+        4: ("assistant", True),
+        5: ("assistant", True),
+        6: ("user", False),
+    }

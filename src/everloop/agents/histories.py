@@ -44,6 +44,7 @@ class Histories:
                 return kept.conversation
             renewed = Conversation([{"role": "system", "content": system}, *kept.conversation[1:]], blind=blind)
             renewed.untrusted, renewed.summary = kept.conversation.untrusted, kept.conversation.summary
+            renewed.unsaid = kept.conversation.unsaid
             return renewed
         if claim.first_seq - 1 <= claim.history_from:
             return Conversation([{"role": "system", "content": system}], blind=blind)

@@ -23,7 +23,7 @@ from ..context.view import conversation_of
 from ..dispatch.local import Live
 from ..engine import Parked, Turn, end_turn, run_turn
 from ..errors import StoreError
-from ..log import Call, CallsAsked, CallsDecided, Compacted, TurnEnded, UserSaid
+from ..log import Call, CallsAsked, CallsDecided, Compacted, TurnEnded
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
@@ -82,7 +82,7 @@ class TurnRunner:
             conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
             if not claim.entries:  # attachments and skills are read here, once, and stay in the log
                 content = await in_thread(self.context.said, message.content, message.media)
-                claim.entries = [UserSaid(content, message.sender_id, claim.time_to_tell(time.time()))]
+                claim.entries = [message.said(content, claim.time_to_tell(time.time()))]
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log, self._emit(claim, live))
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..log import CallEnded, Compacted, Content, Entry, Logged, Transcript, UserSaid
+from ..log import CallEnded, Compacted, Content, Entry, Logged, Transcript, UserSaid, hear
 from ..messages import Conversation, Message, assistant_message, user_message
 
 SUMMARY_HEAD = (
@@ -31,12 +31,11 @@ def conversation_of(
         conversation.untrusted = compacted.untrusted
         if compacted.summary:
             conversation.summary = user_message(f"{SUMMARY_HEAD}\n\n{compacted.summary}")
+            conversation.unsaid.append(conversation.summary)
             conversation.extend((conversation.summary, assistant_message(SUMMARY_REPLY)))
     transcript = Transcript()
     for one in logged:
-        conversation.extend(transcript.add(shown(one, compacted)))
-        if isinstance(one.entry, CallEnded) and one.entry.untrusted:
-            conversation.untrusted = True
+        hear(conversation, transcript, shown(one, compacted))
     return conversation
 
 

@@ -330,7 +330,7 @@ class Dispatcher:
         """What a message does to the turn that runs: it steers it, replaces it, or waits behind it."""
         plain = row.kind == "message" and row.message.plain
         if self.busy == "steer" and plain and not live.behind:
-            live.steer.append((row.id, UserSaid(row.message.content, row.message.sender_id)))
+            live.steer.append((row.id, row.message.said()))
             return
         live.behind[row.id] = row.kind
         if self.busy == "interrupt" and row.kind == "message":

@@ -165,6 +165,10 @@ class Store(Protocol):
         """Urgent rows of sessions that this worker holds, or that nobody does."""
         ...
 
+    async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
+        """The owner's messages from this channel that wait or whose turn is not over, oldest first."""
+        ...
+
     async def incoming(self, id: int) -> Incoming: ...
 
     # turns
@@ -189,10 +193,12 @@ class Store(Protocol):
         outgoing: Sequence[OutboundMessage] = (),
         sender: str | None = None,
         took: Sequence[int] = (),
+        incoming: Sequence[InboundMessage] = (),
     ) -> Written[Finished]:
         """In one transaction: the log's tail, the turn's end, inbox rows done, outbox rows, the lease given back.
 
-        `sender` is the worker that sends the outgoing messages right away.
+        `sender` is the worker that sends the outgoing messages right away; `incoming` are messages that follow from the
+        turn's end, into the inbox of whatever session they name.
         """
         ...
 

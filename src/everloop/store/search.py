@@ -172,8 +172,9 @@ def _take(piece: _Piece, seq: int, at: float, kind: str, data: str) -> int:
     if kind == "new":
         piece.untrusted = False
     said = _said(kind, data)
-    if said is None:
+    if said is None or kind == "user":
         piece.untrusted = piece.untrusted or _came_from_outside(data)
+    if said is None:
         return 0
     role, text = said
     if text:
@@ -214,6 +215,7 @@ def _add_text(db: sqlite3.Connection, owner: str, session: int, text: _Text) -> 
 class _Words(msgspec.Struct):
     content: Any = None
     message: dict[str, Any] = {}
+    inside: bool = False
 
 
 class _Origin(msgspec.Struct):
@@ -235,7 +237,8 @@ def _said(kind: str, data: str) -> tuple[Role, str] | None:
     if kind == "note":
         role, content = words.message.get("role"), words.message.get("content")
     else:
-        role, content = "user" if kind == "user" else "assistant", words.content
+        # What came from inside the system, a sub-agent's result say, is no person's word.
+        role, content = "user" if kind == "user" and not words.inside else "assistant", words.content
     return (role, _text_of(content)) if role == "user" or role == "assistant" else None
 
 

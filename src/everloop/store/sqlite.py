@@ -45,6 +45,8 @@ READY = """SELECT owner, key, worker FROM session WHERE id IN (
 WAITING = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, i.first_seq
     FROM session s JOIN inbox i ON i.session = s.id
     WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent' ORDER BY i.id"""
+UNFINISHED = """SELECT id, session, data, kind, state, turn, first_seq FROM inbox
+    WHERE state <> 'done' AND owner = ? AND json_extract(data, '$.channel') = ? ORDER BY id"""
 # From the newest on, so that a turn of late is found at once.
 TURNS = """SELECT i.turn, i.session, s.key, i.owner, i.first_seq,
         coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason
@@ -94,6 +96,10 @@ class SQLiteStore:
             lambda db: [tx.incoming(row[:7]) for row in db.execute(sql) if _free(row[7], worker)]
         )
 
+    async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
+        rows = await self._read(UNFINISHED, owner, channel)
+        return [tx.incoming(row) for row in rows]
+
     async def incoming(self, id: int) -> Incoming:
         rows = await self._read("SELECT id, session, data, kind, state, turn, first_seq FROM inbox WHERE id = ?", id)
         return tx.incoming(rows[0])
@@ -125,11 +131,12 @@ class SQLiteStore:
         outgoing: Sequence[OutboundMessage] = (),
         sender: str | None = None,
         took: Sequence[int] = (),
+        incoming: Sequence[InboundMessage] = (),
     ) -> Written[Finished]:
         claim.inbox += took
         rows = _rows(claim, entries)
         return self.writer.submit(
-            lambda db: tx.finish(db, claim, rows, entries, took, outgoing, sender),
+            lambda db: tx.finish(db, claim, rows, entries, took, outgoing, sender, incoming),
         )
 
     def park(

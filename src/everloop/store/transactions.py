@@ -16,7 +16,6 @@ from ..log import (
     Compacted,
     Entry,
     TurnEnded,
-    UserSaid,
     decode_entry,
     encode_entry,
     kind_of,
@@ -185,7 +184,7 @@ def _open(db: sqlite3.Connection, claim: Claim) -> None:
     """Begin the turn of the claim's message."""
     if claim.message.plain:  # attachments and the like are read by the loop, which then writes the first entry
         now = time.time()
-        said = UserSaid(claim.message.content, claim.message.sender_id, claim.time_to_tell(now))
+        said = claim.message.said(now=claim.time_to_tell(now))
         row = (claim.session, claim.next_seq, claim.turn, kind_of(said), encode_entry(said), now)
         db.execute(INSERT_ENTRY, row)
         claim.next_seq += 1
@@ -242,6 +241,7 @@ def finish(
     took: Sequence[int],
     outgoing: Sequence[OutboundMessage],
     sender: str | None,
+    incoming: Sequence[InboundMessage] = (),
 ) -> Finished:
     """The end of a turn or of a command: everything it leaves behind, or nothing."""
     now = time.time()
@@ -251,6 +251,8 @@ def finish(
     for id in claim.inbox:
         db.execute("UPDATE inbox SET state = 'done', ended_at = ?, reason = ? WHERE id = ?", (now, reason, id))
     sent = [send(db, claim.owner, claim.session, claim.turn or None, message, sender) for message in outgoing]
+    for message in incoming:
+        accept(db, message, "message")
     return Finished(sent, db.execute(MORE, (claim.session,)).fetchone() is not None)
 
 

@@ -31,9 +31,9 @@ def _same(url: str) -> Iterator[str]:
 
 
 def _texts(conversation: Sequence[Message]) -> Iterator[str]:
-    summary = getattr(conversation, "summary", None)  # written by a model, from whatever it had read
+    unsaid = getattr(conversation, "unsaid", ())  # written by a model, from whatever it had read
     for message in conversation:
-        if message is summary:
+        if any(message is one for one in unsaid):
             continue
         role, content = message.get("role"), message.get("content")
         # Not what a search that failed says: that may be the model's own words.

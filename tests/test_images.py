@@ -82,6 +82,12 @@ async def test_an_image_of_too_many_bytes_is_made_smaller(desk, folder):
     assert len(result.images[0]) < images.MAX_IMAGE_BYTES * 4 / 3
 
 
+async def test_a_photo_of_a_great_many_pixels_is_decoded_in_little_memory(desk, folder, monkeypatch):
+    monkeypatch.setattr(documents, "MEGABYTES", 250)
+    (folder / "a.jpg").write_bytes(drawn("JPEG", (9_000, 9_000), "L"))
+    assert opened((await desk.run("read_file", path="a.jpg")).images[0]).size == (2_048, 2_048)
+
+
 async def test_an_image_is_made_as_small_as_it_has_to_be(desk, folder, monkeypatch):
     monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 60_000)
     (folder / "a.png").write_bytes(noise("PNG", (800, 600)))

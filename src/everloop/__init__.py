@@ -19,6 +19,7 @@ __all__ = [
     "MessageBus",
     "OutboundMessage",
     "SessionManager",
+    "SubagentManager",
     "Tool",
     "ToolCallRequest",
     "ToolRegistry",
@@ -29,6 +30,7 @@ __all__ = [
 TYPE_CHECKING = False  # typing's own constant would cost its import
 if TYPE_CHECKING:
     from everloop.agents.loop import AgentLoop
+    from everloop.agents.subagents import SubagentManager
     from everloop.bus import InboundMessage, MessageBus, OutboundMessage
     from everloop.config import Config
     from everloop.context.builder import ContextBuilder
@@ -47,6 +49,7 @@ _HOMES = {
     "MessageBus": "everloop.bus",
     "OutboundMessage": "everloop.bus",
     "SessionManager": "everloop.store.sessions",
+    "SubagentManager": "everloop.agents.subagents",
     "Tool": "everloop.tools.base",
     "ToolCallRequest": "everloop.providers.base",
     "ToolRegistry": "everloop.tools.registry",

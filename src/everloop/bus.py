@@ -11,6 +11,7 @@ from typing import Any, Literal
 from .log import Content, UserSaid
 from .messages import clean
 
+INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
 # A command waits for its place in the session; an urgent one does not.
 Kind = Literal["message", "command", "urgent"]
 _MAY_NAME_A_SKILL = re.compile(r"\$[a-z0-9]")
@@ -54,12 +55,12 @@ class InboundMessage:
         """Whether its text is all there is to it: nothing attached, no skill named that would have to be read
         first. What comes from inside the system loads nothing."""
         return not self.media and (
-            "$" not in self.content or self.channel == "system" or not _MAY_NAME_A_SKILL.search(self.content)
+            "$" not in self.content or self.channel in INSIDE or not _MAY_NAME_A_SKILL.search(self.content)
         )
 
     def said(self, content: Content | None = None, now: str = "") -> UserSaid:
         """The entry that it becomes; `content` has what was attached to it."""
-        inside = self.channel == "system"
+        inside = self.channel in INSIDE
         text = self.content if content is None else content
         return UserSaid(text, self.sender_id, now, inside, inside and bool(self.metadata.get("untrusted")))
 

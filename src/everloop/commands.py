@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .bus import InboundMessage, Kind
+from .bus import INSIDE, InboundMessage, Kind
 
 Name = Literal["stop", "new", "compact", "help", "status", "approve", "deny"]
 
@@ -44,7 +44,7 @@ def words_after(text: str) -> str:
 def kind_of(message: InboundMessage) -> Kind:
     """How a message enters the inbox. One from inside the system (a sub-agent's result, say) is never a command:
     what an agent wrote must not be able to approve, stop or clear anything."""
-    name = command_of(message.content) if message.channel != "system" else None
+    name = command_of(message.content) if message.channel not in INSIDE else None
     if name is None:
         return "message"
     return "urgent" if name in URGENT else "command"

@@ -31,8 +31,10 @@ from ..store.sqlite import SQLiteStore
 from ..tools.builtin import builtin_tools
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
+from ..tools.spawn import SpawnTool
 from .compactor import Compactor
 from .ports import reply
+from .subagents import SubagentManager
 from .turns import APOLOGY, TurnRunner
 
 if TYPE_CHECKING:
@@ -98,6 +100,9 @@ class AgentLoop:
         self._dispatcher.on_waiting = lambda message: self._say(message, WAITS)
         if not isinstance(bus, DurableBus):
             self._dispatcher.on_stranger = lambda: self._spawn(wake_all(self.store))
+        self.subagents = SubagentManager(self.store, self._dispatcher, self.tools, settings)
+        if settings.subagents:
+            self.tools.register(SpawnTool(self.subagents))
         own_home = settings.home if isinstance(config, Config) else home()
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home)
         self._turns = TurnRunner(
@@ -112,6 +117,7 @@ class AgentLoop:
             model=model,
             limits=Limits(rounds=max_iterations),
             compactor=self._compactor,
+            brief=self.subagents.brief,
             sender=None if isinstance(bus, DurableBus) else self._dispatcher.worker,
             hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
             on_event=on_event,
@@ -265,6 +271,7 @@ class AgentLoop:
                 for row in await self.store.urgent(self._dispatcher.worker):
                     await self._answer_urgent(row)
                 await self._dispatcher.scan()
+                self.subagents.look_again()
             except StoreError as error:  # a full or locked disk ends no worker
                 log.error("%s", error)
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, changed.set)
@@ -295,9 +302,12 @@ class AgentLoop:
             return await self._run_command(claim, live)
         if self._mcp is not None:
             await self._mcp.provide(self.tools)
-        ended, outgoing = await self._turns.run(claim, live)
-        for id, message in outgoing:
+        ended, session_log = await self._turns.run(claim, live)
+        for id, message in session_log.outgoing():
             await self._hand_out(id, message)
+        for follows in session_log.incoming:
+            self._dispatcher.kick(follows.owner, follows.session_key)
+        self.subagents.ended(claim.owner, claim.key)
         return ended.question if isinstance(ended, Parked) else ended.text
 
     async def _run_command(self, claim: Claim, live: Live) -> str:
@@ -330,7 +340,9 @@ class AgentLoop:
             case "deny":
                 return await self._decide(message, False, emit, word)
             case "stop":
-                return STOPPED if await self._stop_turn(message) else NOTHING_RUNS
+                stopped = await self._stop_turn(message)
+                children = await self.subagents.stop(message.owner, message.session_key)
+                return STOPPED if stopped or children else NOTHING_RUNS
             case "status":
                 return await self._status(message)
             case _:
@@ -371,12 +383,14 @@ class AgentLoop:
         running = f"turn {turn.id}, {len(turn.entries)} entries" if turn else "nothing"
         if info is not None and info.parked:
             running = f"turn {info.open_turn} waits for your word: /approve or /deny"
+        children = await self.subagents.running(message.owner, message.session_key)
         return "\n".join(
             (
                 f"model: {self.model or self.provider.get_default_model() or '(the provider’s default)'}",
                 f"session: {message.session_key}, {info.entries - info.history_from if info else 0} entries",
                 f"context: {self._turns.fullness(info)}",
                 f"running: {running}",
+                *(f"sub-agent {one.id}: {one.label}{'' if one.started else ' (waiting)'}" for one in children),
                 f"workspace: {self.workspace}{' (restricted)' if self.restrict_to_workspace else ''}",
             )
         )

@@ -148,12 +148,15 @@ class SessionLog:
         live: Live,
         answer: Callable[[TurnEnded], Sequence[OutboundMessage]],
         sender: str | None,
+        follow: Callable[[TurnEnded], Sequence[InboundMessage]],
     ) -> None:
         self._store = store
         self._claim = claim
         self._live = live
         self._answer = answer
         self._sender = sender
+        self._follow = follow
+        self.incoming: Sequence[InboundMessage] = ()  # what follows from the turn's end
         self._took: list[int] = []
         self._outgoing: Sequence[OutboundMessage] = ()
         self._finished: Written[Finished] | None = None
@@ -162,8 +165,8 @@ class SessionLog:
         took, self._took = self._took, []
         if not isinstance(last := entries[-1], TurnEnded):
             return self._store.append(self._claim, entries, took)
-        self._outgoing = self._answer(last)
-        self._finished = self._store.finish(self._claim, entries, self._outgoing, self._sender, took)
+        self._outgoing, self.incoming = self._answer(last), self._follow(last)
+        self._finished = self._store.finish(self._claim, entries, self._outgoing, self._sender, took, self.incoming)
         return self._finished
 
     def park(self, entries: Sequence[Entry], question: str) -> Written[Any]:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
+from .briefs import Brief, deadline
 from .compactor import Compactor, Window
 from .histories import Histories, read_conversation
 from .ports import Asking, SessionLog, Tools, reply
@@ -59,6 +60,7 @@ class TurnRunner:
     model: str | None
     limits: Limits
     compactor: Compactor
+    brief: Callable[[Claim], Awaitable[Brief | None]]  # what a turn works with that is not the agent's own
     sender: str | None  # the worker that sends the answers, where this process does
     hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
     on_event: Callable[[str, events.Event], None] | None = None
@@ -69,16 +71,24 @@ class TurnRunner:
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
 
-    async def run(self, claim: Claim, live: Live) -> tuple[TurnEnded | Parked, list[tuple[int, OutboundMessage]]]:
-        """Take the turn to its end, or to a question; with it come the rows of the outbox that are to be sent."""
+    async def run(self, claim: Claim, live: Live) -> tuple[TurnEnded | Parked, SessionLog]:
+        """Take the turn to its end, or to a question; its log knows what is to be sent now."""
         message = claim.message
+        brief = await self.brief(claim) or Brief(self.tools, self.limits)
         if self._own is None:
             self._own = await in_thread(_places, self.workspace, self.home, self.store)
-        session_log = SessionLog(self.store, claim, live, lambda ended: _answer_to(message, ended), self.sender)
         turn: Turn | None = None
+        session_log = SessionLog(
+            self.store,
+            claim,
+            live,
+            lambda ended: _answer_to(message, ended),
+            self.sender,
+            lambda ended: brief.follow(ended, turn is not None and turn.conversation.untrusted),
+        )
         try:
             assert live.system is not None
-            system = self.context.dated(await live.system, claim.began)
+            system = self.context.dated(brief.system(await live.system), claim.began)
             conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
             if not claim.entries:  # attachments and skills are read here, once, and stay in the log
                 content = await in_thread(self.context.said, message.content, message.media)
@@ -92,9 +102,10 @@ class TurnRunner:
                 turn.stop(*live.stopped)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
-            asking = Asking(self.provider, self.model, self.tools, self.compactor)
-            toolbox = self._toolbox(claim, message, conversation)
-            ended = await run_turn(turn, asking, toolbox, self.limits, Window(self.compactor, claim))
+            asking = Asking(self.provider, brief.model or self.model, brief.tools, self.compactor)
+            toolbox = self._toolbox(claim, brief.tools, conversation)
+            with deadline(turn, brief.ends_at):
+                ended = await run_turn(turn, asking, toolbox, brief.limits, Window(self.compactor, claim))
             if isinstance(ended, TurnEnded):
                 self._histories.keep(claim, conversation)
                 self.compactor.consider(claim, conversation)
@@ -107,7 +118,7 @@ class TurnRunner:
         if isinstance(ended, TurnEnded):
             await self.tools.end_turn(claim.turn)
         live.again |= session_log.more()
-        return ended, session_log.outgoing()
+        return ended, session_log
 
     async def compact(self, claim: Claim, live: Live) -> tuple[Compacted | None, str]:
         """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""
@@ -180,8 +191,8 @@ class TurnRunner:
 
         return emit
 
-    def _toolbox(self, claim: Claim, message: InboundMessage, conversation: Conversation) -> Tools:
-        own = self._own
+    def _toolbox(self, claim: Claim, tools: ToolRegistry, conversation: Conversation) -> Tools:
+        own, message = self._own, claim.message
         assert own is not None
         channel, chat_id = message.origin
         outputs = outputs_folder(self.home, claim.owner, claim.key)
@@ -202,6 +213,7 @@ class TurnRunner:
                 tainted=self.policy.taint and conversation.untrusted,
                 outputs=outputs,
                 readable=(SHIPPED,),
+                attended=message.attended,
                 scheduled=str(message.metadata.get("cron", "")),
                 may_schedule=bool(message.metadata.get("may_schedule")),
                 protected=own.protected,
@@ -212,7 +224,7 @@ class TurnRunner:
             guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
             return made if guard is None else replace(made, guard=guard)
 
-        return Tools(self.tools, self.policy, context, message.attended)
+        return Tools(tools, self.policy, context, message.attended)
 
     def _paths(self, call: Call, context: CallContext) -> Sequence[str]:
         planned = self.tools.plan(call, context)

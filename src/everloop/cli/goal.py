@@ -33,6 +33,7 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[dict[
             view(event)
 
     async with make_agent(config) as agent:
+        agent.subagents.waits = True  # when the answer is there, this process ends
         channel, chat_id = chat_of(key)
         agent.watch(key, _tell_of_earlier)
         messages = asyncio.create_task(show_messages(agent.bus, Paper(sys.stderr)))

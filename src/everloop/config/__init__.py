@@ -113,6 +113,11 @@ class Config:
     memory_limit: int = key("context", 16_000, "characters of memory/MEMORY.md", at_least=1000)
     skills_limit: int = key("context", 8_000, "characters of the list of skills", at_least=500)
 
+    subagents: int = key("agent", 8, "sub-agents that may be at work at once", at_least=0)
+    subagent_depth: int = key("agent", 2, "how deep sub-agents may start further ones", at_least=0)
+    subagent_rounds: int = key("agent", 30, "rounds a sub-agent may take", at_least=1)
+    subagent_minutes: float = key("agent", 10.0, "minutes a sub-agent may take", above=0)
+
     sandbox: Sandbox = key("sandbox", "auto", "how commands are confined", key="mode", choices=get_args(Sandbox))
     exec_timeout: float = key("sandbox", 60.0, "seconds a command takes by default", key="timeout", above=0)
     readable: tuple[str, ...] = key("sandbox", (), "further folders that commands may read")

@@ -73,6 +73,12 @@ class ToolRegistry:
         if self._tools.pop(name, None) is not None:
             self._definitions = None
 
+    def only(self, wanted: Callable[[str], bool]) -> ToolRegistry:
+        """A registry of those of these tools whose names are wanted."""
+        part = ToolRegistry(timeout=self.timeout, result_limit=self.result_limit)
+        part._tools = {name: registered for name, registered in self._tools.items() if wanted(name)}
+        return part
+
     def get(self, name: str) -> Tool | None:
         registered = self._tools.get(name)
         return registered.tool if registered else None

@@ -1,0 +1,265 @@
+"""Sub-agents: work handed to a turn in a session of its own, whose result comes back as a message.
+
+A sub-agent is an ordinary session with the key `sub:ID`. Its task is a message in the inbox, and what follows from the
+end of its turn, the report to whoever gave the task, is written with that end: so it is delivered once, whatever
+crashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..actions import Limits
+from ..bus import InboundMessage
+from ..config import Config
+from ..context.builder import PARTING
+from ..log import TurnEnded, text_of
+from ..store.base import Claim, Incoming, Store
+from ..tools.base import ToolError
+from ..tools.context import current_call
+from ..tools.registry import ToolRegistry, marked
+from .briefs import Brief
+
+CHANNEL = "sub"
+# What a sub-agent has no use for: it speaks to nobody but the agent that gave the task.
+WITHHELD = frozenset({"message", "spawn", "cron", "remember"})
+NOTE = """\
+## Your task
+
+You are a sub-agent. Another agent gives you one task; work on it alone with your tools, for nobody can be asked. Your
+final answer goes to that agent: give the result, short and complete, with paths and sources, and say plainly what you
+could not do or are not sure of."""
+REPORT = '[The sub-agent "{label}" ({id}) {how}. This is its report, and no message of the user.]'
+ADVICE = "[Go on with it: tell the user what matters in it, in your own words, unless it was only for you.]"
+HOW = {
+    "answer": "has finished",
+    "max_rounds": "was cut short after its last round",
+    "timeout": "was cut short when its time was up",
+    "repeating": "gave up",
+    "empty": "gave no answer",
+    "error": "failed",
+}
+STOPPED = "The sub-agent was stopped before it had finished."
+
+
+class Sessions(Protocol):
+    """What runs sessions."""
+
+    def kick(self, owner: str, key: str) -> None: ...
+
+    def stop_turn(self, owner: str, key: str, reason: Any, text: str) -> bool: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Running:
+    """A sub-agent that has not ended."""
+
+    id: str
+    label: str
+    session: str
+    parent: str  # the session that it was started in
+    started: bool
+
+
+class SubagentManager:
+    """Starts sub-agents, knows those that run, and stops them."""
+
+    def __init__(self, store: Store, sessions: Sessions, tools: ToolRegistry, config: Config) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._tools = tools
+        self._config = config
+        self.waits = False  # whether every sub-agent is waited for, because nobody will be there for a report
+        self._waiting: dict[tuple[str, str], list[asyncio.Event]] = {}
+        self._one_by_one = asyncio.Lock()
+        self._at_work: dict[tuple[str, str], dict[str, Any]] = {}  # by session: the facts of what runs here
+
+    async def start(self, task: str, agent: str, report: bool) -> str:
+        """Start a sub-agent for the tool call that is running."""
+        call = current_call()
+        facts = self._at_work.get((call.owner, call.session), {})
+        depth = int(facts.get("depth", 0)) + 1
+        if depth > self._config.subagent_depth:
+            raise ToolError("A sub-agent cannot start further ones from here: do it yourself.")
+        return await self.spawn(
+            task,
+            channel=call.channel,
+            chat_id=call.chat_id,
+            session=call.session,
+            owner=call.owner,
+            key=call.idempotency_key,
+            depth=depth,
+            ends_at=facts.get("ends_at"),
+            untrusted=call.tainted,
+            attended=call.attended,
+            report=report,
+        )
+
+    async def spawn(
+        self,
+        task: str,
+        *,
+        channel: str = "cli",
+        chat_id: str = "direct",
+        session: str | None = None,
+        owner: str = "me",
+        key: str = "",
+        label: str = "",
+        depth: int = 1,
+        ends_at: float | None = None,
+        untrusted: bool = False,
+        attended: bool = True,
+        report: bool = True,
+    ) -> str:
+        """Start a sub-agent and give its id; the same `key` starts one only once.
+
+        Its result comes to the chat as a message of the channel `system`, unless `report` is off.
+        """
+        id = hashlib.sha256(f"{owner}\0{key or time.time_ns()}".encode()).hexdigest()[:12]
+        parent = session or f"{channel}:{chat_id}"
+        until = time.time() + 60 * self._config.subagent_minutes
+        message = InboundMessage(
+            CHANNEL,
+            "agent",
+            id,
+            task,
+            id=f"spawn:{id}",
+            owner=owner,
+            reply=False,
+            attended=False,
+            metadata={
+                "label": label or _first_words(task),
+                "origin": f"{channel}:{chat_id}",
+                "parent": parent,
+                "depth": depth,
+                "ends_at": min(until, ends_at or until),
+                "untrusted": untrusted,
+                "attended": attended,  # of the chat: a sub-agent itself asks nobody
+                "report": report,
+            },
+        ).addressed()
+        async with self._one_by_one:  # so that two at once do not both find the last free place
+            await self._make_room(message)
+            await self._store.accept(message)
+        self._sessions.kick(owner, message.session_key)
+        return id
+
+    async def result(self, id: str, owner: str = "me") -> str:
+        """Wait for a sub-agent to end; what it says."""
+        key, done = f"{CHANNEL}:{id}", asyncio.Event()
+        waiting = self._waiting.setdefault((owner, key), [])
+        waiting.append(done)
+        try:
+            while (text := await self._outcome(owner, key)) is None:
+                done.clear()
+                await done.wait()
+            return text
+        finally:
+            waiting.remove(done)
+            if not waiting:
+                self._waiting.pop((owner, key), None)
+
+    async def running(self, owner: str = "me", parent: str | None = None) -> list[Running]:
+        """The sub-agents that have not ended, of a session or of all."""
+        rows = await self._store.unfinished(owner, CHANNEL)
+        found = [_running(row) for row in rows]
+        return [one for one in found if parent is None or one.parent == parent]
+
+    async def stop(self, owner: str, parent: str) -> int:
+        """End all sub-agents of a session, and theirs; how many."""
+        stopped = 0
+        for one in await self.running(owner, parent):
+            self._sessions.kick(owner, one.session)
+            stopped += self._sessions.stop_turn(owner, one.session, "cancelled", STOPPED)
+            stopped += await self.stop(owner, one.session)
+        return stopped
+
+    def ended(self, owner: str, key: str) -> None:
+        """A turn of this session has ended: whoever waits for it looks again."""
+        self._at_work.pop((owner, key), None)
+        for event in self._waiting.get((owner, key), ()):
+            event.set()
+
+    def look_again(self) -> None:
+        """Something may have ended in another process."""
+        for events in self._waiting.values():
+            for event in events:
+                event.set()
+
+    async def brief(self, claim: Claim) -> Brief | None:
+        """What the turn of a sub-agent works with; None for any other."""
+        message = claim.message
+        if message.channel != CHANNEL:
+            return None
+        self._at_work[claim.owner, claim.key] = message.metadata
+        return Brief(
+            tools=self._tools.only(lambda name: name not in WITHHELD),
+            limits=Limits(rounds=self._config.subagent_rounds),
+            system=lambda standing: f"{standing}{PARTING}{NOTE}",
+            ends_at=message.metadata.get("ends_at"),
+            follow=lambda ended, untrusted: report(message, ended, untrusted),
+        )
+
+    async def _make_room(self, message: InboundMessage) -> None:
+        """Refuse one too many. One that is there already is started only once anyway."""
+        running = await self.running(message.owner)
+        if any(one.id == message.chat_id for one in running):
+            return
+        if len(running) >= self._config.subagents:
+            names = ", ".join(one.label for one in running[:8])
+            raise ToolError(
+                f"{len(running)} sub-agents are at work already ({names}), and that is the most: wait until one of "
+                "them has reported, or do it yourself."
+            )
+
+    async def _outcome(self, owner: str, key: str) -> str | None:
+        """What a sub-agent said at its end; None while it has none."""
+        info = await self._store.session(owner, key)
+        if info is None or any(row.session == info.id for row in await self._store.unfinished(owner, CHANNEL)):
+            return None
+        turns = await self._store.turns(owner, session=info.id, limit=1)
+        entries = [one.entry for one in await self._store.read_turn(info.id, turns[0].first_seq)] if turns else []
+        ended = next((entry for entry in reversed(entries) if isinstance(entry, TurnEnded)), None)
+        if ended is None:
+            return None
+        return (
+            ended.text if ended.reason == "answer" else f"The sub-agent {HOW.get(ended.reason, 'ended')}. {ended.text}"
+        )
+
+
+def report(message: InboundMessage, ended: TurnEnded, untrusted: bool) -> Sequence[InboundMessage]:
+    """The message that tells the agent which gave the task how it ended; none when somebody stopped it."""
+    facts = message.metadata
+    if ended.reason in ("cancelled", "replaced", "abandoned") or not facts.get("report", True):
+        return ()
+    head = REPORT.format(label=facts.get("label"), id=message.chat_id, how=HOW.get(ended.reason, "has ended"))
+    text = ended.text.strip() or "(nothing)"
+    content = "\n\n".join([head, marked(text, "sub-agent") if untrusted else text, ADVICE])
+    told = InboundMessage(
+        "system",
+        f"{CHANNEL}:{message.chat_id}",
+        str(facts.get("origin", "cli:direct")),
+        content,
+        id=f"report:{message.chat_id}",
+        owner=message.owner,
+        session=str(facts["parent"]) if facts.get("parent") else None,
+        attended=bool(facts.get("attended", True)),
+        metadata={"untrusted": untrusted, "subagent": message.chat_id},
+    )
+    return [told.addressed()]
+
+
+def _running(row: Incoming) -> Running:
+    facts = row.message.metadata
+    label, parent = str(facts.get("label", "")), str(facts.get("parent", ""))
+    return Running(row.message.chat_id, label, row.message.session_key, parent, row.turn is not None)
+
+
+def _first_words(task: str) -> str:
+    words = " ".join(text_of(task).split())
+    return words if len(words) <= 60 else f"{words[:59].rstrip()}…"

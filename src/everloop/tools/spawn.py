@@ -1,0 +1,62 @@
+"""`spawn`: hands a piece of work to a sub-agent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+from .base import Plan, Tool, ToolError
+from .context import current_call
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "task": {
+            "type": "string",
+            "minLength": 1,
+            "description": "What to do, with all that must be known for it: the sub-agent sees nothing else.",
+        },
+        "agent": {"type": "string", "description": "One of the agents that are defined; left out: a general one."},
+        "wait": {"type": "boolean", "description": "Wait for the result, instead of being told later."},
+    },
+    "required": ["task"],
+}
+
+
+class Starts(Protocol):
+    """What starts sub-agents and waits for them."""
+
+    waits: bool
+
+    async def start(self, task: str, agent: str, report: bool) -> str: ...
+
+    async def result(self, id: str, owner: str) -> str: ...
+
+
+class SpawnTool(Tool):
+    """Starts a sub-agent, once for each call, also when a crash cuts the call off."""
+
+    name = "spawn"
+    description = (
+        "Give a task to a sub-agent that works beside you, with its own tools and without seeing this conversation. "
+        "You are told its result by a later message; with wait, it is the result of this call. Good for work that "
+        "takes long or reads much, and for several independent pieces at once."
+    )
+    parameters = PARAMETERS
+    replay = "safe"  # the same call starts the same sub-agent
+    timeout = math.inf  # a sub-agent has a time limit of its own
+
+    def __init__(self, starts: Starts) -> None:
+        self._starts = starts
+
+    async def execute(self, task: str, agent: str = "", wait: bool = False) -> str:
+        wait = wait or self._starts.waits
+        id = await self._starts.start(task, agent, not wait)
+        if not wait:
+            return f"The sub-agent {id} is at work. Its result comes as a later message; do not wait for it."
+        return await self._starts.result(id, current_call().owner)
+
+    def plan(self, arguments: dict[str, Any]) -> Plan:
+        if not arguments["task"].strip():
+            raise ToolError("There is no task.")
+        return Plan(shown=f"spawn {arguments.get('agent') or 'a sub-agent'}:\n{arguments['task']}")

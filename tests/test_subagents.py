@@ -263,7 +263,7 @@ async def test_what_it_read_outside_taints_the_agent_that_is_told(house):
     model = Both(steps, [call("page"), report])
     agent = house.start(model)
     agent.tools.register(page)
-    await agent.bus.publish_inbound(InboundMessage("test", "user", "1", "read it", attended=False))
+    await say(agent, "read it")
     await hear(agent)
     assert "May I do this?" in (await hear(agent))[2]  # a report is attended, as the chat is
     results = [

@@ -368,4 +368,4 @@ async def test_usage_that_the_provider_counts_calibrates_the_estimate(tmp_path):
     async with agent(tmp_path, model, window=400_000) as loop:
         await fill(loop, 2, size=200)
         before = loop._compactor._meter.ratio("scripted")
-    assert before > 0.6  # a token a character, where one in four is usual
+    assert before > 0.45  # a token a character, where one in four is usual

@@ -16,7 +16,18 @@ from everloop.testing import ScriptedProvider, call, check_conversation
 
 from .loop.chat import Gate, until
 
-TASK = "You are a sub-agent"
+CHILDREN = ("You are a sub-agent", "Nobody is there to answer questions")
+COUNTER = """---
+name: counter
+description: Counts things.
+inputs: {type: object, properties: {what: {type: string}}, required: [what]}
+tools: [list_dir]
+query: Count the ${what}.
+max_turns: 2
+output_schema: {type: object, properties: {count: {type: integer}}, required: [count]}
+---
+You count ${what}.
+"""
 
 
 class Both(ScriptedProvider):
@@ -29,7 +40,7 @@ class Both(ScriptedProvider):
 
     async def _answer_one(self, messages: Any, tools: Any) -> Any:
         assert check_conversation(messages, strict=True) == []
-        who = "child" if TASK in messages[0]["content"] else "parent"
+        who = "child" if any(mark in messages[0]["content"] for mark in CHILDREN) else "parent"
         self.asked[who].append((messages, [one["function"]["name"] for one in tools or ()]))
         script = self.child if who == "child" else self.parent
         step = script.pop(0) if script else "nothing more"
@@ -290,6 +301,89 @@ async def test_addresses_in_a_task_are_not_the_users(house):
     assert len(denied) == 1
     assert '"status":"error"' in denied[0]
     assert "untrusted" in denied[0]
+
+
+def define(house: House, text: str = COUNTER) -> None:
+    folder = house.folder / "work" / "agents"
+    folder.mkdir(parents=True)
+    (folder / "counter.md").write_text(text)
+
+
+async def test_a_defined_agent_works_with_its_tools_and_is_then_asked_for_its_result(house):
+    define(house)
+    child = [call("list_dir", path="."), "I have counted.", "It is {}", 'well: {"count": 3}']
+    model = Both([call("spawn", task="beans", agent="counter"), "ok", "three"], child)
+    agent = house.start(model)
+    await say(agent, "count")
+    await hear(agent)
+    assert (await hear(agent))[2] == "three"
+    asked = model.asked["child"]
+    assert "You count beans." in asked[0][0][0]["content"]
+    assert asked[0][0][-1]["content"] == "Count the beans."
+    assert [tools for _, tools in asked] == [["list_dir"], ["list_dir"], [], []]
+    assert "does not fit" in asked[3][0][-1]["content"]
+    told = model.asked["parent"][-1][0][-1]["content"]
+    assert '{"count": 3}' in told
+    assert "has finished" in told
+    assert await silent(agent)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+async def test_one_that_a_limit_cut_short_has_one_turn_for_what_it_has(house, wait):
+    define(house)
+    steps = [call("list_dir", path="."), call("list_dir", path="agents"), "two at least"]
+    parent = [call("spawn", task="beans", agent="counter", wait=wait), "ok", "I see"]
+    model = Both(parent, steps)
+    agent = house.start(model)
+    await say(agent, "count")
+    await hear(agent)
+    if not wait:
+        await hear(agent)
+    told = str(model.asked["parent"][-1][0][-1]["content"])
+    assert "two at least" in told
+    assert "cut short" in told
+    assert model.asked["child"][-1][1] == []
+
+
+async def test_one_that_never_gives_a_result_that_fits_is_told_as_failed(house):
+    define(house)
+    model = Both([call("spawn", task="beans", agent="counter"), "ok", "sorry"], ["done", "a", "b", "c", "d", "NEVER"])
+    agent = house.start(model)
+    await say(agent, "count")
+    await hear(agent)
+    assert (await hear(agent))[2] == "sorry"
+    assert "failed" in model.asked["parent"][-1][0][-1]["content"]
+    assert len(model.asked["child"]) == 5
+
+
+async def test_a_restart_between_the_phases_goes_on_with_the_definition_as_it_was(house):
+    define(house)
+    gate = Gate("never")
+    agent = house.start(Both([call("spawn", task="beans", agent="counter"), "ok"], ["counted", gate]))
+    await say(agent, "count")
+    await hear(agent)
+    await gate.reached.wait()
+    await house.stop()
+    (house.folder / "work/agents/counter.md").unlink()
+    model = Both(["three"], ['{"count": 3}'])
+    agent = house.start(model)
+    assert (await hear(agent))[2] == "three"
+    assert "You count beans." in model.asked["child"][0][0][0]["content"]
+    assert await silent(agent)
+
+
+async def test_an_agent_that_is_not_there_or_is_broken_is_an_error_that_names_it(house):
+    define(house, COUNTER.replace("query:", "qeury:"))
+    calls = [call("spawn", task="x", agent="counter"), call("spawn", task="x", agent="inspector")]
+    model = Both([calls, "ok"], [])
+    agent = house.start(model)
+    await say(agent, "go")
+    await hear(agent)
+    broken, unknown = (m["content"] for m in model.asked["parent"][-1][0] if m["role"] == "tool")
+    assert "agents/counter.md:6" in broken
+    assert "inspector" in unknown
+    assert "investigator" in unknown
+    assert await house.children() == []
 
 
 async def test_the_manager_is_there_for_programs(house):

@@ -100,7 +100,9 @@ class AgentLoop:
         self._dispatcher.on_waiting = lambda message: self._say(message, WAITS)
         if not isinstance(bus, DurableBus):
             self._dispatcher.on_stranger = lambda: self._spawn(wake_all(self.store))
-        self.subagents = SubagentManager(self.store, self._dispatcher, self.tools, settings)
+        self.subagents = SubagentManager(
+            self.store, self._dispatcher, self.tools, settings, lambda: self._turns.reach()
+        )
         if settings.subagents:
             self.tools.register(SpawnTool(self.subagents))
         own_home = settings.home if isinstance(config, Config) else home()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,14 +18,19 @@ from ..actions import Limits
 from ..bus import InboundMessage
 from ..config import Config
 from ..context.builder import PARTING
-from ..log import TurnEnded, text_of
+from ..log import TurnEnded
+from ..sandbox.reach import Reach
 from ..store.base import Claim, Incoming, Store
 from ..tools.base import ToolError
 from ..tools.context import current_call
-from ..tools.registry import ToolRegistry, marked
+from ..tools.registry import ToolRegistry
+from ..tools.threads import in_thread
+from . import phases
 from .briefs import Brief
+from .definition_files import read_definitions
+from .definitions import AgentDefinition, DefinitionError
+from .phases import CHANNEL, HOW, LIMITS, report
 
-CHANNEL = "sub"
 # What a sub-agent has no use for: it speaks to nobody but the agent that gave the task.
 WITHHELD = frozenset({"message", "spawn", "cron", "remember"})
 NOTE = """\
@@ -34,16 +39,6 @@ NOTE = """\
 You are a sub-agent. Another agent gives you one task; work on it alone with your tools, for nobody can be asked. Your
 final answer goes to that agent: give the result, short and complete, with paths and sources, and say plainly what you
 could not do or are not sure of."""
-REPORT = '[The sub-agent "{label}" ({id}) {how}. This is its report, and no message of the user.]'
-ADVICE = "[Go on with it: tell the user what matters in it, in your own words, unless it was only for you.]"
-HOW = {
-    "answer": "has finished",
-    "max_rounds": "was cut short after its last round",
-    "timeout": "was cut short when its time was up",
-    "repeating": "gave up",
-    "empty": "gave no answer",
-    "error": "failed",
-}
 STOPPED = "The sub-agent was stopped before it had finished."
 
 
@@ -69,11 +64,15 @@ class Running:
 class SubagentManager:
     """Starts sub-agents, knows those that run, and stops them."""
 
-    def __init__(self, store: Store, sessions: Sessions, tools: ToolRegistry, config: Config) -> None:
+    def __init__(
+        self, store: Store, sessions: Sessions, tools: ToolRegistry, config: Config, reach: Callable[[], Reach]
+    ) -> None:
+        """`reach` says which files may be read for definitions; it is asked off the event loop."""
         self._store = store
         self._sessions = sessions
         self._tools = tools
         self._config = config
+        self._reach = reach
         self.waits = False  # whether every sub-agent is waited for, because nobody will be there for a report
         self._waiting: dict[tuple[str, str], list[asyncio.Event]] = {}
         self._one_by_one = asyncio.Lock()
@@ -86,8 +85,10 @@ class SubagentManager:
         depth = int(facts.get("depth", 0)) + 1
         if depth > self._config.subagent_depth:
             raise ToolError("A sub-agent cannot start further ones from here: do it yourself.")
+        definition = await in_thread(self._defined, agent) if agent else None
         return await self.spawn(
             task,
+            definition=definition,
             channel=call.channel,
             chat_id=call.chat_id,
             session=call.session,
@@ -104,6 +105,7 @@ class SubagentManager:
         self,
         task: str,
         *,
+        definition: AgentDefinition | None = None,
         channel: str = "cli",
         chat_id: str = "direct",
         session: str | None = None,
@@ -118,22 +120,26 @@ class SubagentManager:
     ) -> str:
         """Start a sub-agent and give its id; the same `key` starts one only once.
 
-        Its result comes to the chat as a message of the channel `system`, unless `report` is off.
+        With a definition it is that agent, and the task is its input. Its result comes to the chat as a message of the
+        channel `system`, unless `report` is off.
         """
         id = hashlib.sha256(f"{owner}\0{key or time.time_ns()}".encode()).hexdigest()[:12]
         parent = session or f"{channel}:{chat_id}"
-        until = time.time() + 60 * self._config.subagent_minutes
+        minutes = definition.max_time_minutes if definition is not None else self._config.subagent_minutes
+        until = time.time() + 60 * minutes
+        content, terms = phases.begin(definition, task) if definition is not None else (task, {})
         message = InboundMessage(
             CHANNEL,
             "agent",
             id,
-            task,
+            content,
             id=f"spawn:{id}",
             owner=owner,
             reply=False,
             attended=False,
             metadata={
-                "label": label or _first_words(task),
+                **terms,
+                "label": label or (definition.name if definition is not None else _first_words(task)),
                 "origin": f"{channel}:{chat_id}",
                 "parent": parent,
                 "depth": depth,
@@ -197,6 +203,8 @@ class SubagentManager:
         if message.channel != CHANNEL:
             return None
         self._at_work[claim.owner, claim.key] = message.metadata
+        if (definition := phases.definition_of(message)) is not None:
+            return phases.brief(message, definition, self._tools)
         return Brief(
             tools=self._tools.only(lambda name: name not in WITHHELD),
             limits=Limits(rounds=self._config.subagent_rounds),
@@ -204,6 +212,12 @@ class SubagentManager:
             ends_at=message.metadata.get("ends_at"),
             follow=lambda ended, untrusted: report(message, ended, untrusted),
         )
+
+    def _defined(self, name: str) -> AgentDefinition:
+        try:
+            return read_definitions(self._reach()).get(name)
+        except DefinitionError as error:
+            raise ToolError(f"{error}.") from None
 
     async def _make_room(self, message: InboundMessage) -> None:
         """Refuse one too many. One that is there already is started only once anyway."""
@@ -222,36 +236,12 @@ class SubagentManager:
         info = await self._store.session(owner, key)
         if info is None or any(row.session == info.id for row in await self._store.unfinished(owner, CHANNEL)):
             return None
-        turns = await self._store.turns(owner, session=info.id, limit=1)
-        entries = [one.entry for one in await self._store.read_turn(info.id, turns[0].first_seq)] if turns else []
-        ended = next((entry for entry in reversed(entries) if isinstance(entry, TurnEnded)), None)
-        if ended is None:
+        entries = [one.entry for one in await self._store.read_log(info.id)]
+        ends = [entry for entry in entries if isinstance(entry, TurnEnded)]
+        if not ends:
             return None
-        return (
-            ended.text if ended.reason == "answer" else f"The sub-agent {HOW.get(ended.reason, 'ended')}. {ended.text}"
-        )
-
-
-def report(message: InboundMessage, ended: TurnEnded, untrusted: bool) -> Sequence[InboundMessage]:
-    """The message that tells the agent which gave the task how it ended; none when somebody stopped it."""
-    facts = message.metadata
-    if ended.reason in ("cancelled", "replaced", "abandoned") or not facts.get("report", True):
-        return ()
-    head = REPORT.format(label=facts.get("label"), id=message.chat_id, how=HOW.get(ended.reason, "has ended"))
-    text = ended.text.strip() or "(nothing)"
-    content = "\n\n".join([head, marked(text, "sub-agent") if untrusted else text, ADVICE])
-    told = InboundMessage(
-        "system",
-        f"{CHANNEL}:{message.chat_id}",
-        str(facts.get("origin", "cli:direct")),
-        content,
-        id=f"report:{message.chat_id}",
-        owner=message.owner,
-        session=str(facts["parent"]) if facts.get("parent") else None,
-        attended=bool(facts.get("attended", True)),
-        metadata={"untrusted": untrusted, "subagent": message.chat_id},
-    )
-    return [told.addressed()]
+        reason = next((end.reason for end in ends if end.reason in LIMITS), ends[-1].reason)
+        return ends[-1].text if reason == "answer" else f"The sub-agent {HOW.get(reason, 'ended')}. {ends[-1].text}"
 
 
 def _running(row: Incoming) -> Running:
@@ -261,5 +251,5 @@ def _running(row: Incoming) -> Running:
 
 
 def _first_words(task: str) -> str:
-    words = " ".join(text_of(task).split())
+    words = " ".join(task.split())
     return words if len(words) <= 60 else f"{words[:59].rstrip()}…"

@@ -16,7 +16,10 @@ PARAMETERS = {
             "minLength": 1,
             "description": "What to do, with all that must be known for it: the sub-agent sees nothing else.",
         },
-        "agent": {"type": "string", "description": "One of the agents that are defined; left out: a general one."},
+        "agent": {
+            "type": "string",
+            "description": "investigator (reads code), researcher (reads the web), or one of agents/.",
+        },
         "wait": {"type": "boolean", "description": "Wait for the result, instead of being told later."},
     },
     "required": ["task"],

@@ -1,0 +1,282 @@
+"""When scheduled work is due: pure arithmetic on instants, in seconds since 1970.
+
+Cron fields are read and matched by cronsim, on clock times without a zone; what the change between summer and winter
+time does to them is decided here. Zones are read from files: call these functions in a thread.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import assert_never
+
+from .zones import BadSchedule, local_name, zone
+
+LONGEST_EVERY = 366 * 86400
+FARTHEST_AT = 100 * 366 * 86400
+LONGEST_EXPRESSION = 200
+SOME_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - cronsim is given clock times without a zone
+DAY_AND_MORE = 25 * 3600  # no clock is put back by more
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_UNIT = r"(?:(s)(?:ec(?:ond)?s?)?|(m)(?:in(?:ute)?s?)?|(h)(?:ours?|rs?)?|(d)(?:ays?)?|(w)(?:eeks?)?)"
+_PART = re.compile(rf"(\d{{1,9}}) ?{_UNIT}(?![a-z])(?:,? ?(?:and )?)", re.ASCII)
+_CLOCK = re.compile(r"(?:(today|tomorrow),? ?)?(?:at )?(\d{1,2}):(\d\d)", re.ASCII)
+_DATE_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d[tT ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)? ?(?:[zZ]|[+-]\d\d(?::?\d\d)?)?", re.ASCII
+)
+
+
+@dataclass(slots=True, frozen=True)
+class At:
+    """Once."""
+
+    at: int
+    tz: str = ""  # for words only
+
+
+@dataclass(slots=True, frozen=True)
+class Every:
+    """Again and again, by elapsed time from an anchor, so that it never drifts."""
+
+    seconds: int
+    anchor: int
+
+
+@dataclass(slots=True, frozen=True)
+class Cron:
+    """By the calendar and the clocks of a zone."""
+
+    expression: str
+    tz: str = ""
+
+
+Schedule = At | Every | Cron
+
+
+# ---------------------------------------------------------------------------------------------- arithmetic
+
+
+def next_after(schedule: Schedule, after: float) -> float | None:
+    """The first instant strictly after this one at which it is due; None when it is over."""
+    whole = math.floor(after)  # slots are whole seconds
+    match schedule:
+        case At(at):
+            return at if at > whole else None
+        case Every(seconds, anchor):
+            return anchor + max(1, (whole - anchor) // seconds + 1) * seconds
+        case Cron(expression, tz):
+            fixed = _is_fixed(expression)
+            return _next_fixed(expression, tz, whole) if fixed else _next_running(expression, tz, whole)
+        case _:
+            assert_never(schedule)
+
+
+def latest_until(schedule: Schedule, since: float, until: float) -> float:
+    """The last slot that is not after `until`, given that it was due at `since`. So it is no matter how many slots were
+    missed: they are never counted through."""
+    if isinstance(schedule, Every):
+        return schedule.anchor + max(1, (math.floor(until) - schedule.anchor) // schedule.seconds) * schedule.seconds
+    before, beyond = math.floor(since) - 1, math.floor(until)
+    found = next_after(schedule, before)
+    while found is not None and found <= until and beyond - before > 1:
+        middle = (before + beyond) // 2
+        later = next_after(schedule, middle)
+        if later is not None and later <= until:
+            before, found = middle, later
+        else:
+            beyond = middle
+    # The rules of a zone may have changed since then, so that `since` is no slot any more: then it is the one.
+    return since if found is None or found > until else found
+
+
+def _is_fixed(expression: str) -> bool:
+    """Whether it names clock times, such as 2:30, rather than going on from hour to hour or minute to minute."""
+    minute, hour, *_ = expression.split()
+    return not minute.startswith("*") and not hour.startswith("*")
+
+
+def _next_fixed(expression: str, tz: str, after: int) -> float | None:
+    """A clock time that is skipped is due when the clocks are put forward, one that comes twice the first time."""
+    from cronsim import CronSim
+
+    place = zone(tz)
+    for wall in CronSim(expression, place.wall(after)):
+        if (at := place.first(wall)) > after:
+            return at
+    return None
+
+
+def _next_running(expression: str, tz: str, after: int) -> float | None:
+    """Due whenever the clocks show a time that matches: what is skipped is not due, what comes twice is due twice."""
+    from cronsim import CronSim
+
+    place = zone(tz)
+    # Where the clocks are put back soon, times that they show already come once more.
+    back = place.wall(after) - place.wall(after + DAY_AND_MORE) + timedelta(seconds=DAY_AND_MORE)
+    again: float | None = None
+    for wall in CronSim(expression, place.wall(after) - max(back, timedelta(0))):
+        instants = place.instants(wall)
+        if not instants:
+            continue
+        if again is not None and instants[0] >= again:
+            return again
+        if instants[0] > after:
+            return instants[0]
+        if instants[-1] > after and again is None:
+            again = instants[-1]
+    return again
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def parse_schedule(
+    *,
+    at: str | None = None,
+    every: str | float | None = None,
+    cron: str | None = None,
+    tz: str | None = None,
+    now: float,
+    shortest: int = 1,
+) -> Schedule:
+    """What a person or a model wrote, as a schedule; `shortest` is the least number of seconds for `every`."""
+    given = [name for name, value in (("at", at), ("every", every), ("cron", cron)) if value not in (None, "")]
+    if len(given) != 1:
+        wrong = f"{' and '.join(given)} are given" if given else "nothing is given"
+        raise BadSchedule(f"say when with exactly one of at, every and cron: {wrong}")
+    if every is not None and given == ["every"]:
+        return Every(_every(every, shortest), math.ceil(now))
+    name = tz or local_name()
+    zone(name)  # an unknown one is an error
+    return _at(at.strip(), name, now, tz) if at and given == ["at"] else _cron(cron or "", name, now)
+
+
+def duration(text: str) -> int | None:
+    """The seconds of a text like "20m", "1h30m" or "2 days"; None if it is none."""
+    text, seconds, found = " ".join(text.lower().split()), 0, 0
+    place, seen = 0, set()
+    while place < len(text) and (part := _PART.match(text, place)):
+        unit = next(unit for unit in part.groups()[1:] if unit)
+        if unit in seen:
+            return None
+        seen.add(unit)
+        seconds, place, found = seconds + int(part[1]) * _UNITS[unit], part.end(), found + 1
+    return seconds if found and place == len(text) and text[-1].isalpha() else None
+
+
+def _every(every: str | float, shortest: int) -> int:
+    text = str(every).strip().lower().removeprefix("every ")
+    seconds = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else duration(text)
+    if seconds is None:
+        raise BadSchedule(f'every: "{str(every)[:60]}" is no span of time: write it like 10m, 1h30m or 2 days')
+    if not shortest <= seconds <= LONGEST_EVERY:
+        raise BadSchedule(f"every: at least {span(shortest)} and at most {span(LONGEST_EVERY)}, not {span(seconds)}")
+    return seconds
+
+
+def _at(text: str, tz: str, now: float, asked: str | None) -> At:
+    seconds = duration(text.lower().removeprefix("in "))
+    found = now + seconds if seconds is not None else _clock_time(text, tz, now)
+    if found is None:
+        found = _date_time(text, tz, asked)
+    at = math.ceil(found)
+    if at <= now:
+        raise BadSchedule(f'at: "{text}" has passed: it is now {moment(now, tz)}')
+    if at > now + FARTHEST_AT:
+        raise BadSchedule(f'at: "{text[:60]}" is more than 100 years away')
+    return At(at, tz)
+
+
+def _clock_time(text: str, tz: str, now: float) -> float | None:
+    """18:00 (the next one), today 18:00, tomorrow at 9:00."""
+    found = _CLOCK.fullmatch(" ".join(text.lower().split()))
+    if found is None or int(found[2]) > 23 or int(found[3]) > 59:
+        return None
+    today = zone(tz).wall(now).replace(hour=int(found[2]), minute=int(found[3]), second=0, microsecond=0)
+    if found[1] == "tomorrow" or (found[1] is None and zone(tz).first(today) <= now):
+        today += timedelta(days=1)
+    return zone(tz).first(today)
+
+
+def _date_time(text: str, tz: str, asked: str | None) -> float:
+    """A date with a time; its own offset, if it has one, must be that of the zone that was asked for."""
+    try:
+        if _DATE_TIME.fullmatch(text) is None:
+            raise ValueError
+        found = datetime.fromisoformat(text.upper().replace(" +", "+").replace(" -", "-").replace(" Z", "Z"))
+    except ValueError:
+        raise BadSchedule(
+            f'at: "{text[:60]}" is no time that I can read for sure: write it like 2031-05-02T18:00, "in 20 minutes", '
+            '"18:00" or "tomorrow 9:00"'
+        ) from None
+    try:
+        if found.tzinfo is None:
+            return zone(tz).first(found)
+        at = found.timestamp()
+        if asked and zone(tz).wall(at) != found.replace(tzinfo=None):
+            shown = zone(tz).wall(at).strftime("%Y-%m-%d %H:%M")
+            raise BadSchedule(f'at: "{text}" is {shown} in {tz}: leave out the offset or tz, whichever is wrong')
+        return at
+    except (OverflowError, ValueError, OSError):
+        raise BadSchedule(f'at: "{text}" is beyond what a clock can show: name a nearer year') from None
+
+
+def _cron(text: str, tz: str, now: float) -> Cron:
+    expression = " ".join(text.split())
+    check_expression(expression)
+    schedule = Cron(expression, tz)
+    if next_after(schedule, now) is None:
+        raise BadSchedule(f'cron: "{expression}" never comes: there is no such day in 50 years')
+    return schedule
+
+
+def check_expression(expression: str) -> None:
+    """Refuse what is no cron expression of five fields."""
+    from cronsim import CronSim, CronSimError
+
+    wrong = ""
+    if len(expression.split()) != 5 or len(expression) > LONGEST_EXPRESSION:
+        wrong = "it needs five fields: minute, hour, day of the month, month, day of the week"
+    else:
+        try:
+            CronSim(expression, SOME_DAY)
+        except (CronSimError, ValueError, AssertionError, TypeError) as error:
+            wrong = f"{str(error).lower() or 'bad field'}; fields are like 0, */15, 8-17, 1,15 or MON-FRI"
+    if wrong:
+        raise BadSchedule(f'cron: "{expression[:60]}" cannot be read: {wrong}')
+
+
+# ---------------------------------------------------------------------------------------------- words
+
+
+def in_words(schedule: Schedule) -> str:
+    """For a person: once at …, every …, or the cron expression with what it means."""
+    match schedule:
+        case At(at, tz):
+            return f"once, {moment(at, tz)}"
+        case Every(seconds):
+            return f"every {span(seconds)}"
+        case Cron(expression, tz):
+            from cronsim import CronSim
+
+            meaning = CronSim(expression, SOME_DAY).explain()
+            return f"{meaning} ({expression}{', ' + tz if tz else ''})"
+        case _:
+            assert_never(schedule)
+
+
+def moment(at: float, tz: str = "") -> str:
+    """An instant as the clocks of a zone show it."""
+    return zone(tz).wall(at).strftime("%A, %Y-%m-%d %H:%M") + (f" ({tz})" if tz else "")
+
+
+def span(seconds: int) -> str:
+    """A number of seconds in few words: 1 h 30 min."""
+    parts = []
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, seconds = divmod(seconds, size)
+        parts += [f"{count} {name}"] if count else []
+    return " ".join(parts) or "0 s"

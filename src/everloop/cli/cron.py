@@ -1,0 +1,118 @@
+"""`everloop cron`: scheduled work, added, listed, removed, or run at once."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ..agents.cron import CronService
+from ..agents.jobs import Job
+from ..config import Config
+from ..errors import EverloopError
+from .common import OWNER, chat_of, load_config, session_key
+from .paper import as_json, harmless, one_line
+
+NEEDS_SOMEBODY = "It fires while `everloop` or `everloop worker` runs on this store."
+
+
+def command(options: argparse.Namespace) -> int:
+    config = load_config(options)
+    return asyncio.run(ACTIONS[options.action](config, options))
+
+
+@contextlib.asynccontextmanager
+async def _service(config: Config) -> AsyncIterator[CronService]:
+    from ..store.sqlite import SQLiteStore
+
+    store = SQLiteStore(config.store)
+    try:
+        yield CronService(store, owner=OWNER)
+    finally:
+        await store.close()
+
+
+async def _add(config: Config, options: argparse.Namespace) -> int:
+    from ..dispatch.neighbours import wake_all
+
+    key = session_key(options, "cli:direct")
+    channel, chat_id = chat_of(key)
+    when = {"at": options.at, "every": options.every, "cron": options.cron, "tz": options.tz}
+    async with _service(config) as service:
+        job = await service.add(options.message, **when, channel=channel, chat_id=chat_id, session=key)
+        await wake_all(service.store)  # those who serve it look at once
+    print(job.id)
+    print(f"{job.words}; first on {job.next_words}, in the session {harmless(key)}. {NEEDS_SOMEBODY}")
+    return 0
+
+
+async def _list(config: Config, options: argparse.Namespace) -> int:
+    jobs: list[Job] = []
+    if config.store.exists():
+        async with _service(config) as service:
+            jobs = await service.list()
+    if options.json:
+        for job in jobs:
+            print(as_json(_plain(job)))
+    elif jobs:
+        print(_table(jobs))
+    else:
+        print('everloop: nothing is scheduled: `everloop cron add "message" --every 1h` adds a job', file=sys.stderr)
+    return 0
+
+
+async def _remove(config: Config, options: argparse.Namespace) -> int:
+    if config.store.exists():
+        async with _service(config) as service:
+            if await service.remove(options.id):
+                print(f"Removed {options.id}.")
+                return 0
+    raise _unknown(options.id)
+
+
+async def _run(config: Config, options: argparse.Namespace) -> int:
+    if config.store.exists():
+        async with _service(config) as service:
+            if await service.run(options.id):
+                print(f"{options.id} is in the inbox of its session: `everloop worker` runs it, if none does yet.")
+                return 0
+    raise _unknown(options.id)
+
+
+ACTIONS = {"add": _add, "list": _list, "remove": _remove, "run": _run}
+
+
+def _unknown(id: str) -> EverloopError:
+    return EverloopError(f'there is no job "{id[:60]}": `everloop cron list` shows the ids')
+
+
+def _plain(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "schedule": job.words,
+        "next_due": job.next_due,
+        "last_fired": job.last_fired,
+        "session": job.session_key,
+        "channel": job.channel,
+        "chat_id": job.chat_id,
+        "message": job.message,
+        "name": job.name,
+    }
+
+
+def _table(jobs: list[Job]) -> str:
+    rows = [("id", "next", "last", "session", "schedule", "message")]
+    for job in jobs:
+        last = _minute(job.last_fired) if job.last_fired is not None else ""
+        where = harmless(job.session_key)
+        rows.append((job.id, _minute(job.next_due), last, where, job.words, one_line(job.message, 60)))
+    wide = [max(len(row[column]) for row in rows) for column in range(6)]
+    return "\n".join("  ".join(f"{cell:<{wide[n]}}" for n, cell in enumerate(row)).rstrip() for row in rows)
+
+
+def _minute(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -1,0 +1,119 @@
+"""`cron`: work that the agent schedules for itself, as messages that come later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import EverloopError, StoreError
+from .base import Plan, Tool, ToolError
+from .context import current_call
+from .threads import in_thread
+
+if TYPE_CHECKING:
+    from ..agents.cron import CronService
+    from ..agents.jobs import Job
+
+SHORTEST_EVERY = 60  # seconds: each firing is a turn that costs tokens
+SHOWN_OF_A_MESSAGE = 200  # characters, in the list
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "action": {"type": "string", "enum": ["add", "list", "remove"]},
+        "message": {
+            "type": "string",
+            "description": "add: what you are told when the time comes; it must make sense by itself.",
+            "maxLength": 4000,
+        },
+        "at": {
+            "type": "string",
+            "description": 'add, once: a time like 2031-05-02T18:00, "tomorrow 9:00" or "in 20 minutes".',
+        },
+        "every": {"type": "string", "description": "add, again and again: a span of time like 10m, 1h30m or 2 days."},
+        "cron": {
+            "type": "string",
+            "description": "add, by the calendar: minute, hour, day of month, month, day of week, like 0 8 * * 1-5.",
+        },
+        "tz": {
+            "type": "string",
+            "description": "add with at or cron: the IANA time zone, like Europe/Vienna; by default this machine's.",
+        },
+        "id": {"type": "string", "description": "remove: the job's id, as list shows it."},
+    },
+    "required": ["action"],
+}
+
+
+class CronTool(Tool):
+    """Adds jobs for the chat that the turn came from; lists and removes those of its owner."""
+
+    name = "cron"
+    description = (
+        "Schedule a message to yourself: when its time comes it begins a turn in this chat, and your answer is sent "
+        "here. Give exactly one of at, every and cron. list shows what is scheduled, remove ends it."
+    )
+    parameters = PARAMETERS
+    replay = "safe"  # a job's id comes from its call, so a call that is run again makes no second job
+    parallel = False
+
+    def __init__(self, service: CronService) -> None:
+        self._service = service
+
+    def plan(self, arguments: dict[str, Any]) -> Plan:
+        if arguments["action"] != "add":
+            return Plan()
+        when = [f"{name} {arguments[name]}" for name in ("at", "every", "cron", "tz") if arguments.get(name)]
+        # It acts later, when nobody looks: after something untrusted was read, a person is asked.
+        return Plan(shown=f"schedule, {', '.join(when)}:\n{arguments.get('message', '')}", sends=True)
+
+    async def execute(self, action: str, message: str = "", id: str = "", **when: Any) -> str:
+        try:
+            match action:
+                case "add":
+                    return await self._add(message, when)
+                case "list":
+                    return await self._list()
+                case _:
+                    return await self._remove(id)
+        except StoreError:
+            raise
+        except EverloopError as error:
+            raise ToolError(f"{error}.") from None
+
+    async def _add(self, message: str, when: dict[str, Any]) -> str:
+        call = current_call()
+        if call.scheduled and not call.may_schedule:
+            raise ToolError(
+                "This turn was started by scheduled work, which may not schedule more.",
+                "Say in your answer what should be scheduled, and a person can ask for it.",
+            )
+        job = await self._service.add(
+            message,
+            **when,
+            channel=call.channel,
+            chat_id=call.chat_id,
+            session=call.session,
+            owner=call.owner,
+            key=call.idempotency_key,
+            shortest=SHORTEST_EVERY,
+        )
+        return await in_thread(lambda: f"Added job {job.id}: {job.words}. It comes first on {job.next_words}.")
+
+    async def _list(self) -> str:
+        jobs = await self._service.list(current_call().owner)
+        return await in_thread(_listed, jobs) if jobs else "Nothing is scheduled."
+
+    async def _remove(self, id: str) -> str:
+        if not await self._service.remove(id, current_call().owner):
+            raise ToolError(f'There is no job "{id[:60]}": cron(action="list") shows the ids.')
+        return f"Removed job {id}."
+
+
+def _listed(jobs: list[Job]) -> str:
+    lines = []
+    for job in jobs:
+        message = " ".join(job.message.split())
+        if len(message) > SHOWN_OF_A_MESSAGE:
+            message = f"{message[: SHOWN_OF_A_MESSAGE - 1]}…"
+        lines.append(f"{job.id}: {job.words}; next on {job.next_words}; to {job.session_key}: {message}")
+    return "\n".join(lines)

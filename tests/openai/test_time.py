@@ -72,7 +72,7 @@ async def test_the_clock_stands_still_while_the_watcher_is_slow(server):
 
 
 async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server, monkeypatch):
-    monkeypatch.setattr("everloop.providers.openai.LAST_WORDS", 0.1)
+    monkeypatch.setattr("everloop.providers.streaming.LAST_WORDS", 0.1)
     provider = timed(server, token=30)
     server.hang(5, after_chunks=3, text="one two")
     started = time.monotonic()

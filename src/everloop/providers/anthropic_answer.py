@@ -76,7 +76,6 @@ class MessageAnswer(Answer):
 
     def __init__(self, limit: int, where: str, names: Mapping[str, str], secret: str | None = None) -> None:
         super().__init__(limit, where)
-        self.ended = False
         self._names = names
         self._secret = secret
         self._blocks: dict[int | None, str] = {}  # what kind each one is
@@ -113,10 +112,6 @@ class MessageAnswer(Answer):
         elif kind is None:
             raise self._not_a_message(payload, "it has no type")
         return None
-
-    def over(self) -> bool:
-        """Whether nothing more is taken in: all has come, or the limit is reached."""
-        return self.ended or self._full
 
     def response(self) -> LLMResponse:
         self._finish_call()

@@ -99,11 +99,12 @@ class Answer:
     """A model's answer as it grows: `feed` takes a server's JSON, `response` gives the whole.
 
     No more than `limit` characters are kept, of text, thoughts and arguments each; beyond that the answer is
-    `full` and says so in its last line. `where` names the server in errors.
+    `over` and says so in its last line. `where` names the server in errors.
     """
 
     def __init__(self, limit: int, where: str) -> None:
         self.finish_reason = ""
+        self.ended = False  # the last event is in
         self.usage: dict[str, int] = {}
         self._limit = limit
         self._where = where
@@ -116,6 +117,9 @@ class Answer:
 
     def feed(self, payload: bytes) -> Delta | None:
         """Take one chunk, or one whole completion, in; returns what there is to show of it."""
+        if payload == b"[DONE]":
+            self.ended = True
+            return None
         odd = False
         try:
             chunk = _decode(payload)
@@ -138,9 +142,9 @@ class Answer:
             break
         return delta
 
-    def full(self) -> bool:
-        """Whether the limit is reached: nothing more is taken in."""
-        return self._full
+    def over(self) -> bool:
+        """Whether nothing more is taken in: all has come, or the limit is reached."""
+        return self.ended or self._full
 
     def response(self) -> LLMResponse:
         """The whole answer, once the last piece is in."""

@@ -74,7 +74,8 @@ def feed_whole(answer: Growing, data: bytes, where: str) -> Delta | None:
     """Take a whole body in; what is no JSON at all is mostly the wrong address."""
     if data.lstrip()[:1] != b"{":
         raise ProviderError(
-            f"{where} answered with something that is not JSON (is the base URL right?): "
+            f"{where} answered with something that is not JSON (is the base URL right? it mostly "
+            f"ends in /v1): "
             f"{one_line(data[:300].decode('utf-8', 'replace'))}"
         )
     return answer.feed(data)

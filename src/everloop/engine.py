@@ -32,6 +32,7 @@ from .actions import (
     next_action,
 )
 from .answers import entry_of
+from .errors import BudgetReached
 from .log import (
     Call,
     CallEnded,
@@ -326,6 +327,8 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise
+        if isinstance(error, BudgetReached):
+            return TurnEnded("budget", clean(str(error)))
         if isinstance(error, ProviderError) and window is not None and await window.fit(turn, error):
             return None
         if not isinstance(error, ProviderError):  # a fault of the provider's code: its author wants to see where

@@ -11,6 +11,10 @@ class ConfigError(EverloopError):
     """A wrong or missing setting."""
 
 
+class BudgetReached(EverloopError):
+    """A budget has no room for the next model call; the text is the answer that the person gets."""
+
+
 class StoreError(EverloopError):
     """The store could not be read or written: full disk, corrupt or locked file."""
 

@@ -19,7 +19,7 @@ Content = str | list[dict[str, Any]]
 Status = Literal["ok", "error", "cancelled", "timeout", "aborted", "interrupted", "denied"]
 REPEATING_ADVICE = "find out why it fails, do something else, or tell the user what stands in the way."
 Reason = Literal[
-    "answer", "max_rounds", "cancelled", "timeout", "aborted", "replaced", "empty", "repeating", "error", "abandoned"
+    "answer", "max_rounds", "cancelled", "timeout", "aborted", "replaced", "empty", "repeating", "budget", "error", "abandoned"
 ]
 
 

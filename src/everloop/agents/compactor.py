@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..store.base import Claim, Store
 from ..tools.outputs import keep_output, outputs_folder
 from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
+from .budgets import Budgets
 from .histories import read_conversation, read_shown
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,14 @@ class Compactor:
     """Decides when a conversation has grown too long, and what is left out of it then."""
 
     def __init__(
-        self, store: Store, provider: LLMProvider, model: str | None, tools: ToolRegistry, config: Config, home: Path
+        self,
+        store: Store,
+        provider: LLMProvider,
+        model: str | None,
+        tools: ToolRegistry,
+        config: Config,
+        home: Path,
+        budgets: Budgets,
     ) -> None:
         self._store = store
         self._provider = provider
@@ -64,6 +73,7 @@ class Compactor:
         self._tools = tools
         self._config = config
         self._home = home
+        self._budgets = budgets
         self._meter = Meter()
         self._windows: dict[str, int] = {}  # as errors of the model API have named them
         self._weight_of_tools: tuple[Sequence[Any], int] = ((), 0)
@@ -231,7 +241,9 @@ class Compactor:
             part = int(CHARACTERS * self.room / 2)
             try:
                 async with asyncio.timeout(SUMMARY_SECONDS):
-                    summary = await summarise(made.gone, earlier, self._ask, part=part, longest=longest, focus=focus)
+                    summary = await summarise(
+                        made.gone, earlier, partial(self._ask, claim), part=part, longest=longest, focus=focus
+                    )
             except Exception as error:  # whatever it is, the turn goes on
                 if not fall_back:
                     raise
@@ -239,9 +251,14 @@ class Compactor:
                 summary = digest(made.gone, earlier, longest)
         return made.entry(before, claim.compacted, summary, places)
 
-    async def _ask(self, messages: list[Message]) -> str:
+    async def _ask(self, claim: Claim, messages: list[Message]) -> str:
+        model = self._config.summary_model or self.model
+        tokens = self._meter.tokens(model, sum(map(weigh, messages)))
+        await self._budgets.check(claim, model, tokens)
         response = await self._provider.chat(messages, model=self._config.summary_model or self._model)
-        return response.content or ""
+        text = response.content or ""
+        await self._budgets.record(claim, response.model or model, response.usage or {}, tokens + len(text) // 4)
+        return text
 
     def _save(self, claim: Claim, aside: Sequence[CallEnded]) -> dict[str, str]:
         """Put results into files of their session; "" where that fails."""

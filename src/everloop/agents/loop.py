@@ -32,6 +32,7 @@ from ..tools.builtin import builtin_tools
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
+from .budgets import Budgets
 from .compactor import Compactor
 from .ports import reply
 from .subagents import SubagentManager
@@ -105,8 +106,9 @@ class AgentLoop:
         )
         if settings.subagents:
             self.tools.register(SpawnTool(self.subagents))
+        budgets = Budgets(self.store, settings)
         own_home = settings.home if isinstance(config, Config) else home()
-        self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home)
+        self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
         self._turns = TurnRunner(
             store=self.store,
             provider=provider,
@@ -119,6 +121,7 @@ class AgentLoop:
             model=model,
             limits=Limits(rounds=max_iterations),
             compactor=self._compactor,
+            budgets=budgets,
             brief=self.subagents.brief,
             sender=None if isinstance(bus, DurableBus) else self._dispatcher.worker,
             hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),

@@ -41,6 +41,7 @@ HOW = {
     "timeout": "was cut short when its time was up",
     "repeating": "gave up",
     "empty": "gave no answer",
+    "budget": "was cut short by the budget",
     "error": "failed",
 }
 LIMITS = {"max_rounds": "max_turns", "timeout": "timeout"}  # that cut the work short, as definitions name them

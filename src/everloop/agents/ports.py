@@ -16,6 +16,7 @@ from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
+from .budgets import Budgets
 from .compactor import Compactor
 
 AGAIN = "Call it again."
@@ -25,18 +26,37 @@ DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user 
 class Asking:
     """The model: streamed when somebody watches and the provider can, in one piece otherwise."""
 
-    def __init__(self, provider: LLMProvider, model: str | None, tools: ToolRegistry, compactor: Compactor) -> None:
+    def __init__(
+        self,
+        provider: LLMProvider,
+        model: str | None,
+        tools: ToolRegistry,
+        compactor: Compactor,
+        budgets: Budgets,
+        claim: Claim,
+    ) -> None:
         self._provider = provider
         self._model = model
         self._tools = tools
         self._compactor = compactor
+        self._budgets = budgets
+        self._claim = claim
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         units = self._compactor.weight(conversation)
+        if self._budgets.limited:
+            await self._budgets.check(self._claim, self._name, self._compactor.tokens(conversation))
         response = await self._ask(conversation, emit)
+        if self._budgets.limited:
+            estimate = self._compactor.tokens(conversation) + len(response.content or "") // 4
+            self._budgets.spend(self._claim, response.model or self._name, response.usage or {}, estimate)
         if (usage := getattr(response, "usage", None)) and (counted := usage.get("prompt_tokens")):
             self._compactor.observe(response.model, units, counted)
         return response
+
+    @property
+    def _name(self) -> str:
+        return self._model or self._provider.get_default_model()
 
     async def _ask(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         tools = self._tools.get_definitions() or None

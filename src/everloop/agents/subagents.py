@@ -96,6 +96,7 @@ class SubagentManager:
             key=call.idempotency_key,
             depth=depth,
             ends_at=facts.get("ends_at"),
+            root=str(facts.get("root") or call.turn),
             untrusted=call.tainted,
             attended=call.attended,
             report=report,
@@ -114,6 +115,7 @@ class SubagentManager:
         label: str = "",
         depth: int = 1,
         ends_at: float | None = None,
+        root: str = "",
         untrusted: bool = False,
         attended: bool = True,
         report: bool = True,
@@ -144,6 +146,7 @@ class SubagentManager:
                 "parent": parent,
                 "depth": depth,
                 "ends_at": min(until, ends_at or until),
+                "root": root,  # the turn whose budget it uses
                 "untrusted": untrusted,
                 "attended": attended,  # of the chat: a sub-agent itself asks nobody
                 "report": report,

@@ -34,6 +34,7 @@ from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
 from .briefs import Brief, deadline
+from .budgets import Budgets
 from .compactor import Compactor, Window
 from .histories import Histories, read_conversation
 from .ports import Asking, SessionLog, Tools, reply
@@ -60,6 +61,7 @@ class TurnRunner:
     model: str | None
     limits: Limits
     compactor: Compactor
+    budgets: Budgets
     brief: Callable[[Claim], Awaitable[Brief | None]]  # what a turn works with that is not the agent's own
     sender: str | None  # the worker that sends the answers, where this process does
     hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
@@ -102,7 +104,7 @@ class TurnRunner:
                 turn.stop(*live.stopped)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
-            asking = Asking(self.provider, brief.model or self.model, brief.tools, self.compactor)
+            asking = Asking(self.provider, brief.model or self.model, brief.tools, self.compactor, self.budgets, claim)
             toolbox = self._toolbox(claim, brief.tools, conversation)
             with deadline(turn, brief.ends_at):
                 ended = await run_turn(turn, asking, toolbox, brief.limits, Window(self.compactor, claim))

@@ -77,6 +77,22 @@ class McpServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What a model costs, a `[[price]]` table; the first one that fits counts."""
+
+    # fmt: off
+    model: str = key("[price]", MISSING, "pattern: name of the model")
+    input: float = key("[price]", 0.0, "price of a million tokens read", at_least=0)
+    output: float = key("[price]", 0.0, "price of a million tokens written", at_least=0)
+    cached: float = key("[price]", -1.0, "price of a million tokens from the cache; by default that of tokens read")
+    # fmt: on
+
+    def problem(self) -> str:
+        """Why this price could never count; "" for one that can."""
+        return "" if self.input or self.output else "has neither an input nor an output price"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All settings. `Config()` is the defaults and reads nothing; `Config.load()` reads what the person has set."""
 
@@ -126,6 +142,11 @@ class Config:
     memory_mb: int = key("sandbox", 4096, "memory that a command may use, in MiB", at_least=16)
     processes: int = key("sandbox", 512, "processes that a command may have at once", at_least=4)
 
+    turn_tokens: int = key("budget", 0, "tokens a turn may use with its sub-agents; 0 for any number", at_least=0)
+    turn_cost: float = key("budget", 0.0, "money a turn may cost, by the prices below; 0 for any sum", at_least=0)
+    day_tokens: int = key("budget", 0, "tokens that may be used in a day", at_least=0)
+    day_cost: float = key("budget", 0.0, "money that may be spent in a day", at_least=0)
+
     search: Search = key("web", "auto", "which search engine to ask", choices=get_args(Search))
     brave_api_key: str = key("web", "", "key of the Brave Search API", env="BRAVE_API_KEY", secret=True)
     searxng_url: str = key("web", "", "address of a SearXNG server", url=True)
@@ -133,6 +154,7 @@ class Config:
     web_timeout: float = key("web", 30.0, "seconds a page may take", key="timeout", above=0)
 
     policy: tuple[Rule, ...] = key("", (), "rules for tool calls", record=Rule)
+    prices: tuple[Price, ...] = key("", (), "prices of models", key="price", record=Price)
     mcp: tuple[McpServer, ...] = key("", (), "MCP servers", record=McpServer)
     # fmt: on
 

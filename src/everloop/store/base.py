@@ -40,6 +40,15 @@ class Outgoing:
     turn: str | None
 
 
+@dataclass(slots=True, frozen=True)
+class Spent:
+    """Tokens and money that were used, and what they count for: a turn, a day."""
+
+    scope: str
+    tokens: int
+    cost: float
+
+
 @dataclass(slots=True)
 class Claim:
     """A session held under a lease, with the turn that is to be run in it.
@@ -64,6 +73,7 @@ class Claim:
     compacted: int = 0  # where the entry stands that says what of the conversation is left out
     began: float = 0.0  # when the conversation began
     idle_since: float = 0.0  # when the session was last at work
+    spent: list[Spent] = field(default_factory=list)  # goes to disk with the next entries
 
     def time_to_tell(self, now: float) -> str:
         """The time in words, when the conversation has been silent for a while; "" otherwise. A new conversation is
@@ -286,6 +296,15 @@ class Store(Protocol):
 
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
         """A new session whose log is the first `until` entries of another."""
+        ...
+
+    # budgets
+    async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
+        """Add to what the owner has used."""
+        ...
+
+    async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
+        """(tokens, cost) that the owner has used, by scope."""
         ...
 
     # timers

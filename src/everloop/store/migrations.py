@@ -84,11 +84,21 @@ def m004_search(db: sqlite3.Connection) -> None:
     )
 
 
+def m005_budgets(db: sqlite3.Connection) -> None:
+    """What an owner has used, in a turn and in a day; only where there are budgets."""
+    db.execute(
+        """CREATE TABLE spent (
+            owner TEXT NOT NULL, scope TEXT NOT NULL, tokens INTEGER NOT NULL, cost REAL NOT NULL,
+            PRIMARY KEY (owner, scope)) WITHOUT ROWID"""
+    )
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
     m003_compaction,
     m004_search,
+    m005_budgets,
 )
 
 

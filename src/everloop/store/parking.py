@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..bus import InboundMessage, OutboundMessage
 from ..log import CallsAsked, CallsDecided, decode_entry, encode_entry, kind_of
-from .base import Claim, Finished, Incoming
+from .base import Claim, Finished, Incoming, Spent
 from .transactions import INSERT_ENTRY, Row, accept, append_taking, let_go, send
 
 PARKED = """SELECT i.id, i.session, i.turn, i.first_seq FROM session s JOIN inbox i ON i.session = s.id
@@ -22,11 +22,11 @@ def park(
     took: Sequence[int],
     outgoing: Sequence[OutboundMessage],
     sender: str | None,
+    spent: Sequence[Spent],
 ) -> Finished:
     """Leave a turn on disk until a person has answered."""
     let_go(db, claim, time.time())
-    if rows:
-        append_taking(db, claim, rows, took)
+    append_taking(db, claim, rows, took, spent)
     for id in claim.inbox:
         db.execute("UPDATE inbox SET state = 'parked' WHERE id = ?", (id,))
     sent = [send(db, claim.owner, claim.session, claim.turn, message, sender) for message in outgoing]

@@ -24,7 +24,7 @@ from ..log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry, e
 from . import forks, parking
 from . import search as searching
 from . import transactions as tx
-from .base import Busy, Claim, Finished, Found, Incoming, Outgoing, SessionInfo, Timer, TurnInfo, Waiting
+from .base import Busy, Claim, Finished, Found, Incoming, Outgoing, SessionInfo, Spent, Timer, TurnInfo, Waiting
 from .migrations import NewerSchema, migrate
 from .workers import alive
 from .writer import Writer
@@ -119,10 +119,11 @@ class SQLiteStore:
 
     def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
         rows = _rows(claim, entries)
-        if not took and not isinstance(entries[-1], Compacted):
+        if not took and not claim.spent and not isinstance(entries[-1], Compacted):
             return self.writer.submit(lambda db: tx.append(db, claim, rows), "single")
         claim.inbox += took
-        return self.writer.submit(lambda db: tx.append_taking(db, claim, rows, took))
+        spent, claim.spent = claim.spent, []
+        return self.writer.submit(lambda db: tx.append_taking(db, claim, rows, took, spent))
 
     def finish(
         self,
@@ -135,8 +136,9 @@ class SQLiteStore:
     ) -> Written[Finished]:
         claim.inbox += took
         rows = _rows(claim, entries)
+        spent, claim.spent = claim.spent, []
         return self.writer.submit(
-            lambda db: tx.finish(db, claim, rows, entries, took, outgoing, sender, incoming),
+            lambda db: tx.finish(db, claim, rows, entries, took, outgoing, sender, incoming, spent),
         )
 
     def park(
@@ -149,7 +151,8 @@ class SQLiteStore:
     ) -> Written[Finished]:
         claim.inbox += took
         rows = _rows(claim, entries)
-        return self.writer.submit(lambda db: parking.park(db, claim, rows, took, outgoing, sender))
+        spent, claim.spent = claim.spent, []
+        return self.writer.submit(lambda db: parking.park(db, claim, rows, took, outgoing, sender, spent))
 
     async def decide(
         self,
@@ -237,6 +240,13 @@ class SQLiteStore:
         made = await self.session(owner, new_key)
         assert made is not None
         return made
+
+    async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
+        await self.writer.submit(partial(tx.spend, owner=owner, spent=spent))
+
+    async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
+        sql = f"SELECT scope, tokens, cost FROM spent WHERE owner = ? AND scope IN ({', '.join('?' * len(scopes))})"
+        return {scope: (tokens, cost) for scope, tokens, cost in await self._read(sql, owner, *scopes)}
 
     # ------------------------------------------------------------------------------------------ timers
 

@@ -20,7 +20,7 @@ from ..log import (
     encode_entry,
     kind_of,
 )
-from .base import Claim, Finished, Incoming, Outgoing, Timer, new_turn_id
+from .base import Claim, Finished, Incoming, Outgoing, Spent, Timer, new_turn_id
 from .workers import alive
 
 _encode = msgspec.json.Encoder().encode
@@ -31,6 +31,9 @@ INSERT_WAITING = "INSERT INTO inbox (owner, session, message_id, kind, data, at)
 INSERT_OPENING = """INSERT INTO inbox (owner, session, message_id, kind, data, at, turn, first_seq, state, opened)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'taken', 1)"""
 INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
+
+SPEND = """INSERT INTO spent (owner, scope, tokens, cost) VALUES (?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost"""
 
 # All that decides what a session does next, in one look.
 BEGIN = """SELECT id, worker, fence, history_from, compacted, updated_at,
@@ -211,15 +214,22 @@ def _append_entries(n: int) -> str:
     )
 
 
-def append_taking(db: sqlite3.Connection, claim: Claim, rows: Sequence[Row], took: Sequence[int]) -> None:
+def append_taking(
+    db: sqlite3.Connection, claim: Claim, rows: Sequence[Row], took: Sequence[int], spent: Sequence[Spent] = ()
+) -> None:
     """Append entries that hold waiting messages, which are taken with them, or that change what is shown."""
     if rows:  # a command may leave nothing in the log
         append(db, claim, rows)
+    spend(db, claim.owner, spent)
     _turn_page(db, claim.session, rows)
     for id in took:
         db.execute(
             "UPDATE inbox SET state = 'taken', turn = ?, first_seq = ? WHERE id = ?", (claim.turn, claim.first_seq, id)
         )
+
+
+def spend(db: sqlite3.Connection, owner: str, spent: Sequence[Spent]) -> None:
+    db.executemany(SPEND, [(owner, one.scope, one.tokens, one.cost) for one in spent])
 
 
 PAGES = {"new": "UPDATE session SET history_from = ?, compacted = 0 WHERE id = ?"}
@@ -242,11 +252,12 @@ def finish(
     outgoing: Sequence[OutboundMessage],
     sender: str | None,
     incoming: Sequence[InboundMessage] = (),
+    spent: Sequence[Spent] = (),
 ) -> Finished:
     """The end of a turn or of a command: everything it leaves behind, or nothing."""
     now = time.time()
     let_go(db, claim, now)
-    append_taking(db, claim, rows, took)
+    append_taking(db, claim, rows, took, spent)
     reason = next((entry.reason for entry in entries if isinstance(entry, TurnEnded)), None)
     for id in claim.inbox:
         db.execute("UPDATE inbox SET state = 'done', ended_at = ?, reason = ? WHERE id = ?", (now, reason, id))

@@ -1,0 +1,88 @@
+"""Budgets: how many tokens and how much money a turn, a day, an owner may use, with all sub-agents and jobs.
+
+What an answer has cost is written with the answer. Before the model is asked, what is there is compared with what the
+request will need at least, so a budget is not overrun by a long prompt either; only calls that run at the same time may
+each take a last bit of the same rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from ..config import Config, Price
+from ..errors import BudgetReached
+from ..store.base import Claim, Spent, Store
+
+
+class Budgets:
+    """What may be used, and what was."""
+
+    def __init__(self, store: Store, config: Config) -> None:
+        self._store = store
+        self._config = config
+        self._limits = {
+            "turn": (config.turn_tokens, config.turn_cost),
+            "day": (config.day_tokens, config.day_cost),
+        }
+        self.limited = any(limit for limits in self._limits.values() for limit in limits)
+
+    async def check(self, claim: Claim, model: str, tokens: int) -> None:
+        """Refuse a request of about so many tokens if a budget has no room for it."""
+        if not self.limited:
+            return
+        scopes = self._scopes(claim)
+        spent = await self._store.spent(claim.owner, list(scopes.values()))
+        for name, scope in scopes.items():
+            used, cost = spent.get(scope, (0, 0.0))
+            for waiting in claim.spent:
+                if waiting.scope == scope:
+                    used, cost = used + waiting.tokens, cost + waiting.cost
+            most, dearest = self._limits[name]
+            if most and used + tokens > most:
+                raise BudgetReached(_words(name, f"{most:,} tokens", f"{used:,} are used", f"about {tokens:,} more"))
+            needed = self._cost(model, {"prompt_tokens": tokens})
+            if dearest and cost + needed > dearest:
+                raise BudgetReached(_words(name, f"{dearest:g}", f"{cost:.4f} is used", f"about {needed:.4f} more"))
+
+    def spend(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
+        """Note what an answer has cost; it is written with the turn's next entries. `estimate` counts where the
+        provider gives no numbers."""
+        claim.spent += self._spent(claim, model, usage, estimate)
+
+    async def record(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
+        """Write down what was used beside the turn: for a summary, say."""
+        if spent := self._spent(claim, model, usage, estimate):
+            await self._store.spend(claim.owner, spent)
+
+    def _spent(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> list[Spent]:
+        if not self.limited:
+            return []
+        total = usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+        if not total:
+            total, usage = estimate, {"prompt_tokens": estimate}
+        cost = self._cost(model, usage)
+        return [Spent(scope, total, cost) for scope in self._scopes(claim).values()]
+
+    def _scopes(self, claim: Claim) -> dict[str, str]:
+        """What a turn's answers count for: the turn that began it all, and the day."""
+        root = claim.message.metadata.get("root") or claim.turn
+        return {"turn": f"turn {root}", "day": time.strftime("day %Y-%m-%d")}
+
+    def _cost(self, model: str, usage: Mapping[str, int]) -> float:
+        price = next((one for one in self._config.prices if fnmatchcase(model, one.model)), Price(model="*"))
+        cached = min(usage.get("cached_tokens", 0), usage.get("prompt_tokens", 0))
+        read = usage.get("prompt_tokens", 0) - cached
+        cheap = price.cached if price.cached >= 0 else price.input
+        parts = read * price.input + cached * cheap + usage.get("completion_tokens", 0) * price.output
+        return parts / 1_000_000
+
+
+def _words(name: str, limit: str, used: str, needed: str) -> str:
+    whose = {"turn": "this turn, with its sub-agents,", "day": "today"}[name]
+    then = {"turn": "Say “go on” to begin a new one", "day": "It is renewed at midnight"}[name]
+    return (
+        f"I stopped before asking the model: the budget of {limit} for {whose} is used up ({used}, and {needed} would "
+        f"be needed). The work so far is kept. {then}; the settings under [budget] say how much there is."
+    )

@@ -1,0 +1,138 @@
+"""Budgets: before a call that would overrun one the turn ends with a clear reply, whoever made the cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop import AgentLoop, Config, LLMResponse, MessageBus
+from everloop.agents import budgets
+from everloop.config import Price
+from everloop.log import ModelAnswered, TurnEnded
+from everloop.store.base import Spent
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing import ScriptedProvider, call
+
+
+def answer(text: str = "fine", read: int = 3_000, written: int = 1_000, **more: int) -> LLMResponse:
+    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written, **more}
+    return LLMResponse(text, usage=usage)
+
+
+def calls(read: int = 3_000) -> LLMResponse:
+    return LLMResponse(None, [call("list_dir", path=".")], usage={"prompt_tokens": read, "completion_tokens": 10})
+
+
+def agent(tmp_path: Path, model: Any, **settings: Any) -> AgentLoop:
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    config = Config(home=tmp_path / "home", **settings)
+    return AgentLoop(MessageBus(), model, work, config=config, store=tmp_path / "store.db")
+
+
+async def log(tmp_path: Path, key: str = "cli:direct") -> list[Any]:
+    store = SQLiteStore(tmp_path / "store.db")
+    info = await store.session("me", key)
+    logged = await store.read_log(info.id) if info else []
+    await store.close()
+    return [one.entry for one in logged]
+
+
+async def test_a_turn_that_would_overrun_its_budget_ends_with_a_reply_and_keeps_its_work(tmp_path):
+    model = ScriptedProvider([calls(9_000), calls(9_000), "NEVER"])
+    async with agent(tmp_path, model, turn_tokens=20_000) as loop:
+        said = await loop.process_direct("go")
+        assert "20,000 tokens" in said
+        assert "Sorry" not in said
+        model.steps[2] = "a new turn"
+        assert await loop.process_direct("go on") == "a new turn"  # each turn has its own
+    entries = await log(tmp_path)
+    assert sum(isinstance(entry, ModelAnswered) for entry in entries) == 3
+    assert [entry.reason for entry in entries if isinstance(entry, TurnEnded)] == ["budget", "answer"]
+
+
+async def test_a_prompt_that_alone_is_too_long_is_not_even_sent(tmp_path):
+    model = ScriptedProvider(["NEVER"])
+    async with agent(tmp_path, model, turn_tokens=100) as loop:
+        assert "100 tokens" in await loop.process_direct("go")
+    assert model.requests == []
+
+
+async def test_the_day_counts_over_sessions_and_restarts_and_ends_at_midnight(tmp_path, monkeypatch):
+    model = ScriptedProvider([answer()] * 10)
+    async with agent(tmp_path, model, day_tokens=10_000) as loop:
+        assert await loop.process_direct("one", "cli:a") == "fine"
+        assert await loop.process_direct("two", "cli:b") == "fine"
+    async with agent(tmp_path, model, day_tokens=10_000) as loop:
+        assert "today" in await loop.process_direct("three", "cli:c")
+        monkeypatch.setattr(budgets.time, "strftime", lambda *form: "day 2099-01-01")
+        assert await loop.process_direct("four", "cli:c") == "fine"
+
+
+async def test_money_is_counted_by_the_price_of_the_model_that_answered(tmp_path):
+    prices = (Price(model="dear*", input=1_000.0, output=2_000.0, cached=100.0), Price(model="*", input=1.0))
+    model = ScriptedProvider([answer(read=2_000, written=500, cached_tokens=1_000), "NEVER"], model="dear-1")
+    async with agent(tmp_path, model, day_cost=2.5, prices=prices) as loop:
+        # 1,000 read at 1,000 a million, 1,000 from the cache at 100, 500 written at 2,000: 1.0 + 0.1 + 1.0
+        loop._compactor._meter.observe("dear-1", 1_000_000, 200_000)
+        spent_before = await loop.store.spent("me", [])
+        assert spent_before == {}
+        await loop.process_direct("one")
+        scope = time.strftime("day %Y-%m-%d")
+        assert (await loop.store.spent("me", [scope]))[scope] == (2_500, pytest.approx(2.1))
+        assert "2.5" in await loop.process_direct("two")
+    assert len(model.requests) == 1
+
+
+async def test_sub_agents_use_the_budget_of_the_turn_that_started_them(tmp_path):
+    async def script(messages: Any, tools: Any) -> Any:
+        if "You are a sub-agent" in messages[0]["content"]:
+            return answer("found", read=30_000)
+        if messages[-1]["role"] == "tool":
+            return "NEVER"
+        return LLMResponse(None, [call("spawn", task="look", wait=True)], usage={"prompt_tokens": 3_000})
+
+    model = ScriptedProvider([script], repeat_last=True)
+    async with agent(tmp_path, model, turn_tokens=30_000) as loop:
+        assert "30,000 tokens" in await loop.process_direct("go")
+
+
+async def test_a_provider_that_counts_nothing_does_not_evade_the_budget(tmp_path):
+    model = ScriptedProvider(["fine"] * 50)
+    async with agent(tmp_path, model, day_tokens=30_000) as loop:
+        said = [await loop.process_direct("go") for _ in range(50)]
+    assert said[0] == "fine"
+    assert "today" in said[-1]
+
+
+async def test_one_owners_use_is_not_another_ones(tmp_path):
+    store = SQLiteStore(tmp_path / "store.db")
+    await store.spend("me", [Spent("day x", 5, 0.5), Spent("day x", 5, 0.5)])
+    assert await store.spent("me", ["day x", "day y"]) == {"day x": (10, 1.0)}
+    assert await store.spent("you", ["day x"]) == {}
+    await store.close()
+
+
+async def test_summaries_count_and_one_that_does_not_fit_the_budget_is_not_asked_for(tmp_path):
+    model = ScriptedProvider([answer("x", 10, 10), answer("x", 10, 10), answer("x", 10, 10), answer("S", 5_000, 100)])
+    async with agent(tmp_path, model, day_tokens=100_000) as loop:
+        for text in ("one", "two", "three"):
+            await loop.process_direct(text)
+        assert "now a summary" in await loop.process_direct("/compact")
+        scope = time.strftime("day %Y-%m-%d")
+        assert (await loop.store.spent("me", [scope]))[scope][0] == 5_160
+    async with agent(tmp_path, model, day_tokens=5_200) as loop:
+        assert "budget" in await loop.process_direct("four")
+
+
+async def test_many_at_once_overrun_by_no_more_than_the_calls_that_run(tmp_path):
+    model = ScriptedProvider([answer(read=4_000, written=0)], repeat_last=True, delay=0.01)
+    async with agent(tmp_path, model, day_tokens=40_000) as loop:
+        said = await asyncio.gather(*(loop.process_direct("go", f"cli:{n}") for n in range(8)))
+        said += [await loop.process_direct("go", f"cli:{n}") for n in range(8)]
+    assert said.count("fine") <= 16
+    assert "today" in said[-1]

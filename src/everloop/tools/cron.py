@@ -66,11 +66,20 @@ class CronTool(Tool):
         # It acts later, when nobody looks: after something untrusted was read, a person is asked.
         return Plan(shown=f"schedule, {', '.join(when)}:\n{arguments.get('message', '')}", sends=True)
 
-    async def execute(self, action: str, message: str = "", id: str = "", **when: Any) -> str:
+    async def execute(
+        self,
+        action: str,
+        message: str = "",
+        at: str = "",
+        every: str = "",
+        cron: str = "",
+        tz: str = "",
+        id: str = "",
+    ) -> str:
         try:
             match action:
                 case "add":
-                    return await self._add(message, when)
+                    return await self._add(message, {"at": at, "every": every, "cron": cron, "tz": tz})
                 case "list":
                     return await self._list()
                 case _:

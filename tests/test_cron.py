@@ -1,0 +1,448 @@
+"""Scheduled work: each slot once, whoever serves, whatever happened meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.agents import cron as module
+from everloop.agents.cron import MAX_JOBS, CronService
+from everloop.agents.schedules import Every
+from everloop.bus import InboundMessage
+from everloop.errors import EverloopError
+from everloop.store.base import Timer
+from everloop.store.sqlite import SQLiteStore
+
+HERE: dict[str, Any] = {"channel": "test", "chat_id": "7"}
+NOW = 1_800_000_000.0  # Friday, 2027-01-15 08:00 UTC
+
+
+class Clock:
+    def __init__(self, now: float = NOW) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
+    store = SQLiteStore(tmp_path / "store.db")
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def service(store: SQLiteStore, clock: Clock) -> CronService:
+    return CronService(store, clock=clock)
+
+
+async def inbox(store: SQLiteStore) -> list[InboundMessage]:
+    """Every message that was ever fired, in order."""
+    found = []
+    for owner in ("me", "you"):
+        for info in await store.sessions(owner):
+            found += [row.message for row in await store.waiting(owner, info.key)]
+    return sorted(found, key=lambda message: str(message.id))
+
+
+async def fired_slots(store: SQLiteStore) -> list[int]:
+    return sorted(int(str(message.id).rpartition(":")[2]) for message in await inbox(store))
+
+
+@asynccontextmanager
+async def serving(*services: CronService) -> AsyncIterator[list[tuple[str, str]]]:
+    told: list[tuple[str, str]] = []
+    tasks = [asyncio.create_task(one.serve(lambda owner, key: told.append((owner, key)))) for one in services]
+    try:
+        yield told
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
+
+
+async def until(condition: Any, seconds: float = 15) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+# ---------------------------------------------------------------------------------------------- jobs
+
+
+async def test_a_firing_is_a_message_in_the_chat_that_it_was_asked_for_in(service, store, clock):
+    job = await service.add("water", every="10m", **HERE, session="cli:work", may_schedule=True)
+    assert await service.fire_due() == NOW + 600
+    assert await inbox(store) == []
+    clock.now += 600
+    assert await service.fire_due() == NOW + 1200
+    (message,) = await inbox(store)
+    assert (message.channel, message.chat_id, message.session_key) == ("test", "7", "cli:work")
+    assert (message.content, message.sender_id, message.owner) == ("water", "cron", "me")
+    assert message.id == f"cron:{job.id}:{int(NOW) + 600}"
+    assert message.metadata == {"cron": job.id, "may_schedule": True}
+    assert not message.attended
+    assert message.reply
+
+
+async def test_a_job_is_kept_as_it_was_made(service, store, clock):
+    for given in (
+        {"at": "2031-05-02T18:00", "tz": "Asia/Tokyo"},
+        {"every": "1h30m"},
+        {"cron": "0 8 * * 1-5", "tz": "UTC"},
+    ):
+        job = await service.add("x", **given, **HERE, session="a:b", name="n", may_schedule=True)
+        (kept,) = await CronService(store, clock=clock).list()
+        assert kept == job
+        assert len(job.id) == 8
+        assert int(job.id, 16) >= 0
+        assert (kept.session_key, kept.name, kept.may_schedule) == ("a:b", "n", True)
+        assert await service.remove(job.id)
+        assert not await service.remove(job.id)
+    assert await service.list() == []
+
+
+async def test_a_job_without_a_session_works_in_that_of_its_chat(service):
+    assert (await service.add("x", every="1h", **HERE)).session_key == "test:7"
+
+
+async def test_the_list_says_when_a_job_comes_next_and_which_slot_was_the_last(service, clock):
+    await service.add("b", every="1h", **HERE)
+    await service.add("a", cron="30 8 * * *", tz="UTC", **HERE)
+    first, second = await service.list()
+    assert (first.message, first.next_due, first.last_fired) == ("a", NOW + 1800, None)
+    assert (second.message, second.next_due, second.last_fired) == ("b", NOW + 3600, None)
+    clock.now += 3 * 86400 + 1800 + 5
+    await service.fire_due()
+    jobs = {job.message: job for job in await service.list()}
+    assert jobs["a"].last_fired == NOW + 3 * 86400 + 1800
+    assert jobs["a"].next_due == NOW + 4 * 86400 + 1800
+    assert jobs["b"].last_fired == NOW + 3 * 86400
+    assert jobs["b"].next_due == NOW + 3 * 86400 + 3600
+
+
+async def test_owners_do_not_see_or_touch_each_others_jobs(service, store, clock):
+    mine = await service.add("mine", every="1h", **HERE)
+    yours = await service.add("yours", every="1h", **HERE, owner="you")
+    assert [job.message for job in await service.list()] == ["mine"]
+    assert [job.message for job in await service.list("you")] == ["yours"]
+    assert not await service.remove(yours.id)
+    assert not await service.run(yours.id)
+    assert not await service.remove(mine.id, "you")
+    clock.now += 3600
+    await service.fire_due()
+    assert {(message.owner, message.content) for message in await inbox(store)} == {("me", "mine"), ("you", "yours")}
+
+
+@pytest.mark.parametrize("message", ["", "  \n", "x" * 4001])
+async def test_a_message_has_a_length(service, message):
+    with pytest.raises(EverloopError):
+        await service.add(message, every="1h", **HERE)
+    assert await service.list() == []
+
+
+async def test_an_owner_has_so_many_jobs_and_another_has_his_own(service):
+    for number in range(MAX_JOBS):
+        await service.add(f"job {number}", every="1h", **HERE)
+    with pytest.raises(EverloopError):
+        await service.add("one more", every="1h", **HERE)
+    assert len({job.id for job in await service.list()}) == MAX_JOBS
+    await service.add("his", every="1h", **HERE, owner="you")
+
+
+async def test_many_added_at_once_stay_within_the_number(service):
+    work = [service.add(f"job {number}", every="1h", **HERE) for number in range(MAX_JOBS + 20)]
+    found = await asyncio.gather(*work, return_exceptions=True)
+    assert sum(isinstance(one, EverloopError) for one in found) == 20
+    assert len(await service.list()) == MAX_JOBS
+
+
+async def test_the_same_call_makes_one_job_and_another_call_with_that_id_makes_another(service, monkeypatch):
+    first = await service.add("x", at="in 1h", **HERE, key="turn/call")
+    service.clock.now += 60
+    assert await service.add("x", at="in 1h", **HERE, key="turn/call") == first
+    other = await service.add("x", at="in 1h", **HERE, key="turn/other")
+    same_key = await service.add("x", at="in 1h", **HERE, key="turn/call", owner="you")
+    assert len({first.id, other.id, same_key.id}) == 3
+    # Two calls whose ids happen to be the same: the first job stays, the second gets another id.
+    (timer,) = [one for one in await service.store.timers() if one.id == other.id]
+    await service.store.set_timer(Timer("me", first.id, timer.due_at, timer.data))
+    again = await service.add("y", at="in 1h", **HERE, key="turn/call")
+    assert again.id not in (first.id, other.id)
+    assert sorted(job.message for job in await service.list()) == ["x", "x", "y"]
+
+
+async def test_running_a_job_leaves_its_schedule_alone(service, store, clock):
+    job = await service.add("x", at="in 1h", **HERE)
+    async with serving(service) as told:
+        await asyncio.sleep(0.05)
+        assert await service.run(job.id)
+        assert await service.run(job.id)
+        assert told == [("me", "test:7")] * 2
+    assert len({message.id for message in await inbox(store)}) == 2
+    assert await service.list() == [job]
+    clock.now += 3600
+    await service.fire_due()
+    assert len(await inbox(store)) == 3
+    assert await service.list() == []
+    assert not await service.run(job.id)
+
+
+# ---------------------------------------------------------------------------------------------- missed and moved
+
+
+async def test_all_missed_slots_of_a_recurring_job_are_made_up_for_by_the_latest(service, store, clock):
+    await service.add("x", every="10m", **HERE)
+    await service.add("y", cron="0 * * * *", tz="UTC", **HERE)
+    clock.now += 10 * 3600 + 90
+    assert await service.fire_due() == NOW + 10 * 3600 + 600
+    assert await fired_slots(store) == [NOW + 10 * 3600] * 2
+    await service.fire_due()
+    assert len(await inbox(store)) == 2
+
+
+@pytest.mark.parametrize(
+    ("missed", "late", "comes"), [("run", 86400, True), ("drop", 86400, False), ("drop", 30, True)]
+)
+async def test_a_one_shot_that_was_missed_comes_once_or_is_dropped_by_setting(store, clock, missed, late, comes):
+    service = CronService(store, clock=clock, missed=missed)
+    await service.add("x", at="in 1h", **HERE)
+    clock.now += 3600 + late
+    assert await service.fire_due() is None
+    assert await service.fire_due() is None
+    assert await fired_slots(store) == ([NOW + 3600] if comes else [])
+    assert await service.list() == []
+
+
+async def test_a_recurring_job_is_never_dropped(store, clock):
+    service = CronService(store, clock=clock, missed="drop")
+    await service.add("x", every="1h", **HERE)
+    clock.now += 86400
+    await service.fire_due()
+    assert len(await inbox(store)) == 1
+    assert len(await service.list()) == 1
+
+
+def test_what_is_to_become_of_missed_work_has_two_words(store):
+    with pytest.raises(ValueError, match="maybe"):
+        CronService(store, missed="maybe")  # type: ignore[arg-type]
+
+
+async def test_a_clock_that_is_put_back_fires_nothing_twice(service, store, clock):
+    await service.add("x", every="10m", **HERE)
+    await service.add("y", cron="*/10 * * * *", tz="UTC", **HERE)
+    for move in (600, -300, 300, -599, 599, 10, -10, 600):
+        clock.now += move
+        await service.fire_due()
+    assert await fired_slots(store) == sorted([NOW + 600, NOW + 1200] * 2)
+
+
+async def test_a_slot_comes_once_even_if_its_timer_was_set_back(service, store, clock):
+    job = await service.add("x", every="10m", **HERE)
+    (timer,) = await store.timers()
+    clock.now += 600
+    await service.fire_due()
+    await store.set_timer(timer)  # as from a copy of the store, or by hand
+    await service.fire_due()
+    assert [message.id for message in await inbox(store)] == [f"cron:{job.id}:{int(NOW) + 600}"]
+
+
+async def test_a_removed_job_does_not_come(service, store, clock):
+    job = await service.add("x", every="10m", **HERE)
+    await service.remove(job.id)
+    clock.now += 6000
+    await service.fire_due()
+    assert await inbox(store) == []
+
+
+# ---------------------------------------------------------------------------------------------- many services
+
+
+async def test_many_services_on_one_store_fire_each_slot_once(store, clock, tmp_path):
+    stores = [SQLiteStore(tmp_path / "store.db") for _ in range(3)]
+    services = [CronService(one, clock=clock) for one in (store, *stores)]
+    for number in range(10):
+        await services[0].add(f"job {number}", every="10m", **HERE)
+    for _ in range(5):
+        clock.now += 600
+        await asyncio.gather(*(service.fire_due() for service in services for _ in range(2)))
+    found = await inbox(store)
+    assert len(found) == 50
+    assert len({message.id for message in found}) == 50
+    for one in stores:
+        await one.close()
+
+
+SERVER = """
+import asyncio, sys
+from everloop.agents.cron import CronService
+from everloop.store.sqlite import SQLiteStore
+
+async def main():
+    service = CronService(SQLiteStore(sys.argv[1]))
+    print("ready", flush=True)
+    await service.serve(lambda owner, key: print("fired", flush=True))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.may_block
+async def test_processes_that_are_killed_at_any_instant_lose_no_firing_and_double_none(store, tmp_path):
+    began = int(time.time())
+    service = CronService(store)
+    jobs = [await service.add(f"job {number}", every="1s", **HERE) for number in range(3)]
+    for number in range(24):
+        last = await service.add(f"once {number:02}", at=f"in {1 + number // 4}s", **HERE)
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(tmp_path / "store.db")], stdout=subprocess.PIPE, text=True
+        )
+
+    running = [start(), start()]
+    for turn in range(4):
+        await asyncio.sleep(1.0 + 0.13 * turn)
+        victim = running.pop(0)
+        victim.send_signal(signal.SIGKILL)
+        victim.communicate()
+        running.append(start())
+    await asyncio.sleep(1.5)
+    for process in running:
+        process.kill()
+        process.communicate()
+    await asyncio.sleep(max(0.0, last.next_due - time.time()) + 0.01)
+    await service.fire_due()
+    found = await inbox(store)
+    assert len({message.id for message in found}) == len(found)
+    once = sorted(message.content for message in found if message.content.startswith("once"))
+    assert once == [f"once {number:02}" for number in range(24)]
+    for job, kept in zip(jobs, sorted(await service.list(), key=lambda job: job.message), strict=True):
+        assert isinstance(job.schedule, Every)
+        slots = [int(str(message.id).rpartition(":")[2]) for message in found if message.content == job.message]
+        assert len(slots) >= 4
+        assert all((slot - job.schedule.anchor) % 1 == 0 and slot > began for slot in slots)
+        assert max(slots) == kept.last_fired  # a firing and the move of its timer are one write
+
+
+# ---------------------------------------------------------------------------------------------- serving
+
+
+async def test_it_sleeps_until_the_time_has_come(store):
+    service = CronService(store)
+    async with serving(service) as told:
+        began = time.time()
+        job = await service.add("x", at="in 1s", **HERE)
+        await until(lambda: told)
+        assert 0 <= time.time() - job.next_due < 5
+        assert time.time() > began + 0.9
+        await service.add("y", every="1s", **HERE)
+        await until(lambda: len(told) == 3)
+    assert told == [("me", "test:7")] * 3
+
+
+async def test_it_does_not_poll(store, clock, monkeypatch):
+    service = CronService(store, clock=clock)
+    looks = 0
+    look = store.timers
+
+    async def counted(owner: str | None = None) -> list[Timer]:
+        nonlocal looks
+        looks += owner is None
+        return await look(owner)
+
+    monkeypatch.setattr(store, "timers", counted)
+    await service.add("far", every="1h", **HERE)
+    await store.set_timer(Timer("you", "heartbeat", NOW - 5, {}))  # one that nobody here fires
+    await store.set_timer(Timer("me", "0badf00d", NOW - 5, {"message": 5}))
+    async with serving(service):
+        await asyncio.sleep(0.5)
+        assert looks == 1
+        service.changed()
+        await asyncio.sleep(0.1)
+        assert looks == 2
+
+
+async def test_a_job_that_another_process_added_is_seen_after_a_while(store, tmp_path, monkeypatch):
+    assert module.LOOK_SECONDS == 30
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.3)
+    other = SQLiteStore(tmp_path / "store.db")
+    async with serving(CronService(store)) as told:
+        await asyncio.sleep(0.1)
+        await CronService(other).add("x", at="in 1s", **HERE)
+        await until(lambda: told)
+    await other.close()
+
+
+async def test_two_that_serve_at_once_tell_of_each_firing_once(store, tmp_path):
+    other = SQLiteStore(tmp_path / "store.db")
+    service = CronService(store)
+    await service.add("x", every="1s", **HERE)
+    async with serving(service, CronService(other)) as told:
+        await asyncio.sleep(3.3)
+    assert len(told) == len(await inbox(store)) >= 2
+    await other.close()
+
+
+async def test_a_damaged_job_is_reported_once_and_does_not_stop_the_others(service, store, clock, caplog):
+    await service.add("sound", every="10m", **HERE)
+    base = {"message": "m", "channel": "c", "chat_id": "d", "first": NOW}
+    damaged: list[dict[str, Any]] = [
+        {}, {"message": 5}, base, {**base, "every": 0, "anchor": 5}, {**base, "cron": "* * *"},
+        {**base, "cron": "0 8 * * *", "tz": "Nowhere/Land"}, {**base, "at": "soon"}, {**base, "every": 5},
+    ]  # fmt: skip
+    for number, data in enumerate(damaged):
+        await store.set_timer(Timer("me", f"bad{number}", NOW, data))
+    with caplog.at_level(logging.ERROR):
+        assert await service.fire_due() == NOW + 600
+        clock.now += 600
+        await service.fire_due()
+        await service.list()
+    assert [message.content for message in await inbox(store)] == ["sound"]
+    assert [job.message for job in await service.list()] == ["sound"]
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert all(said.count(f"remove bad{number}") == 1 for number in range(len(damaged)))
+    assert await service.remove("bad0")
+    assert len(await store.timers()) == len(damaged)
+
+
+async def test_a_store_that_cannot_be_written_for_a_while_ends_nothing(store, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+    service = CronService(SQLiteStore(tmp_path / "store.db", lock_seconds=0.2))
+    await service.add("x", at="in 1s", **HERE)
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as database:
+        async with serving(service) as told:
+            database.execute("BEGIN IMMEDIATE")
+            await until(lambda: caplog.records)
+            assert told == []
+            database.execute("COMMIT")
+            await until(lambda: told)
+    assert len(await inbox(store)) == 1
+    await service.store.close()
+
+
+async def test_it_ends_when_it_is_cancelled_and_can_serve_again(store):
+    service = CronService(store)
+    async with serving(service):
+        await asyncio.sleep(0.05)
+    async with serving(service) as told:
+        await service.add("x", at="in 1s", **HERE)
+        await until(lambda: told)

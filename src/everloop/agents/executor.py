@@ -6,24 +6,22 @@ import asyncio
 import inspect
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from .. import events
 from ..actions import Limits
 from ..config import Config
 from ..context.models import model_info
 from ..engine import Turn, run_turn
-from ..log import Call, Entry, ModelAnswered, TurnEnded, UserSaid, in_words
+from ..log import Call, TurnEnded, UserSaid, in_words
 from ..messages import Conversation, clean
 from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry, ToolResult
-from .activities import Activities, Context, OnActivity
+from .activities import Activities, OnActivity
 from .clock import Deadline
 from .definitions import AgentDefinition
 from .extraction import (
@@ -35,71 +33,28 @@ from .extraction import (
     system_prompt,
     work_message,
 )
-from .goal_ports import GoalModel, GoalTools, MemoryLog, RunCall
+from .goal_ports import GoalModel, GoalTools, RunCall
 from .goal_tools import Surroundings, goal_registry
+from .goals import (
+    APOLOGY,
+    STOPPED,
+    Outcome,
+    OutputObject,
+    Run,
+    TerminateReason,
+    WorkLimits,
+    cut_short,
+    grace_seconds,
+    stopping,
+    turns_of,
+    usage_of,
+)
 from .ports import Tools
 from .templates import InputError, check_inputs
 
-GRACE_SECONDS = 60.0  # at most; of a short time limit a tenth, but never less than the next
-LEAST_GRACE_SECONDS = 6.0
-APOLOGY = "Sorry, I encountered an error: "
+__all__ = ["AgentExecutor", "OutputObject"]
 
-TerminateReason = Literal["goal", "max_turns", "timeout", "aborted", "error"]
-Limit = Literal["timeout", "aborted"]
-STOPPED: dict[Limit, str] = {"timeout": "(The time limit was reached.)", "aborted": "(The run was aborted.)"}
-
-
-@dataclass(slots=True, frozen=True)
-class OutputObject:
-    """What came of a run. `result` is text, or JSON that fits the output schema; None if there is none."""
-
-    result: Any
-    terminate_reason: TerminateReason
-    turns: int = 0  # answers of the model while it worked
-    duration: float = 0.0  # seconds
-    usage: dict[str, int] = field(default_factory=dict)  # tokens of all model calls, as the provider counted them
-    recovered: bool = False  # the result comes from the grace turn: the best that could be given, not the goal
-    recovered_from: str | None = None  # the limit that cut the work short
-    error: str | None = None  # what went wrong, in one line
-    log: tuple[Entry, ...] = field(default=(), repr=False)  # all that happened
-
-
-class WorkLimits(Limits):
-    """The limits of the work, with words for a conversation in which nobody can say “go on”."""
-
-    @property
-    def rounds_notice(self) -> str:
-        return f"(The limit of {self.rounds} turns was reached.)"
-
-
-@dataclass(slots=True)
-class _Run:
-    """All that belongs to one run."""
-
-    id: str
-    inputs: dict[str, Any]
-    clock: Deadline
-    signal: asyncio.Event | None
-    activities: Activities
-    conversation: Conversation
-    log: MemoryLog = field(default_factory=MemoryLog)
-
-    def due(self) -> Limit | None:
-        """What should stop the run now; the engine has looked at the number of turns before."""
-        if self.clock.expired:
-            return "timeout"
-        return "aborted" if self.signal is not None and self.signal.is_set() else None
-
-
-@dataclass(slots=True, frozen=True)
-class _Outcome:
-    reason: TerminateReason
-    result: Any = None
-    error: str | None = None
-    told: Context | None = None  # as what the watcher must hear of it, where it has not yet
-
-
-_current: ContextVar[_Run] = ContextVar("everloop_executor_run")
+_current: ContextVar[Run] = ContextVar("everloop_executor_run")
 
 
 class AgentExecutor:
@@ -228,7 +183,7 @@ class AgentExecutor:
             await activities.close()
             raise
         clock = Deadline(self.definition.max_time_minutes * 60)
-        run = _Run(secrets.token_hex(8), values, clock, signal, activities, Conversation(blind=self._blind()))
+        run = Run(secrets.token_hex(8), values, clock, signal, activities, Conversation(blind=self._blind()))
         token = _current.set(run)
         self._runs += 1
         try:
@@ -240,26 +195,25 @@ class AgentExecutor:
             if not self._runs:
                 await self._surroundings.close()
             await activities.close()
-        answers = [entry for entry in run.log.entries if isinstance(entry, ModelAnswered)]
         return OutputObject(
             outcome.result,
             outcome.reason,
-            _turns(run.log.entries),
+            turns_of(run.log.entries),
             round(time.monotonic() - started, 4),
-            _total(answers),
+            usage_of(run.log.entries),
             recovered,
             outcome.reason if recovered else None,
             outcome.error,
             tuple(run.log.entries),
         )
 
-    async def _pursue(self, run: _Run) -> tuple[_Outcome, bool]:
+    async def _pursue(self, run: Run) -> tuple[Outcome, bool]:
         """Both phases, and the grace turn where a limit has cut one of them short."""
         system = await _awaited_text(self.build_system_prompt(run.inputs))
         run.conversation.append({"role": "system", "content": clean(system)})
         limits = WorkLimits(rounds=self.definition.max_turns)
         ended = await self._turn(run, work_message(self.definition, run.inputs), limits, self.tools)
-        outcome = _cut_short(ended)
+        outcome = cut_short(ended)
         if outcome is None:
             outcome = await self._extract(run)
         if outcome.told is not None:
@@ -267,29 +221,28 @@ class AgentExecutor:
         if outcome.reason not in ("max_turns", "timeout"):
             return outcome, False
         result = await self._grace(run, outcome.reason)
-        return _Outcome(outcome.reason, result, outcome.error), result is not None
+        return Outcome(outcome.reason, result, outcome.error), result is not None
 
-    async def _extract(self, run: _Run) -> _Outcome:
+    async def _extract(self, run: Run) -> Outcome:
         """Ask for the result until it fits, a few times."""
         message = await _awaited_text(self.build_extraction_message())
         problem = ""
         for _ in range(1 + RETRIES):
             ended = await self._turn(run, message, Limits(rounds=2, empty_answers=1), None)
             if ended.reason not in ("answer", "empty", "max_rounds", "repeating"):
-                cut_short = _cut_short(ended)
-                assert cut_short is not None
-                return cut_short
+                outcome = cut_short(ended)
+                assert outcome is not None
+                return outcome
             result, problem = read_output(self.definition, ended.text if ended.reason == "answer" else "")
             if not problem:
-                return _Outcome("goal", result)
+                return Outcome("goal", result)
             run.activities.error(problem, "output")
             message = retry_message(problem)
-        return _Outcome("error", error=f"no valid result after {1 + RETRIES} tries: {problem}")
+        return Outcome("error", error=f"no valid result after {1 + RETRIES} tries: {problem}")
 
-    async def _grace(self, run: _Run, reason: TerminateReason) -> Any:
+    async def _grace(self, run: Run, reason: TerminateReason) -> Any:
         """One short turn without tools for the best result that can still be given; None if there is none."""
-        seconds = min(GRACE_SECONDS, max(LEAST_GRACE_SECONDS, run.clock.seconds / 10))
-        run.clock = Deadline(seconds)
+        run.clock = Deadline(grace_seconds(run.clock.seconds))
         message = grace_message(self.definition, reason, run.inputs)
         ended = await self._turn(run, message, Limits(rounds=1, empty_answers=1), None)
         if ended.reason != "answer":
@@ -300,7 +253,7 @@ class AgentExecutor:
             run.activities.error(problem, "grace")
         return result
 
-    async def _turn(self, run: _Run, message: str, limits: Limits, tools: ToolRegistry | None) -> TurnEnded:
+    async def _turn(self, run: Run, message: str, limits: Limits, tools: ToolRegistry | None) -> TurnEnded:
         """One turn of the engine in the run's conversation; without tools, a call of any is answered with an error."""
         offered = tools if tools is not None else ToolRegistry()
         said = UserSaid(clean(message))
@@ -321,7 +274,7 @@ class AgentExecutor:
             self._overrides("process_function_calls"),
             run.activities,
         )
-        async with _stopping(turn, run):
+        async with stopping(turn, run):
             ended = await run_turn(turn, model, toolbox, limits)
         assert isinstance(ended, TurnEnded)
         return ended
@@ -337,48 +290,6 @@ class AgentExecutor:
         return model_info(self.model or default or "").vision is False
 
 
-@asynccontextmanager
-async def _stopping(turn: Turn, run: _Run) -> AsyncIterator[None]:
-    """Stop the turn the moment its time is up or the signal is set, whatever it is doing."""
-
-    async def watch() -> None:
-        waits = [asyncio.create_task(run.clock.passed())]
-        if run.signal is not None:
-            waits.append(asyncio.create_task(run.signal.wait()))  # type: ignore[arg-type]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if (due := run.due()) is not None:
-                turn.stop(due, STOPPED[due])
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.wait(waits)
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watcher.cancel()
-        await asyncio.wait([watcher])
-
-
-def _cut_short(ended: TurnEnded) -> _Outcome | None:
-    """What a turn's end means for the run; None where the model ended it by itself."""
-    match ended.reason:
-        case "answer" | "empty":
-            return None
-        case "max_rounds":
-            return _Outcome("max_turns", error="the limit of turns was reached", told="max_turns")
-        case "timeout":
-            return _Outcome("timeout", error="the time limit was reached", told="timeout")
-        case "aborted":
-            return _Outcome("aborted", error="the run was aborted", told="aborted")
-        case "error":  # the watcher has heard it when it happened
-            return _Outcome("error", error=ended.text.removeprefix(APOLOGY))
-        case _:
-            return _Outcome("error", error=ended.text, told="error")
-
-
 async def _awaited(run: RunCall, call: Call) -> ToolResult:
     return await run(call)
 
@@ -386,21 +297,3 @@ async def _awaited(run: RunCall, call: Call) -> ToolResult:
 async def _awaited_text(text: Any) -> str:
     """What a step gave; one of a subclass may be async."""
     return str(await text if inspect.isawaitable(text) else text)
-
-
-def _turns(entries: Sequence[Entry]) -> int:
-    """How often the model answered while it worked: up to where the first turn ended."""
-    count = 0
-    for entry in entries:
-        if isinstance(entry, TurnEnded):
-            break
-        count += isinstance(entry, ModelAnswered) and entry.finish_reason != "cancelled"
-    return count
-
-
-def _total(answers: Sequence[ModelAnswered]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for answer in answers:
-        for name, count in answer.usage.items():
-            total[name] = total.get(name, 0) + count
-    return total

@@ -13,7 +13,7 @@ from ..engine import Review
 from ..log import Call, Entry, UserSaid, Written
 from ..messages import Conversation, clean
 from ..providers.base import LLMResponse
-from ..tools.registry import ToolRegistry, ToolResult, error_result
+from ..tools.registry import ToolRegistry, ToolResult, as_text, error_result
 from .activities import Activities
 from .ports import Tools
 from .thoughts import ThoughtStream, part_thoughts
@@ -185,17 +185,20 @@ class _Batch:
             raise
 
     async def _step(self) -> None:
-        given: Sequence[ToolResult] = ()
         problem = "it was left without a result"
         try:
-            given = await self._process(self._calls, self._one)
-        except Exception as error:  # a fault in a subclass is told to the model, like one in a tool
+            given = list(await self._process(self._calls, self._one))
+            for call, result in zip(self._calls, given, strict=False):
+                self._hand_over(call, result if hasattr(result, "status") else ToolResult(as_text(result)))
+        except (Exception, asyncio.CancelledError) as error:  # a fault in a subclass is told like one in a tool
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
             log.exception("process_function_calls failed")
             problem = clean(str(error)) or type(error).__name__
             self._activities.error(problem, "tool")
-        for place, call in enumerate(self._calls):
-            failed = ToolResult(error_result(f"{call.name} failed: {problem}"), "error")
-            self._hand_over(call, given[place] if place < len(given) else failed)
+        for call in self._calls:
+            self._hand_over(call, ToolResult(error_result(f"{call.name} failed: {problem}"), "error"))
 
     async def _one(self, call: Call) -> ToolResult:
         result = await self._run(call, self._progress.get(call.id, _nobody))

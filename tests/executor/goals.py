@@ -1,0 +1,43 @@
+"""Short ways to a definition, an executor over a scripted model, and what its watcher heard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from everloop.agents.activities import Activity
+from everloop.agents.definitions import AgentDefinition
+from everloop.agents.executor import AgentExecutor
+from everloop.tools.base import Tool
+from everloop.tools.registry import ToolRegistry
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+def definition(**options: Any) -> AgentDefinition:
+    """A definition with what must be there; `options` are the rest."""
+    facts = {"name": "worker", "description": "Works.", "system_prompt": "You work.", "query": "Do it."}
+    return AgentDefinition(**(facts | options))
+
+
+async def executor(
+    folder: Path,
+    provider: Any,
+    *tools: Tool,
+    seen: list[Activity] | None = None,
+    kind: type[AgentExecutor] = AgentExecutor,
+    **options: Any,
+) -> AgentExecutor:
+    """An executor; `options` are those of its definition. It may use all the tools that are given."""
+    names = options.pop("tools", [tool.name for tool in tools])
+    created = {key: options.pop(key) for key in ("config", "restrict_to_workspace", "on_activity") if key in options}
+    if seen is not None:
+        created["on_activity"] = seen.append
+    return await kind.create(
+        definition(tools=names, **options), provider=provider, workspace=folder, tools=ToolRegistry(tools), **created
+    )
+
+
+def results(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(call, content) of the tool results in a request."""
+    return [(message["tool_call_id"], message["content"]) for message in messages if message["role"] == "tool"]

@@ -1,0 +1,181 @@
+"""What `create` refuses, in one line, before anything runs; and what a run may touch."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from everloop.agents.definitions import DefinitionError
+from everloop.agents.executor import AgentExecutor
+from everloop.config import Config, Rule
+from everloop.log import CallEnded
+from everloop.testing import ScriptedProvider, call
+from everloop.tools.base import Tool, tool
+from everloop.tools.registry import ToolRegistry
+
+from .goals import definition, executor
+
+
+async def refused(*args: Any, **options: Any) -> str:
+    with pytest.raises(DefinitionError) as caught:
+        await AgentExecutor.create(*args, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("provider", [None, ScriptedProvider, object(), "openai"])
+async def test_an_executor_without_a_working_provider_is_refused(folder, provider):
+    assert "agent worker: provider " in await refused(definition(), provider=provider, workspace=folder)
+
+
+async def test_unknown_tools_are_refused_with_the_nearest_name(folder):
+    provider = ScriptedProvider([])
+    text = await refused(definition(tools=["grep", "raed_file"]), provider=provider, workspace=folder)
+    assert "raed_file" in text
+    assert "did you mean read_file?" in text
+    assert "there are: " in await refused(definition(tools=["zzzz"]), provider=provider, workspace=folder)
+    text = await refused(definition(tools=["mine"]), provider=provider, workspace=folder, tools=ToolRegistry())
+    assert "mine" in text
+
+
+async def test_what_is_no_definition_registry_config_or_folder_is_refused(folder):
+    provider = ScriptedProvider([])
+    assert "AgentDefinition" in await refused({"name": "x"}, provider=provider, workspace=folder)
+    assert "ToolRegistry" in await refused(definition(), provider=provider, workspace=folder, tools=[1])
+    assert "Config" in await refused(definition(), provider=provider, workspace=folder, config={"policy": []})
+    assert "workspace" in await refused(definition(), provider=provider, workspace=None)
+    (folder / "file").write_text("x")
+    assert "workspace" in await refused(definition(), provider=provider, workspace=folder / "file")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [Rule(do="ask", tool="exec")],
+        [Rule(do="deny", tool="exec")],
+        [Rule(do="ask")],
+        [Rule(do="deny", tool="e*")],
+        [Rule(do="ask", command="*")],
+        [Rule(do="deny", command="rm *"), Rule(do="ask", tool="exec")],
+        [Rule(do="ask", tool="exec", origin="executor:*")],
+        [Rule(do="allow", tool="exec", origin="cli:*"), Rule(do="ask", tool="exec")],
+        [Rule(do="allow", tool="grep"), Rule(do="deny")],
+    ],
+    ids=range(9),
+)
+async def test_a_tool_that_would_always_need_a_person_is_refused(folder, rules):
+    config = Config(policy=tuple(rules))
+    text = await refused(definition(tools=["exec"]), provider=ScriptedProvider([]), workspace=folder, config=config)
+    assert "exec" in text
+    assert "approval" in text
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [],
+        [Rule(do="ask", tool="write_file")],
+        [Rule(do="ask", command="rm *")],
+        [Rule(do="ask", tool="exec", arguments={"command": "rm *"})],
+        [Rule(do="allow", command="git *"), Rule(do="ask", tool="exec")],
+        [Rule(do="allow", tool="exec"), Rule(do="deny")],
+        [Rule(do="deny", tool="exec", origin="telegram:*")],
+        [Rule(do="deny", path="secret/*")],
+    ],
+    ids=range(8),
+)
+async def test_a_tool_of_which_some_calls_may_run_is_taken(folder, rules):
+    config = Config(policy=tuple(rules))
+    provider = ScriptedProvider([call("exec", command="git --version"), "ok", "done"])
+    output = await (await executor(folder, provider, tools=["exec"], config=config)).run({})
+    assert [entry.status for entry in output.log if isinstance(entry, CallEnded)] == ["ok"]
+
+
+async def test_commands_without_a_sandbox_need_a_person_where_the_workspace_is_restricted(folder):
+    config = Config(sandbox="off")
+    provider = ScriptedProvider([])
+    assert "exec" in await refused(definition(tools=["exec"]), provider=provider, workspace=folder, config=config)
+    free = await executor(folder, provider, tools=["exec"], config=config, restrict_to_workspace=False)
+    assert free.tools.names == ["exec"]
+
+
+async def test_a_call_that_would_be_asked_for_is_denied_since_nobody_is_there(folder):
+    config = Config(policy=(Rule(do="ask", tool="write_file", path="secret/*", why="it is secret"),))
+    calls = [call("write_file", path="secret/canary", content="x"), call("write_file", path="open.txt", content="x")]
+    provider = ScriptedProvider([calls, "ok", "done"])
+    output = await (await executor(folder, provider, tools=["write_file"], config=config)).run({})
+    assert output.terminate_reason == "goal"
+    assert sorted(entry.status for entry in output.log if isinstance(entry, CallEnded)) == ["denied", "ok"]
+    assert not (folder / "secret").exists()
+    assert (folder / "open.txt").read_text() == "x"
+
+
+async def test_files_outside_of_the_workspace_are_out_of_reach_unless_that_is_turned_off(folder, tmp_path):
+    (tmp_path / "outside.txt").write_text("canary-9917")
+    calls = [
+        call("read_file", path="../outside.txt"),
+        call("read_file", path=str(tmp_path / "outside.txt")),
+        call("write_file", path="../new.txt", content="x"),
+    ]
+    provider = ScriptedProvider([calls, "ok", "done"])
+    output = await (await executor(folder, provider, tools=["read_file", "write_file"])).run({})
+    assert "canary-9917" not in repr(output.log)
+    assert not (tmp_path / "new.txt").exists()
+    provider = ScriptedProvider([call("read_file", path="../outside.txt"), "ok", "done"])
+    free = await executor(folder, provider, tools=["read_file"], restrict_to_workspace=False)
+    assert "canary-9917" in repr((await free.run({})).log)
+
+
+async def test_the_runtimes_own_files_are_out_of_reach(tmp_path):
+    home = tmp_path / "place"
+    home.mkdir()
+    (home / "config.toml").write_text("key = 'canary-1812'")
+    provider = ScriptedProvider(
+        [[call("read_file", path="place/config.toml"), call("grep", pattern="canary")], "ok", "done"]
+    )
+    agent = await executor(tmp_path, provider, tools=["read_file", "grep"], config=Config(home=home))
+    output = await agent.run({})
+    assert "canary-1812" not in repr(output.log)
+
+
+async def test_a_further_tool_stands_for_a_built_in_one_of_its_name(folder):
+    @tool(name="read_file")
+    async def mine(path: str) -> str:
+        """Mine."""
+        return f"mine: {path}"
+
+    provider = ScriptedProvider([call("read_file", path="x"), "ok", "done"])
+    output = await (await executor(folder, provider, mine)).run({})
+    assert "mine: x" in repr(output.log)
+
+
+async def test_further_tools_are_not_closed_by_a_run_and_hear_of_its_end(folder):
+    heard = []
+
+    class Counting(Tool):
+        name = "count"
+        description = "Counts."
+
+        async def execute(self) -> str:
+            return "1"
+
+        async def end_turn(self, turn: str) -> None:
+            heard.append("end_turn")
+
+        async def close(self) -> None:
+            heard.append("close")
+
+    provider = ScriptedProvider([call("count"), "ok", "done"])
+    await (await executor(folder, provider, Counting())).run({})
+    assert heard == ["end_turn"]
+
+
+async def test_two_runs_one_after_the_other_use_the_same_executor(folder):
+    provider = ScriptedProvider(
+        [call("exec", command="echo hi"), "ok", "one", call("exec", command="echo hi"), "ok", "two"]
+    )
+    agent = await executor(folder, provider, tools=["exec"])
+    assert [(await agent.run({})).result, (await agent.run({})).result] == ["one", "two"]
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

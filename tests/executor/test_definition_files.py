@@ -1,0 +1,112 @@
+"""The agents of a workspace and of the package, whatever lies in the folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from everloop.agents.definition_files import BIGGEST, MOST, load_definitions, read_definitions
+from everloop.agents.definitions import DefinitionError
+from everloop.sandbox.reach import Reach
+
+CANARY = "canary-5512"
+
+
+def put(folder: Path, name: str, text: str | None = None) -> Path:
+    place = folder / "agents" / f"{name}.md"
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(text if text is not None else f"---\nname: {name}\ndescription: Ours.\n---\nYou are {name}.\n")
+    return place
+
+
+def test_the_shipped_agents_are_there_without_a_folder(folder):
+    assert set(load_definitions(folder)) == {"investigator", "researcher"}
+
+
+def test_the_workspaces_file_stands_for_the_shipped_one(folder):
+    put(folder, "researcher")
+    put(folder, "gardener")
+    found = load_definitions(folder)
+    assert found["researcher"].description == "Ours."
+    assert set(found) == {"gardener", "investigator", "researcher"}
+
+
+def test_a_broken_file_hides_the_shipped_one_and_no_other(folder):
+    put(folder, "researcher", "---\nname: researcher\ndescription: x\ntool: [grep]\n---\nhi\n")
+    put(folder, "gardener")
+    found = read_definitions(Reach(folder))
+    assert set(found.known) == {"gardener", "investigator"}
+    with pytest.raises(DefinitionError, match=r'^agents/researcher.md:4: unknown key "tool" \(did you mean "tools"'):
+        found.get("researcher")
+    with pytest.raises(DefinitionError, match=r"^agents/researcher.md:4: "):
+        load_definitions(folder)
+
+
+def test_the_name_in_a_file_is_the_files_own(folder):
+    put(folder, "gardener", "---\nname: other\ndescription: x\n---\nhi\n")
+    with pytest.raises(DefinitionError, match=r'^agents/gardener.md:1: name is "other"'):
+        load_definitions(folder)
+
+
+def test_an_agent_that_is_not_there_is_answered_with_the_nearest(folder):
+    found = read_definitions(Reach(folder))
+    with pytest.raises(DefinitionError, match='did you mean "investigator"'):
+        found.get("investigater")
+    with pytest.raises(DefinitionError, match="there are: investigator, researcher"):
+        found.get("zzz")
+
+
+def test_other_files_of_the_folder_are_nobodys_agents(folder):
+    put(folder, "gardener")
+    (folder / "agents" / "notes.txt").write_text("x")
+    (folder / "agents" / ".hidden.md").write_text("x")
+    assert set(load_definitions(folder)) == {"gardener", "investigator", "researcher"}
+
+
+async def test_what_lies_outside_of_the_workspace_is_not_read_through_a_link(folder, tmp_path):
+    secret = tmp_path / "secret.md"
+    secret.write_text(f"---\nname: spy\ndescription: {CANARY}\n---\n{CANARY}\n")
+    put(folder, "gardener")
+    (folder / "agents" / "spy.md").symlink_to(secret)
+    found = await asyncio.to_thread(read_definitions, Reach(folder))
+    assert CANARY not in repr(found)
+    assert "spy" in found.broken
+    assert "gardener" in found.known
+
+
+def test_a_folder_that_is_a_link_out_of_the_workspace_is_not_read(folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "spy.md").write_text(f"---\nname: spy\ndescription: {CANARY}\n---\n{CANARY}\n")
+    (folder / "agents").symlink_to(elsewhere)
+    found = read_definitions(Reach(folder))
+    assert CANARY not in repr(found)
+    assert found.problem
+    with pytest.raises(DefinitionError):
+        load_definitions(folder)
+
+
+def test_pipes_folders_bad_texts_and_endless_files_are_broken_and_hold_nothing_up(folder):
+    put(folder, "gardener")
+    agents = folder / "agents"
+    os.mkfifo(agents / "pipe.md")
+    (agents / "folder.md").mkdir()
+    (agents / "endless.md").symlink_to("/dev/zero")
+    (agents / "latin.md").write_bytes(b"---\nname: latin\ndescription: caf\xe9\n---\nhi\n")
+    (agents / "big.md").write_text("---\nname: big\ndescription: x\n---\n" + "x" * BIGGEST)
+    (agents / "odd name.md").write_text("---\nname: odd\ndescription: x\n---\nhi\n")
+    found = read_definitions(Reach(folder))
+    assert set(found.broken) == {"pipe", "folder", "endless", "latin", "big", "odd name"}
+    assert found.broken["latin"].startswith("agents/latin.md:3: ")
+    assert "gardener" in found.known
+
+
+def test_only_so_many_files_are_taken(folder):
+    for number in range(MOST + 1):
+        put(folder, f"agent-{number:03}")
+    found = read_definitions(Reach(folder))
+    assert len(found.known) == MOST + 2
+    assert found.problem

@@ -1,0 +1,294 @@
+"""What cuts a run short: turns, time, the signal; and the one short turn that may save a result."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from everloop.agents import goals
+from everloop.agents.activities import ActivityError, ToolEnded, ToolStarted
+from everloop.log import CallEnded, CallsBegun, ModelAnswered, TurnEnded
+from everloop.providers.base import ProviderError
+from everloop.replay import replay
+from everloop.testing import ChatOnlyProvider, ScriptedProvider, call
+from everloop.tools.base import tool
+
+from .goals import NUMBER, executor
+
+SHORT = 0.3 / 60  # minutes
+
+
+@tool(replay="safe")
+async def slow() -> str:
+    """Takes for ever."""
+    await asyncio.sleep(60)
+    return "never"
+
+
+@tool
+async def quick() -> str:
+    """Takes no time."""
+    return "quick"
+
+
+async def forever(messages, tools):
+    await asyncio.sleep(60)
+    return "never"
+
+
+@pytest.fixture
+def short_grace(monkeypatch):
+    """A grace turn has six seconds at least; that is long for a test that waits for its end."""
+    monkeypatch.setattr(goals, "LEAST_GRACE_SECONDS", 0.3)
+
+
+# ---------------------------------------------------------------------------------------------- turns
+
+
+async def test_after_the_last_turn_one_more_without_tools_may_give_a_result(folder):
+    provider = ScriptedProvider([call("quick"), call("quick"), "the best I have"])
+    seen: list[Any] = []
+    output = await (await executor(folder, provider, quick, max_turns=2, seen=seen)).run({})
+    assert (output.result, output.terminate_reason, output.turns) == ("the best I have", "max_turns", 2)
+    assert (output.recovered, output.recovered_from) == (True, "max_turns")
+    assert [request.tools is None for request in provider.requests] == [False, False, True]
+    assert sum(isinstance(activity, ToolEnded) for activity in seen) == 2
+    assert seen[-1].context == "max_turns"
+
+
+@pytest.mark.parametrize(
+    "last", [ProviderError("down"), call("quick"), "", "no number"], ids=["error", "call", "empty", "invalid"]
+)
+async def test_without_a_result_in_the_grace_turn_there_is_none(folder, last):
+    provider = ScriptedProvider([call("quick"), last])
+    seen: list[Any] = []
+    output = await (await executor(folder, provider, quick, max_turns=1, seen=seen, output_schema=NUMBER)).run({})
+    assert (output.result, output.terminate_reason) == (None, "max_turns")
+    assert (output.recovered, output.recovered_from) == (False, None)
+    assert len(provider.requests) == 2
+    assert [activity for activity in seen if isinstance(activity, ActivityError) and activity.context == "grace"]
+
+
+async def test_a_result_in_the_grace_turn_is_checked_too(folder):
+    provider = ScriptedProvider([call("quick"), 'so far: {"n": 2}'])
+    output = await (await executor(folder, provider, quick, max_turns=1, output_schema=NUMBER)).run({})
+    assert (output.result, output.terminate_reason, output.recovered) == ({"n": 2}, "max_turns", True)
+
+
+async def test_an_answer_in_the_last_turn_is_the_end_of_the_work_and_no_limit(folder):
+    provider = ScriptedProvider([call("quick"), "ok", "done"])
+    output = await (await executor(folder, provider, quick, max_turns=2)).run({})
+    assert (output.result, output.terminate_reason, output.turns) == ("done", "goal", 2)
+
+
+@pytest.mark.parametrize(
+    ("turns", "seconds", "reason"), [(1, 0.35, "max_turns"), (5, 0.35, "timeout"), (5, 0.0, "aborted")]
+)
+async def test_turns_are_looked_at_before_time_and_time_before_the_signal(folder, turns, seconds, reason):
+    signal = asyncio.Event()
+
+    class Late(ChatOnlyProvider):
+        async def chat(self, messages, tools=None, model=None):
+            time.sleep(seconds)  # nobody can look at a clock meanwhile
+            signal.set()
+            return await super().chat(messages, tools, model)
+
+    # An empty answer: the next thing that happens is the look at the limits.
+    output = await (await executor(folder, Late([""] * 9), max_turns=turns, max_time_minutes=SHORT)).run({}, signal)
+    assert (output.terminate_reason, output.turns) == (reason, 1)
+
+
+# ---------------------------------------------------------------------------------------------- time
+
+
+async def test_a_slow_model_is_interrupted_by_the_deadline(folder):
+    provider = ScriptedProvider([forever, "what I have"])
+    started = time.monotonic()
+    output = await (await executor(folder, provider, max_time_minutes=SHORT)).run({})
+    assert time.monotonic() - started < 5
+    assert (output.result, output.terminate_reason, output.turns) == ("what I have", "timeout", 0)
+    assert (output.recovered, output.recovered_from) == (True, "timeout")
+
+
+async def test_a_slow_tool_is_interrupted_by_the_deadline_and_ends_as_timeout(folder):
+    provider = ScriptedProvider([[call("quick"), call("slow")], "what I have"])
+    seen: list[Any] = []
+    output = await (await executor(folder, provider, quick, slow, max_time_minutes=SHORT, seen=seen)).run({})
+    assert (output.result, output.terminate_reason) == ("what I have", "timeout")
+    assert [entry.status for entry in output.log if isinstance(entry, CallEnded)] == ["ok", "timeout"]
+    told = {activity.name: activity for activity in seen if isinstance(activity, ToolEnded)}
+    assert (told["quick"].status, told["slow"].status) == ("ok", "timeout")
+    assert told["slow"].seconds >= 0.2
+    assert "running" in told["slow"].content
+
+
+async def test_the_deadline_holds_for_the_extraction_too(folder):
+    provider = ScriptedProvider(["ok", forever, "in a hurry"])
+    output = await (await executor(folder, provider, max_time_minutes=SHORT)).run({})
+    assert (output.result, output.terminate_reason, output.recovered_from) == ("in a hurry", "timeout", "timeout")
+
+
+async def test_the_grace_turn_has_a_deadline_of_its_own(folder, short_grace):
+    provider = ScriptedProvider([forever], repeat_last=True)
+    started = time.monotonic()
+    output = await (await executor(folder, provider, max_time_minutes=SHORT)).run({})
+    assert time.monotonic() - started < 5
+    assert (output.result, output.terminate_reason, output.recovered) == (None, "timeout", False)
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(10, 60), (60, 60), (2, 12), (1, 6), (0.1, 6)])
+def test_the_grace_turn_has_a_tenth_of_the_time_within_bounds(minutes, seconds):
+    assert goals.grace_seconds(minutes * 60) == seconds
+
+
+async def test_a_command_that_runs_when_the_time_is_up_is_ended(folder):
+    command = "echo begun > begun; sleep 20; echo canary > canary"
+    provider = ScriptedProvider([call("exec", command=command), "what I have"])
+    output = await (await executor(folder, provider, tools=["exec"], max_time_minutes=2 / 60)).run({})
+    assert output.terminate_reason == "timeout"
+    assert [entry.status for entry in output.log if isinstance(entry, CallEnded)] == ["timeout"]
+    assert (folder / "begun").exists()
+    assert not (folder / "canary").exists()
+    assert output.duration < 12
+
+
+async def test_a_tool_that_does_not_let_itself_be_stopped_is_left_behind(folder, monkeypatch):
+    monkeypatch.setattr("everloop.agents.goal_ports.STOP_SECONDS", 0.2)
+    over = asyncio.Event()
+
+    @tool
+    async def stubborn() -> str:
+        """Ignores everybody."""
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    provider = ScriptedProvider([call("stubborn"), "what I have"])
+    output = await (await executor(folder, provider, stubborn, max_time_minutes=SHORT)).run({})
+    over.set()
+    await asyncio.sleep(0)
+    assert (output.result, output.terminate_reason) == ("what I have", "timeout")
+
+
+# ---------------------------------------------------------------------------------------------- the signal
+
+
+async def test_a_signal_that_is_set_before_ends_the_run_before_the_model_is_asked(folder):
+    signal = asyncio.Event()
+    signal.set()
+    provider = ScriptedProvider([])
+    seen: list[Any] = []
+    output = await (await executor(folder, provider, seen=seen)).run({}, signal)
+    assert (output.result, output.terminate_reason, output.turns) == (None, "aborted", 0)
+    assert provider.requests == []
+    assert [activity.context for activity in seen] == ["aborted"]
+
+
+async def test_a_signal_while_the_answer_streams_ends_the_run_at_once(folder):
+    signal = asyncio.Event()
+    provider = ScriptedProvider(["<think>hm</think> one two three four five six"], token_delay=0.05)
+    agent = await executor(folder, provider, seen=[])
+    asyncio.get_running_loop().call_later(0.2, signal.set)
+    started = time.monotonic()
+    output = await agent.run({}, signal)
+    assert time.monotonic() - started < 3
+    assert (output.result, output.terminate_reason, output.recovered) == (None, "aborted", False)
+    assert len(provider.requests) == 1  # no grace turn
+    partial = [entry for entry in output.log if isinstance(entry, ModelAnswered)]
+    assert partial[0].finish_reason == "cancelled"
+    assert "one" in (partial[0].content or "")
+    assert "hm" not in (partial[0].content or "")
+
+
+async def test_a_signal_while_tools_run_ends_them_as_aborted(folder):
+    signal = asyncio.Event()
+    provider = ScriptedProvider([[call("quick"), call("slow"), call("slow")]])
+    seen: list[Any] = []
+    agent = await executor(folder, provider, quick, slow, seen=seen)
+    asyncio.get_running_loop().call_later(0.2, signal.set)
+    output = await agent.run({}, signal)
+    assert output.terminate_reason == "aborted"
+    assert [entry.status for entry in output.log if isinstance(entry, CallEnded)] == ["ok", "aborted", "aborted"]
+    assert [activity.status for activity in seen if isinstance(activity, ToolEnded)] == ["ok", "aborted", "aborted"]
+    assert sum(isinstance(activity, ToolStarted) for activity in seen) == 3
+
+
+async def test_a_call_that_had_not_started_when_the_signal_came_is_told_as_such(folder):
+    @tool(parallel=False)
+    async def alone() -> str:
+        """One at a time."""
+        await asyncio.sleep(60)
+        return "never"
+
+    signal = asyncio.Event()
+    provider = ScriptedProvider([[call("alone"), call("alone")]])
+    seen: list[Any] = []
+    agent = await executor(folder, provider, alone, seen=seen)
+    asyncio.get_running_loop().call_later(0.2, signal.set)
+    output = await agent.run({}, signal)
+    ended = [entry for entry in output.log if isinstance(entry, CallEnded)]
+    assert [entry.status for entry in ended] == ["aborted", "aborted"]
+    assert ended[0].content != ended[1].content
+    assert ended[1].seconds == 0
+
+
+async def test_a_signal_in_the_extraction_leaves_no_result(folder):
+    signal = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.1, signal.set)
+    output = await (await executor(folder, ScriptedProvider(["ok", forever]))).run({}, signal)
+    assert (output.result, output.terminate_reason) == (None, "aborted")
+
+
+async def test_a_signal_in_the_grace_turn_ends_it_and_the_reason_stays_the_limits(folder):
+    signal = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.1, signal.set)
+    started = time.monotonic()
+    output = await (await executor(folder, ScriptedProvider([call("quick"), forever]), quick, max_turns=1)).run(
+        {}, signal
+    )
+    assert time.monotonic() - started < 4
+    assert (output.result, output.terminate_reason, output.recovered) == (None, "max_turns", False)
+
+
+async def test_a_run_that_is_cancelled_from_outside_takes_its_tools_with_it(folder):
+    ended = asyncio.Event()
+
+    @tool
+    async def watched() -> str:
+        """Says when it ends."""
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return "never"
+
+    agent = await executor(folder, ScriptedProvider([call("watched")]), watched)
+    running = asyncio.create_task(agent.run({}))
+    await asyncio.sleep(0.1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended.is_set()
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    assert others == []
+
+
+@pytest.mark.parametrize("reason", ["timeout", "aborted"])
+async def test_a_turn_that_was_cut_this_way_can_be_replayed_up_to_there(folder, reason):
+    signal = asyncio.Event()
+    if reason == "aborted":
+        asyncio.get_running_loop().call_later(0.2, signal.set)
+    provider = ScriptedProvider([call("quick"), [call("slow")], "what I have"])
+    minutes = SHORT if reason == "timeout" else 1
+    output = await (await executor(folder, provider, quick, slow, max_time_minutes=minutes)).run({}, signal)
+    first = next(place for place, entry in enumerate(output.log) if isinstance(entry, TurnEnded))
+    assert output.log[first] == TurnEnded(reason, goals.STOPPED[reason])
+    replayed = await replay([entry for entry in output.log[: first + 1] if not isinstance(entry, CallsBegun)])
+    assert replayed.same
+    assert reason in replayed.cut

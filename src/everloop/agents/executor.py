@@ -35,6 +35,7 @@ from .extraction import (
 )
 from .goal_ports import GoalModel, GoalTools, RunCall
 from .goal_tools import Surroundings, goal_registry
+from .goal_window import GoalWindow
 from .goals import (
     APOLOGY,
     STOPPED,
@@ -74,7 +75,7 @@ class AgentExecutor:
         *,
         model: str | None = None,
         on_activity: OnActivity | None = None,
-        vision: str = "auto",
+        config: Config | None = None,
     ) -> None:
         self.definition = definition
         self.provider = provider
@@ -83,7 +84,8 @@ class AgentExecutor:
         self._policy = policy
         self._surroundings = surroundings
         self._on_activity = on_activity
-        self._vision = vision
+        self._vision = config.vision if config is not None else "auto"
+        self._window = config.window if config is not None else 0
         self._runs = 0
 
     @classmethod
@@ -116,9 +118,8 @@ class AgentExecutor:
             exec_config=exec_config,
         )
         assert provider is not None
-        vision = config.vision if isinstance(config, Config) else "auto"
         return cls(
-            definition, provider, registry, policy, surroundings, model=model, on_activity=on_activity, vision=vision
+            definition, provider, registry, policy, surroundings, model=model, on_activity=on_activity, config=config
         )
 
     # ------------------------------------------------------------------------------------------ the steps
@@ -183,7 +184,8 @@ class AgentExecutor:
             await activities.close()
             raise
         clock = Deadline(self.definition.max_time_minutes * 60)
-        run = Run(secrets.token_hex(8), values, clock, signal, activities, Conversation(blind=self._blind()))
+        window = GoalWindow(self._model_name, self.tools.get_definitions(), self._window)
+        run = Run(secrets.token_hex(8), values, clock, signal, activities, Conversation(blind=self._blind()), window)
         token = _current.set(run)
         self._runs += 1
         try:
@@ -265,7 +267,7 @@ class AgentExecutor:
                 turn.stop(due, STOPPED[due])
                 await asyncio.sleep(0)  # where the stop takes effect
 
-        model = GoalModel(self.call_model, offered.get_definitions() or None, check)
+        model = GoalModel(self.call_model, offered.get_definitions() or None, check, run.window)
         context = self._surroundings.context(run.id, run.conversation, offered, self._policy)
         toolbox = GoalTools(
             offered,
@@ -275,7 +277,7 @@ class AgentExecutor:
             run.activities,
         )
         async with stopping(turn, run):
-            ended = await run_turn(turn, model, toolbox, limits)
+            ended = await run_turn(turn, model, toolbox, limits, run.window)
         assert isinstance(ended, TurnEnded)
         return ended
 
@@ -286,8 +288,11 @@ class AgentExecutor:
         """Whether the model cannot see pictures."""
         if self._vision != "auto":
             return self._vision == "no"
-        default = getattr(self.provider, "get_default_model", str)()
-        return model_info(self.model or default or "").vision is False
+        return model_info(self._model_name).vision is False
+
+    @property
+    def _model_name(self) -> str:
+        return self.model or getattr(self.provider, "get_default_model", str)() or ""
 
 
 async def _awaited(run: RunCall, call: Call) -> ToolResult:

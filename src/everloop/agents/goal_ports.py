@@ -15,6 +15,7 @@ from ..messages import Conversation, clean
 from ..providers.base import LLMResponse
 from ..tools.registry import ToolRegistry, ToolResult, as_text, error_result
 from .activities import Activities
+from .goal_window import GoalWindow
 from .ports import Tools
 from .thoughts import ThoughtStream, part_thoughts
 
@@ -53,16 +54,22 @@ class GoalModel:
     """The executor's `call_model`, with its thoughts parted from its answers. `check` comes first, and may stop it."""
 
     def __init__(
-        self, call_model: CallModel, tools: list[dict[str, Any]] | None, check: Callable[[], Awaitable[None]]
+        self,
+        call_model: CallModel,
+        tools: list[dict[str, Any]] | None,
+        check: Callable[[], Awaitable[None]],
+        window: GoalWindow,
     ) -> None:
         self._call_model = call_model
         self._tools = tools
         self._check = check
+        self._window = window
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         await self._check()
         watch = _Watch(emit) if emit is not None else None
         response = await self._call_model(conversation, self._tools, watch)
+        self._window.observe(conversation, response)
         if not isinstance(getattr(response, "content", None), str):
             answer, thoughts = None, ""
         else:

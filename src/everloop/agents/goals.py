@@ -15,6 +15,7 @@ from ..messages import Conversation
 from .activities import Activities, Context
 from .clock import Deadline
 from .goal_ports import MemoryLog
+from .goal_window import GoalWindow
 
 GRACE_SECONDS, LEAST_GRACE_SECONDS = 60.0, 6.0
 APOLOGY = "Sorry, I encountered an error: "
@@ -57,6 +58,7 @@ class Run:
     signal: asyncio.Event | None
     activities: Activities
     conversation: Conversation
+    window: GoalWindow
     log: MemoryLog = field(default_factory=MemoryLog)
 
     def due(self) -> Limit | None:

@@ -1,0 +1,85 @@
+"""A run that reads more than its model takes goes on: older results are left out, the newest stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from everloop.config import Config
+from everloop.log import CallEnded
+from everloop.providers.base import LLMResponse, ProviderError
+from everloop.testing import ScriptedProvider, call
+from everloop.tools.base import tool
+
+from .goals import executor, results
+
+LONG = "word " * 4_000  # about 4,000 tokens
+
+
+@tool(replay="safe", untrusted=True)
+async def read(number: int) -> str:
+    """Gives a long text."""
+    return f"begin-{number} {LONG}"
+
+
+def longest(provider: ScriptedProvider) -> int:
+    return max(sum(len(str(message["content"])) for message in request.messages) for request in provider.requests)
+
+
+async def test_older_results_are_left_out_before_the_window_is_full(folder):
+    steps: list[Any] = [call("read", number=number) for number in range(20)]
+    provider = ScriptedProvider([*steps, "ok", "done"])
+    output = await (await executor(folder, provider, read, config=Config(window=20_000))).run({})
+    assert (output.result, output.terminate_reason, output.turns) == ("done", "goal", 21)
+    assert longest(provider) < 4 * 20_000
+    last = results(provider.requests[19].messages)
+    assert "begin-18" in last[-1][1]
+    assert "begin-0" not in repr(last)
+    assert len(last) == 19
+    assert all("begin-" in entry.content for entry in output.log if isinstance(entry, CallEnded))
+
+
+@pytest.mark.parametrize("text", ["maximum context length is 9000 tokens", "prompt is too long"])
+async def test_a_request_that_the_model_refuses_as_too_long_is_made_again_shorter(folder, text):
+    def refuse(messages, tools):
+        return ProviderError(text, status=400) if "begin-0" in repr(messages) else "ok"
+
+    calls = [call("read", number=number) for number in range(3)]
+    provider = ScriptedProvider([calls, refuse, refuse, "done"])
+    output = await (await executor(folder, provider, read)).run({})
+    assert (output.result, output.terminate_reason) == ("done", "goal")
+
+
+async def test_a_request_that_cannot_be_made_shorter_ends_in_an_error(folder):
+    provider = ScriptedProvider([ProviderError("prompt is too long", status=400)])
+    output = await (await executor(folder, provider, query="x " * 50)).run({})
+    assert output.terminate_reason == "error"
+    assert len(provider.requests) == 1
+
+
+async def test_what_was_untrusted_stays_so_when_it_is_left_out(folder):
+    steps: list[Any] = [call("read", number=number) for number in range(8)]
+    fetch = call("web_fetch", url="http://127.0.0.1:9/canary")
+    provider = ScriptedProvider([*steps, fetch, "ok", "done"])
+    agent = await executor(folder, provider, read, tools=["read", "web_fetch"], config=Config(window=15_000))
+    output = await agent.run({})
+    assert "begin-0" not in repr(provider.requests[8].messages)
+    assert [entry.status for entry in output.log if isinstance(entry, CallEnded)][-1] == "denied"
+
+
+async def test_what_the_provider_counts_is_learned_from(folder):
+    """Its tokenizer makes ten times more of the text than was estimated, so less fits."""
+
+    def counted(step: Any) -> Any:
+        def answer(messages, tools):
+            units = sum(len(str(message["content"])) for message in messages)
+            return LLMResponse(None, [step], "tool_calls", usage={"prompt_tokens": units})
+
+        return answer
+
+    steps: list[Any] = [counted(call("read", number=number)) for number in range(6)]
+    provider = ScriptedProvider([*steps, "ok", "done"])
+    output = await (await executor(folder, provider, read, config=Config(window=60_000))).run({})
+    assert output.terminate_reason == "goal"
+    assert longest(provider) < 60_000

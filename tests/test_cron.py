@@ -385,6 +385,7 @@ async def test_a_job_that_another_process_added_is_seen_after_a_while(store, tmp
     assert module.LOOK_SECONDS == 30
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.3)
     other = SQLiteStore(tmp_path / "store.db")
+    await CronService(store).add("far", every="1h", **HERE)
     async with serving(CronService(store)) as told:
         await asyncio.sleep(0.1)
         await CronService(other).add("x", at="in 1s", **HERE)

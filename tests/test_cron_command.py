@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from everloop.agents.cron import CronService
+from everloop.dispatch.neighbours import Neighbours
 from everloop.store.sqlite import SQLiteStore
+from everloop.store.workers import new_worker, retire
 
 from .commands import Done, everloop
 
@@ -64,7 +66,29 @@ async def test_run_puts_the_message_into_the_inbox_now():
     await store.close()
 
 
-async def test_a_service_that_is_woken_fires_what_the_command_added(monkeypatch):
+async def test_whoever_takes_work_from_the_store_is_woken():
+    store, worker = the_store(), new_worker()
+    woken = 0
+
+    def changed() -> None:
+        nonlocal woken
+        woken += 1
+
+    neighbours = Neighbours(store, worker, changed)
+    await neighbours.join()
+    for arguments in (("add", "x", "--every", "1h"), ("run", "")):
+        before = woken
+        jobs = await CronService(store).list()
+        await cron(*(one or jobs[0].id for one in arguments))
+        async with asyncio.timeout(10):
+            while woken == before:
+                await asyncio.sleep(0.01)
+    await neighbours.leave()
+    retire(worker)
+    await store.close()
+
+
+async def test_a_service_that_runs_elsewhere_fires_what_the_command_added(monkeypatch):
     store = the_store()
     service = CronService(store)
     told: list[str] = []

@@ -64,6 +64,7 @@ async def test_the_list_has_all_of_the_owner_and_nothing_of_others(desk):
     listed = await desk("cron", action="list")
     assert len(listed.splitlines()) == 2
     assert "canary" not in listed
+    assert "canary" in await desk.with_context(owner="you")("cron", action="list")
     assert "elsewhere" in listed
     assert "every 1 h;" in listed
     assert len(listed) < 700

@@ -87,7 +87,7 @@ def test_the_file_that_init_makes_has_no_tasks():
         ("# Garden\nWater the beans.", ["Water the beans."], ["Garden"]),
         ("water <!-- not now --> beans", ["water  beans"], ["not now"]),
         ("- [x] a\n  - b\n- c\n  - d", ["- c", "  - d"], ["a", "- b"]),
-        ("- [x] a\n\n  - b", ["  - b"], []),
+        ("- [x] a\n\n  - b\n\nc", ["c"], ["- b"]),
         ("#beans is no heading", ["#beans is no heading"], []),
         ("1. first\r\n2. second", ["1. first", "2. second"], []),
         ("-[x] unclear", ["-[x] unclear"], []),
@@ -155,6 +155,8 @@ async def test_without_tasks_it_keeps_silent_and_comes_again(service, store, clo
         assert await service.fire_due() == NOW + 600 * (step + 1)
     assert await store.sessions("me") == []
     file.write_text("- water\n")
+    assert await service.fire_due() == NOW + 2400  # that slot was looked at
+    assert await store.sessions("me") == []
     clock.now += 600
     await service.fire_due()
     assert len(await inbox(store)) == 1
@@ -228,7 +230,7 @@ async def test_one_that_is_stopped_comes_no_more(service, store, clock, file):
     assert await store.timers() == []
 
 
-async def test_it_has_its_own_place_beside_jobs(service, store, clock, file):
+async def test_it_has_its_own_place_beside_jobs(service, store, clock, file, caplog):
     await heart(service, file).start()
     job = await service.add("x", every="10m", channel="test", chat_id="8")
     assert await service.list() == [job]
@@ -237,19 +239,32 @@ async def test_it_has_its_own_place_beside_jobs(service, store, clock, file):
     clock.now += 600
     await service.fire_due()
     assert len(await inbox(store)) == len(await inbox(store, "test:8")) == 1
+    assert not caplog.records
+
+
+async def test_the_heart_of_another_owner_is_not_this_ones_to_fire(service, store, clock, file):
+    theirs = Timer("you", "heartbeat", NOW - 5, {"every": 60, "anchor": int(NOW) - 65})
+    await store.set_timer(theirs)
+    await heart(service, file).start()
+    await service.fire_due()
+    assert theirs in await store.timers()
+    assert await store.sessions("you") == []
 
 
 async def test_it_is_fired_while_the_service_serves(store, file):
-    service = CronService(store)
+    services = [CronService(store), CronService(store)]
     told: list[str] = []
-    serving = asyncio.create_task(service.serve(lambda owner, key: told.append(key)))
-    await heart(service, file, every=1).start()
-    async with asyncio.timeout(10):
-        while len(told) < 2:
+    serving = [asyncio.create_task(one.serve(lambda owner, key: told.append(key))) for one in services]
+    for one in services:
+        await heart(one, file, every=1).start()
+    async with asyncio.timeout(15):
+        while len(told) < 3:
             await asyncio.sleep(0.02)
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
     assert set(told) == {"test:7"}
+    assert len(told) == len(await inbox(store))
 
 
 @pytest.mark.parametrize("every", [0, 0.5, -1, float("inf"), float("nan")])

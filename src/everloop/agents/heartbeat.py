@@ -20,7 +20,7 @@ NOTHING_TO_SAY = "HEARTBEAT_OK"  # an answer that is only this is not delivered
 MAX_TASKS = 8_000  # characters
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.S)
-_NO_TASK = re.compile(r"\s*(?:#{1,6}(?:\s|$)|(?:[-*_]\s*){3,}$|(?:[-*+]|\d+[.)])?\s*(?:\[ ?\])?\s*$)")
+_NO_TASK = re.compile(r"\s*(?:#{1,6}(?:\s|$)|(?:[-*_]\s*){3,}$|(?:[-*+]|\d+[.)])\s*(?:\[ ?\])?\s*$)")
 _CHECKED = re.compile(r"(\s*)(?:[-*+]|\d+[.)])\s+\[[xX]\]")
 _MARKS = "`*_.!\"' \n\t"
 
@@ -51,7 +51,7 @@ def _tasks(text: str) -> list[str]:
     done: int | None = None  # how far the checked box above is indented
     for line in _COMMENT.sub("", text).expandtabs(4).splitlines():
         indented = len(line) - len(line.lstrip())
-        if done is not None and indented > done and line.strip():
+        if not line.strip() or (done is not None and indented > done):
             continue
         done = None
         if checked := _CHECKED.match(line):

@@ -119,7 +119,7 @@ async def test_summaries_count_and_one_that_does_not_fit_the_budget_is_not_asked
     model = ScriptedProvider([answer("x", 10, 10), answer("x", 10, 10), answer("x", 10, 10), answer("S", 5_000, 100)])
     async with agent(tmp_path, model, day_tokens=100_000) as loop:
         for text in ("one", "two", "three"):
-            await loop.process_direct(text)
+            await loop.process_direct(f"{text} {'and more words ' * 100}")
         assert "now a summary" in await loop.process_direct("/compact")
         scope = time.strftime("day %Y-%m-%d")
         assert (await loop.store.spent("me", [scope]))[scope][0] == 5_160

@@ -8,7 +8,7 @@ from typing import Any
 
 from .log import Call, ModelAnswered
 from .messages import clean, encode_json
-from .providers.base import LLMResponse, ToolCallRequest
+from .providers.base import LLMResponse, ToolCallRequest, counts
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
@@ -37,7 +37,7 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
         calls=tuple(calls),
         reasoning=clean(response.reasoning) if response.reasoning else None,
         finish_reason=response.finish_reason or "stop",
-        usage={name: count for name, count in (response.usage or {}).items() if type(count) is int},
+        usage=counts(response),
         model=response.model or "",
     )
 

@@ -51,6 +51,10 @@ class InboundMessage:
         return (channel, chat_id) if colon else ("cli", self.chat_id)
 
     @property
+    def by_a_person(self) -> bool:
+        return self.channel not in INSIDE
+
+    @property
     def plain(self) -> bool:
         """Whether its text is all there is to it: nothing attached, no skill named that would have to be read
         first. What comes from inside the system loads nothing."""

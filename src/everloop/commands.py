@@ -26,7 +26,7 @@ HELP = "\n".join(f"/{name}  {what}" for name, what in COMMANDS.items())
 
 def command_of(text: str) -> Name | None:
     """The command that a message is, if it is one: a slash, a name, and (mostly) nothing after it."""
-    head, _, rest = text.strip().partition(" ")
+    head, rest = (*text.split(maxsplit=1), "", "")[:2]
     if not head.startswith("/"):
         return None
     name = head[1:].lower().partition("@")[0]  # group chats write /stop@botname
@@ -38,7 +38,7 @@ def command_of(text: str) -> Name | None:
 
 def words_after(text: str) -> str:
     """What stands after the command."""
-    return text.strip().partition(" ")[2].strip()
+    return "".join(text.split(maxsplit=1)[1:]).strip()
 
 
 def kind_of(message: InboundMessage) -> Kind:

@@ -19,7 +19,17 @@ Content = str | list[dict[str, Any]]
 Status = Literal["ok", "error", "cancelled", "timeout", "aborted", "interrupted", "denied"]
 REPEATING_ADVICE = "find out why it fails, do something else, or tell the user what stands in the way."
 Reason = Literal[
-    "answer", "max_rounds", "cancelled", "timeout", "aborted", "replaced", "empty", "repeating", "budget", "error", "abandoned"
+    "answer",
+    "max_rounds",
+    "cancelled",
+    "timeout",
+    "aborted",
+    "replaced",
+    "empty",
+    "repeating",
+    "budget",
+    "error",
+    "abandoned",
 ]
 
 
@@ -40,6 +50,7 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     now: str = ""  # the time, where a while has passed since the conversation last heard it
     inside: bool = False  # it came from inside the system, a sub-agent say: no person's word
     untrusted: bool = False  # it holds what came from outside
+    loaded: str = ""  # skills that it names, read when it came: no word of the person
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
@@ -111,8 +122,10 @@ class Compacted(msgspec.Struct, frozen=True, omit_defaults=True, tag="compacted"
     summary: str = ""
     turns: int = 0  # that the summary stands for, in all
     aside: dict[str, str] = {}  # the file that holds a result, by call
-    pictures: int = 0  # those up to this position are not shown any more
+    trimmed: int = 0  # up to this position no pictures are shown, and of long arguments of calls only the beginning
     untrusted: bool = False  # something that came from outside stood in what is summarised
+    stopgap: bool = False  # the summary was made without a model, until there is a better one
+    usage: dict[str, int] = {}  # what the summary has cost
     follows: int = 0
 
 
@@ -189,7 +202,7 @@ class Transcript:
     def _read(self, entry: Entry) -> list[Message]:
         match entry:
             case UserSaid():
-                return [{"role": "user", "content": _with_time(entry)}]
+                return [{"role": "user", "content": _whole(entry)}]
             case ModelAnswered():
                 self._calls, self._results, self._images = entry.calls, {}, {}
                 calls = [(call.id, call.name, call.arguments) for call in entry.calls]
@@ -221,14 +234,16 @@ class Transcript:
         return [{"role": "user", "content": parts}] if parts else []
 
 
-def _with_time(said: UserSaid) -> Content:
-    """What was said, with the time after it where that is told: once, so that no later request differs."""
-    if not said.now:
+def _whole(said: UserSaid) -> Content:
+    """What was said, with what belongs to it: skills, and the time where that is told. It is in the log, so that no
+    later request differs."""
+    further = [said.loaded] if said.loaded else []
+    further += [f"[It is now {said.now}.]"] if said.now else []
+    if not further:
         return said.content
-    note = f"[It is now {said.now}.]"
     if isinstance(said.content, str):
-        return f"{said.content}\n\n{note}"
-    return [*said.content, {"type": "text", "text": note}]
+        return "\n\n".join([said.content, *further])
+    return [*said.content, *({"type": "text", "text": text} for text in further)]
 
 
 def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
@@ -236,8 +251,8 @@ def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> No
     messages = transcript.add(entry)
     if isinstance(entry, CallEnded | UserSaid) and entry.untrusted:
         conversation.untrusted = True
-    if isinstance(entry, UserSaid) and entry.inside:
-        conversation.unsaid += messages
+    if isinstance(entry, UserSaid) and (entry.inside or entry.loaded):
+        conversation.own_words[len(conversation)] = "" if entry.inside else entry.content
     conversation.extend(messages)
 
 

@@ -64,7 +64,9 @@ class Conversation(list[Message]):
         self.untrusted = False  # whether something in it came from outside
         self.blind = blind
         self.summary: Message | None = None  # of what stood before
-        self.unsaid: list[Message] = []  # the user's messages that are no person's word
+        # Of user's messages that are no person's word, or not all of them: what a person said, by their place.
+        self.own_words: dict[int, Any] = {}
+        self.stopgap = False  # the summary was made without a model
         self.weighed = (0, 0)  # how many messages were weighed, and what they weigh
         self.extend(messages)
 

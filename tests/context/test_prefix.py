@@ -141,7 +141,8 @@ async def test_what_changes_only_changes_what_comes_after_it(scene):
 
 
 async def test_a_compaction_changes_only_what_it_summarises(scene):
-    requests = [*await scene.turn("one"), *await scene.turn("two"), *await scene.turn("three")]
+    long = "and some more words to be summarised " * 20
+    requests = [*await scene.turn(f"one {long}"), *await scene.turn(f"two {long}"), *await scene.turn("three")]
     grows(requests)
     scene.server.reply("they counted")
     assert "now a summary" in await scene.agent.process_direct("/compact")
@@ -149,7 +150,7 @@ async def test_a_compaction_changes_only_what_it_summarises(scene):
     system = requests[-1].index(b'{"role":"user"')
     assert shared(requests[-1], compacted[0]) >= system
     assert b"they counted" in compacted[0]
-    assert b'"content":"one"' not in compacted[0]
+    assert b'"content":"one ' not in compacted[0]
     assert b'"content":"three"' in compacted[0]
     compacted += await scene.turn("five")
     await scene.restart()

@@ -245,3 +245,15 @@ async def test_owners_never_meet(store, me):
     ]  # fmt: skip
     assert [turn.owner for turn in await store.turns("you")] == ["you"]
     assert await store.turns("nobody") == []
+
+
+async def test_a_conversation_began_with_its_first_entry_however_late_that_is_written(store):
+    claim = await store.begin("me", "test:1", "w1", InboundMessage("test", "user", "1", "look", media=["a.png"]))
+    assert claim is not None
+    assert claim.entries == []
+    await asyncio.sleep(0.05)
+    await store.append(claim, [UserSaid("look")])
+    await store.release(claim)
+    again = await store.begin("me", "test:1", "w1")
+    assert again is not None
+    assert again.began == claim.began

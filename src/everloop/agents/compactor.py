@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from .. import events
 from ..config import Config
-from ..context.compaction import KEPT_TURNS, Room, plan
-from ..context.models import is_overflow, model_info, window_in_error
+from ..context.compaction import KEPT_TURNS, Plan, Room, plan
+from ..context.models import model_info
 from ..context.summaries import digest, summarise
-from ..context.tokens import Meter, weigh, weigh_tools
+from ..context.tokens import Meter, weigh
 from ..engine import Turn
 from ..errors import StoreError
-from ..log import CallEnded, Compacted
+from ..log import CallEnded, Compacted, Logged
 from ..messages import Conversation, Message
-from ..providers.base import LLMProvider, ProviderError
+from ..providers.base import LLMProvider, ProviderError, counts
 from ..store.base import Claim, Store
 from ..tools.outputs import keep_output, outputs_folder
 from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
 from .budgets import Budgets
-from .histories import read_conversation, read_shown
+from .histories import read_compacted, read_conversation, read_shown
+from .measure import Measure
 
 log = logging.getLogger(__name__)
 
-ANSWER_SHARE = 4  # at most this part of the window is kept free for the answer
-FITS = 0.95  # of the rest may be filled; the estimate is not exact
 TARGET = 0.4  # of what the conversation may have is left after a compaction
+SHRUNK = (0.5, 0.7)  # of a request that was refused: how much is to be left, and how much at most
 SUMMARY_TOKENS = 1_500
 CHARACTERS = 3.5  # of a token, about
 SUMMARY_SECONDS = 120.0
@@ -75,12 +76,8 @@ class Compactor:
         self._home = home
         self._budgets = budgets
         self._meter = Meter()
-        self._windows: dict[str, int] = {}  # as errors of the model API have named them
-        self._weight_of_tools: tuple[Sequence[Any], int] = ((), 0)
+        self._measures: OrderedDict[str, Measure] = OrderedDict()
         self._notes: OrderedDict[int, _Note] = OrderedDict()
-        self._warned = False
-
-    # ------------------------------------------------------------------------------------------ how full it is
 
     @property
     def model(self) -> str:
@@ -93,99 +90,56 @@ class Compactor:
             return model_info(self.model).vision is False
         return self._config.vision == "no"
 
-    @property
-    def window(self) -> int:
-        """Tokens that the model takes."""
-        return self._windows.get(self.model) or self._config.window or model_info(self.model).window
-
-    @property
-    def room(self) -> int:
-        """Tokens that a request may have, with space left for the answer."""
-        return self.window - min(model_info(self.model).output, self.window // ANSWER_SHARE)
-
-    def weight(self, conversation: Conversation) -> int:
-        """The units of a request. A message is weighed once in its life."""
-        count, units = conversation.weighed
-        if count < len(conversation):
-            units += sum(map(weigh, conversation[count:]))
-            conversation.weighed = (len(conversation), units)
-        return units + self._weigh_tools()
-
-    def tokens(self, conversation: Conversation) -> int:
-        return self._meter.tokens(self.model, self.weight(conversation))
-
-    def observe(self, model: str | None, units: int, counted: int) -> None:
-        """Take in what the provider counted for a request of so many units."""
-        self._meter.observe(model or self.model, units, counted)
-
-    def _weigh_tools(self) -> int:
-        tools = self._tools.get_definitions()
-        if self._weight_of_tools[0] is not tools:
-            self._weight_of_tools = (tools, weigh_tools(tools))
-        return self._weight_of_tools[1]
-
-    def _tokens_at(self, share: float, conversation: Conversation) -> float:
-        """The tokens of a request that has filled this share of what is left beside the system prompt and the tools."""
-        fixed = self._meter.tokens(self.model, weigh(conversation[0]) + self._weigh_tools())
-        return fixed + share * max(self.room - fixed, 0)
+    def measure(self, model: str | None = None) -> Measure:
+        """What weighs conversations for a model, by default the agent's own."""
+        name = model or self.model
+        if name not in self._measures:
+            window = self._config.window if name == self.model else 0
+            self._measures[name] = Measure(name, window, self._meter, self._tools)
+        while len(self._measures) > 64:
+            self._measures.popitem(last=False)
+        return self._measures[name]
 
     # ------------------------------------------------------------------------------------------ when
 
     def consider(self, claim: Claim, conversation: Conversation) -> None:
         """A turn is over: if the next one may not fit, make room in the background."""
-        tokens = self.tokens(conversation)
-        if tokens <= self._tokens_at(self._config.compact_at, conversation) or not self._can_fit(conversation):
+        measure = self.measure()
+        tokens = measure.tokens(conversation)
+        full = tokens > measure.tokens_at(self._config.compact_at, conversation) and measure.can_fit(conversation)
+        if not full and not conversation.stopgap:
             return
         note = self._note(claim.session)
-        if note.task is None and time.monotonic() >= note.not_before and tokens > 1.2 * note.floor:
-            note.task = asyncio.create_task(self._in_background(claim, conversation, note))
+        if note.task is not None or time.monotonic() < note.not_before:
+            return
+        if conversation.stopgap:
+            note.task = asyncio.create_task(self._in_background(claim, self._mended(claim), note))
+        elif tokens > 1.2 * note.floor:
+            work = self.make(claim, conversation, until=claim.next_seq - 1, fall_back=False)
+            note.task = asyncio.create_task(self._in_background(claim, work, note))
 
-    async def fit(self, claim: Claim, turn: Turn) -> bool:
-        """A turn is about to ask the model: see to it that the request fits. Whether something was left out."""
+    async def fit(self, claim: Claim, turn: Turn, measure: Measure, refused: bool = False) -> bool:
+        """A turn is about to ask the model, or was refused: see to it that the request fits. Whether something was left
+        out."""
         conversation, changed = turn.conversation, False
         note = self._notes.get(claim.session)
-        limit = FITS * self.room
-        full = self.tokens(conversation) > limit
+        full = refused or measure.tokens(conversation) > measure.limit
         if note is not None and note.ready is None and note.task is not None and full:
             await asyncio.wait([note.task])
         if note is not None and note.ready is not None:
             ready, note.ready = note.ready, None
             if ready.follows == claim.compacted and ready.until >= claim.history_from:
-                await self._apply(claim, turn, ready)
+                await self._apply(claim, turn, measure, ready)
                 changed = True
-        if self.tokens(conversation) <= limit or not self._can_fit(conversation):
+        if not refused and (measure.tokens(conversation) <= measure.limit or not measure.can_fit(conversation)):
             return changed
-        made = await self.make(claim, conversation, open_from=claim.first_seq, tell=turn.tell)
+        room = self._shrunk(measure, conversation) if refused else None
+        made = await self.make(
+            claim, conversation, open_from=claim.first_seq, tell=turn.tell, measure=measure, room=room
+        )
         if made is None:
             return changed
-        await self._apply(claim, turn, made)
-        return True
-
-    def _can_fit(self, conversation: Conversation) -> bool:
-        """Whether there is room for any conversation at all beside the system prompt and the tools."""
-        fixed = int(self._tokens_at(0, conversation))
-        if fixed < FITS * self.room:
-            return True
-        if not self._warned:
-            what = f"the system prompt and the tools have about {fixed:,} tokens"
-            log.warning(
-                "%s, and the model %s takes %d: set provider.window if it takes more", what, self.model, self.window
-            )
-        self._warned = True
-        return False
-
-    def learn(self, refused: ProviderError, conversation: Conversation) -> bool:
-        """Whether the model API says that a request was too long; then it is known how much it takes."""
-        text = str(refused)
-        if not is_overflow(text):
-            return False
-        had = self.tokens(conversation)
-        named = window_in_error(text)
-        window = named if named and named < 2 * self.window else int(0.8 * had)
-        self._windows[self.model] = max(min(window, self.window), 1_000)
-        if named and had < named:  # the estimate was too low
-            self._meter.observe(self.model, self.weight(conversation), int(1.1 * named))
-        log.warning("the model %s takes %d tokens at most: %s", self.model, self.window, "set provider.window")
+        await self._apply(claim, turn, measure, made)
         return True
 
     async def close(self) -> None:
@@ -217,71 +171,124 @@ class Compactor:
         focus: str = "",
         fall_back: bool = True,
         tell: Callable[[events.Event], None] | None = None,
+        measure: Measure | None = None,
+        room: Room | None = None,
     ) -> Compacted | None:
         """The entry that makes a conversation short enough; None where nothing can be left out.
 
-        A summary that fails is replaced by a list of what the user said; without `fall_back` it is an error.
+        A summary that fails is replaced by a list of what the user said, until there is one; without `fall_back` it is
+        an error.
         """
+        measure = measure or self.measure()
         before, logged = await read_shown(self._store, claim, until)
         after = max(claim.history_from, before.until if before else 0)
-        longest = int(CHARACTERS * max(200, min(SUMMARY_TOKENS, 0.08 * self.room)))
-        fixed = weigh(conversation[0]) + self._weigh_tools() + longest
-        target, limit = self._tokens_at(target, conversation), FITS * self.room
-        room = Room(fixed, *(self._meter.units(self.model, int(tokens)) for tokens in (target, limit)))
+        room = room or self._room(measure, conversation, measure.tokens_at(target, conversation), measure.limit)
         made = await in_thread(plan, logged, before, room, after=after, open_from=open_from, kept_turns=kept_turns)
         if made is None:
             return None
-        self._note(claim.session).floor = self._meter.tokens(self.model, made.units)
+        self._note(claim.session).floor = measure.in_tokens(made.units)
         places = await in_thread(self._save, claim, made.aside)
-        summary = ""
-        if made.gone:
-            if tell is not None:
-                tell(events.Compacting(made.turns))
-            earlier = before.summary if before else ""
-            part = int(CHARACTERS * self.room / 2)
-            try:
-                async with asyncio.timeout(SUMMARY_SECONDS):
-                    summary = await summarise(
-                        made.gone, earlier, partial(self._ask, claim), part=part, longest=longest, focus=focus
-                    )
-            except Exception as error:  # whatever it is, the turn goes on
-                if not fall_back:
-                    raise
-                log.warning("no summary of session %s could be made: %s", claim.key, error)
-                summary = digest(made.gone, earlier, longest)
-        return made.entry(before, claim.compacted, summary, places)
+        if not made.gone:
+            return made.entry(before, claim.compacted, "", places)
+        if tell is not None:
+            tell(events.Compacting(made.turns))
+        return await self._summarised(claim, made, before, places, focus, fall_back)
 
-    async def _ask(self, claim: Claim, messages: list[Message]) -> str:
-        model = self._config.summary_model or self.model
-        tokens = self._meter.tokens(model, sum(map(weigh, messages)))
-        await self._budgets.check(claim, model, tokens)
-        response = await self._provider.chat(messages, model=self._config.summary_model or self._model)
-        text = response.content or ""
-        await self._budgets.record(claim, response.model or model, response.usage or {}, tokens + len(text) // 4)
-        return text
+    async def _summarised(
+        self,
+        claim: Claim,
+        made: Plan,
+        before: Compacted | None,
+        places: dict[str, str],
+        focus: str,
+        fall_back: bool,
+    ) -> Compacted:
+        earlier = before.summary if before else ""
+        try:
+            summary, usage = await self._summary(claim, made.gone, earlier, focus)
+        except Exception as error:  # whatever it is, the turn goes on
+            if not fall_back:
+                raise
+            log.warning("no summary of session %s could be made: %s", claim.key, error)
+            entry = made.entry(before, claim.compacted, digest(made.gone, earlier, self._longest), places)
+            return msgspec.structs.replace(entry, stopgap=True)
+        return msgspec.structs.replace(made.entry(before, claim.compacted, summary, places), usage=usage)
+
+    async def _summary(
+        self, claim: Claim, gone: Sequence[Logged], earlier: str, focus: str = ""
+    ) -> tuple[str, dict[str, int]]:
+        """A summary by the model, and what it has cost."""
+        measure = self.measure(self._config.summary_model or None)
+        used: dict[str, int] = {}
+
+        async def ask(messages: list[Message]) -> str:
+            tokens = measure.in_tokens(sum(map(weigh, messages)))
+            await self._budgets.check(claim, measure.model, tokens)
+            response = await self._provider.chat(messages, model=self._config.summary_model or self._model)
+            text, usage = response.content or "", counts(response)
+            await self._budgets.record(claim, response.model or measure.model, usage, tokens + len(text) // 4)
+            for name, count in usage.items():
+                used[name] = used.get(name, 0) + count
+            return text
+
+        part = int(CHARACTERS * measure.room / 2)
+        async with asyncio.timeout(SUMMARY_SECONDS):
+            return await summarise(gone, earlier, ask, part=part, longest=self._longest, focus=focus), used
+
+    @property
+    def _longest(self) -> int:
+        """Characters of a summary."""
+        return int(CHARACTERS * max(200, min(SUMMARY_TOKENS, 0.08 * self.measure().room)))
+
+    def _room(self, measure: Measure, conversation: Conversation, target: float, limit: float) -> Room:
+        fixed = measure.fixed(conversation) + self._longest
+        return Room(fixed, measure.in_units(target), measure.in_units(limit))
+
+    def _shrunk(self, measure: Measure, conversation: Conversation) -> Room:
+        """The room after a refusal: whatever the estimate says, something must go."""
+        beside = measure.weight(conversation) - (fixed := measure.fixed(conversation))
+        target, limit = (int(fixed + share * beside) for share in SHRUNK)
+        room = self._room(measure, conversation, 0, 0)
+        return Room(room.fixed, target, limit)
 
     def _save(self, claim: Claim, aside: Sequence[CallEnded]) -> dict[str, str]:
         """Put results into files of their session; "" where that fails."""
         folder = outputs_folder(self._home, claim.owner, claim.key)
         places: dict[str, str] = {}
         for ended in aside:
+            name = f"aside-{hashlib.sha256(ended.id.encode()).hexdigest()[:20]}"  # ids of models may be anything
             try:
-                places[ended.id] = str(keep_output(folder, f"aside-{ended.id}", ended.content.encode()))
-            except OSError:  # a full disk: the log still has it
+                places[ended.id] = str(keep_output(folder, name, ended.content.encode()))
+            except OSError as error:  # a full disk: the log still has it
+                log.warning("a long result could not be put aside in %s: %s", folder, error.strerror or error)
                 places[ended.id] = ""
         return places
 
-    async def _apply(self, claim: Claim, turn: Turn, entry: Compacted) -> None:
+    async def _apply(self, claim: Claim, turn: Turn, measure: Measure, entry: Compacted) -> None:
         """Write the entry into the turn's log and show the conversation as it says from now on."""
-        before, place = self.tokens(turn.conversation), claim.next_seq
+        before, place = measure.tokens(turn.conversation), claim.next_seq
         await turn.append(entry)
-        claim.compacted = place
-        turn.conversation.become(await read_conversation(self._store, claim, turn.conversation))
-        turn.tell(events.Compacted(entry.turns, before, self.tokens(turn.conversation)))
+        shown = await read_conversation(self._store, claim, turn.conversation, place)
+        turn.conversation.become(shown)
+        claim.compacted = place  # only now: what is kept in memory is kept with what it shows
+        turn.tell(events.Compacted(entry.turns, before, measure.tokens(turn.conversation)))
 
-    async def _in_background(self, claim: Claim, conversation: Conversation, note: _Note) -> None:
+    async def _mended(self, claim: Claim) -> Compacted | None:
+        """A real summary in the place of a stopgap: all that it stands for is in the log."""
+        stopgap = await read_compacted(self._store, claim.session, claim.compacted)
+        if stopgap is None or not stopgap.stopgap:
+            return None
+        before = await read_compacted(self._store, claim.session, stopgap.follows)
+        while before is not None and before.stopgap:
+            before = await read_compacted(self._store, claim.session, before.follows)
+        after = max(claim.history_from, before.until if before else 0)
+        gone = await self._store.read_log(claim.session, after, stopgap.until)
+        summary, usage = await self._summary(claim, gone, before.summary if before else "")
+        return msgspec.structs.replace(stopgap, summary=summary, usage=usage, stopgap=False, follows=claim.compacted)
+
+    async def _in_background(self, claim: Claim, work: Awaitable[Compacted | None], note: _Note) -> None:
         try:
-            made = await self.make(claim, conversation, until=claim.next_seq - 1, fall_back=False)
+            made = await work
             if made is not None and not await self._store.compact(claim.owner, claim.key, made):
                 note.ready = made  # a turn runs already; it takes it at its next round
             note.failures = 0
@@ -299,14 +306,15 @@ class Compactor:
 class Window:
     """The engine's port, for one turn."""
 
-    def __init__(self, compactor: Compactor, claim: Claim) -> None:
+    def __init__(self, compactor: Compactor, claim: Claim, model: str | None = None) -> None:
         self._compactor = compactor
         self._claim = claim
+        self._measure = compactor.measure(model)
         self._refusals = 0
 
     async def fit(self, turn: Turn, refused: ProviderError | None = None) -> bool:
         if refused is not None:
             self._refusals += 1
-            if self._refusals > REFUSALS or not self._compactor.learn(refused, turn.conversation):
+            if self._refusals > REFUSALS or not self._measure.overflows(refused, turn.conversation):
                 return False
-        return await self._compactor.fit(self._claim, turn)
+        return await self._compactor.fit(self._claim, turn, self._measure, refused is not None)

@@ -44,7 +44,7 @@ class Histories:
                 return kept.conversation
             renewed = Conversation([{"role": "system", "content": system}, *kept.conversation[1:]], blind=blind)
             renewed.untrusted, renewed.summary = kept.conversation.untrusted, kept.conversation.summary
-            renewed.unsaid = kept.conversation.unsaid
+            renewed.own_words, renewed.stopgap = kept.conversation.own_words, kept.conversation.stopgap
             return renewed
         if claim.first_seq - 1 <= claim.history_from:
             return Conversation([{"role": "system", "content": system}], blind=blind)
@@ -74,21 +74,31 @@ class Histories:
         return kept
 
 
-async def read_shown(store: Store, claim: Claim, until: int | None = None) -> tuple[Compacted | None, list[Logged]]:
+async def read_compacted(store: Store, session: int, place: int) -> Compacted | None:
+    """The entry that stands there; None for the place 0, where nothing is left out."""
+    if not place:
+        return None
+    (one,) = await store.read_log(session, place - 1, place)
+    assert isinstance(one.entry, Compacted)
+    return one.entry
+
+
+async def read_shown(
+    store: Store, claim: Claim, until: int | None = None, compacted: int | None = None
+) -> tuple[Compacted | None, list[Logged]]:
     """What says how the claimed session's conversation is shown, and the entries that are shown by themselves.
 
     However long the log is, only the part that a model can take is read.
     """
-    before: Compacted | None = None
-    if claim.compacted:
-        (one,) = await store.read_log(claim.session, claim.compacted - 1, claim.compacted)
-        assert isinstance(one.entry, Compacted)
-        before = one.entry
+    before = await read_compacted(store, claim.session, claim.compacted if compacted is None else compacted)
     after = max(claim.history_from, before.until if before is not None else 0)
     return before, await store.read_log(claim.session, after, until)
 
 
-async def read_conversation(store: Store, claim: Claim, now: Conversation) -> Conversation:
-    """The conversation of the claimed turn as its log says it, all that has happened in it included."""
-    before, logged = await read_shown(store, claim)
+async def read_conversation(
+    store: Store, claim: Claim, now: Conversation, compacted: int | None = None
+) -> Conversation:
+    """The conversation of the claimed turn as its log says it, all that has happened in it included; `compacted` is
+    where that is said, if not where the claim has it."""
+    before, logged = await read_shown(store, claim, compacted=compacted)
     return conversation_of(now[0]["content"], before, logged, blind=now.blind)

@@ -11,13 +11,13 @@ from ..dispatch.local import Live
 from ..engine import Review
 from ..log import Call, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
-from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider
+from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider, counts
 from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 from .budgets import Budgets
-from .compactor import Compactor
+from .measure import Measure
 
 AGAIN = "Call it again."
 DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user what you would need."
@@ -31,32 +31,30 @@ class Asking:
         provider: LLMProvider,
         model: str | None,
         tools: ToolRegistry,
-        compactor: Compactor,
+        measure: Measure,
         budgets: Budgets,
         claim: Claim,
     ) -> None:
         self._provider = provider
         self._model = model
         self._tools = tools
-        self._compactor = compactor
+        self._measure = measure
         self._budgets = budgets
         self._claim = claim
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
-        units = self._compactor.weight(conversation)
-        if self._budgets.limited:
-            await self._budgets.check(self._claim, self._name, self._compactor.tokens(conversation))
+        units, limited = self._measure.weight(conversation), self._budgets.limited
+        tokens = self._measure.tokens(conversation) if limited else 0
+        if limited:
+            await self._budgets.check(self._claim, self._measure.model, tokens)
         response = await self._ask(conversation, emit)
-        if self._budgets.limited:
-            estimate = self._compactor.tokens(conversation) + len(response.content or "") // 4
-            self._budgets.spend(self._claim, response.model or self._name, response.usage or {}, estimate)
-        if (usage := getattr(response, "usage", None)) and (counted := usage.get("prompt_tokens")):
-            self._compactor.observe(response.model, units, counted)
+        usage = counts(response)
+        if limited:
+            estimate = tokens + len(response.content or "") // 4
+            self._budgets.spend(self._claim, response.model or self._measure.model, usage, estimate)
+        if counted := usage.get("prompt_tokens"):
+            self._measure.observe(response.model, units, counted)
         return response
-
-    @property
-    def _name(self) -> str:
-        return self._model or self._provider.get_default_model()
 
     async def _ask(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         tools = self._tools.get_definitions() or None

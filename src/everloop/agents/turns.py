@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from .. import events
 from ..actions import Limits
 from ..bus import InboundMessage, OutboundMessage
@@ -93,8 +95,10 @@ class TurnRunner:
             system = self.context.dated(brief.system(await live.system), claim.began)
             conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
             if not claim.entries:  # attachments and skills are read here, once, and stay in the log
-                content = await in_thread(self.context.said, message.content, message.media)
-                claim.entries = [message.said(content, claim.time_to_tell(time.time()))]
+                content = await in_thread(self.context.user_content, message.content, message.media)
+                skills = await in_thread(self.context.skills_in, message.content) if message.by_a_person else ""
+                said = message.said(content, claim.time_to_tell(time.time()))
+                claim.entries = [msgspec.structs.replace(said, loaded=skills)]
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log, self._emit(claim, live))
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
@@ -104,10 +108,11 @@ class TurnRunner:
                 turn.stop(*live.stopped)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
-            asking = Asking(self.provider, brief.model or self.model, brief.tools, self.compactor, self.budgets, claim)
+            measure = self.compactor.measure(brief.model)
+            asking = Asking(self.provider, brief.model or self.model, brief.tools, measure, self.budgets, claim)
             toolbox = self._toolbox(claim, brief.tools, conversation)
             with deadline(turn, brief.ends_at):
-                ended = await run_turn(turn, asking, toolbox, brief.limits, Window(self.compactor, claim))
+                ended = await run_turn(turn, asking, toolbox, brief.limits, Window(self.compactor, claim, brief.model))
             if isinstance(ended, TurnEnded):
                 self._histories.keep(claim, conversation)
                 self.compactor.consider(claim, conversation)
@@ -146,17 +151,21 @@ class TurnRunner:
         if made is None:
             return None, NOTHING_TO_COMPACT
         after = conversation_of(system, made, await self.store.read_log(claim.session, made.until))
-        then, now = self.compactor.tokens(conversation), self.compactor.tokens(after)
+        measure = self.compactor.measure()
+        then, now = measure.tokens(conversation), measure.tokens(after)
+        if now >= then:
+            return None, NOTHING_TO_COMPACT
         return made, COMPACTED.format(made.turns, then, now)
 
     def fullness(self, info: SessionInfo | None) -> str:
         """How full the model's window is with a session's conversation, as far as that is known without reading it."""
-        window = f"{self.compactor.window:,} tokens"
+        measure = self.compactor.measure()
+        window = f"{measure.window:,} tokens"
         kept = self._histories.kept(info.id) if info is not None else None
         if kept is None:
             return f"the model takes {window}"
         summary = ", older turns as a summary" if kept.summary is not None else ""
-        return f"about {self.compactor.tokens(kept):,} of {window}{summary}"
+        return f"about {measure.tokens(kept):,} of {window}{summary}"
 
     def reach(self) -> Reach:
         """What may be read for the prompt, as by any tool. It looks at the disk: call it in a thread."""

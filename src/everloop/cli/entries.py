@@ -54,7 +54,8 @@ def described(entry: Entry, waited: float | None = None, *, full: bool = False) 
 def _compacted(entry: Compacted, full: bool) -> str:
     parts = [f"{entry.turns} earlier turns are shown as a summary"] if entry.summary else []
     parts += [f"{len(entry.aside)} long results as pointers"] if entry.aside else []
-    text = " and ".join(parts) or "nothing is left out"
+    parts += ["older pictures and long arguments no more"] if entry.trimmed else []
+    text = ", ".join(parts) or "everything is shown again"
     return f"{text}: {_cut(entry.summary, full)}" if entry.summary else text
 
 

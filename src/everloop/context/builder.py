@@ -93,12 +93,12 @@ class ContextBuilder:
         """The text alone, or with its pictures before it; what is not a picture is named by its path."""
         return user_content(text, media or ())
 
-    def said(self, text: str, media: Sequence[str] | None = None) -> str | list[dict[str, Any]]:
-        """What a person wrote, with what is attached and the skills that it names as `$name`. For a thread."""
-        reach = self._reach() if "$" in text else None
-        skills = [self.skills.load(name, reach) for name in named(text)] if reach is not None else []
-        loaded = [f"[The skill that was asked for:]\n\n{skill}" for skill in skills if skill is not None]
-        return self.user_content("\n\n".join([text, *loaded]), media)
+    def skills_in(self, text: str) -> str:
+        """The skills that a text names as `$name`, whole. It looks at the disk: call it in a thread."""
+        names = named(text)
+        reach = self._reach() if names else None
+        skills = [self.skills.load(name, reach) for name in names] if reach is not None else []
+        return "\n\n".join(f"[The skill that was asked for:]\n\n{skill}" for skill in skills if skill is not None)
 
     def _report(self, problems: list[str]) -> None:
         """Tell whoever runs the agent what is wrong, once."""

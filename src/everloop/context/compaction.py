@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..log import CallEnded, Compacted, Logged, ModelAnswered, Noted, UserSaid
+from ..log import CallEnded, Compacted, Entry, Logged, ModelAnswered, Noted, UserSaid
 from .tokens import PICTURE, weigh
-from .view import has_pictures, messages_shown, pointer
+from .view import can_be_trimmed, messages_shown, pointer
 
 LONG = 1_500  # units: a result that weighs so much more than a pointer to it is worth putting aside
 PLACE = "x" * 100  # about as long as the name of a file
@@ -35,21 +35,22 @@ class Plan:
     gone: list[Logged] = field(default_factory=list)
     turns: int = 0  # in `gone`
     aside: list[CallEnded] = field(default_factory=list)
-    pictures: int = 0  # those up to here are not shown any more
+    trimmed: int = 0  # up to here pictures and long arguments are not shown any more
     units: int = 0  # what a request then weighs
 
     def entry(self, before: Compacted | None, follows: int, summary: str, places: dict[str, str]) -> Compacted:
         """The entry of the log that does it; `places` are the files of what is put aside."""
         gone = {one.entry.id for one in self.gone if isinstance(one.entry, CallEnded)}
         older = before or Compacted(0)
-        untrusted = any(isinstance(one.entry, CallEnded) and one.entry.untrusted for one in self.gone)
+        untrusted = any(isinstance(one.entry, CallEnded | UserSaid) and one.entry.untrusted for one in self.gone)
         return Compacted(
             until=self.until,
             summary=summary or older.summary,
             turns=older.turns + self.turns,
             aside={id: place for id, place in older.aside.items() if id not in gone} | places,
-            pictures=max(self.pictures, older.pictures),
+            trimmed=max(self.trimmed, older.trimmed),
             untrusted=older.untrusted or untrusted,
+            stopgap=older.stopgap and not summary,
             follows=follows,
         )
 
@@ -63,7 +64,7 @@ class _Group:
     savings: dict[str, int] = field(default_factory=dict)  # by call: what putting its result aside would save
     aside: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)  # that were put aside before
-    without_pictures: bool = False
+    trimmed: int = 0  # up to here
 
     @property
     def last(self) -> int:
@@ -95,10 +96,14 @@ def plan(
     for group in old:
         work.shrink(group)
     gone = work.drop(old, room.target)
-    if work.units > room.limit:  # then also what is rather kept, the oldest first
+    if work.units > room.limit:  # then also what is rather kept, the oldest first, and enough for some time
+        spare = _last_round(under_way)
         for group in (*recent, *under_way):
-            work.shrink(group, room.limit, spare=_last_round(under_way))
+            work.shrink(group, room.target, spare=spare)
         gone += work.drop(recent, room.limit)
+        for group in under_way:
+            if work.units > room.limit:
+                work.trim(group, spare)
         for group in (*recent, *under_way):
             work.shrink(group, room.limit)
     return _plan_of(groups, gone, before, after, work.units)
@@ -117,12 +122,19 @@ class _Work:
                 group.aside.add(id)
                 group.units -= saved
                 self.units -= saved
-        if until < 0 and any(has_pictures(one.entry) for one in group.logged):
-            group.without_pictures = True
-            shown = Compacted(0, aside=dict.fromkeys((*group.aside, *group.known), PLACE), pictures=group.last)
-            self.units -= group.units
-            group.units = sum(map(weigh, messages_shown(group.logged, shown)))
-            self.units += group.units
+        if until < 0:
+            self.trim(group)
+
+    def trim(self, group: _Group, spare: frozenset[str] = frozenset()) -> None:
+        """Leave pictures and long arguments of a group out, but for those of the round that is spared."""
+        own = [one for one in group.logged if not _of_round(one.entry, spare)]
+        if not any(can_be_trimmed(one.entry) for one in own):
+            return
+        group.trimmed = own[-1].seq
+        shown = Compacted(0, aside=dict.fromkeys((*group.aside, *group.known), PLACE), trimmed=group.trimmed)
+        self.units -= group.units
+        group.units = sum(map(weigh, messages_shown(group.logged, shown)))
+        self.units += group.units
 
     def drop(self, groups: list[_Group], until: int) -> list[_Group]:
         """Take whole groups out, the oldest first, until enough is saved."""
@@ -140,10 +152,9 @@ def _plan_of(groups: list[_Group], gone: list[_Group], before: Compacted | None,
     for group in groups[len(gone) :]:
         results = [one.entry for one in group.logged if isinstance(one.entry, CallEnded)]
         made.aside += [result for result in results if result.id in group.aside]
-        if group.without_pictures:
-            made.pictures = group.last
-    known = before.pictures if before else 0
-    return made if made.gone or made.aside or made.pictures > known else None
+        made.trimmed = max(made.trimmed, group.trimmed)
+    known = before.trimmed if before else 0
+    return made if made.gone or made.aside or made.trimmed > known else None
 
 
 def _groups(logged: Sequence[Logged], before: Compacted | None) -> list[_Group]:
@@ -165,6 +176,17 @@ def _groups(logged: Sequence[Logged], before: Compacted | None) -> list[_Group]:
                 elif saved > LONG:
                     group.savings[ended.id] = saved + PICTURE * len(ended.images)
     return groups
+
+
+def _of_round(entry: Entry, calls: frozenset[str]) -> bool:
+    """Whether an entry belongs to the round of these calls, or to what was said after it."""
+    match entry:
+        case ModelAnswered():
+            return any(call.id in calls for call in entry.calls)
+        case CallEnded():
+            return entry.id in calls
+        case _:
+            return False
 
 
 def _weight(text: str) -> int:

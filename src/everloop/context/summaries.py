@@ -77,17 +77,19 @@ def told(logged: Iterable[Logged]) -> Iterator[str]:
     """What happened, as it is told to whoever summarises it."""
     for one in logged:
         match one.entry:
-            case UserSaid(content=content):
-                yield f"[{_time(one.at)}] User: {_cut(text_of(content), LONGEST_TEXT)}"
+            case UserSaid(content=content, inside=inside):
+                who = "Report" if inside else "User"
+                yield f"[{_time(one.at)}] {who}: {_quoted(text_of(content), LONGEST_TEXT)}"
             case Noted(message=message):
-                yield f"{str(message.get('role')).capitalize()}: {_cut(text_of(message.get('content')), LONGEST_TEXT)}"
+                who = str(message.get("role")).capitalize()
+                yield f"{who}: {_quoted(text_of(message.get('content')), LONGEST_TEXT)}"
             case ModelAnswered(content=content, calls=calls):
                 if content:
-                    yield f"Assistant: {_cut(content, LONGEST_TEXT)}"
+                    yield f"Assistant: {_quoted(content, LONGEST_TEXT)}"
                 for call in calls:
                     yield f"Assistant calls {call.name} {_cut(encode_json(call.arguments).decode(), LONGEST_RESULT)}"
             case CallEnded(name=name, content=content, status=status):
-                yield f"Result of {name} ({status}): {_cut(content, LONGEST_RESULT)}"
+                yield f"Result of {name} ({status}): {_quoted(content, LONGEST_RESULT)}"
 
 
 def _parts(lines: Sequence[str], size: int) -> list[str]:
@@ -104,7 +106,7 @@ def _parts(lines: Sequence[str], size: int) -> list[str]:
 
 def _first_words(one: Logged) -> str:
     match one.entry:
-        case UserSaid(content=content):
+        case UserSaid(content=content, inside=False):
             text = text_of(content)
         case Noted(message={"role": "user", "content": content}):
             text = text_of(content)
@@ -115,6 +117,11 @@ def _first_words(one: Logged) -> str:
 
 def _time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def _quoted(text: str, limit: int) -> str:
+    """A text whose further lines are indented, so that none of them can pass for a line of somebody else's."""
+    return _cut(text, limit).replace("\n", "\n    ").replace("</conversation", "<\\/conversation")
 
 
 def _cut(text: str, limit: int) -> str:

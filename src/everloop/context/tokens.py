@@ -29,7 +29,7 @@ _OTHERS = bytes(range(128))
 def weigh(message: Message) -> int:
     """The units of one message."""
     content = message.get("content")
-    units = PER_MESSAGE + (weigh_text(content) if isinstance(content, str) else sum(map(_weigh_part, content or ())))
+    units = PER_MESSAGE + (sum(map(_weigh_part, content)) if isinstance(content, list) else _weigh_part(content))
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
         units += PER_CALL + weigh_text(str(function.get("name", ""))) + weigh_text(str(function.get("arguments", "")))
@@ -58,8 +58,10 @@ def weigh_text(text: str) -> int:
     return lower + spaces // 4 + 4 * rare + 2 * marks + (4 * beyond - 5 * letters) // 2
 
 
-def _weigh_part(part: dict[str, Any]) -> int:
+def _weigh_part(part: Any) -> int:
     """The units of a part of a message: a text, or a picture, or anything else by its JSON."""
+    if not isinstance(part, dict):  # a plain text, or what a library may have put there
+        return weigh_text(part if isinstance(part, str) else "" if part is None else str(part))
     match part.get("type"):
         case "text":
             return weigh_text(str(part.get("text", "")))

@@ -36,6 +36,14 @@ class LLMResponse:
         return bool(self.tool_calls)
 
 
+def counts(response: LLMResponse) -> dict[str, int]:
+    """The usage of an answer, whatever a provider has put there: only what are numbers."""
+    usage: Any = getattr(response, "usage", None)
+    if not isinstance(usage, dict):
+        return {}
+    return {str(name): count for name, count in usage.items() if type(count) is int and count >= 0}
+
+
 @dataclass(slots=True, frozen=True)
 class Delta:
     """A piece of an answer as it arrives, for watching only: the LLMResponse at the end is the truth."""
@@ -85,7 +93,7 @@ class ProviderError(Exception):
     """A model call that failed, in one line for a person.
 
     `retryable`: the same request may succeed later. `retry_after`: how long the server asked us to wait, in
-    seconds. `status`: the HTTP status, where there was one.
+    seconds. `status`: the HTTP status, where there was one. `several`: more than one model was asked.
     """
 
     def __init__(
@@ -95,8 +103,10 @@ class ProviderError(Exception):
         retryable: bool = False,
         retry_after: float | None = None,
         status: int | None = None,
+        several: bool = False,
     ) -> None:
         super().__init__(message)
+        self.several = several
         self.retryable = retryable
         self.retry_after = retry_after
         self.status = status

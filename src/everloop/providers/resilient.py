@@ -134,7 +134,13 @@ class Resilient(LLMProvider):
         text = failed[0] if len(failed) == 1 else "no model answered: " + "; ".join(failed)
         if not isinstance(last, ProviderError):
             return ProviderError(text, retryable=True)
-        return ProviderError(text, retryable=last.retryable, retry_after=last.retry_after, status=last.status)
+        return ProviderError(
+            text,
+            retryable=last.retryable,
+            retry_after=last.retry_after,
+            status=last.status,
+            several=last.several or len(failed) > 1,
+        )
 
 
 class Screen:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 
+import msgspec
+
 from ..bus import InboundMessage
 from ..errors import StoreError
-from ..log import CallEnded, CallsBegun, CallsDecided, Cleared, Compacted, decode_entry, open_turn
+from ..log import CallEnded, CallsBegun, CallsDecided, Cleared, Compacted, decode_entry, encode_entry, open_turn
 from .base import new_turn_id
 from .transactions import INSERT_ENTRY, accept, session_row
 
@@ -34,8 +36,9 @@ def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_ke
     entries = [decode_entry(data) for _, _, _, data, _ in rows]
     under_way = len(open_turn(entries))
     turn = new_turn_id() if under_way else None
-    started = {id for entry in entries if isinstance(entry, CallsBegun) for id in entry.ids}
-    started |= {entry.id for entry in entries if isinstance(entry, CallEnded)}
+    current = entries[len(entries) - under_way :]  # an earlier conversation may have had calls of the same ids
+    started = {id for entry in current if isinstance(entry, CallsBegun) for id in entry.ids}
+    started |= {entry.id for entry in current if isinstance(entry, CallEnded)}
     for n, (seq, old_turn, kind, data, at) in enumerate(rows):
         if isinstance(entry := entries[n], CallsDecided) and entry.allowed and not started.issuperset(entry.ids):
             continue
@@ -51,4 +54,7 @@ def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_ke
             history_from, compacted = seq, 0
         elif isinstance(entry, Compacted):
             compacted = seq
+            if entry.aside:  # the files are the other session's: here the results are shown whole
+                own = encode_entry(msgspec.structs.replace(entry, aside={}))
+                db.execute("UPDATE entry SET data = ? WHERE session = ? AND seq = ?", (own, new, seq))
     db.execute("UPDATE session SET history_from = ?, compacted = ? WHERE id = ?", (history_from, compacted, new))

@@ -186,7 +186,7 @@ def _take(db: sqlite3.Connection, claim: Claim, waiting: int) -> None:
 def _open(db: sqlite3.Connection, claim: Claim) -> None:
     """Begin the turn of the claim's message."""
     if claim.message.plain:  # attachments and the like are read by the loop, which then writes the first entry
-        now = time.time()
+        now = claim.began if claim.next_seq == claim.history_from + 1 else time.time()
         said = claim.message.said(now=claim.time_to_tell(now))
         row = (claim.session, claim.next_seq, claim.turn, kind_of(said), encode_entry(said), now)
         db.execute(INSERT_ENTRY, row)

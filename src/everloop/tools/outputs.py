@@ -25,8 +25,13 @@ def keep_output(folder: Path, name: str, data: bytes) -> Path:
     """Save a text, whole up to the limit, and let the oldest ones go."""
     place = output_place(folder, name)
     draft = place.with_suffix(".part")
-    draft.write_bytes(data[:MAX_BYTES])
-    draft.replace(place)
+    try:
+        draft.write_bytes(data[:MAX_BYTES])
+        draft.replace(place)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()  # a full disk needs no rubbish
+        raise
     return place
 
 

@@ -31,11 +31,9 @@ def _same(url: str) -> Iterator[str]:
 
 
 def _texts(conversation: Sequence[Message]) -> Iterator[str]:
-    unsaid = getattr(conversation, "unsaid", ())  # written by a model, from whatever it had read
-    for message in conversation:
-        if any(message is one for one in unsaid):
-            continue
-        role, content = message.get("role"), message.get("content")
+    own_words = getattr(conversation, "own_words", {})  # the rest was written by a model, or stands in a skill
+    for place, message in enumerate(conversation):
+        role, content = message.get("role"), own_words.get(place, message.get("content"))
         # Not what a search that failed says: that may be the model's own words.
         if role == "user" or (role == "tool" and message.get("name") == "web_search" and is_marked(content)):
             if isinstance(content, str):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from everloop.bus import OutboundMessage
+from everloop.bus import InboundMessage, OutboundMessage
 from everloop.errors import StaleLease
 from everloop.log import Call, CallEnded, CallsBegun, Cleared, Entry, ModelAnswered, TurnEnded, UserSaid
 from everloop.store.base import Busy, Claim

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 async def test_an_agent_has_all_tools_of_the_specification(folder):
     agent, _ = agent_of(folder)
     named = "read_file write_file edit_file list_dir find_files grep exec process web_fetch web_search message"
-    named += " memory_search remember spawn"
+    named += " memory_search remember spawn cron"
     assert agent.tools.names == named.split()
     await agent.close()
 

@@ -13,6 +13,7 @@ __all__ = [
     "AgentLoop",
     "Config",
     "ContextBuilder",
+    "CronService",
     "InboundMessage",
     "LLMProvider",
     "LLMResponse",
@@ -30,6 +31,7 @@ __all__ = [
 TYPE_CHECKING = False  # typing's own constant would cost its import
 if TYPE_CHECKING:
     from everloop.agents.loop import AgentLoop
+    from everloop.agents.cron import CronService
     from everloop.agents.subagents import SubagentManager
     from everloop.bus import InboundMessage, MessageBus, OutboundMessage
     from everloop.config import Config
@@ -43,6 +45,7 @@ _HOMES = {
     "AgentLoop": "everloop.agents.loop",
     "Config": "everloop.config",
     "ContextBuilder": "everloop.context.builder",
+    "CronService": "everloop.agents.cron",
     "InboundMessage": "everloop.bus",
     "LLMProvider": "everloop.providers.base",
     "LLMResponse": "everloop.providers.base",

@@ -29,11 +29,14 @@ from ..store.location import checked, home, store_path
 from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore
 from ..tools.builtin import builtin_tools
+from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
 from .budgets import Budgets
 from .compactor import Compactor
+from .cron import CronService
+from .heartbeat import Heartbeat
 from .ports import reply
 from .subagents import SubagentManager
 from .turns import APOLOGY, TurnRunner
@@ -83,7 +86,6 @@ class AgentLoop:
         self.workspace = Path(workspace)
         self.model = model
         self.max_iterations = max_iterations
-        self.cron_service = cron_service
         self.restrict_to_workspace = restrict_to_workspace
         self.store = _open_store(store, config, self.workspace)
         built_in = builtin_tools(settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config)
@@ -107,6 +109,10 @@ class AgentLoop:
         if settings.subagents:
             self.tools.register(SpawnTool(self.subagents))
         budgets = Budgets(self.store, settings)
+        self.cron_service = cron_service if cron_service is not None else CronService(self.store, missed=settings.missed)
+        self.tools.register(CronTool(self.cron_service))
+        self._heartbeat = self._beats(settings)
+        self._serving: asyncio.Task[None] | None = None
         own_home = settings.home if isinstance(config, Config) else home()
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
         self._turns = TurnRunner(
@@ -145,6 +151,7 @@ class AgentLoop:
     async def run(self) -> None:
         """Take messages until `stop()`. First of all, go on with what an earlier process left unfinished."""
         if not self._stopped:
+            self.serve_cron()
             feed = self._feed_durable(self.bus) if isinstance(self.bus, DurableBus) else self._feed_memory()
             self._feed = asyncio.create_task(feed)
         try:
@@ -157,6 +164,11 @@ class AgentLoop:
             self._feed = None
             self._stopped = False
             await self._quiet()
+
+    def serve_cron(self) -> None:
+        """Fire scheduled work from now on, until the loop is stopped. `run` does it by itself."""
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve_cron())
 
     def stop(self) -> None:
         """End `run()` promptly. Turns under way stay open on disk; the next start goes on with them."""
@@ -183,7 +195,24 @@ class AgentLoop:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _serve_cron(self) -> None:
+        if self._heartbeat is not None:
+            await self._heartbeat.start()
+        await self.cron_service.serve(self._dispatcher.kick)
+
+    def _beats(self, settings: Config) -> Heartbeat | None:
+        """The heartbeat of the settings, if there is one."""
+        if not settings.heartbeat_minutes:
+            return None
+        channel, _, chat_id = settings.heartbeat_to.partition(":")
+        every = max(60 * settings.heartbeat_minutes, 1.0)
+        return Heartbeat(self.cron_service, self.context.heartbeat_file, every, channel, chat_id or "direct")
+
     async def _quiet(self) -> None:
+        if self._serving is not None:
+            serving, self._serving = self._serving, None
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
         await self._dispatcher.stop()
         await self._compactor.close()
         await self.tools.close()
@@ -226,7 +255,9 @@ class AgentLoop:
         return await (await self._dispatcher.submit(message, kind, on_event))
 
     async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
-        """Go on with a session's open turn, and with what waits behind it, if an earlier process left any."""
+        """Go on with a session's open turn, and with what waits behind it, if an earlier process left any; and with its
+        sub-agents, beside it."""
+        await self.subagents.resume(owner, session_key)
         self._dispatcher.kick(owner, session_key)
         live = self._dispatcher.live(owner, session_key)
         if live is not None and live.task is not None:
@@ -277,6 +308,7 @@ class AgentLoop:
                     await self._answer_urgent(row)
                 await self._dispatcher.scan()
                 self.subagents.look_again()
+                self.cron_service.changed()  # whoever woke us may have added a job
             except StoreError as error:  # a full or locked disk ends no worker
                 log.error("%s", error)
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, changed.set)

@@ -188,6 +188,12 @@ class SubagentManager:
             stopped += await self.stop(owner, one.session)
         return stopped
 
+    async def resume(self, owner: str, parent: str) -> None:
+        """Go on with the sub-agents of a session that an earlier process left."""
+        for one in await self.running(owner, parent):
+            self._sessions.kick(owner, one.session)
+            await self.resume(owner, one.session)
+
     def ended(self, owner: str, key: str) -> None:
         """A turn of this session has ended: whoever waits for it looks again."""
         self._at_work.pop((owner, key), None)

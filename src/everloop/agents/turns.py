@@ -38,7 +38,9 @@ from ..tools.threads import in_thread
 from .briefs import Brief, deadline
 from .budgets import Budgets
 from .compactor import Compactor, Window
+from .heartbeat import says_nothing
 from .histories import Histories, read_conversation
+from .jobs import HEARTBEAT
 from .ports import Asking, SessionLog, Tools, reply
 
 log = logging.getLogger(__name__)
@@ -268,4 +270,5 @@ def _places(workspace: Path, home: Path, store: Store) -> Places:
 
 
 def _answer_to(message: InboundMessage, ended: TurnEnded) -> Sequence[OutboundMessage]:
-    return [] if ended.reason == "replaced" else reply(message, ended.text)
+    silent = message.metadata.get("cron") == HEARTBEAT and says_nothing(ended.text)
+    return [] if ended.reason == "replaced" or silent else reply(message, ended.text)

@@ -98,10 +98,13 @@ def make_agent(config: Config, bus: MessageBus | None = None, store: Store | Non
     return agent
 
 
-async def show_messages(bus: MessageBus, paper: Paper) -> None:
-    """Show what the agent says in between, with the tool `message`."""
+async def show_messages(bus: MessageBus, paper: Paper, watched: str = "") -> None:
+    """Show what the agent says in between: with the tool `message`, or in a turn that nobody here began. The answers of
+    the session that is watched are shown as they come."""
     while True:
         message = await bus.consume_outbound()
+        if message.reply_to is not None and (message.channel, message.chat_id) == chat_of(watched):
+            continue
         paper.line(f"✉ {message.content}" if message.channel == "cli" else f"✉ to {message.channel}: {message.content}")
 
 

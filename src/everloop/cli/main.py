@@ -101,6 +101,20 @@ def parser() -> Parser:
     fork.add_argument("source", metavar="SESSION[@N]", help="the session, and the number of its last entry to keep")
     fork.add_argument("--as", dest="new_key", metavar="KEY", help="the new session's key")
 
+    cron = add("cron", "cron", "scheduled work: add, list, remove, or run at once")
+    actions = cron.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
+    cron_add = actions.add_parser("add", help="schedule a message", parents=[common, session], allow_abbrev=False)
+    cron_add.add_argument("message", help="what the agent is told when the time comes")
+    cron_add.add_argument("--at", metavar="TIME", help='once: 2031-05-02T18:00, "tomorrow 9:00", "in 20 minutes"')
+    cron_add.add_argument("--every", metavar="SPAN", help="again and again: 10m, 1h30m, 2 days")
+    cron_add.add_argument("--cron", metavar="FIELDS", help='by the calendar: "0 8 * * 1-5"')
+    cron_add.add_argument("--tz", metavar="ZONE", help="time zone of --at and --cron (default: this machine's)")
+    cron_list = actions.add_parser("list", help="show what is scheduled", parents=[common], allow_abbrev=False)
+    cron_list.add_argument("--json", action="store_true", help="one JSON object a line")
+    for action, text in (("remove", "forget a job"), ("run", "run a job now, besides its schedule")):
+        one = actions.add_parser(action, help=text, parents=[common], allow_abbrev=False)
+        one.add_argument("id", metavar="ID", help="the job's id, as `everloop cron list` shows it")
+
     add("worker", "worker", "take work from the store until told to stop")
     return top
 

@@ -36,7 +36,8 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
         if prompt:
             out.line("\n".join(filter(None, (greeting(config, key), others))))
         agent.watch(key, view)
-        messages = asyncio.create_task(show_messages(agent.bus, view.paper))
+        messages = asyncio.create_task(show_messages(agent.bus, view.paper, key))
+        agent.subagents.waits = True  # the end of the input ends this process
         await agent.resume(key)
         if not view.asked and (question := await agent.question(key)):
             out.line(question)

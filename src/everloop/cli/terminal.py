@@ -99,7 +99,8 @@ class Chat:
             loop.add_signal_handler(number, self._leave)
         self._agent.watch(self._key, self._see)
         self._start(self._resume())
-        messages = show_messages(self._agent.bus, self._paper)
+        self._agent.serve_cron()
+        messages = show_messages(self._agent.bus, self._paper, self._key)
         helpers = [asyncio.create_task(work) for work in (self._paper.keep_printing(), self._tick(), messages)]
         try:
             while await self._next_line():

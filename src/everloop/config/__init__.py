@@ -21,6 +21,7 @@ Busy = Literal["queue", "steer", "interrupt"]
 Decision = Literal["allow", "ask", "deny"]
 Sandbox = Literal["auto", "bubblewrap", "landlock", "off"]
 Vision = Literal["auto", "yes", "no"]
+Missed = Literal["run", "drop"]
 Search = Literal["auto", "brave", "duckduckgo", "searxng"]
 
 
@@ -133,6 +134,10 @@ class Config:
     subagent_depth: int = key("agent", 2, "how deep sub-agents may start further ones", at_least=0)
     subagent_rounds: int = key("agent", 30, "rounds a sub-agent may take", at_least=1)
     subagent_minutes: float = key("agent", 10.0, "minutes a sub-agent may take", above=0)
+
+    missed: Missed = key("cron", "run", "what becomes of a one-shot missed while down", choices=get_args(Missed))
+    heartbeat_minutes: float = key("cron", 0.0, "minutes between looks at HEARTBEAT.md; 0 for none", at_least=0)
+    heartbeat_to: str = key("cron", "cli:direct", "the chat that hears of it")
 
     sandbox: Sandbox = key("sandbox", "auto", "how commands are confined", key="mode", choices=get_args(Sandbox))
     exec_timeout: float = key("sandbox", 60.0, "seconds a command takes by default", key="timeout", above=0)

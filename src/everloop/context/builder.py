@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 BOOTSTRAP_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md")
 PARTING = "\n\n---\n\n"
+HEARTBEAT_FILE = "HEARTBEAT.md"
 MEMORY_FILE = "memory/MEMORY.md"
 FILE_LIMIT = 64_000  # characters of one file in the prompt
 MEMORY_LIMIT = 16_000  # and of the memory
@@ -92,6 +93,10 @@ class ContextBuilder:
     def user_content(self, text: str, media: Sequence[str] | None = None) -> str | list[dict[str, Any]]:
         """The text alone, or with its pictures before it; what is not a picture is named by its path."""
         return user_content(text, media or ())
+
+    def heartbeat_file(self) -> str:
+        """The text of HEARTBEAT.md, "" when there is none. It looks at the disk: call it in a thread."""
+        return self._text(HEARTBEAT_FILE, FILE_LIMIT, self._reach())
 
     def skills_in(self, text: str) -> str:
         """The skills that a text names as `$name`, whole. It looks at the disk: call it in a thread."""

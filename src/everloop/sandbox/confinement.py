@@ -11,7 +11,18 @@ from .paths import within
 from .system import system, without
 
 # Files of a workspace that steer the agent, or that a person's own git runs: a command may read them, not change them.
-STEERING = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md", "memory", "skills", "agents", ".everloop")
+STEERING = (
+    "AGENTS.md",
+    "SOUL.md",
+    "USER.md",
+    "TOOLS.md",
+    "IDENTITY.md",
+    "HEARTBEAT.md",
+    "memory",
+    "skills",
+    "agents",
+    ".everloop",
+)
 GIT_STEERING = ("hooks", "config", "config.worktree", "commondir")
 _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "SHELL", "COLUMNS", "LINES")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")

@@ -1,0 +1,90 @@
+"""Scheduled work and the heartbeat through a running loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from everloop import AgentLoop, Config, CronService, MessageBus
+from everloop.log import UserSaid
+from everloop.testing import ScriptedProvider, call
+
+from .chat import Chat, entries
+
+
+def start(tmp_path, model, **settings) -> Chat:
+    bus = MessageBus()
+    config = Config(home=tmp_path / "home", **settings)
+    return Chat(AgentLoop(bus, model, tmp_path, config=config, store=tmp_path / "store.db"), bus)
+
+
+async def test_a_job_that_the_agent_makes_comes_into_its_chat_and_is_answered_there(tmp_path):
+    model = ScriptedProvider(
+        [call("cron", action="add", message="water the beans", at="in 1 second"), "ok", "Watered."]
+    )
+    chat = start(tmp_path, model)
+    assert isinstance(chat.agent.cron_service, CronService)
+    await chat.say("remind me")
+    heard = [await asyncio.wait_for(chat.bus.consume_outbound(), 10) for _ in range(2)]
+    assert [(one.channel, one.chat_id, one.content) for one in heard] == [
+        ("test", "1", "ok"),
+        ("test", "1", "Watered."),
+    ]
+    said = [entry for entry in await entries(tmp_path) if isinstance(entry, UserSaid)]
+    assert [(entry.content, entry.sender) for entry in said] == [("remind me", "user"), ("water the beans", "cron")]
+    await chat.stop()
+    await chat.agent.close()
+
+
+async def test_the_turn_of_a_job_can_neither_schedule_more_nor_ask(tmp_path):
+    steps = [call("cron", action="add", message="again", every="1h"), "could not"]
+    model = ScriptedProvider(steps)
+    chat = start(tmp_path, model)
+    await chat.agent.cron_service.add("go", at="in 1 second", channel="test", chat_id="1")
+    assert await chat.hear() == "could not"
+    assert '"status":"error"' in str(model.requests[-1].messages[-1]["content"])
+    assert await chat.agent.cron_service.list() == []
+    await chat.stop()
+    await chat.agent.close()
+
+
+async def test_a_job_missed_while_down_comes_once_at_the_start(tmp_path):
+    chat = start(tmp_path, ScriptedProvider([]))
+    await chat.agent.cron_service.add("late", at="in 1 second", channel="test", chat_id="1")
+    await chat.stop()
+    await chat.agent.close()
+    await asyncio.sleep(max(0.0, 1.2 - time.time() % 0.1))
+    chat = start(tmp_path, ScriptedProvider(["here I am", "NEVER"]))
+    assert await chat.hear() == "here I am"
+    await chat.stop()
+    await chat.agent.close()
+    chat = start(tmp_path, ScriptedProvider(["NEVER"]))
+    await asyncio.sleep(0.2)
+    assert chat.bus.outbound_size == 0
+    await chat.stop()
+    await chat.agent.close()
+
+
+async def test_the_heartbeat_speaks_when_there_is_something_to_say_and_is_silent_otherwise(tmp_path):
+    (tmp_path / "HEARTBEAT.md").write_text("# Tasks\n- [ ] look at the beans\n")
+    model = ScriptedProvider(["HEARTBEAT_OK", "The beans are dry.", *["HEARTBEAT_OK"] * 20])
+    chat = start(tmp_path, model, heartbeat_minutes=1 / 60, heartbeat_to="test:1")
+    assert await chat.hear() == "The beans are dry."
+    assert "look at the beans" in model.requests[0].messages[-1]["content"]
+    assert len(model.requests) >= 2
+    (tmp_path / "HEARTBEAT.md").write_text("# Tasks\n- [x] look at the beans\n")
+    await asyncio.sleep(1.5)
+    asked = len(model.requests)
+    await asyncio.sleep(1.5)
+    assert len(model.requests) == asked
+    assert chat.bus.outbound_size == 0
+    await chat.stop()
+    await chat.agent.close()
+
+
+async def test_the_loop_is_quiet_when_it_is_stopped(tmp_path):
+    chat = start(tmp_path, ScriptedProvider([]), heartbeat_minutes=1)
+    await asyncio.sleep(0.05)
+    await chat.stop()
+    await chat.agent.close()
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 Message = dict[str, Any]
+Blind = Callable[[list[dict[str, Any]]], Any]
 encode_json = msgspec.json.Encoder().encode
 
 
@@ -30,14 +31,6 @@ def tool_message(call_id: str, name: str, content: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
 
 
-UNSEEN = "[a picture is here that this model cannot see: a model with vision can]"
-
-
-def without_pictures(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parts of a message for a model that sees no pictures."""
-    return [{"type": "text", "text": UNSEEN} if part.get("type") == "image_url" else part for part in content]
-
-
 def clean(text: str) -> str:
     """The text without lone surrogates, which no JSON encoder at the edges takes."""
     try:
@@ -54,8 +47,8 @@ class Conversation(list[Message]):
     that is what keeps the cost of a round apart from the length of the history.
     """
 
-    def __init__(self, messages: Iterable[Message] = (), *, blind: bool = False) -> None:
-        """`blind`: for a model that cannot see pictures; it is told where they are."""
+    def __init__(self, messages: Iterable[Message] = (), *, blind: Blind | None = None) -> None:
+        """`blind`: for a model that cannot see pictures, what takes their place."""
         super().__init__()
         self.call_ids: set[str] = set()  # of all tool calls in it
         self._parts: list[bytes] = []  # of its JSON, without the brackets
@@ -76,8 +69,8 @@ class Conversation(list[Message]):
     def extend(self, messages: Iterable[Message]) -> None:
         for message in messages:
             content = message.get("content")
-            if self.blind and isinstance(content, list):
-                message = {**message, "content": without_pictures(content)}
+            if self.blind is not None and isinstance(content, list):
+                message = {**message, "content": self.blind(content)}
             super().append(message)
             self._size += 400 + (len(content) if isinstance(content, str) else len(str(content)))
             for call in message.get("tool_calls") or ():

@@ -13,6 +13,7 @@ import pytest
 from everloop import LLMResponse, tool
 from everloop.config import Config
 from everloop.log import CallEnded, Compacted
+from everloop.messages import Conversation
 from everloop.providers.base import ProviderError, ToolCallRequest
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import Output
@@ -42,7 +43,8 @@ async def test_a_window_that_another_model_named_is_not_the_agents(tmp_path):
         model.answers = [several, "fine"]
         assert await loop.process_direct("go on") == "fine"
         assert loop._compactor.measure().window == 200_000
-        loop._compactor.measure("mini").overflows(TOO_LONG, loop._turns._histories.kept(1))  # type: ignore[arg-type]
+        long = Conversation([{"role": "system", "content": ""}, {"role": "user", "content": LONG * 1_000}])
+        loop._compactor.measure("mini").overflows(TOO_LONG, long)
         assert loop._compactor.measure("mini").window == 8_000
         assert loop._compactor.measure().window == 200_000
 

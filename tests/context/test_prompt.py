@@ -15,12 +15,12 @@ import pytest
 from everloop import AgentLoop, Config, MessageBus
 from everloop.config import Rule
 from everloop.context.skills import SHIPPED
-from everloop.messages import UNSEEN
 from everloop.testing import ScriptedProvider, call
 
 from ..drawing import PIXEL
 from ..loop.chat import Gate
 
+UNSEEN = "a picture is here that this model cannot see"
 TEA = "---\nname: tea\ndescription: How to make tea.\n---\nBoil water first."
 
 
@@ -118,9 +118,12 @@ async def test_a_model_without_vision_is_told_of_pictures_and_one_with_vision_se
         await loop.process_direct("look", media=[str(picture)])
         await loop.process_direct("and?")
     for request in model.requests:
-        kinds = [part["type"] for part in request.messages[1]["content"]]
-        assert kinds == (["image_url", "text"] if seen else ["text", "text"])
-        assert (UNSEEN in str(request.messages)) == (not seen)
+        content = request.messages[1]["content"]
+        if seen:
+            assert [part["type"] for part in content] == ["image_url", "text"]
+        else:
+            assert UNSEEN in content
+            assert content.endswith("look")
 
 
 async def test_a_model_known_to_be_blind_is_spared_pictures(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from everloop import AgentLoop, Config, CronService, MessageBus
 from everloop.log import UserSaid
@@ -37,7 +38,7 @@ async def test_a_job_that_the_agent_makes_comes_into_its_chat_and_is_answered_th
 
 
 async def test_the_turn_of_a_job_can_neither_schedule_more_nor_ask(tmp_path):
-    steps = [call("cron", action="add", message="again", every="1h"), "could not"]
+    steps: list[Any] = [call("cron", action="add", message="again", every="1h"), "could not"]
     model = ScriptedProvider(steps)
     chat = start(tmp_path, model)
     await chat.agent.cron_service.add("go", at="in 1 second", channel="test", chat_id="1")

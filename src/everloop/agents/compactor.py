@@ -17,12 +17,13 @@ from .. import events
 from ..config import Config
 from ..context.compaction import KEPT_TURNS, Plan, Room, plan
 from ..context.models import model_info
+from ..context.pictures import without_pictures
 from ..context.summaries import digest, summarise
 from ..context.tokens import Meter, weigh
 from ..engine import Turn
 from ..errors import StoreError
 from ..log import CallEnded, Compacted, Logged
-from ..messages import Conversation, Message
+from ..messages import Blind, Conversation, Message
 from ..providers.base import LLMProvider, ProviderError, counts
 from ..store.base import Claim, Store
 from ..tools.outputs import keep_output, outputs_folder
@@ -84,11 +85,10 @@ class Compactor:
         return self._model or self._provider.get_default_model()
 
     @property
-    def blind(self) -> bool:
-        """Whether the model cannot see pictures."""
-        if self._config.vision == "auto":
-            return model_info(self.model).vision is False
-        return self._config.vision == "no"
+    def blind(self) -> Blind | None:
+        """What takes the place of pictures, if the model cannot see them."""
+        known = model_info(self.model).vision is False if self._config.vision == "auto" else self._config.vision == "no"
+        return without_pictures if known else None
 
     def measure(self, model: str | None = None) -> Measure:
         """What weighs conversations for a model, by default the agent's own."""

@@ -15,6 +15,7 @@ from .. import events
 from ..actions import Limits
 from ..config import Config
 from ..context.models import model_info
+from ..context.pictures import without_pictures
 from ..engine import Turn, run_turn
 from ..log import Call, TurnEnded, UserSaid, in_words
 from ..messages import Conversation, clean
@@ -185,7 +186,8 @@ class AgentExecutor:
             raise
         clock = Deadline(self.definition.max_time_minutes * 60)
         window = GoalWindow(self._model_name, self.tools.get_definitions(), self._window)
-        run = Run(secrets.token_hex(8), values, clock, signal, activities, Conversation(blind=self._blind()), window)
+        conversation = Conversation(blind=without_pictures if self._blind() else None)
+        run = Run(secrets.token_hex(8), values, clock, signal, activities, conversation, window)
         token = _current.set(run)
         self._runs += 1
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..context.view import conversation_of
 from ..log import Compacted, Logged
-from ..messages import Conversation
+from ..messages import Blind, Conversation
 from ..store.base import Claim, Store
 
 KEPT_BYTES = 64_000_000  # of all conversations together
@@ -36,7 +36,7 @@ class Histories:
         self._size = 0
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
-    async def conversation(self, claim: Claim, system: str, *, blind: bool = False) -> Conversation:
+    async def conversation(self, claim: Claim, system: str, *, blind: Blind | None = None) -> Conversation:
         """All that stands before the claimed turn, behind this system prompt. The caller may add to it."""
         kept = self._take(claim.session)
         if kept is not None and kept.holds(claim) and kept.conversation.blind == blind:

@@ -109,7 +109,9 @@ class AgentLoop:
         if settings.subagents:
             self.tools.register(SpawnTool(self.subagents))
         budgets = Budgets(self.store, settings)
-        self.cron_service = cron_service if cron_service is not None else CronService(self.store, missed=settings.missed)
+        self.cron_service = (
+            cron_service if cron_service is not None else CronService(self.store, missed=settings.missed)
+        )
         self.tools.register(CronTool(self.cron_service))
         self._heartbeat = self._beats(settings)
         self._serving: asyncio.Task[None] | None = None

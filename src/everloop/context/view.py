@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ..log import Call, CallEnded, Compacted, Content, Entry, Logged, ModelAnswered, Transcript, UserSaid, hear
-from ..messages import Conversation, Message, assistant_message, user_message
+from ..messages import Blind, Conversation, Message, assistant_message, user_message
 
 SUMMARY_HEAD = (
     "What follows is a summary of our earlier conversation, written to save room. What I asked for in it still "
@@ -23,7 +23,7 @@ CUT_ARGUMENT = 200
 
 
 def conversation_of(
-    system: str, compacted: Compacted | None, logged: Iterable[Logged], *, blind: bool = False
+    system: str, compacted: Compacted | None, logged: Iterable[Logged], *, blind: Blind | None = None
 ) -> Conversation:
     """The conversation that these entries add up to, behind a system prompt and what was said before them.
 

@@ -239,7 +239,9 @@ def test_the_latest_of_many_missed_slots_is_the_last_one_that_stepping_finds(see
         if since is None:
             continue
         until = since + rng.choice((0, 59, HOUR, DAY)) * rng.random()
-        assert latest_until(schedule, since, until) == [since, *slots(schedule, since, until)][-1]
+        passed = [since, *slots(schedule, since, until)]
+        assert latest_until(schedule, since, until) == passed[-1]
+        assert latest_until(schedule, since, passed[-1]) == passed[-1]
 
 
 @given(
@@ -256,6 +258,11 @@ def test_every_stays_on_the_grid_of_its_anchor(seconds, anchor, later, missed):
     last = latest_until(schedule, due, due + missed)
     assert (last - anchor) % seconds == 0
     assert due <= last <= due + missed < last + seconds
+
+
+def test_a_time_that_is_no_slot_any_more_since_a_zone_changed_its_rules_is_one_still():
+    assert latest_until(Cron("0 9 * * *", "UTC"), NOW + 1, NOW + 2) == NOW + 1
+    assert latest_until(At(5), NOW, NOW + 1) == NOW
 
 
 def test_years_of_missed_minutes_are_not_counted_through():
@@ -383,14 +390,17 @@ def test_times_are_read_in_the_zone_of_the_person(text, shown, monkeypatch):
         {}, {"at": "", "every": "", "cron": ""}, {"at": "18:00", "every": "1h"}, {"every": "1h", "cron": "* * * * *"},
         {"at": "soon"}, {"at": "2031-05-02"}, {"at": "20"}, {"at": "1794739511"}, {"at": "25:00"}, {"at": "9:60"},
         {"at": "2031-13-02T18:00"}, {"at": "2031-02-30T18:00"}, {"at": "2020-01-01T00:00"}, {"at": "today 3:00"},
-        {"at": "9999-12-31T23:59"}, {"at": "0001-01-01T00:00+14:00"}, {"at": "2031-05-02T18:00", "tz": "Europe/Viena"},
+        {"at": "9999-12-31T23:59"}, {"at": "0001-01-01T00:00+14:00"},
+        {"at": "0001-01-01T00:00+14:00", "tz": "UTC"}, {"at": "9999-12-31T23:59-14:00", "tz": "UTC"},
+        {"at": "2031-05-02T18:00", "tz": "Europe/Viena"},
         {"at": "2031-05-02T18:00+05:00", "tz": "Europe/Vienna"}, {"at": "6pm"}, {"at": "monday 9:00"}, {"at": "in 0s"},
         {"every": "0"}, {"every": 0}, {"every": "0.5"}, {"every": 1.5}, {"every": "-5"}, {"every": "2 years"},
         {"every": "1h30"}, {"every": "400 days"}, {"every": "often"}, {"every": "10 m m"},
         {"cron": "* * * *"}, {"cron": "* * * * * *"}, {"cron": "60 * * * *"}, {"cron": "* * * * 8"}, {"cron": "@daily"},
         {"cron": "a b c d e"}, {"cron": "*/0 * * * *"}, {"cron": "5-1 * * * *"}, {"cron": "0 0 30 2 *"},
         {"cron": "1/ * * * *"},
-        {"cron": "0 0 31 4 *"}, {"cron": "0 0 * * FRI-MON"}, {"cron": ",".join(["1"] * 200) + " * * * *"},
+        {"cron": "0 0 31 4 *"}, {"cron": "0 0 * * FRI-MON"}, {"cron": "0 0 */31 1 MON#5"},
+        {"cron": ",".join(["1"] * 200) + " * * * *"},
         {"cron": "0 8 * * *", "tz": "CEST"}, {"cron": "0 8 * * *", "tz": "/etc/passwd"},
         {"cron": "0 8 * * *", "tz": "../UTC"}, {"cron": "0 8 * * *", "tz": "Europe"},
         {"cron": "0 8 * * *", "tz": "x" * 5000}, {"cron": "0 8 * * *", "tz": "a\0b"},

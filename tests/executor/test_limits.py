@@ -199,6 +199,7 @@ async def test_a_signal_while_the_answer_streams_ends_the_run_at_once(folder):
     output = await agent.run({}, signal)
     assert time.monotonic() - started < 3
     assert (output.result, output.terminate_reason, output.recovered) == (None, "aborted", False)
+    assert output.turns == 0
     assert len(provider.requests) == 1  # no grace turn
     partial = [entry for entry in output.log if isinstance(entry, ModelAnswered)]
     assert partial[0].finish_reason == "cancelled"

@@ -57,6 +57,11 @@ def test_what_does_not_fit_is_told_by_name():
     assert "m" in problem
 
 
+def test_of_several_values_that_do_not_fit_the_longest_is_spoken_of():
+    for text in ('[1] and {"n": "many", "m": 1}', '{"n": "many", "m": 1} and [1]'):
+        assert "n: must be an integer" in read_output(numbered, text)[1]
+
+
 def test_a_list_is_not_searched_for_one_that_fits():
     assert read_output(numbered, '[{"m": 1}, {"n": 2}]')[0] is None
 

@@ -63,7 +63,9 @@ async def test_the_prompts_can_be_others_also_async_ones(folder):
 
     provider = ScriptedProvider(["ok", "done"])
     schema = {"properties": {"a": {"type": "integer"}}}
-    await (await executor(folder, provider, kind=Other, inputs=schema)).run({"a": 1})
+    agent = await executor(folder, provider, kind=Other, inputs=schema)
+    await agent.run({"a": 1})
+    assert agent.inputs == {}  # nothing of a run is left behind
     assert provider.requests[1].messages[0]["content"] == "system {'a': 1}"
     assert provider.requests[1].messages[-1]["content"] == "extract {'a': 1}"
 

@@ -36,6 +36,8 @@ async def test_older_results_are_left_out_before_the_window_is_full(folder):
     last = results(provider.requests[19].messages)
     assert "begin-18" in last[-1][1]
     assert "begin-0" not in repr(last)
+    for number, request in enumerate(provider.requests[1:21]):  # the newest is always whole
+        assert results(request.messages)[-1][1].count("word") == 4_000, number
     assert len(last) == 19
     assert all("begin-" in entry.content for entry in output.log if isinstance(entry, CallEnded))
 
@@ -47,8 +49,15 @@ async def test_a_request_that_the_model_refuses_as_too_long_is_made_again_shorte
 
     calls = [call("read", number=number) for number in range(3)]
     provider = ScriptedProvider([calls, refuse, refuse, "done"])
-    output = await (await executor(folder, provider, read)).run({})
+    output = await (await executor(folder, provider, read, config=Config(window=1_000_000))).run({})
     assert (output.result, output.terminate_reason) == ("done", "goal")
+
+
+async def test_another_refusal_of_the_model_leaves_nothing_out(folder):
+    provider = ScriptedProvider([call("read", number=0), ProviderError("HTTP 401: wrong key", status=401)])
+    output = await (await executor(folder, provider, read)).run({})
+    assert output.terminate_reason == "error"
+    assert len(provider.requests) == 2
 
 
 async def test_a_request_that_cannot_be_made_shorter_ends_in_an_error(folder):
@@ -59,13 +68,14 @@ async def test_a_request_that_cannot_be_made_shorter_ends_in_an_error(folder):
 
 
 async def test_what_was_untrusted_stays_so_when_it_is_left_out(folder):
-    steps: list[Any] = [call("read", number=number) for number in range(8)]
+    def refuse(messages, tools):
+        return ProviderError("prompt is too long", status=400) if "begin-0" in repr(messages) else fetch
+
     fetch = call("web_fetch", url="http://127.0.0.1:9/canary")
-    provider = ScriptedProvider([*steps, fetch, "ok", "done"])
-    agent = await executor(folder, provider, read, tools=["read", "web_fetch"], config=Config(window=15_000))
-    output = await agent.run({})
-    assert "begin-0" not in repr(provider.requests[8].messages)
-    assert [entry.status for entry in output.log if isinstance(entry, CallEnded)][-1] == "denied"
+    provider = ScriptedProvider([call("read", number=0), refuse, refuse, "ok", "done"])
+    output = await (await executor(folder, provider, read, tools=["read", "web_fetch"])).run({})
+    assert "begin-0" not in repr(provider.requests[2].messages)
+    assert [entry.status for entry in output.log if isinstance(entry, CallEnded)] == ["ok", "denied"]
 
 
 async def test_what_the_provider_counts_is_learned_from(folder):

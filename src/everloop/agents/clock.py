@@ -34,7 +34,6 @@ class Deadline:
         if not self._pauses:
             self._used += self._now() - self._since
         self._pauses += 1
-        self._changed.set()
         try:
             yield
         finally:

@@ -447,3 +447,15 @@ async def test_it_ends_when_it_is_cancelled_and_can_serve_again(store):
     async with serving(service) as told:
         await service.add("x", at="in 1s", **HERE)
         await until(lambda: told)
+
+
+async def test_a_timer_whose_data_is_no_json_at_all_stops_no_other(tmp_path):
+    store = SQLiteStore(tmp_path / "store.db")
+    service = CronService(store)
+    await service.add("good", every="1h", channel="test", chat_id="1")
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        db.execute("INSERT INTO timer (owner, id, due_at, data) VALUES ('me', 'broken', 5.0, 'no json')")
+    db.close()
+    assert [job.message for job in await service.list()] == ["good"]
+    assert await service.fire_due() is not None
+    await store.close()

@@ -603,7 +603,7 @@ def test_the_calls_of_the_schedule_skill_have_the_arguments_of_the_tool():
         call = ast.parse(text.replace(", …)", ")"), mode="eval").body
         assert isinstance(call, ast.Call)
         arguments = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-        assert set(arguments) <= {"action", "message", "at", "every", "cron", "tz"}
+        assert set(arguments) <= {"action", "message", "at", "every", "cron", "tz", "id"}
         assert arguments["action"] in ("add", "list", "remove")
         if arguments["action"] == "add":
             assert len({"at", "every", "cron"} & set(arguments)) == 1

@@ -30,8 +30,8 @@ __all__ = [
 
 TYPE_CHECKING = False  # typing's own constant would cost its import
 if TYPE_CHECKING:
-    from everloop.agents.loop import AgentLoop
     from everloop.agents.cron import CronService
+    from everloop.agents.loop import AgentLoop
     from everloop.agents.subagents import SubagentManager
     from everloop.bus import InboundMessage, MessageBus, OutboundMessage
     from everloop.config import Config

@@ -268,7 +268,7 @@ class SQLiteStore:
     async def timers(self, owner: str | None = None) -> list[Timer]:
         sql = "SELECT owner, id, due_at, data FROM timer WHERE ? IS NULL OR owner = ? ORDER BY due_at"
         rows = await self._read(sql, owner, owner)
-        return [Timer(owner, id, due_at, msgspec.json.decode(data)) for owner, id, due_at, data in rows]
+        return [Timer(owner, id, due_at, _timer_data(data)) for owner, id, due_at, data in rows]
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
         return await self.writer.submit(partial(tx.fire_timer, timer=timer, message=message, next_due=next_due))
@@ -387,6 +387,14 @@ class SQLiteStore:
         else:
             what = f"{self.path}: {error}"
         return StoreError(f"{what}. What was on disk before is safe.")
+
+
+def _timer_data(data: str) -> dict[str, Any]:
+    """What a timer holds; nothing of one that is damaged, which must not keep the others from being fired."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
 
 
 def _session_info(row: Sequence[Any]) -> SessionInfo:

@@ -129,11 +129,11 @@ async def test_the_clock_stands_still_while_a_step_asks_a_person(folder):
     class Asking(AgentExecutor):
         async def process_function_calls(self, calls, run):
             with self.clock.paused():
-                await asyncio.sleep(0.6)
+                await asyncio.sleep(2)
             return await super().process_function_calls(calls, run)
 
     provider = ScriptedProvider([call("say", text="a"), "ok", "done"])
-    output = await (await executor(folder, provider, say, kind=Asking, max_time_minutes=0.4 / 60)).run({})
+    output = await (await executor(folder, provider, say, kind=Asking, max_time_minutes=1.5 / 60)).run({})
     assert (output.result, output.terminate_reason) == ("done", "goal")
 
 

@@ -83,8 +83,9 @@ def test_a_response_needs_only_its_content():
 
 def test_the_public_names_come_from_the_root():
     names = (
-        "AgentLoop MessageBus InboundMessage OutboundMessage LLMProvider LLMResponse ToolCallRequest Tool tool "
-        "ToolRegistry ContextBuilder SessionManager Config"
+        "AgentLoop AgentExecutor AgentDefinition OutputObject MessageBus InboundMessage OutboundMessage LLMProvider "
+        "LLMResponse ToolCallRequest Tool tool ToolRegistry ContextBuilder SessionManager SubagentManager CronService "
+        "Config"
     )
     for name in names.split():
         assert getattr(everloop, name) is not None

@@ -10,6 +10,8 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 __all__ = [
+    "AgentDefinition",
+    "AgentExecutor",
     "AgentLoop",
     "Config",
     "ContextBuilder",
@@ -19,6 +21,7 @@ __all__ = [
     "LLMResponse",
     "MessageBus",
     "OutboundMessage",
+    "OutputObject",
     "SessionManager",
     "SubagentManager",
     "Tool",
@@ -31,6 +34,8 @@ __all__ = [
 TYPE_CHECKING = False  # typing's own constant would cost its import
 if TYPE_CHECKING:
     from everloop.agents.cron import CronService
+    from everloop.agents.definitions import AgentDefinition
+    from everloop.agents.executor import AgentExecutor, OutputObject
     from everloop.agents.loop import AgentLoop
     from everloop.agents.subagents import SubagentManager
     from everloop.bus import InboundMessage, MessageBus, OutboundMessage
@@ -42,6 +47,8 @@ if TYPE_CHECKING:
     from everloop.tools.registry import ToolRegistry
 
 _HOMES = {
+    "AgentDefinition": "everloop.agents.definitions",
+    "AgentExecutor": "everloop.agents.executor",
     "AgentLoop": "everloop.agents.loop",
     "Config": "everloop.config",
     "ContextBuilder": "everloop.context.builder",
@@ -51,6 +58,7 @@ _HOMES = {
     "LLMResponse": "everloop.providers.base",
     "MessageBus": "everloop.bus",
     "OutboundMessage": "everloop.bus",
+    "OutputObject": "everloop.agents.executor",
     "SessionManager": "everloop.store.sessions",
     "SubagentManager": "everloop.agents.subagents",
     "Tool": "everloop.tools.base",

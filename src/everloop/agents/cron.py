@@ -18,7 +18,7 @@ from ..messages import clean
 from ..store.base import Store, Timer
 from ..tools.threads import in_thread
 from .jobs import HEARTBEAT, Drop, Job, Missed, decide, job_of, timer_of
-from .schedules import Schedule, next_after, parse_schedule
+from .schedules import At, Schedule, next_after, parse_schedule
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,8 @@ class CronService:
             id, made = _free_id(there, owner, key)
             if made is not None:
                 return await in_thread(job_of, made)
+            if key and (come := await self._come(owner, session or f"{channel}:{chat_id}", id, tz)) is not None:
+                return come
             if sum(id != HEARTBEAT for id in there) >= MAX_JOBS:
                 raise EverloopError(f"there are {MAX_JOBS} jobs, and there may be no more: remove one first")
             now = self.clock()
@@ -122,6 +124,20 @@ class CronService:
     def changed(self) -> None:
         """Look at the jobs again: one was added, perhaps by another process."""
         self._changed.set()
+
+    async def _come(self, owner: str, session: str, id: str, tz: str | None) -> Job | None:
+        """A one-shot whose time came before the call that made it had its result, and that is gone from the timers.
+
+        Its message still waits, for the turn of that call is open. Without this look, a call that a crash cut off and
+        that is run again would make the job once more.
+        """
+        for row in await self.store.waiting(owner, session):
+            slot = str(row.message.id).removeprefix(f"cron:{id}:")
+            if row.message.metadata.get("cron") == id and slot.isdecimal():
+                message, due = row.message, float(slot)
+                where = (message.channel, message.chat_id, due, due, message.session)
+                return Job(owner, id, At(int(slot), tz or ""), message.content, *where)
+        return None
 
     # ------------------------------------------------------------------------------------------ firing
 

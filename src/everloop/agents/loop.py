@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from .. import events
 from ..actions import Limits, Park, next_action
 from ..bus import InboundMessage, MessageBus, OutboundMessage
-from ..commands import HELP, command_of, kind_of, words_after
+from ..commands import command_of, kind_of
 from ..config import Config
 from ..context.builder import ContextBuilder
 from ..dispatch.durable import DurableBus
@@ -40,15 +40,13 @@ from .heartbeat import Heartbeat
 from .ports import reply
 from .subagents import SubagentManager
 from .turns import APOLOGY, TurnRunner
+from .urgent import Urgent
 
 if TYPE_CHECKING:
     from ..tools.mcp.servers import McpServers
 
 log = logging.getLogger(__name__)
 
-STOPPED = "Stopped. What was done so far is kept."
-NOTHING_RUNS = "Nothing is running."
-NOTHING_ASKED = "Nothing waits for your word."
 NEW_CONVERSATION = "This is a new conversation. The old one is kept in the log."
 
 
@@ -135,6 +133,8 @@ class AgentLoop:
             hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
             on_event=on_event,
         )
+        place = f"{self.workspace}{' (restricted)' if restrict_to_workspace else ''}"
+        self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
         self._neighbours: Neighbours | None = None
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
@@ -171,6 +171,7 @@ class AgentLoop:
         """Fire scheduled work from now on, until the loop is stopped. `run` does it by itself."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve_cron())
+            self._serving.add_done_callback(self._ended)
 
     def stop(self) -> None:
         """End `run()` promptly. Turns under way stay open on disk; the next start goes on with them."""
@@ -253,7 +254,7 @@ class AgentLoop:
             channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
         ).addressed()
         if (kind := kind_of(message)) == "urgent":
-            return await self._urgent(message, on_event)
+            return await self._urgent.answer(message, on_event)
         return await (await self._dispatcher.submit(message, kind, on_event))
 
     async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
@@ -365,74 +366,10 @@ class AgentLoop:
 
     async def _answer_urgent(self, row: Incoming | InboundMessage) -> None:
         message = row if isinstance(row, InboundMessage) else row.message
-        outgoing = reply(message, await self._urgent(message, word=row))
+        outgoing = reply(message, await self._urgent.answer(message, word=row))
         ids = await self.store.answer(row, outgoing, self._turns.sender)
         for id, answer in zip(ids, outgoing, strict=False):
             await self._hand_out(id, answer)
-
-    async def _urgent(
-        self, message: InboundMessage, emit: events.Emit | None = None, word: Incoming | InboundMessage | None = None
-    ) -> str:
-        match command_of(message.content):
-            case "approve":
-                return await self._decide(message, True, emit, word)
-            case "deny":
-                return await self._decide(message, False, emit, word)
-            case "stop":
-                stopped = await self._stop_turn(message)
-                children = await self.subagents.stop(message.owner, message.session_key)
-                return STOPPED if stopped or children else NOTHING_RUNS
-            case "status":
-                return await self._status(message)
-            case _:
-                return HELP
-
-    async def _decide(
-        self,
-        message: InboundMessage,
-        allowed: bool,
-        emit: events.Emit | None,
-        word: Incoming | InboundMessage | None,
-    ) -> str:
-        """Take a person's word on what the session's turn asked for. The turn goes on; who called directly waits."""
-        note = words_after(message.content)
-        where = (message.owner, message.session_key)
-        decided = await self.store.decide(*where, allowed, message.sender_id, note, word)
-        if decided is None:
-            return NOTHING_ASKED
-        if not message.reply:
-            return await self._dispatcher.follow(decided[0], message, emit)
-        self._dispatcher.kick(message.owner, message.session_key)
-        return "Approved." if allowed else "Denied."
-
-    async def _stop_turn(self, message: InboundMessage) -> bool:
-        """Stop the session's turn, whether it runs or waits for a person's word."""
-        where = (message.owner, message.session_key)
-        if self._dispatcher.stop_turn(*where, "cancelled", STOPPED):
-            return True
-        if await self.store.decide(*where, None) is None:
-            return False
-        self._dispatcher.kick(*where)
-        return self._dispatcher.stop_turn(*where, "cancelled", STOPPED)
-
-    async def _status(self, message: InboundMessage) -> str:
-        info = await self.store.session(message.owner, message.session_key)
-        live = self._dispatcher.live(message.owner, message.session_key)
-        turn = live.turn if live is not None else None
-        running = f"turn {turn.id}, {len(turn.entries)} entries" if turn else "nothing"
-        if info is not None and info.parked:
-            running = f"turn {info.open_turn} waits for your word: /approve or /deny"
-        children = await self.subagents.running(message.owner, message.session_key)
-        return "\n".join(
-            (
-                f"model: {self.model or self.provider.get_default_model() or '(the provider’s default)'}",
-                f"session: {message.session_key}, {info.entries - info.history_from if info else 0} entries",
-                f"context: {self._turns.fullness(info)}",
-                f"running: {running}",
-                *(f"sub-agent {one.id}: {one.label}{'' if one.started else ' (waiting)'}" for one in children),
-                f"workspace: {self.workspace}{' (restricted)' if self.restrict_to_workspace else ''}",
-            )
-        )
 
     # ------------------------------------------------------------------------------------------ answers
 

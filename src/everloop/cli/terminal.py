@@ -17,7 +17,8 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from prompt_toolkit.utils import get_cwidth
 
 from .. import events
-from ..agents.loop import STOPPED, AgentLoop
+from ..agents.loop import AgentLoop
+from ..agents.urgent import STOPPED
 from ..commands import command_of
 from ..config import Config
 from ..errors import EverloopError

@@ -27,12 +27,19 @@ ROOT = Path(__file__).parents[2]
 LONGEST = 900.0  # seconds a program may run before it is ended with a trace
 
 
+def _promise() -> Future[int]:
+    """A future that a test which fails cannot cancel: the forge still has its say, for the tests after it."""
+    future: Future[int] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 @dataclass(slots=True)
 class Child:
     """A forked program. `ended` is its exit status, negative for a signal."""
 
-    pid: Future[int] = field(default_factory=Future)
-    ended: Future[int] = field(default_factory=Future)
+    pid: Future[int] = field(default_factory=_promise)
+    ended: Future[int] = field(default_factory=_promise)
 
     async def wait(self) -> int:
         return await asyncio.wrap_future(self.ended)
@@ -91,8 +98,9 @@ class Forge:
 
 def main() -> None:
     """Fork what is asked for on standard input; tell pids and exit statuses on standard output."""
-    from . import programs
+    from . import family, programs
 
+    known = vars(programs) | vars(family)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -114,7 +122,7 @@ def main() -> None:
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
                 number, program, arguments = json.loads(line)
-                pid = _fork(getattr(programs, program), arguments)
+                pid = _fork(known[program], arguments)
                 running[pid] = number
                 _tell(number, "pid", pid)
         _reap(running)

@@ -155,14 +155,14 @@ def _read_store(db: sqlite3.Connection, history: History) -> None:
 
 def violations(history: History, before: History | None = None) -> list[str]:
     """Every broken promise, one line each. `before` is what stood on disk at the instant of the kill."""
-    found = [*_at_rest(history), *_answers(history), *_order(history), *_logs(history), *_nothing_twice(history)]
+    found = [*at_rest(history), *_answers(history), *_order(history), *whole_logs(history), *_nothing_twice(history)]
     found += [*_asked(history), *_said(history)]
     if before is not None:
         found += _since(before, history)
     return found
 
 
-def _at_rest(history: History) -> Iterator[str]:
+def at_rest(history: History) -> Iterator[str]:
     if history.integrity != "ok":
         yield f"the database is damaged: {history.integrity}"
     for session, worker in history.held:
@@ -270,7 +270,7 @@ def _order(history: History) -> Iterator[str]:
             yield f"session {session}: answered in the order {replies}"
 
 
-def _logs(history: History) -> Iterator[str]:
+def whole_logs(history: History) -> Iterator[str]:
     """Each log is a valid conversation, its turns whole and apart, and its answers the ones the model gave."""
     answered = {reply_to: content for _, reply_to, content in history.answers}
     opener = {message.turn: message.id for message in reversed(history.messages) if message.turn}

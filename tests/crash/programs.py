@@ -220,23 +220,31 @@ async def agent(
         kill_at(store, *die_at)
     if die_unsent:
         kill_before_delivery(store)
-    running = asyncio.create_task(loop.run())
-    sending = asyncio.create_task(send(here, queue))
-    approving = asyncio.create_task(approve(here, queue))
-    for message in messages or ():
-        await queue.publish_inbound(InboundMessage(**message))
-        if bus == "durable":
-            note(here, "acknowledged", id=message["id"])
     idle = Idle(here)
+    await until_idle(here, loop, queue, messages or [], lambda: idle(expected))
+
+
+async def until_idle(
+    here: Path, loop: AgentLoop, bus: MessageBus, messages: list[dict[str, Any]], idle: Callable[[], bool]
+) -> None:
+    """Run a loop with somebody who hears and approves at its bus, until nothing is left to do."""
+    assert isinstance(loop.store, SQLiteStore)
+    running = asyncio.create_task(loop.run())
+    sending = asyncio.create_task(send(here, bus))
+    approving = asyncio.create_task(approve(here, bus))
+    for message in messages:
+        await bus.publish_inbound(InboundMessage(**message))
+        if isinstance(bus, DurableBus):
+            note(here, "acknowledged", id=message["id"])
     give_up = time.monotonic() + PATIENCE
-    while not idle(expected):
+    while not idle():
         if time.monotonic() > give_up:
-            raise TimeoutError(f"not idle after {PATIENCE} seconds in {folder}")
+            raise TimeoutError(f"not idle after {PATIENCE} seconds in {here}")
         for task in (running, sending, approving):
             if task.done():
                 task.result()
         await asyncio.sleep(0.004)
-    commits = store.writer.commits
+    commits = loop.store.writer.commits
     approving.cancel()
     loop.stop()
     await running

@@ -1,0 +1,28 @@
+"""The checker of sub-agents and scheduled work sees bugs that are planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..crash.family_history import FamilyScene
+from ..crash.forge import Forge
+from ..test_kill_family import message
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize(
+    ("bug", "sign"),
+    [
+        ("late-report", "there are sub-agents"),
+        ("late-report", "the reports are"),
+        ("new-ids", "there are sub-agents"),
+        ("late-slot", "the job came in the slots []"),
+        ("made-again", "the job came in the slots ['cron:"),
+        ("rerun", "must not be repeated"),
+    ],
+)
+async def test_the_checker_sees_a_planted_bug(forge: Forge, tmp_path: Path, bug: str, sign: str) -> None:
+    assert await FamilyScene(forge, tmp_path, [message("family")], plant=bug).sees(sign)

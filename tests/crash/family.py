@@ -1,0 +1,155 @@
+"""A program whose agent has sub-agents, scheduled work and a small window, and that is killed on purpose.
+
+Its model decides from the messages alone, so that whoever asks again hears the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from everloop import AgentLoop, CronService, LLMProvider, LLMResponse, MessageBus, ToolCallRequest, tool
+from everloop.agents import cron, definition_files, schedules  # noqa: F401 - the forge has them ready for its children
+from everloop.config import Config
+from everloop.dispatch.durable import DurableBus
+from everloop.store.sqlite import SQLiteStore
+from everloop.tools.context import current_call
+
+from . import family_bugs
+from .programs import Idle, kill_at, note, until_idle
+
+COUNTER = """---
+name: counter
+description: Counts things.
+inputs: {type: object, properties: {what: {type: string}}, required: [what]}
+tools: [count]
+query: Count the ${what}.
+output_schema: {type: object, properties: {count: {type: integer}}, required: [count]}
+---
+You count ${what}.
+"""
+JOB = "water the beans"
+LONG = "All work and no play makes a long line. "  # about 10 tokens
+FOUND = LONG * 150
+SPEED = 100  # of the clock by which jobs come: it goes on through a crash
+
+
+class Kin(LLMProvider):
+    """The model of the agent, of its sub-agents and of its summaries; each request leaves a line."""
+
+    default_model = "kin"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        model: str | None = None,
+    ) -> LLMResponse:
+        summary = "You write summaries" in messages[0]["content"]
+        note(self._folder, "summaries" if summary else "requests", messages=list(messages))
+        return LLMResponse("SUMMARY of what was") if summary else reply(messages)
+
+
+def reply(messages: Sequence[dict[str, Any]]) -> LLMResponse:
+    """What is due after these messages."""
+    asked = next(n for n in range(len(messages) - 1, -1, -1) if messages[n]["role"] == "user")
+    text, last = str(messages[asked]["content"]), str(messages[-1]["content"])
+    rounds = sum(message["role"] == "assistant" for message in messages[asked:])
+    match text.split()[0], rounds:
+        case "family", 0:
+            return _calls(
+                text,
+                rounds,
+                ("cron", {"action": "add", "message": JOB, "at": "in 1 second"}),
+                ("spawn", {"task": "count:apples", "wait": True}),
+                ("spawn", {"task": "beans", "agent": "counter"}),
+            )
+        case (("count:apples" | "Count"), 0):
+            return _calls(text, rounds, ("count", {"what": text.split()[-1].strip(".")}))
+        case "Your", 0:  # the result is asked for
+            return LLMResponse("seven")
+        case "That", 0:  # once more
+            return LLMResponse('{"count": 7}')
+        case "dig", 0 | 1:
+            return _calls(text, rounds, ("dig", {"where": f"{text}/{rounds}"}))
+    return LLMResponse(f"heard: {last[:300]}")
+
+
+def _calls(text: str, round: int, *calls: tuple[str, dict[str, Any]]) -> LLMResponse:
+    place = f"{text[:20]}_{round}"
+    return LLMResponse(None, [ToolCallRequest(f"{place}_{n}", *call) for n, call in enumerate(calls)])
+
+
+def make_tools(folder: Path) -> list[Any]:
+    """Tools that must not be run again; each run leaves a line."""
+
+    @tool
+    async def count(what: str) -> str:
+        """Count things."""
+        note(folder, "runs", tool="count", key=current_call().idempotency_key)
+        return f"there are 40 {what}"
+
+    @tool
+    async def dig(where: str) -> str:
+        """Bring up much."""
+        note(folder, "runs", tool="dig", key=current_call().idempotency_key)
+        return f"from {where}: {FOUND}"
+
+    return [count, dig]
+
+
+class Quiet(Idle):
+    """Whether everything is answered and sent, also what was there at the start, and no job is still to come."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._before = 0
+        if self._path.exists():
+            with contextlib.closing(sqlite3.connect(self._path)) as db, contextlib.suppress(sqlite3.OperationalError):
+                self._before = db.execute("SELECT count(*) FROM inbox").fetchone()[0]
+
+    def __call__(self, messages: int) -> bool:
+        messages += self._before
+        if not super().__call__(messages):
+            return False
+        if self._db is None:
+            return True
+        timers = self._db.execute("SELECT count(*) FROM timer").fetchone()[0]
+        # A turn that ended, or a job that came, may have left something after the first look.
+        return not timers and super().__call__(messages)
+
+
+async def family(
+    folder: str,
+    born: float,
+    bus: str = "memory",
+    messages: list[dict[str, Any]] | None = None,
+    settings: dict[str, Any] | None = None,
+    die_at: tuple[int, str] | None = None,
+    plant: str = "",
+) -> None:
+    """Publish the messages, answer everything that comes of them, and end when nothing is left to do."""
+    here = Path(folder)
+    family_bugs.plant(plant)
+    store = SQLiteStore(here / "store.db")
+    queue = DurableBus(store) if bus == "durable" else MessageBus()
+    vars(cron).update(LOOK_SECONDS=0.01)  # for a clock that is fast
+    jobs = CronService(store, clock=lambda: born + SPEED * (time.time() - born))
+    config = Config(home=here / "home", **settings or {})
+    loop = AgentLoop(queue, Kin(here), here, store=store, config=config, cron_service=jobs)
+    for name in loop.tools.names:
+        if name not in ("spawn", "cron"):
+            loop.tools.unregister(name)
+    for one in make_tools(here):
+        loop.tools.register(one)
+    quiet = Quiet(here)
+    if die_at is not None:
+        kill_at(store, *die_at)
+    await until_idle(here, loop, queue, messages or [], lambda: quiet(len(messages or ())))

@@ -1,0 +1,80 @@
+"""Bugs of sub-agents and scheduled work to plant in a program that is killed. The product has no such switch."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from everloop.agents.cron import CronService
+from everloop.agents.subagents import SubagentManager
+from everloop.bus import InboundMessage
+from everloop.store.base import Timer
+from everloop.store.sqlite import SQLiteStore
+
+from . import bugs
+
+
+def plant(name: str) -> None:
+    own = {"late-report": _late_report, "new-ids": _new_ids, "late-slot": _late_slot, "made-again": _made_again}
+    own.get(name, lambda: bugs.plant(name))()
+
+
+def _late_report() -> None:
+    """What follows from the end of a sub-agent's turn is a write of its own, after that end."""
+    brief, ended = SubagentManager.brief, SubagentManager.ended
+    late: dict[tuple[str, str], list[InboundMessage]] = {}
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def without(self: Any, claim: Any) -> Any:
+        made = await brief(self, claim)
+        if made is None:
+            return None
+
+        def follow(*how: Any) -> tuple[()]:
+            late[claim.owner, claim.key] = list(made.follow(*how))
+            return ()
+
+        return dataclasses.replace(made, follow=follow)
+
+    async def send(self: Any, messages: list[InboundMessage]) -> None:
+        for message in messages:
+            await self._store.accept(message)
+            self._sessions.kick(message.owner, message.session_key)
+
+    def after(self: Any, owner: str, key: str) -> None:
+        tasks.add(asyncio.get_running_loop().create_task(send(self, late.pop((owner, key), []))))
+        ended(self, owner, key)
+
+    SubagentManager.brief, SubagentManager.ended = without, after  # type: ignore[method-assign]
+
+
+def _new_ids() -> None:
+    """A call that is run again starts another sub-agent."""
+    spawn: Callable[..., Any] = SubagentManager.spawn
+    SubagentManager.spawn = lambda self, task, **how: spawn(  # type: ignore[method-assign]
+        self, task, **how | {"key": ""}
+    )
+
+
+def _late_slot() -> None:
+    """A job is moved on first, and its message comes into the inbox by a second write."""
+
+    async def fire(self: Any, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
+        assert next_due is None
+        if not await self.cancel_timer(timer.owner, timer.id):
+            return False
+        await self.accept(message)
+        return True
+
+    SQLiteStore.fire_timer = fire  # type: ignore[method-assign]
+
+
+def _made_again() -> None:
+    """A call that is run again makes its job again, though it has come meanwhile."""
+
+    async def nothing(*_: Any) -> None:
+        return None
+
+    CronService._come = nothing  # type: ignore[method-assign,assignment]

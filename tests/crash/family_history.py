@@ -1,0 +1,278 @@
+"""What a family of agents left behind, and the checker that says where it breaks the promise.
+
+The promise: each report and each slot comes once, what must not be repeated is not, every turn ends, and what the
+model was shown is what the log says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from everloop.context.view import conversation_of
+from everloop.log import CallEnded, Cleared, Compacted, Logged, ModelAnswered, TurnEnded, UserSaid, messages_of
+from everloop.testing import check_conversation
+
+from .family import COUNTER, FOUND, JOB
+from .forge import Forge
+from .history import History, Message, Place, at_rest, lines, read, whole_logs
+
+KILLED = -signal.SIGKILL
+AT_ONCE = 3
+
+
+@dataclass(slots=True)
+class Kinship:
+    """A history with what the model of the family was asked."""
+
+    history: History
+    requests: list[list[dict[str, Any]]]
+    summaries: int
+
+    @property
+    def places(self) -> Iterator[Place]:
+        return itertools.chain.from_iterable(self.history.logs.values())
+
+    @property
+    def answers(self) -> int:
+        return sum(isinstance(place.entry, ModelAnswered) for place in self.places)
+
+    @property
+    def compacted(self) -> int:
+        return sum(isinstance(place.entry, Compacted) for place in self.places)
+
+    @property
+    def interrupted(self) -> int:
+        return sum(isinstance(one.entry, CallEnded) and one.entry.status == "interrupted" for one in self.places)
+
+    def called(self, prefix: str) -> list[Message]:
+        return [message for message in self.history.messages if message.id.startswith(prefix)]
+
+
+def read_kinship(folder: Path) -> Kinship:
+    requests = [line["messages"] for line in lines(folder / "requests")]
+    return Kinship(read(folder), requests, len(lines(folder / "summaries")))
+
+
+# ---------------------------------------------------------------------------------------------- the checker
+
+
+def broken(after: Kinship, before: Kinship | None = None) -> list[str]:
+    """Every broken promise, one line each. `before` is what stood on disk at the instant of the kill."""
+    found = [*at_rest(after.history), *whole_logs(after.history), *_strict(after), *_answered(after), *_calls(after)]
+    if any(message.content == "family" for message in after.history.messages):
+        found += _family(after)
+    found += _shown(after)
+    if before is not None:
+        found += _since(before, after)
+    return found
+
+
+def _strict(after: Kinship) -> Iterator[str]:
+    """A log is a conversation that the strictest API takes, and holds every message in its order."""
+    for session, log in after.history.logs.items():
+        entries = [place.entry for place in log]
+        if problems := check_conversation(list(messages_of(entries)), strict=True):
+            yield f"session {session}: the log is no valid conversation: {problems}"
+        said = Counter(str(entry.content) for entry in entries if isinstance(entry, UserSaid))
+        messages = after.history.messages
+        expected = Counter(one.content for one in messages if one.session == session and one.kind == "message")
+        if said != expected:
+            yield f"session {session}: the log has {said}, the inbox {expected}"
+
+
+def _answered(after: Kinship) -> Iterator[str]:
+    history = after.history
+    for message in history.messages:
+        if message.state != "done":
+            yield f"message {message.id} is {message.state}, not done"
+    known = Counter(message.id for message in history.messages)
+    if twice := [id for id, count in known.items() if count > 1]:
+        yield f"messages were taken twice: {twice}"
+    if lost := set(history.acknowledged) - known.keys():
+        yield f"messages were acknowledged and are lost: {lost}"
+    due = Counter({id: 1 for id in known if not id.startswith("spawn:")})
+    in_outbox = Counter(reply_to or "" for _, reply_to, _ in history.answers)
+    if in_outbox != due:
+        yield f"the outbox has answers to {in_outbox}, and due are {due}"
+    delivered: defaultdict[str, list[bool]] = defaultdict(list)
+    for answer in history.delivered:
+        delivered[answer["reply_to"]].append(answer["repeat"])
+    if delivered.keys() != due.keys():
+        yield f"delivered were answers to {set(delivered)}, and due are {set(due)}"
+    for id, marks in delivered.items():
+        if not all(marks[1:]):
+            yield f"message {id} was answered twice without a mark"
+
+
+def _calls(after: Kinship) -> Iterator[str]:
+    """What must not be repeated ran at most once; where that is not known the model was told so."""
+    runs = Counter(run["key"] for run in after.history.runs)
+    if twice := [key for key, count in runs.items() if count > 1]:
+        yield f"these calls must not be repeated and ran again: {twice}"
+    for place in after.places:
+        entry = place.entry
+        if not isinstance(entry, CallEnded):
+            continue
+        ran = runs[f"{place.turn}/{entry.id}"]
+        may_be_cut_off = entry.name in ("count", "dig")
+        if entry.status == "interrupted" and may_be_cut_off:
+            if "outcome unknown" not in entry.content:
+                yield f"the call {entry.id} was cut off and the model is not told so: {entry.content!r}"
+        elif entry.status != "ok":
+            yield f"the call {entry.id} of {entry.name} ended with {entry.status}: {entry.content}"
+        elif may_be_cut_off and ran != 1:
+            yield f"the call {entry.id} has a result and ran {ran} times"
+        elif entry.name == "dig" and not entry.content.endswith(FOUND):
+            yield f"the call {entry.id} is not whole in the log"
+
+
+def _family(after: Kinship) -> Iterator[str]:
+    """Two sub-agents, one report, one waited result and one slot of the job."""
+    apples, beans = (
+        [message for message in after.called("spawn:") if message.content == text]
+        for text in ("count:apples", "Count the beans.")
+    )
+    phases = [message.id.split(":", 2)[2] for message in after.called("spawn:") if message.id.count(":") > 1]
+    if len(apples) != 1 or len(beans) != 1 or phases != ["extract:0", "extract:1"]:
+        yield f"there are sub-agents {apples + beans} and phases {phases}"
+        return
+    slots = after.called("cron:")
+    if len(slots) != 1 or slots[0].content != JOB:
+        yield f"the job came in the slots {[slot.id for slot in slots]}"
+    parent = next(message.session for message in after.history.messages if message.content == "family")
+    entries = [place.entry for place in after.history.logs[parent]]
+    sender = f"sub:{beans[0].id.removeprefix('spawn:')}"
+    reports = [entry for entry in entries if isinstance(entry, UserSaid) and entry.inside]
+    if [report.sender for report in reports] != [sender] or '{"count": 7}' not in str(reports[0].content):
+        yield f"the reports are {reports}"
+    ends = [place.entry for place in after.history.logs[apples[0].session] if isinstance(place.entry, TurnEnded)]
+    waited = [entry.content for entry in entries if isinstance(entry, CallEnded) and entry.id == "family_0_1"]
+    if len(ends) != 1 or waited != [ends[0].text]:
+        yield f"the sub-agent said {ends}, and the call that waited for it has {waited}"
+
+
+def _shown(after: Kinship) -> Iterator[str]:
+    """Each request is what the log says, compacted as the log says; and each answer was asked for in that way."""
+    if not after.requests:
+        return
+    views: list[Any] = []
+    for log in after.history.logs.values():
+        for number, place in enumerate(log):
+            view = _view(log[:number])
+            views.append(view)
+            if isinstance(place.entry, ModelAnswered) and view not in [request[1:] for request in after.requests]:
+                yield f"what the log says before {place.entry} was not what the model was shown"
+        views.append(_view(log))
+    for request in after.requests:
+        if request[1:] not in views:
+            yield f"the model was shown what is not in the log: {str(request[1:])[:2000]}"
+
+
+def _view(log: list[Place]) -> list[dict[str, Any]]:
+    """What a log shows of itself, without the system prompt."""
+    start, compacted = 0, None
+    for place in log:
+        if isinstance(place.entry, Cleared):
+            start, compacted = place.seq, None
+        elif isinstance(place.entry, Compacted):
+            compacted = place.entry
+    start = max(start, compacted.until if compacted is not None else 0)
+    logged = [Logged(place.seq, place.turn, place.at, place.entry) for place in log[start:]]
+    return list(conversation_of("", compacted, logged))[1:]
+
+
+def _since(before: Kinship, after: Kinship) -> Iterator[str]:
+    """What was on disk at the kill is there unchanged, and what had answered was not asked again."""
+    known = {message.id for message in after.history.messages}
+    if gone := [message.id for message in before.history.messages if message.id not in known]:
+        yield f"messages were on disk and are gone: {gone}"
+    for session, log in before.history.logs.items():
+        if log != after.history.logs.get(session, [])[: len(log)]:
+            yield f"session {session}: what was in the log has changed"
+    asked, answered = len(after.requests) - len(before.requests), after.answers - before.answers
+    if asked != answered:
+        yield f"after the kill the model was asked {asked} times for {answered} answers"
+
+
+# ---------------------------------------------------------------------------------------------- the scene
+
+
+@dataclass(slots=True)
+class FamilyScene:
+    """A family that is killed and goes on. `made` is a folder that each run begins with a copy of."""
+
+    forge: Forge
+    folder: Path
+    messages: list[dict[str, Any]]
+    bus: str = "memory"
+    then: str = "memory"
+    settings: dict[str, Any] = field(default_factory=dict)
+    plant: str = ""
+    made: Path | None = None
+
+    def named(self, name: str) -> Path:
+        folder = self.folder / name
+        if self.made is not None:
+            shutil.copytree(self.made, folder)
+        else:
+            (folder / "agents").mkdir(parents=True)
+            (folder / "agents" / "counter.md").write_text(COUNTER)
+        return folder
+
+    async def run(self, folder: Path, **options: Any) -> int:
+        born = (folder / "agents").stat().st_ctime  # the clock of its jobs goes on from here
+        shared = {"settings": self.settings, "plant": self.plant}
+        return await self.forge.run("family", folder=str(folder), born=born, **shared, **options)
+
+    async def undisturbed(self, name: str = "whole") -> tuple[Path, Kinship]:
+        """Nobody kills it."""
+        folder = self.named(name)
+        assert await self.run(folder, bus=self.bus, messages=self.messages) == 0
+        after = read_kinship(folder)
+        assert after.interrupted == after.history.repeats == 0
+        return folder, after
+
+    async def killed(self, number: int, when: str) -> tuple[Kinship, Kinship]:
+        """Kill it at a commit, look, and go on: what stood there before and what after."""
+        folder = self.named(f"{when}{number}")
+        status = await self.run(folder, bus=self.bus, messages=self.messages, die_at=(number, when))
+        assert status in (0, KILLED), f"{folder.name}: the program ended with {status}"
+        before = read_kinship(folder)
+        status = await self.run(folder, bus=self.then)
+        assert status == 0, f"{folder.name}: going on ended with {status}"
+        return before, read_kinship(folder)
+
+    async def everywhere(self) -> tuple[list[tuple[Kinship, Kinship]], list[str]]:
+        """Kill it before and after each of its commits; what stood there, and every broken promise."""
+        folder, whole = await self.undisturbed()
+        found = [f"undisturbed: {line}" for line in broken(whole)]
+        commits = int(lines(folder / "commits")[-1]["count"])
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int, when: str) -> tuple[Kinship, Kinship]:
+            async with slots:
+                before, after = await self.killed(number, when)
+            found.extend(f"killed {when} commit {number} of {commits}: {line}" for line in broken(after, before))
+            return before, after
+
+        # What is committed together depends on the moment, so one run may take a commit or two more than another.
+        places = itertools.product(range(1, commits + 3), ("before", "after"))
+        return list(await asyncio.gather(*(one(*place) for place in places))), found
+
+    async def sees(self, sign: str) -> bool:
+        """Kill it at one commit after the other until the checker finds a broken promise of this kind."""
+        folder, _ = await self.undisturbed()
+        commits = int(lines(folder / "commits")[-1]["count"])
+        for number, when in itertools.product(range(1, commits + 1), ("before", "after")):
+            before, after = await self.killed(number, when)
+            if any(sign in line for line in broken(after, before)):
+                return True
+        return False

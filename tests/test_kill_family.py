@@ -1,0 +1,97 @@
+"""Sub-agents, scheduled work and compaction, killed at every write to disk: each result and each slot comes once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop import CronService
+from everloop.store.sqlite import SQLiteStore
+
+from .crash.family import LONG
+from .crash.family_history import FamilyScene, Kinship
+from .crash.forge import Forge
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def message(content: str, id: str = "m1") -> dict[str, Any]:
+    return {"channel": "test", "sender_id": "me", "chat_id": "a", "content": content, "id": id}
+
+
+def interrupted(runs: list[tuple[Kinship, Kinship]]) -> int:
+    return sum(after.interrupted for _, after in runs)
+
+
+@pytest.mark.parametrize("bus", ["memory", "durable"])
+async def test_sub_agents_and_a_job_killed_at_any_write_report_once_and_come_once(
+    forge: Forge, tmp_path: Path, bus: str
+) -> None:
+    runs, found = await FamilyScene(forge, tmp_path, [message("family")], bus, bus).everywhere()
+    assert found == []
+    assert interrupted(runs)  # a call of a sub-agent was cut off at least once, and reported
+    assert any(before.called("cron:") and not before.called("report:") for before, _ in runs)
+
+
+async def test_a_call_whose_job_has_come_before_it_had_a_result_makes_no_second_job(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "store.db")
+    now = 1_900_000_000.0
+    service = CronService(store, clock=lambda: now)
+    call: dict[str, Any] = {"at": "in 1 minute", "channel": "test", "chat_id": "a", "key": "turn/call"}
+    first = await service.add("water the beans", **call)
+    now += 3600
+    await service.fire_due()
+    again = await service.add("water the beans", **call)
+    assert (again.id, again.next_due, again.message) == (first.id, first.next_due, "water the beans")
+    other = await service.add("water the beans", **call | {"key": "turn/other"})
+    assert [job.id for job in await service.list()] == [other.id]
+    await store.close()
+
+
+# ---------------------------------------------------------------------------------------------- compaction
+
+
+@pytest.fixture
+async def talked(forge: Forge, tmp_path: Path) -> Path:
+    """The folder of an agent with four long turns behind it."""
+    messages = [message(f"hello{n} {LONG * 60}", f"old{n}") for n in range(4)]
+    folder, _ = await FamilyScene(forge, tmp_path, messages, settings={"compact_at": 100.0}).undisturbed("talked")
+    return folder
+
+
+@pytest.mark.parametrize("bus", ["memory", "durable"])
+async def test_a_turn_compacted_in_its_middle_and_killed_at_any_write_is_shown_as_the_log_says(
+    forge: Forge, tmp_path: Path, talked: Path, bus: str
+) -> None:
+    settings = {"window": 7_000, "compact_at": 100.0}  # never in the background
+    scene = FamilyScene(forge, tmp_path, [message("dig here")], bus, bus, settings, made=talked)
+    runs, found = await scene.everywhere()
+    assert found == []
+    assert interrupted(runs)
+    taken = [(before, after) for before, after in runs if len(after.history.messages) == 5]
+    assert all(after.compacted and after.summaries for _, after in taken)
+    assert any(before.compacted and before.history.open_turns for before, _ in taken)
+
+
+@pytest.mark.parametrize("bus", ["memory", "durable"])
+async def test_compact_killed_at_any_write_is_done_once_and_answered(
+    forge: Forge, tmp_path: Path, talked: Path, bus: str
+) -> None:
+    messages = [message("/compact"), message("dig here", "m2")]
+    runs, found = await FamilyScene(forge, tmp_path, messages, bus, bus, made=talked).everywhere()
+    assert found == []
+    assert any(before.summaries and not before.compacted for before, _ in runs)  # the summary was lost, and made again
+    taken = [after for _, after in runs if any(one.id == "m1" for one in after.history.messages)]
+    assert all(after.compacted == 1 for after in taken)
+
+
+async def test_compaction_in_the_background_killed_at_any_write_loses_nothing(
+    forge: Forge, tmp_path: Path, talked: Path
+) -> None:
+    messages = [message(f"dig {n}", f"m{n}") for n in range(2)]
+    settings = {"window": 8_000, "compact_at": 0.3}
+    runs, found = await FamilyScene(forge, tmp_path, messages, settings=settings, made=talked).everywhere()
+    assert found == []
+    assert any(after.compacted for _, after in runs)

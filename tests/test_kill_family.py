@@ -25,14 +25,31 @@ def interrupted(runs: list[tuple[Kinship, Kinship]]) -> int:
     return sum(after.interrupted for _, after in runs)
 
 
-@pytest.mark.parametrize("bus", ["memory", "durable"])
+@pytest.mark.parametrize(("bus", "waited"), [("memory", "apples"), ("durable", "beans")])
 async def test_sub_agents_and_a_job_killed_at_any_write_report_once_and_come_once(
-    forge: Forge, tmp_path: Path, bus: str
+    forge: Forge, tmp_path: Path, bus: str, waited: str
 ) -> None:
-    runs, found = await FamilyScene(forge, tmp_path, [message("family")], bus, bus).everywhere()
+    runs, found = await FamilyScene(forge, tmp_path, [message(f"family {waited}")], bus, bus).everywhere()
     assert found == []
     assert interrupted(runs)  # a call of a sub-agent was cut off at least once, and reported
-    assert any(before.called("cron:") and not before.called("report:") for before, _ in runs)
+    assert any(before.called("cron:") and before.history.open_turns for before, _ in runs)
+
+
+async def test_a_family_that_is_killed_again_and_again_while_it_goes_on_keeps_its_word(
+    forge: Forge, tmp_path: Path
+) -> None:
+    scene = FamilyScene(forge, tmp_path, [message("family beans")], "durable", "memory", again=(5, 3))
+    _, found = await scene.everywhere("after")
+    assert found == []
+
+
+@pytest.mark.parametrize("bus", ["memory", "durable"])
+async def test_no_slot_of_a_job_is_missed_or_doubled_whichever_write_is_the_last(
+    forge: Forge, tmp_path: Path, bus: str
+) -> None:
+    runs, found = await FamilyScene(forge, tmp_path, [message("ticks")], bus, bus, steps=True).everywhere()
+    assert found == []
+    assert {len(before.called("cron:")) for before, _ in runs} == {0, 1, 2, 3}
 
 
 async def test_a_call_whose_job_has_come_before_it_had_a_result_makes_no_second_job(tmp_path: Path) -> None:

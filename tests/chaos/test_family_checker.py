@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
     ("bug", "sign"),
     [
         ("late-report", "there are sub-agents"),
-        ("late-report", "the reports are"),
+        ("late-report", "the reports are of []"),
         ("new-ids", "there are sub-agents"),
         ("late-slot", "the job came in the slots []"),
         ("made-again", "the job came in the slots ['cron:"),
@@ -25,4 +25,4 @@ pytestmark = pytest.mark.timeout(120)
     ],
 )
 async def test_the_checker_sees_a_planted_bug(forge: Forge, tmp_path: Path, bug: str, sign: str) -> None:
-    assert await FamilyScene(forge, tmp_path, [message("family")], plant=bug).sees(sign)
+    assert await FamilyScene(forge, tmp_path, [message("family apples")], plant=bug).sees(sign)

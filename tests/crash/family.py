@@ -6,6 +6,7 @@ Its model decides from the messages alone, so that whoever asks again hears the 
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -32,9 +33,13 @@ output_schema: {type: object, properties: {count: {type: integer}}, required: [c
 ---
 You count ${what}.
 """
+APPLES, BEANS = "Count the apples", "Count the beans."  # what the sub-agents are told, one of them by its definition
 JOB = "water the beans"
 LONG = "All work and no play makes a long line. "  # about 10 tokens
 FOUND = LONG * 150
+TICKS = 3  # of a job that comes every minute, before it is removed
+ADDED = re.compile(r"Added job (\w+)")
+START = 1_900_000_020.0
 SPEED = 100  # of the clock by which jobs come: it goes on through a crash
 
 
@@ -63,13 +68,13 @@ def reply(messages: Sequence[dict[str, Any]]) -> LLMResponse:
     text, last = str(messages[asked]["content"]), str(messages[-1]["content"])
     rounds = sum(message["role"] == "assistant" for message in messages[asked:])
     match text.split()[0], rounds:
-        case "family", 0:
+        case "family", 0:  # the second word is whom it waits for
             return _calls(
                 text,
                 rounds,
                 ("cron", {"action": "add", "message": JOB, "at": "in 1 second"}),
-                ("spawn", {"task": "count:apples", "wait": True}),
-                ("spawn", {"task": "beans", "agent": "counter"}),
+                ("spawn", {"task": APPLES, "wait": text.endswith("apples")}),
+                ("spawn", {"task": "beans", "agent": "counter", "wait": text.endswith("beans")}),
             )
         case (("count:apples" | "Count"), 0):
             return _calls(text, rounds, ("count", {"what": text.split()[-1].strip(".")}))
@@ -77,6 +82,11 @@ def reply(messages: Sequence[dict[str, Any]]) -> LLMResponse:
             return LLMResponse("seven")
         case "That", 0:  # once more
             return LLMResponse('{"count": 7}')
+        case "ticks", 0:
+            return _calls(text, rounds, ("cron", {"action": "add", "message": "tick", "every": "1m"}))
+        case "tick", 0 if sum(message["content"] == text for message in messages) == TICKS:
+            added = next(found for message in messages if (found := ADDED.search(str(message["content"]))))
+            return _calls(text, rounds, ("cron", {"action": "remove", "id": added[1]}))
         case "dig", 0 | 1:
             return _calls(text, rounds, ("dig", {"where": f"{text}/{rounds}"}))
     return LLMResponse(f"heard: {last[:300]}")
@@ -105,6 +115,19 @@ def make_tools(folder: Path) -> list[Any]:
     return [count, dig]
 
 
+class Steps:
+    """A clock that is a minute further with each message that is done, so that no slot passes unseen."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "store.db"
+
+    def __call__(self) -> float:
+        done = 0
+        with contextlib.closing(sqlite3.connect(self._path)) as db, contextlib.suppress(sqlite3.OperationalError):
+            done = db.execute("SELECT count(*) FROM inbox WHERE state = 'done'").fetchone()[0]
+        return START + 60.0 * done
+
+
 class Quiet(Idle):
     """Whether everything is answered and sent, also what was there at the start, and no job is still to come."""
 
@@ -129,6 +152,7 @@ class Quiet(Idle):
 async def family(
     folder: str,
     born: float,
+    steps: bool = False,
     bus: str = "memory",
     messages: list[dict[str, Any]] | None = None,
     settings: dict[str, Any] | None = None,
@@ -141,7 +165,8 @@ async def family(
     store = SQLiteStore(here / "store.db")
     queue = DurableBus(store) if bus == "durable" else MessageBus()
     vars(cron).update(LOOK_SECONDS=0.01)  # for a clock that is fast
-    jobs = CronService(store, clock=lambda: born + SPEED * (time.time() - born))
+    clock = Steps(here) if steps else lambda: born + SPEED * (time.time() - born)
+    jobs = CronService(store, clock=clock)
     config = Config(home=here / "home", **settings or {})
     loop = AgentLoop(queue, Kin(here), here, store=store, config=config, cron_service=jobs)
     for name in loop.tools.names:

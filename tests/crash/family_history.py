@@ -20,7 +20,7 @@ from everloop.context.view import conversation_of
 from everloop.log import CallEnded, Cleared, Compacted, Logged, ModelAnswered, TurnEnded, UserSaid, messages_of
 from everloop.testing import check_conversation
 
-from .family import COUNTER, FOUND, JOB
+from .family import APPLES, BEANS, COUNTER, FOUND, JOB, START, TICKS
 from .forge import Forge
 from .history import History, Message, Place, at_rest, lines, read, whole_logs
 
@@ -67,8 +67,10 @@ def read_kinship(folder: Path) -> Kinship:
 def broken(after: Kinship, before: Kinship | None = None) -> list[str]:
     """Every broken promise, one line each. `before` is what stood on disk at the instant of the kill."""
     found = [*at_rest(after.history), *whole_logs(after.history), *_strict(after), *_answered(after), *_calls(after)]
-    if any(message.content == "family" for message in after.history.messages):
+    if any(message.content.startswith("family") for message in after.history.messages):
         found += _family(after)
+    if any(message.content == "ticks" for message in after.history.messages):
+        found += _ticks(after)
     found += _shown(after)
     if before is not None:
         found += _since(before, after)
@@ -126,6 +128,8 @@ def _calls(after: Kinship) -> Iterator[str]:
         if entry.status == "interrupted" and may_be_cut_off:
             if "outcome unknown" not in entry.content:
                 yield f"the call {entry.id} was cut off and the model is not told so: {entry.content!r}"
+        elif entry.id == "tick_0_0" and "There is no job" in entry.content:
+            continue  # a removal that is run again finds the job gone, and says so
         elif entry.status != "ok":
             yield f"the call {entry.id} of {entry.name} ended with {entry.status}: {entry.content}"
         elif may_be_cut_off and ran != 1:
@@ -136,27 +140,46 @@ def _calls(after: Kinship) -> Iterator[str]:
 
 def _family(after: Kinship) -> Iterator[str]:
     """Two sub-agents, one report, one waited result and one slot of the job."""
-    apples, beans = (
-        [message for message in after.called("spawn:") if message.content == text]
-        for text in ("count:apples", "Count the beans.")
-    )
-    phases = [message.id.split(":", 2)[2] for message in after.called("spawn:") if message.id.count(":") > 1]
-    if len(apples) != 1 or len(beans) != 1 or phases != ["extract:0", "extract:1"]:
-        yield f"there are sub-agents {apples + beans} and phases {phases}"
-        return
     slots = after.called("cron:")
     if len(slots) != 1 or slots[0].content != JOB:
         yield f"the job came in the slots {[slot.id for slot in slots]}"
-    parent = next(message.session for message in after.history.messages if message.content == "family")
-    entries = [place.entry for place in after.history.logs[parent]]
-    sender = f"sub:{beans[0].id.removeprefix('spawn:')}"
+    told = after.called("spawn:")
+    phases = [message.id.split(":", 2)[2] for message in told if message.id.count(":") > 1]
+    begun = {message.content: message for message in told if message.id.count(":") == 1}
+    if len(told) != 4 or begun.keys() != {APPLES, BEANS} or phases != ["extract:0", "extract:1"]:
+        yield f"there are sub-agents {begun} and phases {phases}, in all {len(told)}"
+        return
+    (parent,) = (message for message in after.history.messages if message.content.startswith("family"))
+    apples, beans = begun[APPLES], begun[BEANS]
+    waited, reported = (apples, beans) if parent.content.endswith("apples") else (beans, apples)
+    entries = [place.entry for place in after.history.logs[parent.session]]
+    results = [one.content for one in entries if isinstance(one, CallEnded) and one.id.endswith(_CALLS[waited.content])]
+    if results != [_said(after, waited)]:
+        yield f"the sub-agent said {_said(after, waited)!r}, and the call that waited for it has {results}"
     reports = [entry for entry in entries if isinstance(entry, UserSaid) and entry.inside]
-    if [report.sender for report in reports] != [sender] or '{"count": 7}' not in str(reports[0].content):
-        yield f"the reports are {reports}"
-    ends = [place.entry for place in after.history.logs[apples[0].session] if isinstance(place.entry, TurnEnded)]
-    waited = [entry.content for entry in entries if isinstance(entry, CallEnded) and entry.id == "family_0_1"]
-    if len(ends) != 1 or waited != [ends[0].text]:
-        yield f"the sub-agent said {ends}, and the call that waited for it has {waited}"
+    senders = [report.sender for report in reports]
+    if senders != [f"sub:{reported.id.removeprefix('spawn:')}"]:
+        yield f"the reports are of {senders}"
+    elif _said(after, reported) not in str(reports[0].content):
+        yield f"the sub-agent said {_said(after, reported)!r}, and its report is {reports[0].content!r}"
+    if _said(after, beans) != '{"count": 7}':
+        yield f"the result that was asked for is {_said(after, beans)!r}"
+
+
+_CALLS = {APPLES: "_0_1", BEANS: "_0_2"}  # the ends of the calls' ids
+
+
+def _said(after: Kinship, told: Message) -> str:
+    """The last words of a sub-agent."""
+    ends = [place.entry.text for place in after.history.logs[told.session] if isinstance(place.entry, TurnEnded)]
+    return ends[-1]
+
+
+def _ticks(after: Kinship) -> Iterator[str]:
+    """Each slot of the job until its end, in order."""
+    slots = [message.id.rpartition(":")[2] for message in after.called("cron:")]
+    if slots != [str(int(START + 60 * n)) for n in range(1, TICKS + 1)]:
+        yield f"the job came in the slots {slots}"
 
 
 def _shown(after: Kinship) -> Iterator[str]:
@@ -217,6 +240,8 @@ class FamilyScene:
     settings: dict[str, Any] = field(default_factory=dict)
     plant: str = ""
     made: Path | None = None
+    again: tuple[int, ...] = ()  # it is killed again while it goes on, at one of its first commits
+    steps: bool = False  # the clock of jobs goes by what is done
 
     def named(self, name: str) -> Path:
         folder = self.folder / name
@@ -229,7 +254,7 @@ class FamilyScene:
 
     async def run(self, folder: Path, **options: Any) -> int:
         born = (folder / "agents").stat().st_ctime  # the clock of its jobs goes on from here
-        shared = {"settings": self.settings, "plant": self.plant}
+        shared = {"settings": self.settings, "plant": self.plant, "steps": self.steps}
         return await self.forge.run("family", folder=str(folder), born=born, **shared, **options)
 
     async def undisturbed(self, name: str = "whole") -> tuple[Path, Kinship]:
@@ -245,13 +270,17 @@ class FamilyScene:
         folder = self.named(f"{when}{number}")
         status = await self.run(folder, bus=self.bus, messages=self.messages, die_at=(number, when))
         assert status in (0, KILLED), f"{folder.name}: the program ended with {status}"
+        for again in self.again:
+            status = await self.run(folder, bus=self.bus, die_at=(1 + number % again, when))
+            assert status in (0, KILLED), f"{folder.name}: going on to be killed again ended with {status}"
         before = read_kinship(folder)
         status = await self.run(folder, bus=self.then)
         assert status == 0, f"{folder.name}: going on ended with {status}"
         return before, read_kinship(folder)
 
-    async def everywhere(self) -> tuple[list[tuple[Kinship, Kinship]], list[str]]:
-        """Kill it before and after each of its commits; what stood there, and every broken promise."""
+    async def everywhere(self, *instants: str) -> tuple[list[tuple[Kinship, Kinship]], list[str]]:
+        """Kill it before and after each of its commits, or at one of these instants; what stood there, and every
+        broken promise."""
         folder, whole = await self.undisturbed()
         found = [f"undisturbed: {line}" for line in broken(whole)]
         commits = int(lines(folder / "commits")[-1]["count"])
@@ -264,7 +293,7 @@ class FamilyScene:
             return before, after
 
         # What is committed together depends on the moment, so one run may take a commit or two more than another.
-        places = itertools.product(range(1, commits + 3), ("before", "after"))
+        places = itertools.product(range(1, commits + 3), instants or ("before", "after"))
         return list(await asyncio.gather(*(one(*place) for place in places))), found
 
     async def sees(self, sign: str) -> bool:

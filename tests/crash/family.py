@@ -21,7 +21,7 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.tools.context import current_call
 
 from . import family_bugs
-from .programs import Idle, kill_at, note, until_idle
+from .programs import Idle, die, kill_at, note, until_idle
 
 COUNTER = """---
 name: counter
@@ -48,8 +48,9 @@ class Kin(LLMProvider):
 
     default_model = "kin"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, die_at_summary: bool = False) -> None:
         self._folder = folder
+        self._die_at_summary = die_at_summary
 
     async def chat(
         self,
@@ -59,6 +60,8 @@ class Kin(LLMProvider):
     ) -> LLMResponse:
         summary = "You write summaries" in messages[0]["content"]
         note(self._folder, "summaries" if summary else "requests", messages=list(messages))
+        if summary and self._die_at_summary:
+            die()
         return LLMResponse("SUMMARY of what was") if summary else reply(messages)
 
 
@@ -157,6 +160,7 @@ async def family(
     messages: list[dict[str, Any]] | None = None,
     settings: dict[str, Any] | None = None,
     die_at: tuple[int, str] | None = None,
+    die_at_summary: bool = False,
     plant: str = "",
 ) -> None:
     """Publish the messages, answer everything that comes of them, and end when nothing is left to do."""
@@ -168,7 +172,7 @@ async def family(
     clock = Steps(here) if steps else lambda: born + SPEED * (time.time() - born)
     jobs = CronService(store, clock=clock)
     config = Config(home=here / "home", **settings or {})
-    loop = AgentLoop(queue, Kin(here), here, store=store, config=config, cron_service=jobs)
+    loop = AgentLoop(queue, Kin(here, die_at_summary), here, store=store, config=config, cron_service=jobs)
     for name in loop.tools.names:
         if name not in ("spawn", "cron"):
             loop.tools.unregister(name)

@@ -268,11 +268,18 @@ class FamilyScene:
     async def killed(self, number: int, when: str) -> tuple[Kinship, Kinship]:
         """Kill it at a commit, look, and go on: what stood there before and what after."""
         folder = self.named(f"{when}{number}")
-        status = await self.run(folder, bus=self.bus, messages=self.messages, die_at=(number, when))
-        assert status in (0, KILLED), f"{folder.name}: the program ended with {status}"
+        await self.die(folder, messages=self.messages, die_at=(number, when))
         for again in self.again:
-            status = await self.run(folder, bus=self.bus, die_at=(1 + number % again, when))
-            assert status in (0, KILLED), f"{folder.name}: going on to be killed again ended with {status}"
+            await self.die(folder, die_at=(1 + number % again, when))
+        return await self.go_on(folder)
+
+    async def die(self, folder: Path, **how: Any) -> None:
+        """Run it to its sudden end; or to its end, where it takes fewer commits this time."""
+        status = await self.run(folder, bus=self.bus, **how)
+        assert status in (0, KILLED), f"{folder.name}: the program ended with {status}"
+
+    async def go_on(self, folder: Path) -> tuple[Kinship, Kinship]:
+        """What stands there, and what does when it has gone on to the end."""
         before = read_kinship(folder)
         status = await self.run(folder, bus=self.then)
         assert status == 0, f"{folder.name}: going on ended with {status}"

@@ -19,10 +19,11 @@ from ..context.pictures import without_pictures
 from ..engine import Turn, run_turn
 from ..log import Call, TurnEnded, UserSaid, in_words
 from ..messages import Conversation, clean
-from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider
+from ..providers.base import LLMProvider, LLMResponse
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry, ToolResult
 from .activities import Activities, OnActivity
+from .asking import ask
 from .clock import Deadline
 from .definitions import AgentDefinition
 from .extraction import (
@@ -138,21 +139,7 @@ class AgentExecutor:
         self, conversation: Conversation, tools: list[dict[str, Any]] | None, emit: events.Emit | None = None
     ) -> LLMResponse:
         """Ask the model once; `tools` are the definitions that it is offered. With `emit` its answer is streamed."""
-        if emit is None or not isinstance(self.provider, StreamingProvider):
-            return await self.provider.chat(conversation, tools=tools, model=self.model)
-        texts: list[str] = []
-        async for item in self.provider.stream(conversation, tools=tools, model=self.model):
-            if not isinstance(item, Delta):
-                return item
-            if item.restart:
-                texts.clear()
-                emit(events.Restarted(item.restart))
-            if item.reasoning:
-                emit(events.Reasoning(item.reasoning))
-            if item.text:
-                texts.append(item.text)
-                emit(events.Text(item.text))
-        return LLMResponse("".join(texts))
+        return await ask(self.provider, conversation, tools, self.model, emit)
 
     async def process_function_calls(self, calls: Sequence[Call], run: RunCall) -> Sequence[ToolResult]:
         """Run calls of one answer that may start together, each by `run(call)`; a result for each, in order."""
@@ -185,7 +172,7 @@ class AgentExecutor:
             await activities.close()
             raise
         clock = Deadline(self.definition.max_time_minutes * 60)
-        window = GoalWindow(self._model_name, self.tools.get_definitions(), self._window)
+        window = GoalWindow(self._model_name, self.tools, self._window)
         conversation = Conversation(blind=without_pictures if self._blind() else None)
         run = Run(secrets.token_hex(8), values, clock, signal, activities, conversation, window)
         token = _current.set(run)

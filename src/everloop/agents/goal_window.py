@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from ..context.models import is_overflow, model_info, window_in_error
-from ..context.tokens import Meter, weigh, weigh_tools
+from ..context.tokens import Meter, weigh
 from ..engine import Turn
 from ..messages import Conversation, Message
-from ..providers.base import LLMResponse, ProviderError
+from ..providers.base import LLMResponse, ProviderError, counts
+from ..tools.registry import ToolRegistry
+from .measure import Measure
 
-FITS = 0.95  # of the room may be filled; the estimate is not exact
 TARGET = 0.5  # of the room is left once something is left out, so that the prefix seldom changes
-ANSWER_SHARE = 4  # at most this part of the window is kept free for the answer
 LONG = 600  # units of a result that is worth leaving out
 LEFT_OUT = "[left out, to save room: make the call again if you need what it gave]"
 
@@ -21,50 +17,30 @@ LEFT_OUT = "[left out, to save room: make the call again if you need what it gav
 class GoalWindow:
     """What one run may send to its model. The log keeps all that is left out."""
 
-    def __init__(self, model: str, tools: Sequence[dict[str, Any]], window: int = 0) -> None:
+    def __init__(self, model: str, tools: ToolRegistry, window: int = 0) -> None:
         """`window` is in tokens; 0 goes by the model's name."""
-        self._model = model
-        self._tools = weigh_tools(tools)
-        self._window = window or model_info(model).window
-        self._meter = Meter()
+        self._measure = Measure(model, window, Meter(), tools)
 
     async def fit(self, turn: Turn, refused: ProviderError | None = None) -> bool:
         """Leave results out where the request is too long, or was refused as such; whether any were."""
-        conversation = turn.conversation
-        had = self._tokens(conversation)
+        measure, conversation = self._measure, turn.conversation
         if refused is not None:
-            if not is_overflow(str(refused)):
+            if not measure.overflows(refused, conversation):
                 return False
-            named = window_in_error(str(refused))
-            self._window = max(1_000, min(self._window, named or self._window, int(0.8 * had)))
-        elif had <= FITS * self._room:
+            return self._shorten(conversation, int(min(TARGET * measure.room, 0.7 * measure.tokens(conversation))))
+        if measure.tokens(conversation) <= measure.limit:
             return False
-        return self._shorten(conversation, int(TARGET * self._room))
+        return self._shorten(conversation, int(TARGET * measure.room))
 
     def observe(self, conversation: Conversation, response: LLMResponse) -> None:
         """Learn from what the provider counted for this request."""
-        usage = getattr(response, "usage", None)
-        if isinstance(usage, dict) and isinstance(counted := usage.get("prompt_tokens"), int):
-            self._meter.observe(self._model, self._units(conversation), counted)
-
-    @property
-    def _room(self) -> int:
-        return self._window - min(model_info(self._model).output, self._window // ANSWER_SHARE)
-
-    def _units(self, conversation: Conversation) -> int:
-        count, units = conversation.weighed
-        if count < len(conversation):
-            units += sum(map(weigh, conversation[count:]))
-            conversation.weighed = (len(conversation), units)
-        return units + self._tools
-
-    def _tokens(self, conversation: Conversation) -> int:
-        return self._meter.tokens(self._model, self._units(conversation))
+        if counted := counts(response).get("prompt_tokens"):
+            self._measure.observe(response.model, self._measure.weight(conversation), counted)
 
     def _shorten(self, conversation: Conversation, target: int) -> bool:
         """Leave out long results, the oldest first, until the target is reached; those of the last round last."""
-        messages, units = list(conversation), self._units(conversation)
-        goal = self._meter.units(self._model, target)
+        messages, units = list(conversation), self._measure.weight(conversation)
+        goal = self._measure.in_units(target)
         changed = False
         for place, message in enumerate(conversation):
             shorter = _without_result(message)

@@ -11,11 +11,12 @@ from ..dispatch.local import Live
 from ..engine import Review
 from ..log import Call, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
-from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider, counts
+from ..providers.base import LLMProvider, LLMResponse, counts
 from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
+from .asking import ask
 from .budgets import Budgets
 from .measure import Measure
 
@@ -47,7 +48,8 @@ class Asking:
         tokens = self._measure.tokens(conversation) if limited else 0
         if limited:
             await self._budgets.check(self._claim, self._measure.model, tokens)
-        response = await self._ask(conversation, emit)
+        tools = self._tools.get_definitions() or None
+        response = await ask(self._provider, conversation, tools, self._model, emit)
         usage = counts(response)
         if limited:
             estimate = tokens + len(response.content or "") // 4
@@ -55,41 +57,6 @@ class Asking:
         if counted := usage.get("prompt_tokens"):
             self._measure.observe(response.model, units, counted)
         return response
-
-    async def _ask(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
-        tools = self._tools.get_definitions() or None
-        if emit is not None and isinstance(self._provider, StreamingProvider):
-            return await self._stream(self._provider, conversation, tools, emit)
-        response = await self._provider.chat(conversation, tools=tools, model=self._model)
-        if emit is not None:
-            if response.reasoning:
-                emit(events.Reasoning(response.reasoning))
-            if response.content:
-                emit(events.Text(response.content))
-        return response
-
-    async def _stream(
-        self,
-        provider: StreamingProvider,
-        conversation: Conversation,
-        tools: Sequence[dict[str, Any]] | None,
-        emit: events.Emit,
-    ) -> LLMResponse:
-        texts: list[str] = []
-        whole: LLMResponse | None = None
-        async for item in provider.stream(conversation, tools=tools, model=self._model):
-            if isinstance(item, Delta):
-                if item.restart:
-                    texts.clear()
-                    emit(events.Restarted(item.restart))
-                if item.reasoning:
-                    emit(events.Reasoning(item.reasoning))
-                if item.text:
-                    texts.append(item.text)
-                    emit(events.Text(item.text))
-            else:
-                whole = item
-        return whole if whole is not None else LLMResponse("".join(texts))
 
 
 class Context(Protocol):

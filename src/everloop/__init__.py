@@ -33,9 +33,9 @@ __all__ = [
 
 TYPE_CHECKING = False  # typing's own constant would cost its import
 if TYPE_CHECKING:
-    from everloop.agents.cron import CronService
-    from everloop.agents.definitions import AgentDefinition
-    from everloop.agents.executor import AgentExecutor, OutputObject
+    from everloop.agents.cron.service import CronService
+    from everloop.agents.goals.definitions import AgentDefinition
+    from everloop.agents.goals.executor import AgentExecutor, OutputObject
     from everloop.agents.loop import AgentLoop
     from everloop.agents.subagents import SubagentManager
     from everloop.bus import InboundMessage, MessageBus, OutboundMessage
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
     from everloop.tools.registry import ToolRegistry
 
 _HOMES = {
-    "AgentDefinition": "everloop.agents.definitions",
-    "AgentExecutor": "everloop.agents.executor",
+    "AgentDefinition": "everloop.agents.goals.definitions",
+    "AgentExecutor": "everloop.agents.goals.executor",
     "AgentLoop": "everloop.agents.loop",
     "Config": "everloop.config",
     "ContextBuilder": "everloop.context.builder",
-    "CronService": "everloop.agents.cron",
+    "CronService": "everloop.agents.cron.service",
     "InboundMessage": "everloop.bus",
     "LLMProvider": "everloop.providers.base",
     "LLMResponse": "everloop.providers.base",
     "MessageBus": "everloop.bus",
     "OutboundMessage": "everloop.bus",
-    "OutputObject": "everloop.agents.executor",
+    "OutputObject": "everloop.agents.goals.executor",
     "SessionManager": "everloop.store.sessions",
     "SubagentManager": "everloop.agents.subagents",
     "Tool": "everloop.tools.base",

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from everloop import AgentLoop, CronService, LLMProvider, LLMResponse, MessageBus, ToolCallRequest, tool
-from everloop.agents import cron, definition_files, schedules  # noqa: F401 - the forge has them ready for its children
+from everloop.agents.cron import schedules  # noqa: F401 - the forge has it ready for its children
+from everloop.agents.cron import service as cron
+from everloop.agents.goals import files  # noqa: F401 - and this
 from everloop.config import Config
 from everloop.dispatch.durable import DurableBus
 from everloop.store.sqlite import SQLiteStore

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from everloop.agents.cron import CronService
+from everloop.agents.cron.service import CronService
 from everloop.agents.subagents import SubagentManager
 from everloop.bus import InboundMessage
 from everloop.store.base import Timer

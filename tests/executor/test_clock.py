@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from everloop.agents.clock import Deadline
+from everloop.agents.goals.clock import Deadline
 
 
 class Time:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from everloop.agents.definitions import DefinitionError
-from everloop.agents.executor import AgentExecutor
+from everloop.agents.goals.definitions import DefinitionError
+from everloop.agents.goals.executor import AgentExecutor
 from everloop.config import Config, Rule
 from everloop.log import CallEnded
 from everloop.testing import ScriptedProvider, call

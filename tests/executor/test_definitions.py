@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from everloop.agents.definitions import AgentDefinition, DefinitionError
+from everloop.agents.goals.definitions import AgentDefinition, DefinitionError
 from everloop.errors import EverloopError
 
 from .goals import definition

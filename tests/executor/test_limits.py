@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from everloop.agents import goals
-from everloop.agents.activities import ActivityError, ToolEnded, ToolStarted
+from everloop.agents.goals import extraction
+from everloop.agents.goals import runs as goals
+from everloop.agents.goals.activities import ActivityError, ToolEnded, ToolStarted
 from everloop.log import CallEnded, CallsBegun, ModelAnswered, TurnEnded
 from everloop.providers.base import ProviderError
 from everloop.replay import replay
@@ -42,7 +43,7 @@ async def forever(messages, tools):
 @pytest.fixture
 def short_grace(monkeypatch):
     """A grace turn has six seconds at least; that is long for a test that waits for its end."""
-    monkeypatch.setattr(goals, "LEAST_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(extraction, "LEAST_GRACE_SECONDS", 0.3)
 
 
 # ---------------------------------------------------------------------------------------------- turns
@@ -141,7 +142,7 @@ async def test_the_grace_turn_has_a_deadline_of_its_own(folder, short_grace):
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(10, 60), (60, 60), (2, 12), (1, 6), (0.1, 6)])
 def test_the_grace_turn_has_a_tenth_of_the_time_within_bounds(minutes, seconds):
-    assert goals.grace_seconds(minutes * 60) == seconds
+    assert extraction.grace_seconds(minutes * 60) == seconds
 
 
 async def test_a_command_that_runs_when_the_time_is_up_is_ended(folder):
@@ -156,7 +157,7 @@ async def test_a_command_that_runs_when_the_time_is_up_is_ended(folder):
 
 
 async def test_a_tool_that_does_not_let_itself_be_stopped_is_left_behind(folder, monkeypatch):
-    monkeypatch.setattr("everloop.agents.goal_ports.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("everloop.agents.goals.ports.STOP_SECONDS", 0.2)
     over = asyncio.Event()
 
     @tool

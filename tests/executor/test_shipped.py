@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import everloop
-from everloop.agents.definition_files import load_definitions
-from everloop.agents.executor import AgentExecutor
+from everloop.agents.goals.executor import AgentExecutor
+from everloop.agents.goals.files import load_definitions
 from everloop.config import Config
 from everloop.log import CallEnded
 from everloop.testing import ScriptedProvider, call

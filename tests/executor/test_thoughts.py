@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.agents.thoughts import ThoughtStream, part_thoughts
+from everloop.agents.goals.thoughts import ThoughtStream, part_thoughts
 
 CASES = [
     ("plain answer", "plain answer", ""),

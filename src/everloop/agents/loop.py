@@ -35,8 +35,8 @@ from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
 from .budgets import Budgets
 from .compactor import Compactor
-from .cron import CronService
-from .heartbeat import Heartbeat
+from .cron.heartbeat import Heartbeat
+from .cron.service import CronService
 from .ports import reply
 from .subagents import SubagentManager
 from .turns import APOLOGY, TurnRunner

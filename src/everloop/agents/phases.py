@@ -19,20 +19,20 @@ from ..log import TurnEnded
 from ..tools.base import ToolError
 from ..tools.registry import ToolRegistry, marked
 from .briefs import Brief
-from .definitions import AgentDefinition
-from .extraction import (
+from .goals.definitions import AgentDefinition
+from .goals.extraction import (
     RETRIES,
     extraction_message,
     grace_message,
+    grace_seconds,
     read_output,
     retry_message,
     system_prompt,
     work_message,
 )
-from .templates import InputError, check_inputs
+from .goals.templates import InputError, check_inputs
 
 CHANNEL = "sub"
-GRACE_SECONDS = 60.0
 REPORT = '[The sub-agent "{label}" ({id}) {how}. This is its report, and no message of the user.]'
 ADVICE = "[Go on with it: tell the user what matters in it, in your own words, unless it was only for you.]"
 HOW = {
@@ -91,7 +91,11 @@ def follow(
         case "work" if ended.reason == "answer":
             return [_next(message, extraction_message(definition, inputs), phase="extract")]
         case "work" if (limit := LIMITS.get(ended.reason)) is not None:
-            later = {"phase": "grace", "cut": ended.reason, "ends_at": time.time() + GRACE_SECONDS}
+            later = {
+                "phase": "grace",
+                "cut": ended.reason,
+                "ends_at": time.time() + grace_seconds(60 * definition.max_time_minutes),
+            }
             return [_next(message, grace_message(definition, limit, inputs), **later)]
         case "extract" if ended.reason == "answer":
             _, problem = read_output(definition, ended.text)

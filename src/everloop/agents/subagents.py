@@ -27,8 +27,8 @@ from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
 from . import phases
 from .briefs import Brief
-from .definition_files import read_definitions
-from .definitions import AgentDefinition, DefinitionError
+from .goals.definitions import AgentDefinition, DefinitionError
+from .goals.files import read_definitions
 from .phases import CHANNEL, HOW, LIMITS, report
 
 # What a sub-agent has no use for: it speaks to nobody but the agent that gave the task.

@@ -38,9 +38,9 @@ from ..tools.threads import in_thread
 from .briefs import Brief, deadline
 from .budgets import Budgets
 from .compactor import Compactor, Window
-from .heartbeat import says_nothing
+from .cron.heartbeat import says_nothing
+from .cron.jobs import HEARTBEAT
 from .histories import Histories, read_conversation
-from .jobs import HEARTBEAT
 from .ports import Asking, SessionLog, Tools, reply
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ..agents.cron import CronService
-from ..agents.jobs import Job
+from ..agents.cron.jobs import Job
+from ..agents.cron.service import CronService
 from ..config import Config
 from ..errors import EverloopError
 from .common import OWNER, chat_of, load_config, session_key

@@ -10,8 +10,8 @@ from .context import current_call
 from .threads import in_thread
 
 if TYPE_CHECKING:
-    from ..agents.cron import CronService
-    from ..agents.jobs import Job
+    from ..agents.cron.jobs import Job
+    from ..agents.cron.service import CronService
 
 SHORTEST_EVERY = 60  # seconds: each firing is a turn that costs tokens
 SHOWN_OF_A_MESSAGE = 200  # characters, in the list

@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..tools.schema import InvalidArguments, validate
+from ...tools.schema import InvalidArguments, validate
 from .definitions import AgentDefinition
 from .templates import as_text, fill
 
+GRACE_SECONDS, LEAST_GRACE_SECONDS = 60.0, 6.0
 RETRIES = 3  # that an answer which does not fit gets
 LONGEST = 2_000_000  # characters of an answer that is looked into for JSON
 MOST_STARTS = 2_000  # places in it where JSON may begin
@@ -54,6 +55,11 @@ def grace_message(definition: AgentDefinition, reason: str, inputs: Mapping[str,
         "what you know by now, as your answer to this message, and say in it what is missing. Answer at once."
     )
     return "\n\n".join([opening, *_wanted(definition, inputs or {})])
+
+
+def grace_seconds(limit: float) -> float:
+    """How long the grace turn may take after work with a limit of this many seconds: a tenth, within bounds."""
+    return min(GRACE_SECONDS, max(LEAST_GRACE_SECONDS, limit / 10))
 
 
 def retry_message(problem: str) -> str:

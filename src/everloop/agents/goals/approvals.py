@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
-from ..config import Rule
-from ..log import Call
-from ..messages import Conversation
-from ..tools.context import CallContext
-from ..tools.policy.policy import Policy
-from ..tools.registry import ToolRegistry
+from ...config import Rule
+from ...log import Call
+from ...messages import Conversation
+from ...tools.context import CallContext
+from ...tools.policy.policy import Policy
+from ...tools.registry import ToolRegistry
 
 # Calls that show what the defaults say of any call of a tool.
 _PROBES = {"exec": {"command": "true"}}

@@ -7,12 +7,12 @@ import math
 import re
 from collections.abc import Callable
 
-from ..bus import InboundMessage
-from ..store.base import Timer
-from ..tools.threads import in_thread
-from .cron import CronService
+from ...bus import InboundMessage
+from ...store.base import Timer
+from ...tools.threads import in_thread
 from .jobs import HEARTBEAT
 from .schedules import Every, latest_until, next_after
+from .service import CronService
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .. import events
-from ..events import ToolEnded, ToolStarted
+from ... import events
+from ...events import ToolEnded, ToolStarted
 
 __all__ = ["Activities", "Activity", "ActivityError", "OnActivity", "ThoughtChunk", "ToolEnded", "ToolStarted"]
 

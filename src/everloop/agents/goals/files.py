@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from ..sandbox.reach import FOLDER, OutOfReach, Reach
+from ...sandbox.reach import FOLDER, OutOfReach, Reach
 from .definitions import NAME, AgentDefinition, DefinitionError
 
 SHIPPED = Path(__file__).parent / "shipped"

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..bus import InboundMessage
-from ..store.base import Timer
+from ...bus import InboundMessage
+from ...store.base import Timer
 from .schedules import At, Cron, Every, Schedule, check_expression, in_words, latest_until, moment, next_after
 from .zones import zone
 

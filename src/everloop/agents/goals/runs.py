@@ -8,16 +8,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..actions import Limits
-from ..engine import Turn
-from ..log import Entry, ModelAnswered, TurnEnded
-from ..messages import Conversation
+from ...actions import Limits
+from ...engine import Turn
+from ...log import Entry, ModelAnswered, TurnEnded
+from ...messages import Conversation
 from .activities import Activities, Context
 from .clock import Deadline
-from .goal_ports import MemoryLog
-from .goal_window import GoalWindow
+from .ports import MemoryLog
+from .window import GoalWindow
 
-GRACE_SECONDS, LEAST_GRACE_SECONDS = 60.0, 6.0
 APOLOGY = "Sorry, I encountered an error: "
 
 TerminateReason = Literal["goal", "max_turns", "timeout", "aborted", "error"]
@@ -135,8 +134,3 @@ def usage_of(entries: Sequence[Entry]) -> dict[str, int]:
         for name, count in entry.usage.items() if isinstance(entry, ModelAnswered) else ():
             total[name] = total.get(name, 0) + count
     return total
-
-
-def grace_seconds(limit: float) -> float:
-    """How long the grace turn may take after a run of this many seconds: a tenth, within bounds."""
-    return min(GRACE_SECONDS, max(LEAST_GRACE_SECONDS, limit / 10))

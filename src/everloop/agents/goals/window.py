@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..context.tokens import Meter, weigh
-from ..engine import Turn
-from ..messages import Conversation, Message
-from ..providers.base import LLMResponse, ProviderError, counts
-from ..tools.registry import ToolRegistry
-from .measure import Measure
+from ...context.tokens import Meter, weigh
+from ...engine import Turn
+from ...messages import Conversation, Message
+from ...providers.base import LLMResponse, ProviderError, counts
+from ...tools.registry import ToolRegistry
+from ..measure import Measure
 
 TARGET = 0.5  # of the room is left once something is left out, so that the prefix seldom changes
 LONG = 600  # units of a result that is worth leaving out

@@ -11,12 +11,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..bus import InboundMessage
-from ..dispatch.neighbours import wake_all
-from ..errors import EverloopError, StoreError
-from ..messages import clean
-from ..store.base import Store, Timer
-from ..tools.threads import in_thread
+from ...bus import InboundMessage
+from ...dispatch.neighbours import wake_all
+from ...errors import EverloopError, StoreError
+from ...messages import clean
+from ...store.base import Store, Timer
+from ...tools.threads import in_thread
 from .jobs import HEARTBEAT, Drop, Job, Missed, decide, job_of, timer_of
 from .schedules import At, Schedule, next_after, parse_schedule
 

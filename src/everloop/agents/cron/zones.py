@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ..errors import EverloopError
+from ...errors import EverloopError
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo

@@ -8,16 +8,16 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from .. import events
-from ..engine import Review
-from ..log import Call, Entry, UserSaid, Written
-from ..messages import Conversation, clean
-from ..providers.base import LLMResponse
-from ..tools.registry import ToolRegistry, ToolResult, as_text, error_result
+from ... import events
+from ...engine import Review
+from ...log import Call, Entry, UserSaid, Written
+from ...messages import Conversation, clean
+from ...providers.base import LLMResponse
+from ...tools.registry import ToolRegistry, ToolResult, as_text, error_result
+from ..ports import Tools
 from .activities import Activities
-from .goal_window import GoalWindow
-from .ports import Tools
 from .thoughts import ThoughtStream, part_thoughts
+from .window import GoalWindow
 
 log = logging.getLogger(__name__)
 STOP_SECONDS = 10.0  # that tools have to let go when they are stopped

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import EverloopError
-from ..messages import clean
-from ..tools.schema import InvalidArguments, validate
+from ...errors import EverloopError
+from ...messages import clean
+from ...tools.schema import InvalidArguments, validate
 
 _PLACE = re.compile(r"\$\{([^{}]*)\}")
 

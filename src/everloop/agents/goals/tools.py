@@ -11,25 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config
-from ..context.skills import SHIPPED
-from ..log import Call
-from ..messages import Conversation
-from ..providers.base import LLMProvider
-from ..store.location import home
-from ..tools.base import Tool
-from ..tools.builtin import builtin_tools
-from ..tools.context import CallContext
-from ..tools.outputs import outputs_folder
-from ..tools.policy.policy import Policy
-from ..tools.registry import ToolRegistry
-from ..tools.threads import in_thread
+from ...config import Config
+from ...context.skills import SHIPPED
+from ...log import Call
+from ...messages import Conversation
+from ...providers.base import LLMProvider
+from ...store.location import home
+from ...tools.base import Tool
+from ...tools.builtin import builtin_tools
+from ...tools.context import CallContext
+from ...tools.outputs import outputs_folder
+from ...tools.policy.policy import Policy
+from ...tools.registry import ToolRegistry
+from ...tools.threads import in_thread
+from ..ports import Context
 from .approvals import always_refused
 from .definitions import AgentDefinition, DefinitionError
-from .ports import Context
 
 if TYPE_CHECKING:
-    from ..store.base import Found
+    from ...store.base import Found
 
 CHANNEL = "executor"
 OWNER = "me"

@@ -11,34 +11,34 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Self
 
-from .. import events
-from ..actions import Limits
-from ..config import Config
-from ..context.models import model_info
-from ..context.pictures import without_pictures
-from ..engine import Turn, run_turn
-from ..log import Call, TurnEnded, UserSaid, in_words
-from ..messages import Conversation, clean
-from ..providers.base import LLMProvider, LLMResponse
-from ..tools.policy.policy import Policy
-from ..tools.registry import ToolRegistry, ToolResult
+from ... import events
+from ...actions import Limits
+from ...config import Config
+from ...context.models import model_info
+from ...context.pictures import without_pictures
+from ...engine import Turn, run_turn
+from ...log import Call, TurnEnded, UserSaid, in_words
+from ...messages import Conversation, clean
+from ...providers.base import LLMProvider, LLMResponse
+from ...tools.policy.policy import Policy
+from ...tools.registry import ToolRegistry, ToolResult
+from ..asking import ask
+from ..ports import Tools
 from .activities import Activities, OnActivity
-from .asking import ask
 from .clock import Deadline
 from .definitions import AgentDefinition
 from .extraction import (
     RETRIES,
     extraction_message,
     grace_message,
+    grace_seconds,
     read_output,
     retry_message,
     system_prompt,
     work_message,
 )
-from .goal_ports import GoalModel, GoalTools, RunCall
-from .goal_tools import Surroundings, goal_registry
-from .goal_window import GoalWindow
-from .goals import (
+from .ports import GoalModel, GoalTools, RunCall
+from .runs import (
     APOLOGY,
     STOPPED,
     Outcome,
@@ -47,13 +47,13 @@ from .goals import (
     TerminateReason,
     WorkLimits,
     cut_short,
-    grace_seconds,
     stopping,
     turns_of,
     usage_of,
 )
-from .ports import Tools
 from .templates import InputError, check_inputs
+from .tools import Surroundings, goal_registry
+from .window import GoalWindow
 
 __all__ = ["AgentExecutor", "OutputObject"]
 

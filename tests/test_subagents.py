@@ -283,6 +283,7 @@ async def test_what_it_read_outside_taints_the_agent_that_is_told(house):
     assert all(entry.status != "ok" for entry in results)
     said = [entry for entry in await house.log("test:1") if isinstance(entry, UserSaid)]
     assert said[-1].untrusted
+    assert "untrusted data from sub-agent" in str(said[-1].content)
 
 
 async def test_addresses_in_a_task_are_not_the_users(house):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from everloop import AgentLoop, Config, LLMResponse, MessageBus, events, tool
+from everloop.config import Rule
 from everloop.context.view import SUMMARY_HEAD
 from everloop.log import CallEnded, Compacted, UserSaid
 from everloop.providers.base import ProviderError
@@ -373,3 +374,14 @@ async def test_usage_that_the_provider_counts_calibrates_the_estimate(tmp_path):
         await fill(loop, 2, size=200)
         before = loop._compactor._meter.ratio("scripted")
     assert before > 0.45  # a token a character, where one in four is usual
+
+
+async def test_compact_waits_for_a_question_to_be_answered_and_does_not_end_it(tmp_path):
+    model = Model("one", "two", call("remember", text="tea"), "kept")
+    async with agent(tmp_path, model, policy=(Rule(do="ask", tool="remember"),)) as loop:
+        await fill(loop, 2, size=20)
+        assert "May I" in await loop.process_direct("remember it", attended=True)
+        assert "waiting for your word" in await loop.process_direct("/compact", attended=True)
+        assert await loop.process_direct("/approve", attended=True) == "kept"
+        await until(lambda: len(model.summaries) == 1)
+    assert any(isinstance(entry, Compacted) for entry in await log(tmp_path))

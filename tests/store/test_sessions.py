@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from everloop.bus import InboundMessage
 from everloop.errors import StoreError
-from everloop.log import Call, CallEnded, Cleared, ModelAnswered, Noted, TurnEnded, UserSaid
+from everloop.log import Call, CallEnded, Cleared, Compacted, ModelAnswered, Noted, TurnEnded, UserSaid
 from everloop.store.base import Busy, new_turn_id
+from everloop.store.workers import new_worker
 
 from .steps import begun, finish, log_of
 
@@ -104,3 +106,24 @@ async def test_a_fork_that_makes_no_sense_says_so(store, me):
     with pytest.raises(StoreError, match="exists already"):
         await store.fork("me", "test:1", None, "test:1")
     assert await store.session("me", "fork:1") is None
+
+
+async def test_a_compaction_that_builds_on_what_is_no_longer_shown_is_not_written(store):
+    await store.note("me", "test:1", [Noted({"role": "user", "content": str(n)}) for n in range(6)])
+    assert await store.compact("me", "test:1", Compacted(2, "first"))
+    info = await store.session("me", "test:1")
+    assert info is not None
+    assert info.compacted == 7
+    assert not await store.compact("me", "test:1", Compacted(4, "made beside it"))
+    assert await store.compact("me", "test:1", Compacted(4, "second", follows=7))
+    await store.note("me", "test:1", [Cleared()])
+    assert not await store.compact("me", "test:1", Compacted(5, "of what was left", follows=0))
+    assert not await store.compact("me", "test:2", Compacted(1, "of nothing"))
+    logged = await store.read_log(info.id)
+    assert [one.entry.summary for one in logged if isinstance(one.entry, Compacted)] == ["first", "second"]
+
+
+async def test_a_session_that_is_busy_is_not_compacted_beside_its_turn(store):
+    claim = await store.begin("me", "test:1", new_worker(), InboundMessage("test", "user", "1", "go"))
+    assert claim is not None
+    assert not await store.compact("me", "test:1", Compacted(0, "now"))

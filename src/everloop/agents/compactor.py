@@ -53,7 +53,6 @@ class _Note:
     ready: Compacted | None = None  # made in the background, while a turn held the session
     failures: int = 0
     not_before: float = 0.0
-    floor: int = 0  # tokens that were left after the last time
 
 
 class Compactor:
@@ -105,8 +104,8 @@ class Compactor:
     def consider(self, claim: Claim, conversation: Conversation) -> None:
         """A turn is over: if the next one may not fit, make room in the background."""
         measure = self.measure()
-        tokens = measure.tokens(conversation)
-        full = tokens > measure.tokens_at(self._config.compact_at, conversation) and measure.can_fit(conversation)
+        soft = measure.tokens_at(self._config.compact_at, conversation)
+        full = measure.tokens(conversation) > soft and measure.can_fit(conversation)
         if not full and not conversation.stopgap:
             return
         note = self._note(claim.session)
@@ -114,7 +113,7 @@ class Compactor:
             return
         if conversation.stopgap:
             note.task = asyncio.create_task(self._in_background(claim, self._mended(claim), note))
-        elif tokens > 1.2 * note.floor:
+        else:
             work = self.make(claim, conversation, until=claim.next_seq - 1, fall_back=False)
             note.task = asyncio.create_task(self._in_background(claim, work, note))
 
@@ -186,7 +185,6 @@ class Compactor:
         made = await in_thread(plan, logged, before, room, after=after, open_from=open_from, kept_turns=kept_turns)
         if made is None:
             return None
-        self._note(claim.session).floor = measure.in_tokens(made.units)
         places = await in_thread(self._save, claim, made.aside)
         if not made.gone:
             return made.entry(before, claim.compacted, "", places)

@@ -132,3 +132,18 @@ async def test_many_at_once_overrun_by_no_more_than_the_calls_that_run(tmp_path)
         said += [await loop.process_direct("go", f"cli:{n}") for n in range(8)]
     assert said.count("fine") <= 16
     assert "today" in said[-1]
+
+
+async def test_a_budget_of_money_without_a_price_for_the_model_lets_nothing_through(tmp_path):
+    model = ScriptedProvider(["NEVER"], model="cheap-1")
+    async with agent(tmp_path, model, day_cost=5.0, prices=(Price(model="gpt-*", input=1.0),)) as loop:
+        assert "no [[price]] for the model cheap-1" in await loop.process_direct("go")
+    assert model.requests == []
+
+
+async def test_a_budget_smaller_than_one_request_says_what_to_do(tmp_path):
+    model = ScriptedProvider(["NEVER"])
+    async with agent(tmp_path, model, day_tokens=100) as loop:
+        said = await loop.process_direct("go")
+    assert "one request takes about" in said
+    assert "Raise it" in said

@@ -373,6 +373,16 @@ async def test_a_restart_between_the_phases_goes_on_with_the_definition_as_it_wa
     assert await silent(agent)
 
 
+async def test_an_agent_that_names_a_tool_which_is_not_there_is_not_started(house):
+    define(house, COUNTER.replace("list_dir", "lits_dir"))
+    model = Both([call("spawn", task="x", agent="counter"), "ok"], [])
+    agent = house.start(model)
+    await say(agent, "go")
+    await hear(agent)
+    assert "lits_dir" in model.asked["parent"][-1][0][-1]["content"]
+    assert await house.children() == []
+
+
 async def test_an_agent_that_is_not_there_or_is_broken_is_an_error_that_names_it(house):
     define(house, COUNTER.replace("query:", "qeury:"))
     calls = [call("spawn", task="x", agent="counter"), call("spawn", task="x", agent="inspector")]

@@ -248,11 +248,8 @@ async def test_a_compaction_that_would_save_nothing_is_not_made(tmp_path):
     async with agent(tmp_path, model) as loop:
         await loop.process_direct("a")
         await loop.process_direct("b")
-        assert await loop.process_direct("/compact") in (
-            "There is nothing to compact yet.",
-            "I could not compact the conversation: the model's summary is longer than what it summarises. Nothing was "
-            "changed.",
-        )
+        said = await loop.process_direct("/compact")
+        assert "nothing to compact yet" in said or "Nothing was changed" in said
     assert not any(isinstance(entry, Compacted) for entry in await log(tmp_path))
 
 

@@ -7,7 +7,9 @@ import time
 from typing import Any
 
 from everloop import AgentLoop, Config, CronService, MessageBus
-from everloop.log import UserSaid
+from everloop.dispatch.durable import DurableBus
+from everloop.log import TurnEnded, UserSaid
+from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 
 from .chat import Chat, entries
@@ -89,3 +91,21 @@ async def test_the_loop_is_quiet_when_it_is_stopped(tmp_path):
     await chat.stop()
     await chat.agent.close()
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+async def test_what_a_job_said_while_nobody_was_there_is_kept_for_its_chat(tmp_path):
+    store = SQLiteStore(tmp_path / "store.db")
+    config = Config(home=tmp_path / "home")
+    worker = AgentLoop(DurableBus(store), ScriptedProvider(["Watered."]), tmp_path, config=config, store=store)
+    running = asyncio.create_task(worker.run())
+    await worker.cron_service.add("water", at="in 1 second", channel="cli", chat_id="direct")
+    async with asyncio.timeout(10):
+        while not any(isinstance(entry, TurnEnded) for entry in await entries(tmp_path, "cli:direct")):
+            await asyncio.sleep(0.05)
+    worker.stop()
+    await running
+    await worker.close()
+    async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as chat:
+        assert await chat.undelivered("cli", "other") == []
+        assert [message.content for message in await chat.undelivered("cli", "direct")] == ["Watered."]
+        assert await chat.undelivered("cli", "direct") == []

@@ -40,11 +40,13 @@ class Budgets:
                 if waiting.scope == scope:
                     used, cost = used + waiting.tokens, cost + waiting.cost
             most, dearest = self._limits[name]
+            if dearest and not self._price(model):
+                raise BudgetReached(NO_PRICE.format(model))
             if most and used + tokens > most:
-                raise BudgetReached(_words(name, f"{most:,} tokens", f"{used:,} are used", f"about {tokens:,} more"))
+                raise BudgetReached(_words(name, f"{most:,} tokens", used and f"{used:,} are", f"about {tokens:,}"))
             needed = self._cost(model, {"prompt_tokens": tokens})
             if dearest and cost + needed > dearest:
-                raise BudgetReached(_words(name, f"{dearest:g}", f"{cost:.4f} is used", f"about {needed:.4f} more"))
+                raise BudgetReached(_words(name, f"{dearest:g}", cost and f"{cost:.4f} is", f"about {needed:.4f}"))
 
     def spend(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
         """Note what an answer has cost; it is written with the turn's next entries. `estimate` counts where the
@@ -70,8 +72,11 @@ class Budgets:
         root = claim.message.metadata.get("root") or claim.turn
         return {"turn": f"turn {root}", "day": time.strftime("day %Y-%m-%d")}
 
+    def _price(self, model: str) -> Price | None:
+        return next((one for one in self._config.prices if fnmatchcase(model, one.model)), None)
+
     def _cost(self, model: str, usage: Mapping[str, int]) -> float:
-        price = next((one for one in self._config.prices if fnmatchcase(model, one.model)), Price(model="*"))
+        price = self._price(model) or Price(model="*")
         cached = min(usage.get("cached_tokens", 0), usage.get("prompt_tokens", 0))
         read = usage.get("prompt_tokens", 0) - cached
         cheap = price.cached if price.cached >= 0 else price.input
@@ -79,10 +84,21 @@ class Budgets:
         return parts / 1_000_000
 
 
-def _words(name: str, limit: str, used: str, needed: str) -> str:
+NO_PRICE = (
+    "I stopped before asking the model: there is a budget of money, and no [[price]] for the model {}, so nobody could "
+    "tell what it costs. Add one to the settings, or take turn_cost and day_cost out."
+)
+
+
+def _words(name: str, limit: str, used: str | float, needed: str) -> str:
+    if not used:
+        return (
+            f"I stopped before asking the model: one request takes {needed}, and the budget under [budget] in the "
+            f"settings is {limit}. Raise it, or take it out."
+        )
     whose = {"turn": "this turn, with its sub-agents,", "day": "today"}[name]
     then = {"turn": "Say “go on” to begin a new one", "day": "It is renewed at midnight"}[name]
     return (
-        f"I stopped before asking the model: the budget of {limit} for {whose} is used up ({used}, and {needed} would "
-        f"be needed). The work so far is kept. {then}; the settings under [budget] say how much there is."
+        f"I stopped before asking the model: the budget of {limit} for {whose} is used up ({used} used, and {needed} "
+        f"more would be needed). The work so far is kept. {then}; the settings under [budget] say how much there is."
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..context.view import conversation_of
 from ..log import Compacted, Logged
 from ..messages import Blind, Conversation
-from ..store.base import Claim, Store
+from ..store.base import Claim, SessionInfo, Store
 
 KEPT_BYTES = 64_000_000  # of all conversations together
 
@@ -84,15 +84,16 @@ async def read_compacted(store: Store, session: int, place: int) -> Compacted | 
 
 
 async def read_shown(
-    store: Store, claim: Claim, until: int | None = None, compacted: int | None = None
+    store: Store, claim: Claim | SessionInfo, until: int | None = None, compacted: int | None = None
 ) -> tuple[Compacted | None, list[Logged]]:
     """What says how the claimed session's conversation is shown, and the entries that are shown by themselves.
 
     However long the log is, only the part that a model can take is read.
     """
-    before = await read_compacted(store, claim.session, claim.compacted if compacted is None else compacted)
+    session = claim.session if isinstance(claim, Claim) else claim.id
+    before = await read_compacted(store, session, claim.compacted if compacted is None else compacted)
     after = max(claim.history_from, before.until if before is not None else 0)
-    return before, await store.read_log(claim.session, after, until)
+    return before, await store.read_log(session, after, until)
 
 
 async def read_conversation(

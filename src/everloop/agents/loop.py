@@ -266,6 +266,12 @@ class AgentLoop:
         if live is not None and live.task is not None:
             await asyncio.wait([live.task])
 
+    async def undelivered(self, channel: str, chat_id: str) -> list[OutboundMessage]:
+        """What was said in a chat while nobody was there to send it, a job's answer say. It counts as sent now."""
+        rows = await self.store.take_outgoing(self._dispatcher.worker, chat=(channel, chat_id))
+        await self.store.sent([row.id for row in rows])
+        return [row.message for row in rows]
+
     async def question(self, session_key: str = "cli:direct", owner: str = "me") -> str | None:
         """What the session's parked turn asks for; None when it waits for nobody."""
         info = await self.store.session(owner, session_key)

@@ -224,9 +224,12 @@ class SubagentManager:
 
     def _defined(self, name: str) -> AgentDefinition:
         try:
-            return read_definitions(self._reach()).get(name)
+            found = read_definitions(self._reach()).get(name)
         except DefinitionError as error:
             raise ToolError(f"{error}.") from None
+        if unknown := [tool for tool in found.tools if tool not in self._tools]:
+            raise ToolError(f"The agent {name} names tools that are not there: {', '.join(unknown)}. Tell the user.")
+        return found
 
     async def _make_room(self, message: InboundMessage) -> None:
         """Refuse one too many. One that is there already is started only once anyway."""

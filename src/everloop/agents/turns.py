@@ -40,13 +40,13 @@ from .budgets import Budgets
 from .compactor import Compactor, Window
 from .cron.heartbeat import says_nothing
 from .cron.jobs import HEARTBEAT
-from .histories import Histories, read_conversation
+from .histories import Histories, read_conversation, read_shown
 from .ports import Asking, SessionLog, Tools, reply
 
 log = logging.getLogger(__name__)
 APOLOGY = "Sorry, I encountered an error: "
-COMPACTED = "{} turns are now a summary: about {:,} tokens have become {:,}. The whole history stays in the log."
-NOTHING_TO_COMPACT = "There is nothing to compact yet."
+COMPACTED = "{} now a summary: about {:,} tokens have become {:,}. The whole history stays in the log."
+NOTHING_TO_COMPACT = "There is nothing to compact yet: a summary would be no shorter."
 NOT_COMPACTED = "I could not compact the conversation: {}. Nothing was changed."
 
 
@@ -157,15 +157,19 @@ class TurnRunner:
         then, now = measure.tokens(conversation), measure.tokens(after)
         if now >= then:
             return None, NOTHING_TO_COMPACT
-        return made, COMPACTED.format(made.turns, then, now)
+        turns = "1 turn is" if made.turns == 1 else f"{made.turns} turns are"
+        return made, COMPACTED.format(turns, then, now)
 
-    def fullness(self, info: SessionInfo | None) -> str:
-        """How full the model's window is with a session's conversation, as far as that is known without reading it."""
+    async def fullness(self, info: SessionInfo | None) -> str:
+        """How full the model's window is with a session's conversation."""
         measure = self.compactor.measure()
         window = f"{measure.window:,} tokens"
-        kept = self._histories.kept(info.id) if info is not None else None
-        if kept is None:
+        if info is None:
             return f"the model takes {window}"
+        kept = self._histories.kept(info.id)
+        if kept is None:
+            system = await in_thread(self.context.build_system_prompt, info.created_at)
+            kept = conversation_of(system, *await read_shown(self.store, info))
         summary = ", older turns as a summary" if kept.summary is not None else ""
         return f"about {measure.tokens(kept):,} of {window}{summary}"
 

@@ -85,7 +85,7 @@ class Urgent:
             (
                 f"model: {self._turns.compactor.model or '(the provider’s default)'}",
                 f"session: {message.session_key}, {info.entries - info.history_from if info else 0} entries",
-                f"context: {self._turns.fullness(info)}",
+                f"context: {await self._turns.fullness(info)}",
                 f"running: {running}",
                 *(f"sub-agent {one.id}: {one.label}{'' if one.started else ' (waiting)'}" for one in children),
                 f"workspace: {self._workspace}",

@@ -108,6 +108,12 @@ async def show_messages(bus: MessageBus, paper: Paper, watched: str = "") -> Non
         paper.line(f"✉ {message.content}" if message.channel == "cli" else f"✉ to {message.channel}: {message.content}")
 
 
+async def show_undelivered(agent: AgentLoop, key: str, paper: Paper) -> None:
+    """Show what was said in this chat while nobody was there."""
+    for message in await agent.undelivered(*chat_of(key)):
+        paper.line(f"✉ while you were away: {message.content}")
+
+
 def hush() -> None:
     """Keep the log of the rooms below off the screen: what a person must know, the command says itself."""
     import logging

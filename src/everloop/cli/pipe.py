@@ -12,7 +12,7 @@ from ..agents.loop import AgentLoop
 from ..config import Config
 from ..errors import EverloopError
 from .chat import LEAVE, greeting
-from .common import chat_of, left_behind, make_agent, show_messages
+from .common import chat_of, left_behind, make_agent, show_messages, show_undelivered
 from .interrupt import CtrlC
 from .main import INTERRUPTED
 from .paper import Paper, one_line
@@ -37,6 +37,7 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
             out.line("\n".join(filter(None, (greeting(config, key), others))))
         agent.watch(key, view)
         messages = asyncio.create_task(show_messages(agent.bus, view.paper, key))
+        await show_undelivered(agent, key, view.paper)
         agent.subagents.waits = True  # the end of the input ends this process
         await agent.resume(key)
         if not view.asked and (question := await agent.question(key)):

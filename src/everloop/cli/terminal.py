@@ -23,7 +23,7 @@ from ..commands import command_of
 from ..config import Config
 from ..errors import EverloopError
 from .chat import LEAVE, greeting
-from .common import chat_of, left_behind, make_agent, show_messages
+from .common import chat_of, left_behind, make_agent, show_messages, show_undelivered
 from .paper import Paper, Style
 from .view import View
 
@@ -100,6 +100,7 @@ class Chat:
             loop.add_signal_handler(number, self._leave)
         self._agent.watch(self._key, self._see)
         self._start(self._resume())
+        await show_undelivered(self._agent, self._key, self._paper)
         self._agent.serve_cron()
         messages = show_messages(self._agent.bus, self._paper, self._key)
         helpers = [asyncio.create_task(work) for work in (self._paper.keep_printing(), self._tick(), messages)]

@@ -242,8 +242,10 @@ def _unknown(name: str, section: str, is_section: bool, keys: Sequence[Key]) -> 
     """The message for a key or section that does not exist, with the nearest one that does."""
     if is_section and not section:
         places = list(dict.fromkeys(key.section for key in keys if key.section))
-        places += [key.key for key in keys if key.record is not None]
-        sections = ", ".join(f"[{known}]" for known in places)
+        records = [key for key in keys if key.record is not None]
+        places += [key.key for key in records]
+        lists = {key.key for key in records if keys_of(key.record or object)[0].section.startswith("[")}
+        sections = ", ".join(f"[[{known}]]" if known in lists else f"[{known}]" for known in places)
         return f"unknown section {_quoted(name)}{_guess(name, places)}; allowed: {sections}"
     place = f"[{section}] " if section else ""
     known = [key.key for key in keys if key.section == section and key.record is None]

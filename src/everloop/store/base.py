@@ -258,8 +258,8 @@ class Store(Protocol):
         ...
 
     # outbox
-    async def take_outgoing(self, worker: str, limit: int = 100) -> list[Outgoing]:
-        """Messages to send that no living worker is sending, oldest first, now this worker's."""
+    async def take_outgoing(self, worker: str, limit: int = 100, chat: tuple[str, str] | None = None) -> list[Outgoing]:
+        """Messages to send that no living worker is sending, oldest first, now this worker's; of one chat, if given."""
         ...
 
     async def sent(self, ids: Sequence[int]) -> None: ...

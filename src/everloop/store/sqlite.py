@@ -188,8 +188,8 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------------------------------ outbox
 
-    async def take_outgoing(self, worker: str, limit: int = 100) -> list[Outgoing]:
-        return await self.writer.submit(partial(tx.take_outgoing, worker=worker, limit=limit))
+    async def take_outgoing(self, worker: str, limit: int = 100, chat: tuple[str, str] | None = None) -> list[Outgoing]:
+        return await self.writer.submit(partial(tx.take_outgoing, worker=worker, limit=limit, chat=chat))
 
     async def sent(self, ids: Sequence[int]) -> None:
         now = time.time()

@@ -316,14 +316,18 @@ def answer(
     return [send(db, row.message.owner, row.session, None, message, sender) for message in outgoing]
 
 
-def take_outgoing(db: sqlite3.Connection, worker: str, limit: int) -> list[Outgoing]:
+def take_outgoing(
+    db: sqlite3.Connection, worker: str, limit: int, chat: tuple[str, str] | None = None
+) -> list[Outgoing]:
     taken: list[Outgoing] = []
     rows = db.execute("SELECT id, data, turn, worker, tries FROM outbox WHERE sent_at IS NULL ORDER BY id").fetchall()
     for id, data, turn, sender, tries in rows:
         if sender is not None and (sender == worker or alive(sender)):
             continue
-        db.execute("UPDATE outbox SET worker = ?, tries = tries + 1 WHERE id = ?", (worker, id))
         message = decode_outbound(data)
+        if chat is not None and (message.channel, message.chat_id) != chat:
+            continue
+        db.execute("UPDATE outbox SET worker = ?, tries = tries + 1 WHERE id = ?", (worker, id))
         message.repeat = tries > 0
         taken.append(Outgoing(id, message, turn))
         if len(taken) >= limit:

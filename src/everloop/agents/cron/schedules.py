@@ -147,6 +147,8 @@ def parse_schedule(
     if len(given) != 1:
         wrong = f"{' and '.join(given)} are given" if given else "nothing is given"
         raise BadSchedule(f"say when with exactly one of at, every and cron: {wrong}")
+    if tz and given == ["every"]:
+        raise BadSchedule("a time zone goes with at or cron, not with every: leave it out")
     if every is not None and given == ["every"]:
         return Every(_every(every, shortest), math.ceil(now))
     name = tz or local_name()

@@ -154,4 +154,6 @@ def _limit_problems(definition: Any) -> Iterator[Problem]:
 def _kind(value: Any) -> str:
     if value is None:
         return "nothing"
-    return "an empty one" if isinstance(value, str) else type(value).__name__
+    if isinstance(value, str):
+        return "an empty one" if not value.strip() else "a text"
+    return type(value).__name__

@@ -403,3 +403,17 @@ async def test_the_manager_is_there_for_programs(house):
     id = await agent.subagents.spawn("find it", report=False)
     assert await asyncio.wait_for(agent.subagents.result(id), 10) == "found"
     assert await agent.subagents.running() == []
+
+
+async def test_an_end_that_comes_while_somebody_looks_for_it_is_not_missed(house, monkeypatch):
+    agent = house.start(Both([], ["found"]))
+    real = agent.subagents._outcome
+
+    async def slow(owner: str, key: str) -> str | None:
+        text = await real(owner, key)
+        await until(lambda: agent._dispatcher.live(owner, key) is None)  # it ends between the look and the wait
+        return text
+
+    monkeypatch.setattr(agent.subagents, "_outcome", slow)
+    id = await agent.subagents.spawn("find it", report=False)
+    assert await asyncio.wait_for(agent.subagents.result(id), 5) == "found"

@@ -164,10 +164,11 @@ class SubagentManager:
         waiting = self._waiting.setdefault((owner, key), [])
         waiting.append(done)
         try:
-            while (text := await self._outcome(owner, key)) is None:
-                done.clear()
+            while True:
+                done.clear()  # before looking: an end that comes meanwhile sets it again
+                if (text := await self._outcome(owner, key)) is not None:
+                    return text
                 await done.wait()
-            return text
         finally:
             waiting.remove(done)
             if not waiting:

@@ -83,6 +83,11 @@ class Conversation(list[Message]):
         self.__dict__.update(other.__dict__)
 
     @property
+    def characters(self) -> int:
+        """At least as many as all its texts have together."""
+        return self._size
+
+    @property
     def size(self) -> int:
         """About how many bytes it takes in memory, whether its JSON was asked for or not."""
         return self._size + sum(map(len, self._parts))

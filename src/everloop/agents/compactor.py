@@ -31,7 +31,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
 from .budgets import Budgets
 from .histories import read_compacted, read_conversation, read_shown
-from .measure import Measure
+from .measure import FITS, Measure
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,8 @@ class Compactor:
     def consider(self, claim: Claim, conversation: Conversation) -> None:
         """A turn is over: if the next one may not fit, make room in the background."""
         measure = self.measure()
+        if measure.is_small(conversation, self._config.compact_at) and not conversation.stopgap:
+            return
         soft = measure.tokens_at(self._config.compact_at, conversation)
         full = measure.tokens(conversation) > soft and measure.can_fit(conversation)
         if not full and not conversation.stopgap:
@@ -122,6 +124,8 @@ class Compactor:
         out."""
         conversation, changed = turn.conversation, False
         note = self._notes.get(claim.session)
+        if not refused and note is None and measure.is_small(conversation, FITS):
+            return False
         full = refused or measure.tokens(conversation) > measure.limit
         if note is not None and note.ready is None and note.task is not None and full:
             await asyncio.wait([note.task])

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_SHARE = 4  # at most this part of the window is kept free for the answer
 FITS = 0.95  # of the rest may be filled; the estimate is not exact
+MOST_OF_A_CHARACTER = 5  # tokens, whatever the text and the tokenizer
 SMALLEST = 2_000  # tokens: an error that names a smaller window means something else
 BELIEVED_SECONDS = 3600.0  # that a window counts which an error has named: servers change, and errors quote
 
@@ -33,6 +34,7 @@ class Measure:
         self._weight_of_tools: tuple[Sequence[Any], int] = ((), 0)
         self._named = (0, 0.0)  # a window that an error has named, and until when it counts
         self._warned = False
+        self._answers = 0
 
     @property
     def window(self) -> int:
@@ -58,6 +60,15 @@ class Measure:
             units += sum(map(weigh, conversation[count:]))
             conversation.weighed = (len(conversation), units)
         return units + self._weigh_tools()
+
+    def is_small(self, conversation: Conversation, share: float) -> bool:
+        """Whether a request surely fills less than this share of the room, without weighing anything."""
+        return MOST_OF_A_CHARACTER * (conversation.characters + self._weigh_tools()) < share * self.room
+
+    def learns(self) -> bool:
+        """Whether the next answer is one to learn from: the first few, and then every eighth."""
+        self._answers += 1
+        return self._answers <= 4 or self._answers % 8 == 0
 
     def tokens(self, conversation: Conversation) -> int:
         return self._meter.tokens(self.model, self.weight(conversation))

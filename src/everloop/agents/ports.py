@@ -44,7 +44,7 @@ class Asking:
         self._claim = claim
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
-        units, limited = self._measure.weight(conversation), self._budgets.limited
+        limited = self._budgets.limited
         tokens = self._measure.tokens(conversation) if limited else 0
         if limited:
             await self._budgets.check(self._claim, self._measure.model, tokens)
@@ -54,8 +54,8 @@ class Asking:
         if limited:
             estimate = tokens + len(response.content or "") // 4
             self._budgets.spend(self._claim, response.model or self._measure.model, usage, estimate)
-        if counted := usage.get("prompt_tokens"):
-            self._measure.observe(response.model, units, counted)
+        if (counted := usage.get("prompt_tokens")) and self._measure.learns():
+            self._measure.observe(response.model, self._measure.weight(conversation), counted)
         return response
 
 

@@ -115,24 +115,7 @@ class AgentLoop:
         self._serving: asyncio.Task[None] | None = None
         own_home = settings.home if isinstance(config, Config) else home()
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
-        self._turns = TurnRunner(
-            store=self.store,
-            provider=provider,
-            tools=self.tools,
-            policy=Policy(settings.policy, taint=settings.taint),
-            context=self.context,
-            workspace=self.workspace,
-            home=own_home,
-            restricted=restrict_to_workspace,
-            model=model,
-            limits=Limits(rounds=max_iterations),
-            compactor=self._compactor,
-            budgets=budgets,
-            brief=self.subagents.brief,
-            sender=None if isinstance(bus, DurableBus) else self._dispatcher.worker,
-            hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
-            on_event=on_event,
-        )
+        self._turns = self._turn_runner(settings, own_home, budgets, on_event)
         place = f"{self.workspace}{' (restricted)' if restrict_to_workspace else ''}"
         self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
         self._neighbours: Neighbours | None = None
@@ -140,6 +123,32 @@ class AgentLoop:
         self._stopped = False
         self._background: set[asyncio.Task[None]] = set()
         self._handed_out: set[int] = set()  # rows of the outbox that wait on the bus to be taken
+
+    def _turn_runner(
+        self,
+        settings: Config,
+        own_home: Path,
+        budgets: Budgets,
+        on_event: Callable[[str, events.Event], None] | None,
+    ) -> TurnRunner:
+        return TurnRunner(
+            store=self.store,
+            provider=self.provider,
+            tools=self.tools,
+            policy=Policy(settings.policy, taint=settings.taint),
+            context=self.context,
+            workspace=self.workspace,
+            home=own_home,
+            restricted=self.restrict_to_workspace,
+            model=self.model,
+            limits=Limits(rounds=self.max_iterations),
+            compactor=self._compactor,
+            budgets=budgets,
+            brief=self.subagents.brief,
+            sender=None if isinstance(self.bus, DurableBus) else self._dispatcher.worker,
+            hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
+            on_event=on_event,
+        )
 
     @property
     def sessions(self) -> SessionManager:

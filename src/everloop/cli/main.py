@@ -102,6 +102,13 @@ def parser() -> Parser:
     fork.add_argument("--as", dest="new_key", metavar="KEY", help="the new session's key")
 
     cron = add("cron", "cron", "scheduled work: add, list, remove, or run at once")
+    _cron_actions(cron, common, session)
+
+    add("worker", "worker", "take work from the store until told to stop")
+    return top
+
+
+def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
     actions = cron.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
     cron_add = actions.add_parser("add", help="schedule a message", parents=[common, session], allow_abbrev=False)
     cron_add.add_argument("message", help="what the agent is told when the time comes")
@@ -114,9 +121,6 @@ def parser() -> Parser:
     for action, text in (("remove", "forget a job"), ("run", "run a job now, besides its schedule")):
         one = actions.add_parser(action, help=text, parents=[common], allow_abbrev=False)
         one.add_argument("id", metavar="ID", help="the job's id, as `everloop cron list` shows it")
-
-    add("worker", "worker", "take work from the store until told to stop")
-    return top
 
 
 def _flags() -> Parser:

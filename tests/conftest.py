@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from .crash.forge import Forge
     from .desk import Desk
+    from .skill_bench import Bench
 
 _OUR_CODE = str(Path(everloop.__file__).parent) + os.sep
 _OUR_TESTS = str(Path(__file__).parent) + os.sep
@@ -192,3 +193,11 @@ def desk(folder: Path) -> Desk:
     from .desk import Desk
 
     return Desk(folder)
+
+
+@pytest.fixture
+def bench(folder: Path, tmp_path: Path) -> Bench:
+    """A workspace with skills."""
+    from .skill_bench import Bench
+
+    return Bench(folder, tmp_path / "shipped")

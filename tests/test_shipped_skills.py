@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,51 +17,6 @@ from everloop.tools.shell.shell import ShellSettings
 from tests.shell.desks import Desk
 
 CANARY = "canary-5f2c"
-
-
-class Bench:
-    """A workspace, its skills, and none that are shipped unless they are made."""
-
-    def __init__(self, folder: Path, shipped: Path, **options: Any) -> None:
-        self.folder = folder
-        self.shipped = shipped
-        self.now = 0.0
-        self.skills = Skills(folder, shipped, clock=lambda: self.now, **options)
-        self.reach = Reach(folder)
-
-    def add(
-        self, name: str, text: str = "", *, body: str = "How it is done.", shipped: bool = False, **keys: str
-    ) -> Path:
-        lines = {"name": name, "description": f"What {name} is for.", **keys}
-        front = "".join(f"{key}: {value}\n" for key, value in lines.items() if value)
-        file = (self.shipped if shipped else self.folder / "skills") / name / "SKILL.md"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(os.fsencode(text or f"---\n{front}---\n\n{body}\n"))
-        return file
-
-    @property
-    def blocks(self) -> list[str]:
-        return self.skills.blocks(self.reach)
-
-    @property
-    def prompt(self) -> str:
-        return "\n\n---\n\n".join(self.blocks)
-
-    def load(self, name: str) -> str | None:
-        return self.skills.load(name, self.reach)
-
-    @property
-    def problem(self) -> str:
-        """The only one."""
-        assert self.blocks
-        (problem,) = self.skills.problems()
-        assert problem in self.prompt
-        return problem
-
-
-@pytest.fixture
-def bench(folder: Path, tmp_path: Path) -> Bench:
-    return Bench(folder, tmp_path / "shipped")
 
 
 def settle() -> None:

@@ -6,8 +6,6 @@ import os
 import re
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,55 +13,12 @@ from hypothesis import strategies as st
 
 from everloop.context.skill import Skill
 from everloop.context.skill_list import INTRODUCTION, list_skills
-from everloop.context.skills import ALWAYS_LIMIT, MOST, Skills, named
+from everloop.context.skills import ALWAYS_LIMIT, MOST, named
 from everloop.sandbox.reach import Reach
 
+from .skill_bench import Bench
+
 CANARY = "canary-5f2c"
-
-
-class Bench:
-    """A workspace, its skills, and none that are shipped unless they are made."""
-
-    def __init__(self, folder: Path, shipped: Path, **options: Any) -> None:
-        self.folder = folder
-        self.shipped = shipped
-        self.now = 0.0
-        self.skills = Skills(folder, shipped, clock=lambda: self.now, **options)
-        self.reach = Reach(folder)
-
-    def add(
-        self, name: str, text: str = "", *, body: str = "How it is done.", shipped: bool = False, **keys: str
-    ) -> Path:
-        lines = {"name": name, "description": f"What {name} is for.", **keys}
-        front = "".join(f"{key}: {value}\n" for key, value in lines.items() if value)
-        file = (self.shipped if shipped else self.folder / "skills") / name / "SKILL.md"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(os.fsencode(text or f"---\n{front}---\n\n{body}\n"))
-        return file
-
-    @property
-    def blocks(self) -> list[str]:
-        return self.skills.blocks(self.reach)
-
-    @property
-    def prompt(self) -> str:
-        return "\n\n---\n\n".join(self.blocks)
-
-    def load(self, name: str) -> str | None:
-        return self.skills.load(name, self.reach)
-
-    @property
-    def problem(self) -> str:
-        """The only one."""
-        assert self.blocks
-        (problem,) = self.skills.problems()
-        assert problem in self.prompt
-        return problem
-
-
-@pytest.fixture
-def bench(folder: Path, tmp_path: Path) -> Bench:
-    return Bench(folder, tmp_path / "shipped")
 
 
 def settle() -> None:
@@ -391,103 +346,6 @@ def test_names_are_found_quickly_in_any_message(text):
 @given(st.text("`~$a \n", max_size=60))
 def test_a_name_after_all_code_is_closed_is_found(text):
     assert "name" in named(f"{text}\n\n~~~\n```\n````````\n~~~~~~~~\n\n$name") or re.search("[`~]{3}", text)
-
-
-# ---------------------------------------------------------------------------------------------- what must not be read
-
-
-@pytest.fixture
-def outside(tmp_path: Path) -> Path:
-    place = tmp_path / "outside"
-    (place / "tea").mkdir(parents=True)
-    text = f"---\nname: tea\ndescription: {CANARY}\nalways: true\n---\n{CANARY}\n"
-    (place / "SKILL.md").write_text(text)
-    (place / "tea/SKILL.md").write_text(text)
-    (place / f"{CANARY}").mkdir()
-    (place / f"{CANARY}/SKILL.md").write_text(text)
-    return place
-
-
-@pytest.mark.parametrize("link", ["skills", "skills/tea", "skills/tea/SKILL.md"])
-@pytest.mark.parametrize("absolute", [True, False])
-def test_a_link_that_leads_out_of_reach_is_not_read(bench, outside, link, absolute):
-    bench.add("good")
-    place = bench.folder / link
-    if link == "skills":
-        place.rename(bench.folder / "old")
-    place.parent.mkdir(exist_ok=True)
-    target = outside / {"skills": "", "skills/tea": "tea", "skills/tea/SKILL.md": "SKILL.md"}[link]
-    place.symlink_to(target if absolute else os.path.relpath(target, place.parent))
-    for _ in range(2):
-        said = bench.prompt + (bench.load("tea") or "") + "".join(bench.skills.problems())
-        assert CANARY not in said
-        assert bench.skills.problems()
-    settle()
-    assert CANARY in "".join(bench.skills.blocks(Reach(bench.folder, restricted=False)))
-    assert CANARY not in bench.prompt
-
-
-def test_a_link_that_is_turned_outwards_later_is_not_read(bench, outside):
-    bench.add("tea", body="inside").rename(bench.folder / "inside.md")
-    link = bench.folder / "skills/tea/SKILL.md"
-    link.symlink_to("../../inside.md")
-    settle()
-    assert "- tea: What tea is for." in bench.prompt
-    assert "inside" in (bench.load("tea") or "")
-    link.unlink()
-    link.symlink_to(outside / "SKILL.md")
-    assert CANARY not in bench.prompt + (bench.load("tea") or "")
-
-
-def test_the_runtimes_own_files_are_not_read_though_they_lie_inside(bench, outside):
-    own = bench.folder / "own"
-    own.mkdir()
-    (own / "SKILL.md").write_text((outside / "SKILL.md").read_text())
-    (bench.folder / "skills").mkdir()
-    (bench.folder / "skills/tea").symlink_to("../own")
-    bench.reach = Reach(bench.folder, protected=(own,))
-    assert CANARY not in bench.prompt + (bench.load("tea") or "")
-
-
-@pytest.mark.parametrize("restricted", [True, False])
-@pytest.mark.parametrize("kind", ["pipe", "endless", "folder", "sparse", "loop", "nowhere"])
-def test_what_is_no_ordinary_file_is_not_waited_for(bench, kind, restricted):
-    bench.add("good")
-    file = bench.folder / "skills/tea/SKILL.md"
-    file.parent.mkdir()
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "folder":
-        file.mkdir()
-    elif kind == "sparse":
-        file.touch()
-        os.truncate(file, 1 << 40)
-    else:
-        file.symlink_to({"endless": "/dev/zero", "loop": "SKILL.md", "nowhere": "missing"}[kind])
-    bench.reach = Reach(bench.folder, restricted=restricted)
-    start = time.monotonic()
-    assert "- good: What good is for." in bench.prompt
-    bench.load("tea")
-    assert time.monotonic() - start < 5
-    assert len(bench.skills.problems()) == (kind != "nowhere")
-
-
-def test_nothing_is_taken_out_of_a_pipe(bench, outside):
-    file = bench.folder / "skills/tea/SKILL.md"
-    file.parent.mkdir(parents=True)
-    os.mkfifo(file)
-    pipe = os.open(file, os.O_RDWR | os.O_NONBLOCK)
-    text = (outside / "SKILL.md").read_bytes()
-    os.write(pipe, text)
-    assert CANARY not in bench.prompt + (bench.load("tea") or "")
-    assert os.read(pipe, 1000) == text
-    os.close(pipe)
-
-
-def test_a_file_where_the_folder_should_be_is_told(bench):
-    (bench.folder / "skills").write_text("x")
-    assert bench.blocks == []
-    assert len(bench.skills.problems()) == 1
 
 
 # ---------------------------------------------------------------------------------------------- cost

@@ -346,6 +346,18 @@ async def test_one_that_a_limit_cut_short_has_one_turn_for_what_it_has(house, wa
     assert model.asked["child"][-1][1] == []
 
 
+async def test_a_granted_spawn_goes_only_as_deep_as_the_settings_say(house):
+    granted = COUNTER.replace("tools: [list_dir]", "tools: [spawn]")
+    define(house, granted)
+    child = [call("spawn", task="deeper", agent="counter", wait=True), "counted", '{"count": 1}']
+    model = Both([call("spawn", task="beans", agent="counter", wait=True), "ok"], child)
+    agent = house.start(model, subagent_depth=1)
+    await say(agent, "count")
+    await hear(agent)
+    assert '"status":"error"' in model.asked["child"][1][0][-1]["content"]
+    assert len(await house.children()) == 1
+
+
 async def test_one_that_never_gives_a_result_that_fits_is_told_as_failed(house):
     define(house)
     model = Both([call("spawn", task="beans", agent="counter"), "ok", "sorry"], ["done", "a", "b", "c", "d", "NEVER"])

@@ -21,6 +21,7 @@ from .log import (
     Noted,
     Reason,
     TurnEnded,
+    UserSaid,
 )
 
 
@@ -88,7 +89,14 @@ class Idle:
     """No turn is open."""
 
 
-Action = CallModel | RunTools | Report | Refuse | Park | Finish | Idle
+@dataclass(slots=True, frozen=True)
+class Hand:
+    """Calls of the client's own tools. It runs them, and brings the results with its next request."""
+
+    calls: tuple[Call, ...]
+
+
+Action = CallModel | RunTools | Hand | Report | Refuse | Park | Finish | Idle
 
 EMPTY_NOTICE = "The model returned an empty answer. Try again, or say it in other words."
 
@@ -105,6 +113,8 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
     last: Entry | None = None
     rounds = empty = failures = 0
     progress = False  # a call of this round worked
+    clients: frozenset[str] = frozenset()  # names of tools that are the client's
+    answer: ModelAnswered | None = None
     for entry in log:
         match entry:
             case CallEnded():
@@ -115,6 +125,9 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
                 rounds += 1
                 empty = empty + 1 if entry.empty else 0
                 pending, failures, progress = {call.id: call for call in entry.calls}, 0, False
+                answer = entry
+            case UserSaid():
+                clients = entry.request.client_tools if entry.request is not None else clients
             case CallsBegun():
                 begun.update(entry.ids)
                 continue
@@ -124,11 +137,13 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
                 asked.update(dict.fromkeys(entry.ids, entry))
                 continue
             case TurnEnded() | Noted() | Cleared():  # whatever was open is over
-                pending, last, rounds, empty, failures = {}, None, 0, 0, 0
+                pending, last, rounds, empty, failures, clients = {}, None, 0, 0, 0, frozenset()
                 continue
         last = entry
     if last is None:
         return Idle()
+    if clients and isinstance(last, ModelAnswered | CallEnded) and answer is not None and _for_client(answer, clients):
+        return Hand(tuple(pending.values())) if pending else Finish("handed", answer.content or "")
     if pending:
         return _next_of_round(pending, begun, asked)
     if isinstance(last, ModelAnswered) and not last.empty:
@@ -140,6 +155,11 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
     if rounds >= limits.rounds:
         return Finish("max_rounds", limits.rounds_notice)
     return CallModel()
+
+
+def _for_client(answer: ModelAnswered, clients: frozenset[str]) -> bool:
+    """Whether the client can run all calls of an answer; if not, none is handed over, and the model hears why."""
+    return bool(answer.calls) and all(call.name in clients and call.error is None for call in answer.calls)
 
 
 def _next_of_round(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .log import Content, UserSaid
+from .log import Content, Request, UserSaid
 from .messages import clean
 
 INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
@@ -37,6 +37,8 @@ class InboundMessage:
     session: str | None = None
     reply: bool = True
     attended: bool = True
+    request: Request | None = None  # what an API client sent with it
+    parts: list[dict[str, Any]] | None = None  # what was said where text is not all of it: pictures in the request
 
     @property
     def session_key(self) -> str:
@@ -58,6 +60,8 @@ class InboundMessage:
     def plain(self) -> bool:
         """Whether its text is all there is to it: nothing attached, no skill named that would have to be read
         first. What comes from inside the system loads nothing."""
+        if self.request is not None and self.request.tools:
+            return True
         return not self.media and (
             "$" not in self.content or self.channel in INSIDE or not _MAY_NAME_A_SKILL.search(self.content)
         )
@@ -65,14 +69,23 @@ class InboundMessage:
     def said(self, content: Content | None = None, now: str = "") -> UserSaid:
         """The entry that it becomes; `content` has what was attached to it."""
         inside = self.channel in INSIDE
-        text = self.content if content is None else content
-        return UserSaid(text, self.sender_id, now, inside, inside and bool(self.metadata.get("untrusted")))
+        text = self.parts or (self.content if content is None else content)
+        told = (
+            "" if self.request is not None and not self.request.kept else now
+        )  # else its history would never be the same
+        # Only what the system itself says of a message is to be believed; both of these are.
+        untrusted = (inside or self.request is not None) and bool(self.metadata.get("untrusted"))
+        return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request)
 
     def addressed(self) -> InboundMessage:
         """The message as it enters the inbox: with its session (one from inside the system works in its
         origin's), and with text that can be written down."""
         session = ":".join(self.origin) if self.channel == "system" else self.session_key
         return replace(self, content=clean(self.content), session=self.session or session)
+
+    def opened(self) -> InboundMessage:
+        """The message as the inbox keeps it once it has opened a turn: what an API client sent is in the log."""
+        return self if self.request is None else replace(self, request=None, parts=None)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from . import events
 from .actions import (
     DEFAULT_LIMITS,
@@ -22,6 +24,7 @@ from .actions import (
     Action,
     CallModel,
     Finish,
+    Hand,
     Idle,
     Limits,
     Park,
@@ -58,6 +61,7 @@ INTERRUPTED = "interrupted, outcome unknown: check before you retry"
 CANCELLED = "stopped while it was running, outcome unknown: check before you retry"
 NOT_STARTED = "stopped before it started"
 STOPPED_AS: dict[Reason, Status] = {"timeout": "timeout", "aborted": "aborted"}  # any other reason: "cancelled"
+HANDED = "handed to the client, which runs it; its result comes with the next message"
 REFUSED = "not run: the person who was asked said no. Do not try to reach the same by other means."
 
 # ---------------------------------------------------------------------------------------------- the ports
@@ -152,6 +156,7 @@ class Turn:
         self.emit = emit
         self.outcome: list[Entry] = []  # what has happened and is not on disk yet
         self.partial: list[str] = []  # text of an answer that is still coming
+        self.asked_at = self.first_at = 0.0  # when the model was asked, and when the first piece of its answer came
         self.stopped: tuple[Reason, str] | None = None
         self.approved: set[str] = set()  # calls that a person has allowed
         self.reviewed: set[str] = set()  # calls that the policy has seen
@@ -174,11 +179,25 @@ class Turn:
 
     def show(self, event: events.Event) -> None:
         """Pass on an event of the streamed answer, and keep its text in case the turn is stopped in the middle."""
+        if not self.first_at:
+            self.first_at = time.monotonic()
         if isinstance(event, events.Text):
             self.partial.append(event.text)
         elif isinstance(event, events.Restarted):
             self.partial.clear()
         self.tell(event)
+
+    def asks(self) -> None:
+        """The model is asked now."""
+        self.partial.clear()
+        self.asked_at, self.first_at = time.monotonic(), 0.0
+
+    def timed(self, answered: ModelAnswered) -> ModelAnswered:
+        """The answer that has just come, or what there is of it, with how long it took."""
+        seconds = round(time.monotonic() - self.asked_at, 4)
+        first = round(self.first_at - self.asked_at, 4) if self.first_at else 0.0
+        # What came in one piece at the end was not streamed.
+        return replace(answered, seconds=seconds, first_token=first if seconds - first > 0.001 else 0.0)
 
     def steered(self) -> Sequence[UserSaid]:
         return self._log.steered()
@@ -262,6 +281,8 @@ async def _steps(
             case RunTools(calls):
                 if _may_run(turn, toolbox, calls):  # else what the policy said decides what comes next
                     await _run_tools(turn, toolbox, toolbox.batch(calls))
+            case Hand(calls):
+                turn.outcome += [CallEnded(call.id, call.name, HANDED) for call in calls]
             case Report(calls):
                 turn.outcome += [CallEnded(call.id, call.name, INTERRUPTED, "interrupted") for call in calls]
             case Refuse(calls, note):
@@ -319,7 +340,7 @@ def _refused(turn: Turn, call: Call, content: str) -> CallEnded:
 async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window | None) -> TurnEnded | None:
     """Ask the model; its answer is an outcome. Where there is none, what is given back ends the turn; where something
     had to be left out first, the model is to be asked again."""
-    turn.partial.clear()
+    turn.asks()
     try:
         response = await model(turn.conversation, turn.show if turn.emit else None)
         answered = entry_of(response, turn.id, turn.conversation.call_ids, limits.calls)
@@ -338,7 +359,7 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
         message = f"Sorry, I encountered an error: {what}"
         turn.tell(events.Error(message))
         return TurnEnded("error", message)
-    turn.outcome.append(answered)
+    turn.outcome.append(turn.timed(answered))
     turn.partial.clear()
     if answered.usage:
         turn.tell(events.Usage(answered.usage))
@@ -403,7 +424,7 @@ async def _close(turn: Turn) -> TurnEnded:
         turn.tell(events.TurnEnded(turn.id, ended.reason, ended.text))
         return ended
     if turn.partial:
-        turn.outcome.append(ModelAnswered(content="".join(turn.partial), finish_reason="cancelled"))
+        turn.outcome.append(turn.timed(ModelAnswered(content="".join(turn.partial), finish_reason="cancelled")))
         turn.partial.clear()
     log = [*turn.entries, *turn.outcome]
     begun = {id for entry in log if isinstance(entry, CallsBegun) for id in entry.ids}

@@ -17,6 +17,7 @@ from .messages import Conversation, Message, assistant_message, tool_message
 T_co = TypeVar("T_co", covariant=True)
 Content = str | list[dict[str, Any]]
 Status = Literal["ok", "error", "cancelled", "timeout", "aborted", "interrupted", "denied"]
+AWAY = "(I wait for the results.)"
 REPEATING_ADVICE = "find out why it fails, do something else, or tell the user what stands in the way."
 Reason = Literal[
     "answer",
@@ -25,6 +26,7 @@ Reason = Literal[
     "timeout",
     "aborted",
     "replaced",
+    "handed",
     "empty",
     "repeating",
     "budget",
@@ -42,6 +44,21 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an API client sent along with what was said: its side of the conversation, its tools, its wishes."""
+
+    before: tuple[Message, ...] = ()  # messages that stand before what was said, in OpenAI's shapes
+    system: str = ""  # the client's own system text
+    tools: tuple[Message, ...] = ()  # the client's: calls of them are handed back to it
+    options: dict[str, Any] = {}  # of the model call: temperature, …
+    model: str = ""
+    kept: bool = False  # the session goes on after it; otherwise the request is all there is
+
+    @property
+    def client_tools(self) -> frozenset[str]:
+        return frozenset(tool["function"]["name"] for tool in self.tools)
+
+
 class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     """A message from outside. The first one of a turn opens it; later ones were steered into it."""
 
@@ -51,6 +68,7 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     inside: bool = False  # it came from inside the system, a sub-agent say: no person's word
     untrusted: bool = False  # it holds what came from outside
     loaded: str = ""  # skills that it names, read when it came: no word of the person
+    request: Request | None = None  # it came by the API; with no words of its own, results of the client's tools did
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
@@ -60,6 +78,8 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     finish_reason: str = "stop"
     usage: dict[str, int] = {}
     model: str = ""
+    seconds: float = 0.0  # that the model took, with every try
+    first_token: float = 0.0  # seconds until the first piece of it, where it came in pieces and somebody watched
 
     @property
     def empty(self) -> bool:
@@ -202,7 +222,9 @@ class Transcript:
     def _read(self, entry: Entry) -> list[Message]:
         match entry:
             case UserSaid():
-                return [{"role": "user", "content": _whole(entry)}]
+                before = entry.request.before if entry.request is not None else ()
+                said = [{"role": "user", "content": _whole(entry)}] if entry.content or not before else []
+                return [*before, *said]
             case ModelAnswered():
                 self._calls, self._results, self._images = entry.calls, {}, {}
                 calls = [(call.id, call.name, call.arguments) for call in entry.calls]
@@ -217,7 +239,9 @@ class Transcript:
                 return [*(self._results[call.id] for call in self._calls), *self._shown_images()]
             case TurnEnded():
                 # Strict chat templates want an assistant's word between two messages of the user.
-                return [] if self._last_role == "assistant" else [assistant_message(entry.text)]
+                return (
+                    [] if self._last_role == "assistant" else [assistant_message(AWAY if _away(entry) else entry.text)]
+                )
             case Noted():
                 return [entry.message]
             case CallsBegun() | CallsAsked() | CallsDecided() | Cleared() | Compacted():
@@ -246,13 +270,18 @@ def _whole(said: UserSaid) -> Content:
     return [*said.content, *({"type": "text", "text": text} for text in further)]
 
 
+def _away(ended: TurnEnded) -> bool:
+    """Whether nothing was said with calls that were handed to a client."""
+    return ended.reason == "handed" and not ended.text
+
+
 def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
     """Add what an entry completes to a conversation, with what is to be known of it."""
     messages = transcript.add(entry)
     if isinstance(entry, CallEnded | UserSaid) and entry.untrusted:
         conversation.untrusted = True
     if isinstance(entry, UserSaid) and (entry.inside or entry.loaded):
-        conversation.own_words[len(conversation)] = "" if entry.inside else entry.content
+        conversation.own_words[len(conversation) + len(messages) - 1] = "" if entry.inside else entry.content
     conversation.extend(messages)
 
 

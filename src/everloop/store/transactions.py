@@ -100,7 +100,7 @@ def accept(
         found = session_row(db, message.owner, message.session_key, create=True)
         assert found is not None
         session = found[0]
-    now, data = time.time(), _encode(message).decode()
+    now, data = time.time(), _encode(message if opens is None else message.opened()).decode()
     if opens is None:
         new = db.execute(INSERT_WAITING, (message.owner, session, message.id, kind, data, now))
         return Incoming(int(new.lastrowid or 0), session, message, kind)

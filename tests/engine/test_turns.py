@@ -107,7 +107,9 @@ async def test_a_turn_that_is_stopped_keeps_the_text_that_had_come():
     world, ended, seen = await live_through(
         plan_of(*[], answers=[("never said", 4)], happenings=[(3, "stop")], watched=True)
     )
-    assert world.log[1] == ModelAnswered("piece 0 piece 1 piece 2 ", finish_reason="cancelled")
+    kept = world.log[1]
+    assert isinstance(kept, ModelAnswered)
+    assert (kept.content, kept.finish_reason) == ("piece 0 piece 1 piece 2 ", "cancelled")
     assert ended == TurnEnded("cancelled", "Stopped.")
     assert seen[-1] == events.TurnEnded("t1", "cancelled", "Stopped.")
 

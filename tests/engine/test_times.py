@@ -1,0 +1,97 @@
+"""How long the model took is in the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from everloop import AgentLoop, LLMProvider, LLMResponse, MessageBus, events
+from everloop.log import ModelAnswered, decode_entry, encode_entry
+from everloop.providers.base import Delta
+from everloop.replay import replay
+from everloop.store.sqlite import SQLiteStore
+
+
+class Slow(LLMProvider):
+    """Thinks, says a word, waits, and says the rest."""
+
+    def __init__(self, pause: float = 0.06) -> None:
+        self.pause = pause
+
+    async def chat(self, messages: Any, tools: Any = None, model: Any = None) -> LLMResponse:
+        await asyncio.sleep(2 * self.pause)
+        return LLMResponse("one two", reasoning="hm")
+
+    async def stream(self, messages: Any, tools: Any = None, model: Any = None) -> AsyncIterator[Any]:
+        await asyncio.sleep(self.pause)
+        yield Delta(reasoning="hm")
+        await asyncio.sleep(self.pause)
+        yield Delta("one two")
+        yield LLMResponse("one two")
+
+
+class OnlyChat(LLMProvider):
+    chat = Slow.chat
+    pause = 0.06
+
+
+async def answered(provider: LLMProvider, tmp_path: Path, emit: events.Emit | None = None) -> ModelAnswered:
+    store = SQLiteStore(tmp_path / "store.db")
+    async with AgentLoop(MessageBus(), provider, tmp_path, store=store) as agent:
+        await agent.process_direct("x", on_event=emit)
+        session = await store.session("me", "cli:direct")
+        assert session is not None
+        log = [one.entry for one in await store.read_log(session.id)]
+    assert (await replay(log)).same
+    (entry,) = (entry for entry in log if isinstance(entry, ModelAnswered))
+    return entry
+
+
+async def test_an_answer_says_how_long_it_took_and_when_its_first_piece_came(tmp_path):
+    entry = await answered(Slow(), tmp_path, lambda event: None)
+    assert 0.05 < entry.first_token < entry.seconds - 0.05
+    assert entry.seconds < 5
+
+
+async def test_an_answer_in_one_piece_has_no_first_token(tmp_path):
+    entry = await answered(Slow(), tmp_path)
+    assert entry.seconds > 0.1
+    assert entry.first_token == 0
+    watched = await answered(OnlyChat(), tmp_path / "other", lambda event: None)
+    assert watched.seconds > 0.1
+    assert watched.first_token == 0
+
+
+async def test_an_answer_that_is_stopped_in_the_middle_says_how_long_it_had_taken(tmp_path):
+    class Endless(LLMProvider):
+        async def stream(self, messages: Any, tools: Any = None, model: Any = None) -> AsyncIterator[Any]:
+            await asyncio.sleep(0.05)
+            yield Delta("so far")
+            await asyncio.sleep(60)
+
+    store = SQLiteStore(tmp_path / "store.db")
+    async with AgentLoop(MessageBus(), Endless(), tmp_path, store=store) as agent:
+        said = asyncio.Event()
+        turn = asyncio.create_task(
+            agent.process_direct("x", on_event=lambda event: said.set() if isinstance(event, events.Text) else None)
+        )
+        await asyncio.wait_for(said.wait(), 10)
+        await asyncio.sleep(0.05)
+        await agent.process_direct("/stop")
+        await turn
+        session = await store.session("me", "cli:direct")
+        assert session is not None
+        entry = (await store.read_log(session.id))[1].entry
+    assert isinstance(entry, ModelAnswered)
+    assert entry.content == "so far"
+    assert 0.04 < entry.first_token < entry.seconds - 0.04
+
+
+def test_an_old_log_reads_on():
+    old = '{"type":"answer","content":"hi","usage":{"prompt_tokens":1}}'
+    entry = decode_entry(old)
+    assert isinstance(entry, ModelAnswered)
+    assert (entry.seconds, entry.first_token) == (0.0, 0.0)
+    assert encode_entry(entry) == old

@@ -23,7 +23,7 @@ SYSTEM = {"role": "system", "content": "You are an agent. " * 50}
 
 def raw(provider: AnthropicProvider, messages: Any, tools: Any = ECHO) -> bytes:
     """The bytes of a request."""
-    return b"".join(provider._request(messages, tools, None, stream=True)[0])
+    return b"".join(provider._request(messages, tools, None, None, stream=True)[0])
 
 
 def prefix(body: bytes) -> bytes:

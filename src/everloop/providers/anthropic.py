@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .anthropic_answer import MessageAnswer
+from .anthropic_options import HONOURED, fields_of, forces_a_call
 from .anthropic_request import NO_CHOICE, NO_TOOLS, Histories, encode_tools
 from .base import Delta, LLMProvider, LLMResponse
 from .http import Endpoint, Timeouts, endpoint_of
@@ -27,8 +28,11 @@ class AnthropicProvider(LLMProvider):
     """A model behind Anthropic's Messages API.
 
     `max_tokens` is the length of an answer, by default what the model can; `thinking` is how many of these it may
-    think first, none if not set. `extra` are further fields of every request.
+    think first, none if not set. `extra` are further fields of every request. A request whose options do not go with
+    thinking (an own temperature, a forced call, a short answer) is answered without it.
     """
+
+    options = HONOURED
 
     def __init__(
         self,
@@ -64,8 +68,9 @@ class AnthropicProvider(LLMProvider):
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         model: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> LLMResponse:
-        body, answer = self._request(messages, tools, model, stream=False)
+        body, answer = self._request(messages, tools, model, options, stream=False)
         feed_whole(answer, await self._endpoint.fetch(body, self._body_limit), self._endpoint.where)
         return answer.response()
 
@@ -74,8 +79,9 @@ class AnthropicProvider(LLMProvider):
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         model: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
-        body, answer = self._request(messages, tools, model, stream=True)
+        body, answer = self._request(messages, tools, model, options, stream=True)
         return stream_answer(self._endpoint, body, answer, self._body_limit)
 
     async def close(self) -> None:
@@ -100,6 +106,7 @@ class AnthropicProvider(LLMProvider):
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None,
         model: str | None,
+        options: Mapping[str, Any] | None,
         *,
         stream: bool,
     ) -> tuple[list[bytes], MessageAnswer]:
@@ -110,7 +117,8 @@ class AnthropicProvider(LLMProvider):
         model = model or self.default_model
         history = self._histories.encoded(messages)
         names: dict[str, str] = {}
-        parts = [encode({"model": model, "max_tokens": self._answer_tokens(model)} | self._extra)[:-1]]
+        fields = {"max_tokens": self._answer_tokens(model)} | self._extra | fields_of(self, options, bool(tools))
+        parts = [encode({"model": model} | fields)[:-1]]
         if tools:
             definitions, names = self._encoded_tools(tools)
             parts += b',"tools":', definitions
@@ -119,10 +127,15 @@ class AnthropicProvider(LLMProvider):
         if history.system:
             parts += b',"system":', history.system_json()
         parts += b',"messages":', *history.parts()
-        if self._thinking is not None and history.may_think:
+        if self._thinking is not None and history.may_think and self._goes_with_thinking(fields):
             parts.append(b',"thinking":{"type":"enabled","budget_tokens":%d}' % self._thinking)
         parts.append(b',"stream":true}' if stream else b"}")
         return parts, MessageAnswer(self._answer_limit, self._endpoint.where, names, self._secret)
+
+    def _goes_with_thinking(self, fields: Mapping[str, Any]) -> bool:
+        """Whether the API takes these fields from a request that has the model think."""
+        short = self._thinking is not None and fields["max_tokens"] <= self._thinking
+        return not (short or {"temperature", "top_p"} & fields.keys() or forces_a_call(fields.get("tool_choice")))
 
     def _answer_tokens(self, model: str) -> int:
         if self._max_tokens is not None:

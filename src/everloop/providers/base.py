@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+
+# What one request may ask beside its messages and tools, under OpenAI's names; `max_tokens` is the answer's length.
+OPTIONS = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "stop",
+        "seed",
+        "response_format",
+        "tool_choice",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "reasoning_effort",
+        "verbosity",
+        "user",
+        "safety_identifier",
+        "prompt_cache_key",
+        "metadata",
+        "service_tier",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -57,10 +81,12 @@ class LLMProvider:
     """The base of all providers. A subclass needs `chat` and nothing else.
 
     A provider may also have `stream(messages, tools=None, model=None)`, an async iterator of `Delta`s whose
-    last item is the whole `LLMResponse`. It is used whenever somebody is watching the turn.
+    last item is the whole `LLMResponse`. It is used whenever somebody is watching the turn. One that honours request
+    options names them in `options`, and both methods take a further `options`, which is only there when some are set.
     """
 
     default_model: str = ""
+    options: frozenset[str] = frozenset()
 
     async def chat(
         self,
@@ -110,3 +136,20 @@ class ProviderError(Exception):
         self.retryable = retryable
         self.retry_after = retry_after
         self.status = status
+
+
+def honours(provider: object) -> frozenset[str]:
+    """The request options that a provider honours; none if it does not say."""
+    options = getattr(provider, "options", None)
+    return frozenset(options) if isinstance(options, set | frozenset) else frozenset()
+
+
+def option_keywords(provider: object, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keyword that hands options to `chat` or `stream`, or none, for a provider may not know it.
+
+    An option that is set and not honoured is an error that names it.
+    """
+    chosen = {name: value for name, value in (options or {}).items() if value is not None}
+    if refused := sorted(chosen.keys() - honours(provider)):
+        raise ProviderError(f"this model's provider does not take {', '.join(refused)}: leave it out", status=400)
+    return {"options": chosen} if chosen else {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from .base import Delta, LLMProvider, LLMResponse, ProviderError
+from .base import Delta, LLMProvider, LLMResponse, ProviderError, honours, option_keywords
 
 Failure = ProviderError | ConnectionError | TimeoutError
 FAILURES = (ProviderError, ConnectionError, TimeoutError)
@@ -18,7 +18,7 @@ class Resilient(LLMProvider):
 
     What may succeed later is tried up to `retries` times more, each wait about twice the one before; a server that
     asks for a longer wait than `longest_wait` seconds is left for the next in the list. A model asked for by the
-    caller replaces the first one's.
+    caller replaces the first one's. Request options are those that all of the list honour.
     """
 
     def __init__(
@@ -42,18 +42,22 @@ class Resilient(LLMProvider):
         self._sleep = sleep
         self._rng = rng
         self.default_model = self._name(0, None)
+        self.options = frozenset.intersection(*(honours(provider) for provider, _ in providers))
 
     async def chat(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         model: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> LLMResponse:
+        keywords = option_keywords(self, options)
         failed: list[str] = []
         for place, (provider, own) in enumerate(self._providers):
             for attempt in range(self._retries + 1):
                 try:
-                    return self._signed(await provider.chat(messages, tools, own if place else model or own), place)
+                    answer = await provider.chat(messages, tools, own if place else model or own, **keywords)
+                    return self._signed(answer, place)
                 except FAILURES as error:
                     last = error
                 if (wait := self._wait(last, attempt)) is None:
@@ -67,12 +71,14 @@ class Resilient(LLMProvider):
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         model: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
+        keywords = option_keywords(self, options)
         failed: list[str] = []
         screen = Screen()
         for place, (provider, own) in enumerate(self._providers):
             for attempt in range(self._retries + 1):
-                pieces = _pieces(provider, messages, tools, own if place else model or own)
+                pieces = _pieces(provider, messages, tools, own if place else model or own, keywords)
                 try:
                     async for piece in pieces:
                         if isinstance(piece, LLMResponse):
@@ -224,10 +230,13 @@ def _pieces(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]] | None,
     model: str | None,
+    keywords: Mapping[str, Any],
 ) -> AsyncIterator[Delta | LLMResponse]:
     """A provider's stream; one that has none answers in one piece."""
     stream: Callable[..., AsyncIterator[Delta | LLMResponse]] | None = getattr(provider, "stream", None)
-    return _one_piece(provider.chat(messages, tools, model)) if stream is None else stream(messages, tools, model)
+    if stream is None:
+        return _one_piece(provider.chat(messages, tools, model, **keywords))
+    return stream(messages, tools, model, **keywords)
 
 
 async def _one_piece(answer: Awaitable[LLMResponse]) -> AsyncIterator[Delta | LLMResponse]:

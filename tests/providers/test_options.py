@@ -1,0 +1,224 @@
+"""What a request may ask beside its messages: sent under the server's names, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from everloop.providers.anthropic import AnthropicProvider
+from everloop.providers.base import OPTIONS, LLMProvider, LLMResponse, ProviderError, honours, option_keywords
+from everloop.providers.endpoints import Quirks
+from everloop.providers.openai import OpenAIProvider
+from everloop.providers.resilient import Resilient
+from everloop.testing import FakeAnthropic, FakeOpenAI
+from tests.openai.streams import ASK, ECHO
+
+VALUES: dict[str, Any] = {
+    "temperature": 0.3,
+    "top_p": 0.9,
+    "max_tokens": 77,
+    "stop": ["END"],
+    "seed": 7,
+    "response_format": {"type": "json_object"},
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.2,
+    "logit_bias": {"50256": -100},
+    "reasoning_effort": "low",
+    "verbosity": "low",
+    "user": "somebody",
+    "safety_identifier": "someone",
+    "prompt_cache_key": "key",
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+class Plain(LLMProvider):
+    """The whole of a user's own provider."""
+
+    async def chat(self, messages: Any, tools: Any = None, model: Any = None) -> LLMResponse:
+        return LLMResponse("plain")
+
+
+@pytest.fixture
+async def openai() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI() as server:
+        yield server
+
+
+@pytest.fixture
+async def anthropic() -> AsyncIterator[FakeAnthropic]:
+    async with FakeAnthropic() as server:
+        yield server
+
+
+async def asked(provider: Any, options: Any, tools: Any = ECHO, *, streamed: bool = True) -> None:
+    """One request, and the connection given back; what came is in the server's hands."""
+    try:
+        if streamed:
+            async for _ in provider.stream(ASK, tools, None, options=options):
+                pass
+        else:
+            await provider.chat(ASK, tools, None, options=options)
+    finally:
+        await provider.close()
+
+
+async def sent_to(server: Any, provider: Any, options: Any, tools: Any = ECHO, **how: bool) -> dict[str, Any]:
+    server.reply("ok")
+    await asked(provider, options, tools, **how)
+    return dict(server.requests[-1].body)
+
+
+async def refused(provider: Any, options: Any, tools: Any = ECHO) -> ProviderError:
+    """The error that both ways to ask give."""
+    for streamed in (True, False):
+        with pytest.raises(ProviderError) as error:
+            await asked(provider, options, tools, streamed=streamed)
+        assert error.value.status == 400
+        assert not error.value.retryable
+    return error.value
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_every_option_reaches_an_openai_server_as_it_was_given(openai, streamed):
+    assert VALUES.keys() == OPTIONS
+    provider = OpenAIProvider(openai.base_url, model="m")
+    body = await sent_to(openai, provider, VALUES, streamed=streamed)
+    assert {name: body[name] for name in VALUES} == VALUES
+
+
+async def test_options_win_over_the_fields_of_every_request_and_hold_for_one_request(openai):
+    provider = OpenAIProvider(openai.base_url, model="m", extra={"temperature": 1, "top_k": 5})
+    first = await sent_to(openai, provider, {"temperature": 0})
+    second = await sent_to(openai, provider, {"temperature": None})
+    assert [(body["temperature"], body["top_k"]) for body in (first, second)] == [(0, 5), (1, 5)]
+
+
+async def test_a_server_gets_an_option_under_its_own_name_and_only_what_it_takes(openai):
+    quirks = Quirks({"max_tokens": "max_completion_tokens"}, refused=frozenset({"seed"}), stream_options=False)
+    provider = OpenAIProvider(openai.base_url, model="m", quirks=quirks)
+    body = await sent_to(openai, provider, {"max_tokens": 5})
+    assert body["max_completion_tokens"] == 5
+    assert body.keys().isdisjoint({"max_tokens", "stream_options"})
+    assert "seed" not in honours(provider)
+    assert "seed" in str(await refused(provider, {"max_tokens": 5, "seed": 1}))
+
+
+async def test_without_tools_nothing_is_said_of_choosing_one(openai, anthropic):
+    options = {"tool_choice": "auto", "parallel_tool_calls": False}
+    for server, provider in (
+        (openai, OpenAIProvider(openai.base_url, model="m")),
+        (anthropic, AnthropicProvider("k", "m", base_url=anthropic.base_url)),
+    ):
+        assert (await sent_to(server, provider, options, None)).keys().isdisjoint(options)
+
+
+async def test_a_forced_call_without_tools_is_not_left_out_in_silence(openai, anthropic):
+    body = await sent_to(openai, OpenAIProvider(openai.base_url, model="m"), {"tool_choice": "required"}, None)
+    assert body["tool_choice"] == "required"
+    await refused(AnthropicProvider("k", "m", base_url=anthropic.base_url), {"tool_choice": "required"}, None)
+    assert anthropic.requests == []
+
+
+ANTHROPIC: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"temperature": 0.0, "top_p": 0.5, "max_tokens": 9}, {"temperature": 0.0, "top_p": 0.5, "max_tokens": 9}),
+    ({"stop": "END"}, {"stop_sequences": ["END"]}),
+    ({"stop": ["a", "b"]}, {"stop_sequences": ["a", "b"]}),
+    ({"user": "somebody"}, {"metadata": {"user_id": "somebody"}}),
+    ({"tool_choice": "auto"}, {"tool_choice": {"type": "auto"}}),
+    ({"tool_choice": "none"}, {"tool_choice": {"type": "none"}}),
+    ({"tool_choice": "required"}, {"tool_choice": {"type": "any"}}),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "echo"}}},
+        {"tool_choice": {"type": "tool", "name": "echo"}},
+    ),
+    ({"parallel_tool_calls": False}, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
+    ({"parallel_tool_calls": True}, {}),
+    (
+        {"parallel_tool_calls": False, "tool_choice": "required"},
+        {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
+    ),
+    ({"parallel_tool_calls": False, "tool_choice": "none"}, {"tool_choice": {"type": "none"}}),
+    ({"response_format": {"type": "text"}}, {}),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "fields"), ANTHROPIC)
+async def test_options_become_the_fields_of_anthropics_api(anthropic, options, fields):
+    provider = AnthropicProvider("k", "m", base_url=anthropic.base_url)
+    body = await sent_to(anthropic, provider, options)
+    usual = await sent_to(anthropic, provider, None)
+    assert body == usual | fields
+
+
+@pytest.mark.parametrize("options", [{name: VALUES[name]} for name in ("seed", "logit_bias", "response_format")])
+async def test_what_anthropics_api_cannot_do_is_refused_by_its_name(anthropic, options):
+    error = await refused(AnthropicProvider("k", "m", base_url=anthropic.base_url), options)
+    assert all(name in str(error) for name in options)
+    assert anthropic.requests == []
+
+
+async def test_a_choice_of_an_unknown_shape_is_refused(anthropic):
+    provider = AnthropicProvider("k", "m", base_url=anthropic.base_url)
+    for choice in ("sometimes", {"type": "allowed_tools"}, {"type": "function", "function": {}}, 3):
+        assert "tool_choice" in str(await refused(provider, {"tool_choice": choice}))
+
+
+@pytest.mark.parametrize(
+    ("options", "thinks"),
+    [
+        (None, True),
+        ({"stop": "x", "tool_choice": "none"}, True),
+        ({"max_tokens": 4001}, True),
+        ({"max_tokens": 4000}, False),
+        ({"temperature": 0.2}, False),
+        ({"top_p": 0.2}, False),
+        ({"tool_choice": "required"}, False),
+    ],
+)
+async def test_a_model_does_not_think_where_the_api_would_refuse_it(anthropic, options, thinks):
+    provider = AnthropicProvider("k", "m", base_url=anthropic.base_url, thinking=4000)
+    assert ("thinking" in await sent_to(anthropic, provider, options)) == thinks
+
+
+async def test_a_tool_whose_name_was_changed_is_chosen_by_its_new_name(anthropic):
+    tools = [{"type": "function", "function": {"name": "a.b", "parameters": {"type": "object"}}}]
+    provider = AnthropicProvider("k", "m", base_url=anthropic.base_url)
+    choice = {"type": "function", "function": {"name": "a.b"}}
+    body = await sent_to(anthropic, provider, {"tool_choice": choice}, tools)
+    assert body["tool_choice"]["name"] == body["tools"][0]["name"]
+
+
+async def test_a_list_of_providers_honours_what_all_of_them_do_and_hands_it_on(openai, anthropic):
+    first = OpenAIProvider(openai.base_url, model="m")
+    second = AnthropicProvider("k", "m", base_url=anthropic.base_url)
+    both = Resilient([(first, None), (second, None)], retries=0)
+    assert honours(both) == honours(second) < honours(first)
+    for streamed in (True, False):
+        openai.fail(500)
+        anthropic.reply("ok")
+        await asked(both, {"temperature": 0.5}, streamed=streamed)
+        assert openai.requests[-1].body["temperature"] == anthropic.requests[-1].body["temperature"] == 0.5
+    await refused(both, {"seed": 1})
+    assert len(openai.requests) == 2
+
+
+async def test_a_users_own_provider_is_never_given_options_and_says_so():
+    plain = Plain()
+    assert honours(plain) == honours(object()) == frozenset()
+    alone = Resilient([(plain, None)])
+    assert (await alone.chat(ASK, options={"seed": None})).content == "plain"
+    shown: list[Any] = [item async for item in alone.stream(ASK)]
+    assert shown[-1].content == "plain"
+    assert "temperature" in str(await refused(alone, {"temperature": 1}))
+    assert option_keywords(plain, {"stop": None}) == option_keywords(plain, None) == {}

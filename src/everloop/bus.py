@@ -70,9 +70,8 @@ class InboundMessage:
         """The entry that it becomes; `content` has what was attached to it."""
         inside = self.channel in INSIDE
         text = self.parts or (self.content if content is None else content)
-        told = (
-            "" if self.request is not None and not self.request.kept else now
-        )  # else its history would never be the same
+        # A client that sends the history itself never sends the time along: told here, no prefix would stay the same.
+        told = "" if self.request is not None and not self.request.kept else now
         # Only what the system itself says of a message is to be believed; both of these are.
         untrusted = (inside or self.request is not None) and bool(self.metadata.get("untrusted"))
         return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request)

@@ -238,10 +238,10 @@ class Transcript:
                     return []
                 return [*(self._results[call.id] for call in self._calls), *self._shown_images()]
             case TurnEnded():
+                if self._last_role == "assistant":
+                    return []
                 # Strict chat templates want an assistant's word between two messages of the user.
-                return (
-                    [] if self._last_role == "assistant" else [assistant_message(AWAY if _away(entry) else entry.text)]
-                )
+                return [assistant_message(AWAY if _away(entry) else entry.text)]
             case Noted():
                 return [entry.message]
             case CallsBegun() | CallsAsked() | CallsDecided() | Cleared() | Compacted():

@@ -131,6 +131,18 @@ class Timer:
 
 
 @dataclass(slots=True, frozen=True)
+class Token:
+    """What is known of a bearer token, which is not the token."""
+
+    id: str
+    name: str
+    owner: str
+    created_at: float
+    last_used_at: float | None = None  # to the hour
+    revoked_at: float | None = None
+
+
+@dataclass(slots=True, frozen=True)
 class Finished:
     """What the end of a turn left behind: its rows in the outbox, and whether the session has more to do."""
 
@@ -163,16 +175,17 @@ class Store(Protocol):
         """Put a message into the inbox of its session. One with an id that is there already is not taken again."""
         ...
 
-    async def ready(self, worker: str) -> list[tuple[str, str]]:
-        """(owner, session key) of all sessions with waiting messages or a cut-off turn that nobody living holds."""
+    async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
+        """(owner, session key) of all sessions, of one owner if given, with waiting messages or a cut-off turn that
+        nobody living holds."""
         ...
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
         """The rows of a session that no turn has taken yet, oldest first, urgent ones aside."""
         ...
 
-    async def urgent(self, worker: str) -> list[Incoming]:
-        """Urgent rows of sessions that this worker holds, or that nobody does."""
+    async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
+        """Urgent rows of sessions, of one owner if given, that this worker holds, or that nobody does."""
         ...
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
@@ -180,6 +193,10 @@ class Store(Protocol):
         ...
 
     async def incoming(self, id: int) -> Incoming: ...
+
+    async def find(self, owner: str, message_id: str) -> Incoming | None:
+        """The owner's message that came in under this id."""
+        ...
 
     # turns
     async def begin(
@@ -318,6 +335,27 @@ class Store(Protocol):
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
         """Put the timer's message into the inbox and move the timer on, once; False when somebody else did."""
+        ...
+
+    # tokens
+    async def add_token(self, name: str, owner: str, hash: str) -> Token:
+        """Keep a token by its hash; an `EverloopError` when a living one has the name."""
+        ...
+
+    async def token(self, hash: str) -> Token | None:
+        """The living token with this hash; None once it is revoked, by whatever process."""
+        ...
+
+    async def tokens(self, owner: str | None = None) -> list[Token]:
+        """All tokens, revoked ones too, the oldest first; of one owner, if given."""
+        ...
+
+    async def token_used(self, id: str, at: float) -> None:
+        """Note that a token was used, if that has not been noted within the last hour."""
+        ...
+
+    async def revoke_token(self, id: str) -> bool:
+        """Let it in no more; False when there is no living token with this id."""
         ...
 
     # workers

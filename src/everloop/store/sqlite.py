@@ -23,8 +23,9 @@ from ..errors import StoreError
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry, encode_entry, kind_of
 from . import forks, parking
 from . import search as searching
+from . import tokens as tokening
 from . import transactions as tx
-from .base import Busy, Claim, Finished, Found, Incoming, Outgoing, SessionInfo, Spent, Timer, TurnInfo, Waiting
+from .base import Busy, Claim, Finished, Found, Incoming, Outgoing, SessionInfo, Spent, Timer, Token, TurnInfo, Waiting
 from .migrations import NewerSchema, migrate
 from .workers import alive
 from .writer import Writer
@@ -79,21 +80,23 @@ class SQLiteStore:
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
         return await self.writer.submit(partial(tx.accept, message=message, kind=kind))
 
-    async def ready(self, worker: str) -> list[tuple[str, str]]:
-        return await self._in_reader(
-            lambda db: [(owner, key) for owner, key, holder in db.execute(READY) if _free(holder, worker)]
-        )
+    async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
+        def free(db: sqlite3.Connection) -> list[tuple[str, str]]:
+            rows = db.execute(READY)
+            return [(of, key) for of, key, holder in rows if (owner is None or of == owner) and _free(holder, worker)]
+
+        return await self._in_reader(free)
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
         rows = await self._read(WAITING, owner, key)
         return [tx.incoming(row) for row in rows]
 
-    async def urgent(self, worker: str) -> list[Incoming]:
+    async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
         sql = """SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, i.first_seq, s.worker
                 FROM inbox i JOIN session s ON s.id = i.session
-                WHERE i.state <> 'done' AND i.kind = 'urgent' ORDER BY i.id"""
+                WHERE i.state <> 'done' AND i.kind = 'urgent' AND coalesce(i.owner = ?, 1) ORDER BY i.id"""
         return await self._in_reader(
-            lambda db: [tx.incoming(row[:7]) for row in db.execute(sql) if _free(row[7], worker)]
+            lambda db: [tx.incoming(row[:7]) for row in db.execute(sql, (owner,)) if _free(row[7], worker)]
         )
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
@@ -103,6 +106,11 @@ class SQLiteStore:
     async def incoming(self, id: int) -> Incoming:
         rows = await self._read("SELECT id, session, data, kind, state, turn, first_seq FROM inbox WHERE id = ?", id)
         return tx.incoming(rows[0])
+
+    async def find(self, owner: str, message_id: str) -> Incoming | None:
+        sql = "SELECT id, session, data, kind, state, turn, first_seq FROM inbox WHERE owner = ? AND message_id = ?"
+        rows = await self._read(sql, owner, message_id)
+        return tx.incoming(rows[0]) if rows else None
 
     # ------------------------------------------------------------------------------------------ turns
 
@@ -272,6 +280,26 @@ class SQLiteStore:
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
         return await self.writer.submit(partial(tx.fire_timer, timer=timer, message=message, next_due=next_due))
+
+    # ------------------------------------------------------------------------------------------ tokens
+
+    async def add_token(self, name: str, owner: str, hash: str) -> Token:
+        return await self.writer.submit(partial(tokening.add, name=name, owner=owner, hash=hash))
+
+    async def token(self, hash: str) -> Token | None:
+        rows = await self._read(tokening.LIVING, hash)
+        return Token(*rows[0]) if rows else None
+
+    async def tokens(self, owner: str | None = None) -> list[Token]:
+        return [Token(*row) for row in await self._read(tokening.ALL, owner)]
+
+    async def token_used(self, id: str, at: float) -> None:
+        values = (at, id, tokening.NOTED_EVERY)
+        await self.writer.submit(lambda db: db.execute(tokening.USED, values).rowcount)
+
+    async def revoke_token(self, id: str) -> bool:
+        values = (time.time(), id)
+        return await self.writer.submit(lambda db: db.execute(tokening.REVOKE, values).rowcount) == 1
 
     # ------------------------------------------------------------------------------------------ workers
 

@@ -93,12 +93,23 @@ def m005_budgets(db: sqlite3.Connection) -> None:
     )
 
 
+def m006_tokens(db: sqlite3.Connection) -> None:
+    """Who may come in over the network. A token itself is nowhere: only its hash is kept."""
+    db.execute(
+        """CREATE TABLE token (
+            id TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, name TEXT NOT NULL, owner TEXT NOT NULL,
+            created_at REAL NOT NULL, last_used_at REAL, revoked_at REAL) WITHOUT ROWID"""
+    )
+    db.execute("CREATE UNIQUE INDEX token_name ON token (name) WHERE revoked_at IS NULL")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
     m003_compaction,
     m004_search,
     m005_budgets,
+    m006_tokens,
 )
 
 

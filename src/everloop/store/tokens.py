@@ -1,0 +1,68 @@
+"""Bearer tokens: how one is made, what is kept of it, and whom it lets in."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import sqlite3
+import time
+
+from ..errors import EverloopError
+from .base import Token
+
+PREFIX = "ev_"  # so that a token is known for one wherever it turns up, also by scanners for leaked secrets
+OWNER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NOTED_EVERY = 3600.0  # seconds; a write for every request would cost each of them a wait for the disk
+
+COLUMNS = "id, name, owner, created_at, last_used_at, revoked_at"
+LIVING = f"SELECT {COLUMNS} FROM token WHERE hash = ? AND revoked_at IS NULL"
+ALL = f"SELECT {COLUMNS} FROM token WHERE ?1 IS NULL OR owner = ?1 ORDER BY created_at, id"
+USED = "UPDATE token SET last_used_at = ?1 WHERE id = ?2 AND (last_used_at IS NULL OR last_used_at <= ?1 - ?3)"
+REVOKE = "UPDATE token SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+
+
+def new_token() -> str:
+    """A secret of 256 random bits. Whoever has it is its owner."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def hash_of(token: str) -> str:
+    """What is kept of a token, and what it is looked up by.
+
+    A slow hash is for passwords that can be guessed; nobody guesses 256 random bits, and a quick one can be computed
+    at every request. The time of a lookup tells nothing: a hash that is nearly right is of a token that is not.
+    """
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def checked_owner(owner: str) -> str:
+    if OWNER.fullmatch(owner) is None:
+        raise EverloopError(
+            f"the owner {owner[:60]!r} must be at most 32 of a-z, 0-9, _ and -, the first a letter or a digit"
+        )
+    return owner
+
+
+def checked_name(name: str) -> str:
+    if NAME.fullmatch(name) is None:
+        raise EverloopError(
+            f"the token's name {name[:60]!r} must be at most 64 of a-z, A-Z, 0-9, dot, _ and -, the first a letter "
+            "or a digit"
+        )
+    return name
+
+
+def add(db: sqlite3.Connection, name: str, owner: str, hash: str) -> Token:
+    """Keep a new token, of which only the hash is known here."""
+    checked_name(name)
+    checked_owner(owner)
+    if db.execute("SELECT 1 FROM token WHERE name = ? AND revoked_at IS NULL", (name,)).fetchone():
+        raise EverloopError(f'there is a token "{name}" already: choose another name, or revoke that one first')
+    made = Token(secrets.token_hex(6), name, owner, time.time())
+    db.execute(
+        "INSERT INTO token (id, hash, name, owner, created_at) VALUES (?, ?, ?, ?, ?)",
+        (made.id, hash, name, owner, made.created_at),
+    )
+    return made

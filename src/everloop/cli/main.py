@@ -104,6 +104,8 @@ def parser() -> Parser:
     cron = add("cron", "cron", "scheduled work: add, list, remove, or run at once")
     _cron_actions(cron, common, session)
 
+    _token_actions(add("token", "token", "who may come to the server: add, list or revoke tokens"), common)
+
     add("worker", "worker", "take work from the store until told to stop")
     return top
 
@@ -121,6 +123,17 @@ def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
     for action, text in (("remove", "forget a job"), ("run", "run a job now, besides its schedule")):
         one = actions.add_parser(action, help=text, parents=[common], allow_abbrev=False)
         one.add_argument("id", metavar="ID", help="the job's id, as `everloop cron list` shows it")
+
+
+def _token_actions(token: Parser, common: Parser) -> None:
+    actions = token.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
+    token_add = actions.add_parser("add", help="make a token and print it, once", parents=[common], allow_abbrev=False)
+    token_add.add_argument("name", metavar="NAME", help="what to call it: who or what will use it")
+    token_add.add_argument("--owner", metavar="OWNER", help="whose sessions it opens (default: the name)")
+    token_list = actions.add_parser("list", help="show what tokens there are", parents=[common], allow_abbrev=False)
+    token_list.add_argument("--json", action="store_true", help="one JSON object a line")
+    revoke = actions.add_parser("revoke", help="let a token in no more", parents=[common], allow_abbrev=False)
+    revoke.add_argument("name", metavar="NAME", help="the token's name, or the start of its id")
 
 
 def _flags() -> Parser:

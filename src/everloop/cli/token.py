@@ -1,0 +1,120 @@
+"""`everloop token`: who may come to the server over the network."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+
+from ..config import Config
+from ..errors import EverloopError
+from ..store.base import Store, Token
+from ..store.tokens import OWNER, checked_name, checked_owner, hash_of, new_token
+from .common import load_config
+from .paper import as_json
+
+SHORTEST_ID = 4  # so that a short name that was mistyped is not taken for the start of some id
+
+
+def command(options: argparse.Namespace) -> int:
+    return asyncio.run(ACTIONS[options.action](load_config(options), options))
+
+
+@contextlib.asynccontextmanager
+async def _opened(config: Config) -> AsyncIterator[Store]:
+    from ..store.sqlite import SQLiteStore
+
+    store = SQLiteStore(config.store)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _add(config: Config, options: argparse.Namespace) -> int:
+    name = checked_name(options.name)
+    owner = _owner_of(name) if options.owner is None else checked_owner(options.owner)
+    token = new_token()
+    async with _opened(config) as store:
+        made = await store.add_token(name, owner, hash_of(token))
+    print(token)
+    whose = "this machine's own person (me)" if owner == "me" else f"the owner {owner}"
+    print(
+        f'everloop: this is the only time that it is shown. It lets in {whose}; `everloop token revoke "{made.name}"` '
+        "ends that.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+async def _list(config: Config, options: argparse.Namespace) -> int:
+    found: list[Token] = []
+    if config.store.exists():
+        async with _opened(config) as store:
+            found = await store.tokens()
+    if options.json:
+        for token in found:
+            print(as_json(asdict(token)))
+    elif found:
+        print(_table(found))
+    else:
+        print("everloop: there are no tokens yet: `everloop token add NAME` makes one", file=sys.stderr)
+    return 0
+
+
+async def _revoke(config: Config, options: argparse.Namespace) -> int:
+    if config.store.exists():
+        async with _opened(config) as store:
+            token = _meant(await store.tokens(), options.name)
+            await store.revoke_token(token.id)
+            print(f"Revoked {token.name} of {token.owner}.")
+            return 0
+    raise _unknown(options.name)
+
+
+ACTIONS = {"add": _add, "list": _list, "revoke": _revoke}
+
+
+def _owner_of(name: str) -> str:
+    if OWNER.fullmatch(name) is None:
+        raise EverloopError(f"{name} cannot be an owner's name too (a-z, 0-9, _ and -, at most 32): say --owner OWNER")
+    return name
+
+
+def _meant(tokens: list[Token], name: str) -> Token:
+    """The living token with this name, else the one whose id begins so: never a guess between two."""
+    living = [token for token in tokens if token.revoked_at is None]
+    if found := [token for token in living if token.name == name]:
+        return found[0]
+    by_id = [token for token in living if len(name) >= SHORTEST_ID and token.id.startswith(name)]
+    if len(by_id) > 1:
+        raise EverloopError(
+            f'"{name}" may be one of {", ".join(token.id for token in by_id[:5])}: write more of its id'
+        )
+    if not by_id:
+        if any(name in (token.name, token.id) for token in tokens):
+            raise EverloopError(f'the token "{name}" is revoked already')
+        raise _unknown(name)
+    return by_id[0]
+
+
+def _unknown(name: str) -> EverloopError:
+    # Somebody may paste the token itself: what is shown must not be enough to use it.
+    return EverloopError(f'there is no token "{name[:12]}…": `everloop token list` shows their names')
+
+
+def _table(tokens: list[Token]) -> str:
+    rows = [("name", "owner", "id", "made", "last used", "revoked")]
+    for token in tokens:
+        made, used, revoked = _minute(token.created_at), _minute(token.last_used_at), _minute(token.revoked_at)
+        rows.append((token.name, token.owner, token.id, made, used, revoked))
+    wide = [max(len(row[column]) for row in rows) for column in range(6)]
+    return "\n".join("  ".join(f"{cell:<{wide[n]}}" for n, cell in enumerate(row)).rstrip() for row in rows)
+
+
+def _minute(at: float | None) -> str:
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

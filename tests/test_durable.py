@@ -105,7 +105,7 @@ async def test_a_worker_goes_on_after_the_store_could_not_be_read(tmp_path, monk
         await chat.hear()
         ready = chat.store.ready
 
-        async def broken(worker: str) -> list[tuple[str, str]]:
+        async def broken(worker: str, owner: str | None = None) -> list[tuple[str, str]]:
             from everloop.errors import StoreError
 
             chat.store.ready = ready  # type: ignore[method-assign]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import events
@@ -16,11 +16,13 @@ async def ask(
     tools: Sequence[dict[str, Any]] | None,
     model: str | None,
     emit: events.Emit | None,
+    options: Mapping[str, Any] | None = None,
 ) -> LLMResponse:
-    """The model's whole answer; `emit` is shown it as it comes."""
+    """The model's whole answer; `emit` is shown it as it comes. `options` go to a provider that honours some."""
+    wishes: dict[str, Any] = {"options": options} if options else {}
     if emit is not None and isinstance(provider, StreamingProvider):
-        return await _stream(provider, conversation, tools, model, emit)
-    response = await provider.chat(conversation, tools=tools, model=model)
+        return await _stream(provider, conversation, tools, model, emit, wishes)
+    response = await provider.chat(conversation, tools=tools, model=model, **wishes)
     if emit is not None:
         if response.reasoning:
             emit(events.Reasoning(response.reasoning))
@@ -35,10 +37,11 @@ async def _stream(
     tools: Sequence[dict[str, Any]] | None,
     model: str | None,
     emit: events.Emit,
+    wishes: dict[str, Any],
 ) -> LLMResponse:
     texts: list[str] = []
     whole: LLMResponse | None = None
-    async for item in provider.stream(conversation, tools=tools, model=model):
+    async for item in provider.stream(conversation, tools=tools, model=model, **wishes):
         if isinstance(item, Delta):
             if item.restart:
                 texts.clear()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..actions import Limits
 from ..bus import InboundMessage
@@ -34,6 +35,7 @@ class Brief:
     model: str | None = None
     system: Callable[[str], str] = _as_it_is  # the system prompt, from the one that the agent has
     ends_at: float | None = None  # when its time is up
+    options: Mapping[str, Any] = field(default_factory=dict)  # of each model call
     # What follows from the turn's end, written with it; told whether the turn had read something from outside.
     follow: Callable[[TurnEnded, bool], Sequence[InboundMessage]] = _nothing
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -38,6 +39,7 @@ from .compactor import Compactor
 from .cron.heartbeat import Heartbeat
 from .cron.service import CronService
 from .ports import reply
+from .requests import Requests
 from .subagents import SubagentManager
 from .turns import APOLOGY, TurnRunner
 from .urgent import Urgent
@@ -55,7 +57,8 @@ class AgentLoop:
 
     `store` is where turns are kept (a path or a store; by default one SQLite file a workspace, in
     `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is
-    queued, handed to the turn at its next round (`steer`), or replaces it (`interrupt`).
+    queued, handed to the turn at its next round (`steer`), or replaces it (`interrupt`). `owner` is the one whose
+    sessions it works in, by default anybody's. With `shared`, the store and the provider are left open at the end.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class AgentLoop:
         store: Store | str | Path | None = None,
         busy: Literal["queue", "steer", "interrupt"] | None = None,
         on_event: Callable[[str, events.Event], None] | None = None,
+        owner: str | None = None,
+        shared: bool = False,
     ) -> None:
         settings = config if isinstance(config, Config) else Config()
         busy = busy or settings.busy
@@ -85,6 +90,8 @@ class AgentLoop:
         self.model = model
         self.max_iterations = max_iterations
         self.restrict_to_workspace = restrict_to_workspace
+        self.owner = owner
+        self._shared = shared
         self.store = _open_store(store, config, self.workspace)
         built_in = builtin_tools(settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config)
         self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
@@ -96,7 +103,9 @@ class AgentLoop:
             skills_limit=settings.skills_limit,
         )
         self._mcp = _mcp_servers(settings)
-        self._dispatcher = Dispatcher(self.store, self._run_claim, lambda: self.context.standing_prompt(), busy=busy)
+        self._dispatcher = Dispatcher(
+            self.store, self._run_claim, lambda: self.context.standing_prompt(), busy=busy, owner=owner
+        )
         self._dispatcher.on_held = lambda worker: self._spawn(self._held(worker))
         self._dispatcher.on_waiting = lambda message: self._say(message, WAITS)
         if not isinstance(bus, DurableBus):
@@ -108,7 +117,9 @@ class AgentLoop:
             self.tools.register(SpawnTool(self.subagents))
         budgets = Budgets(self.store, settings)
         self.cron_service = (
-            cron_service if cron_service is not None else CronService(self.store, missed=settings.missed)
+            cron_service
+            if cron_service is not None
+            else CronService(self.store, owner=owner or "me", missed=settings.missed)
         )
         self.tools.register(CronTool(self.cron_service))
         self._heartbeat = self._beats(settings)
@@ -118,6 +129,7 @@ class AgentLoop:
         self._turns = self._turn_runner(settings, own_home, budgets, on_event)
         place = f"{self.workspace}{' (restricted)' if restrict_to_workspace else ''}"
         self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
+        self.requests = Requests(self.store, self._dispatcher, self._urgent)
         self._neighbours: Neighbours | None = None
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
@@ -148,6 +160,8 @@ class AgentLoop:
             sender=None if isinstance(self.bus, DurableBus) else self._dispatcher.worker,
             hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
             on_event=on_event,
+            request_rounds=settings.server_rounds,
+            allowed_model=lambda wish: wish if any(fnmatchcase(wish, one) for one in settings.server_models) else None,
         )
 
     @property
@@ -198,7 +212,7 @@ class AgentLoop:
         if self._mcp is not None:
             await self._mcp.close()
         self._dispatcher.retire()
-        if (close := getattr(self.provider, "close", None)) is not None:
+        if not self._shared and (close := getattr(self.provider, "close", None)) is not None:
             await close()
 
     async def __aenter__(self) -> Self:
@@ -210,7 +224,14 @@ class AgentLoop:
     async def _serve_cron(self) -> None:
         if self._heartbeat is not None:
             await self._heartbeat.start()
-        await self.cron_service.serve(self._dispatcher.kick)
+        await self.cron_service.serve(self._fired)
+
+    def _fired(self, owner: str, key: str) -> None:
+        """A job has put a message into the inbox of a session."""
+        if self.owner in (None, owner):
+            self._dispatcher.kick(owner, key)
+        else:
+            self._spawn(wake_all(self.store))
 
     def _beats(self, settings: Config) -> Heartbeat | None:
         """The heartbeat of the settings, if there is one."""
@@ -236,7 +257,8 @@ class AgentLoop:
             for task in stuck:
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)
-        await self.store.close()
+        if not self._shared:
+            await self.store.close()
         self._dispatcher.renew()  # answers that were not handed out any more are sent at the next start
         if self._turns.sender is not None:
             self._turns.sender = self._dispatcher.worker
@@ -322,7 +344,7 @@ class AgentLoop:
         while True:
             changed.clear()  # before looking: what comes in meanwhile sets it again
             try:
-                for row in await self.store.urgent(self._dispatcher.worker):
+                for row in await self.store.urgent(self._dispatcher.worker, self.owner):
                     await self._answer_urgent(row)
                 await self._dispatcher.scan()
                 self.subagents.look_again()

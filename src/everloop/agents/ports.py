@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from .. import events
@@ -35,7 +35,9 @@ class Asking:
         measure: Measure,
         budgets: Budgets,
         claim: Claim,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
+        self._options = options
         self._provider = provider
         self._model = model
         self._tools = tools
@@ -49,7 +51,7 @@ class Asking:
         if limited:
             await self._budgets.check(self._claim, self._measure.model, tokens)
         tools = self._tools.get_definitions() or None
-        response = await ask(self._provider, conversation, tools, self._model, emit)
+        response = await ask(self._provider, conversation, tools, self._model, emit, self._options)
         usage = counts(response)
         if limited:
             estimate = tokens + len(response.content or "") // 4

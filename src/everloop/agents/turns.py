@@ -37,6 +37,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
 from .briefs import Brief, deadline
 from .budgets import Budgets
+from .clients import ABANDONED, brief_of, is_abandoned, request_of
 from .compactor import Compactor, Window
 from .cron.heartbeat import says_nothing
 from .cron.jobs import HEARTBEAT
@@ -48,6 +49,10 @@ APOLOGY = "Sorry, I encountered an error: "
 COMPACTED = "{} now a summary: about {:,} tokens have become {:,}. The whole history stays in the log."
 NOTHING_TO_COMPACT = "There is nothing to compact yet: a summary would be no shorter."
 NOT_COMPACTED = "I could not compact the conversation: {}. Nothing was changed."
+
+
+def _configured_model(wish: str) -> str | None:
+    return None
 
 
 @dataclass(slots=True)
@@ -70,6 +75,8 @@ class TurnRunner:
     sender: str | None  # the worker that sends the answers, where this process does
     hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
     on_event: Callable[[str, events.Event], None] | None = None
+    request_rounds: int = 5
+    allowed_model: Callable[[str], str | None] = _configured_model  # the model that an API client gets, by its wish
     watchers: dict[tuple[str, str], list[events.Emit]] = field(default_factory=dict)
     _histories: Histories = field(init=False)
     _own: Places | None = None
@@ -80,7 +87,7 @@ class TurnRunner:
     async def run(self, claim: Claim, live: Live) -> tuple[TurnEnded | Parked, SessionLog]:
         """Take the turn to its end, or to a question; its log knows what is to be sent now."""
         message = claim.message
-        brief = await self.brief(claim) or Brief(self.tools, self.limits)
+        brief = await self._brief(claim, live)
         if self._own is None:
             self._own = await in_thread(_places, self.workspace, self.home, self.store)
         turn: Turn | None = None
@@ -111,7 +118,8 @@ class TurnRunner:
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             measure = self.compactor.measure(brief.model)
-            asking = Asking(self.provider, brief.model or self.model, brief.tools, measure, self.budgets, claim)
+            model = brief.model or self.model
+            asking = Asking(self.provider, model, brief.tools, measure, self.budgets, claim, brief.options)
             toolbox = self._toolbox(claim, brief.tools, conversation)
             with deadline(turn, brief.ends_at):
                 ended = await run_turn(turn, asking, toolbox, brief.limits, Window(self.compactor, claim, brief.model))
@@ -128,6 +136,14 @@ class TurnRunner:
             await self.tools.end_turn(claim.turn)
         live.again |= session_log.more()
         return ended, session_log
+
+    async def _brief(self, claim: Claim, live: Live) -> Brief:
+        """The terms of the claimed turn: a sub-agent's, a request's, or the agent's own."""
+        if (request := request_of(claim)) is None:
+            return await self.brief(claim) or Brief(self.tools, self.limits)
+        if is_abandoned(claim, request):
+            live.stop("abandoned", ABANDONED)
+        return brief_of(request, self.tools, self.request_rounds, self.allowed_model)
 
     async def compact(self, claim: Claim, live: Live) -> tuple[Compacted | None, str]:
         """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .paper import Paper
 
 OWNER = "me"
-FLAGS = ("workspace", "provider", "base_url", "model", "store")
+FLAGS = ("workspace", "provider", "base_url", "model", "store", "host", "port")
 LONGEST_KEY = 200
 
 

@@ -61,6 +61,8 @@ class Live:
     again: bool = False  # there may be more in the inbox
     task: asyncio.Task[None] | None = None
     command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
+    message: str | None = None  # the id of the message whose turn runs
+    withdrawn: dict[str, str] = field(default_factory=dict)  # ids of messages whose turns end when they begin, and why
 
     def stop(self, reason: Reason, text: str) -> None:
         """Stop the turn that runs, or that is about to."""
@@ -83,10 +85,18 @@ class Dispatcher:
     """
 
     def __init__(
-        self, store: Store, run: Run, system: Callable[[], str], *, busy: str = "queue", at_once: int = 1000
+        self,
+        store: Store,
+        run: Run,
+        system: Callable[[], str],
+        *,
+        busy: str = "queue",
+        at_once: int = 1000,
+        owner: str | None = None,
     ) -> None:
         self.worker = new_worker()
         self.busy = busy
+        self._owner = owner  # whose sessions are taken up, None for anybody's
         self.on_held: Callable[[str], None] | None = None  # told which worker holds a session that we wanted
         self.on_stranger: Callable[[], None] | None = None  # told when a message of another process was answered
         self.on_waiting: Callable[[InboundMessage], None] | None = None  # told of a message behind a parked turn
@@ -135,7 +145,7 @@ class Dispatcher:
 
     async def scan(self) -> None:
         """Take up all that waits in the store: new messages, and turns that a dead worker left behind."""
-        for owner, key in await self._store.ready(self.worker):
+        for owner, key in await self._store.ready(self.worker, self._owner):
             if self.busy != "queue" and (live := self._live.get((owner, key))) is not None and live.running:
                 await self._notice(live)
             self.kick(owner, key)
@@ -153,6 +163,16 @@ class Dispatcher:
             return False
         live.stop(reason, text)
         return True
+
+    def withdraw(self, owner: str, key: str, message: str, text: str) -> None:
+        """Stop the turn of this message and of no other: now, or when it begins."""
+        live = self._live.get((owner, key))
+        if live is None:  # it is over
+            return
+        if live.message == message:
+            live.stop("cancelled", text)
+        else:
+            live.withdrawn[message] = text
 
     # ------------------------------------------------------------------------------------------ shutting down
 
@@ -243,7 +263,7 @@ class Dispatcher:
                 await self._take(live, live.item)
             return await self._work(live, claim)
         finally:
-            live.running, live.turn, live.stopped = False, None, None
+            live.running, live.turn, live.stopped, live.message = False, None, None, None
             live.behind.update((id, "message") for id, _ in live.steer)  # came too late for this turn
             live.steer.clear()
             live.emit.clear()
@@ -277,8 +297,11 @@ class Dispatcher:
         for id in claim.inbox:
             live.behind.pop(id, None)
             live.emit += [item.emit for item in self._waiting.get(id, ()) if item.emit is not None]
+        live.message = claim.message.id
         if self.busy == "interrupt" and "message" in live.behind.values():
             live.stop("replaced", REPLACED)
+        if (text := live.withdrawn.pop(claim.message.id or "", None)) is not None:
+            live.stop("cancelled", text)
         try:
             answer = await self._run(claim, live)
         except StaleLease as error:  # whoever has it now answers
@@ -328,7 +351,7 @@ class Dispatcher:
 
     def _place(self, live: Live, row: Incoming) -> None:
         """What a message does to the turn that runs: it steers it, replaces it, or waits behind it."""
-        plain = row.kind == "message" and row.message.plain
+        plain = row.kind == "message" and row.message.plain and row.message.request is None
         if self.busy == "steer" and plain and not live.behind:
             live.steer.append((row.id, row.message.said()))
             return

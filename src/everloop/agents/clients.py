@@ -1,0 +1,70 @@
+"""API clients: on what terms the turn of a request runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..actions import Limits
+from ..context.builder import PARTING
+from ..log import Call, Request, UserSaid
+from ..store.base import Claim
+from ..tools.context import CallContext
+from ..tools.registry import ToolRegistry, ToolResult, error_result
+from .briefs import Brief
+
+ABANDONED = "Abandoned: the server was stopped before the answer, and nobody waits for it any more."
+PLAIN = "You are a helpful assistant."
+TOGETHER = "Make it again, together with the corrected one."
+
+
+def request_of(claim: Claim) -> Request | None:
+    """The request that the claimed turn is about, if it is one."""
+    first = claim.entries[0] if claim.entries else None
+    return first.request if isinstance(first, UserSaid) else claim.message.request
+
+
+def is_abandoned(claim: Claim, request: Request | None) -> bool:
+    """Whether nobody can be waiting any more: the client of a request that is all there is, and a process that died."""
+    return claim.resumed and request is not None and not request.kept
+
+
+def brief_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> Brief:
+    """The terms of a request's turn.
+
+    With tools of its own the client is the agent and we are its model: it gets no prompt but its own. Without, the
+    agent works with its own tools, and what the client says as the system stands behind the agent's prompt.
+    """
+    limits = Limits(rounds=rounds)
+    model = models(request.model)
+    if request.tools:
+        client = ClientTools(request.tools)
+        return Brief(client, limits, model, lambda _: request.system or PLAIN, options=request.options)
+    return Brief(tools, limits, model, lambda standing: _behind(standing, request), options=request.options)
+
+
+def _behind(standing: str, request: Request) -> str:
+    # Not the time: a client that keeps the history itself would make the prompt another one with each request.
+    today = "" if request.kept else f"Today is {time.strftime('%A, %Y-%m-%d')}."
+    return PARTING.join(filter(None, (standing, request.system, today)))
+
+
+class ClientTools(ToolRegistry):
+    """The tools of an API client: offered to the model, and never run here."""
+
+    def __init__(self, definitions: Sequence[dict[str, Any]]) -> None:
+        super().__init__()
+        self._definitions = list(definitions)
+        self._client = [tool["function"]["name"] for tool in definitions]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._client)
+
+    async def run(self, call: Call, context: CallContext) -> ToolResult:
+        """Only calls get here that cannot be handed over: wrong ones, and those that came with them."""
+        if call.name in self._client and call.error is None:
+            why = f"{call.name} was not run: another call of the answer was wrong."
+            return ToolResult(error_result(why, TOGETHER), "error")
+        return await super().run(call, context)

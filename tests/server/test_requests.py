@@ -1,0 +1,215 @@
+"""What a client may ask for, and that everything else is refused by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from everloop.providers import base as providers
+from everloop.server.requests import DEFAULTS, UNHEARD, ChatRequest
+from everloop.server.shapes import ChatBody
+
+from .chats import ALL, HELLO, NONE, nested, read, refused, tool
+
+
+def test_the_smallest_request_has_nothing_but_its_messages():
+    assert read() == ChatRequest(messages=[HELLO])
+
+
+def test_null_is_the_same_as_absent_for_every_parameter():
+    names: list[str] = [name for name in ChatBody.__struct_fields__ if name != "messages"]
+    assert len(names) > 30
+    assert read(NONE, **dict.fromkeys(names)) == read()
+
+
+OPTIONS: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.1,
+    "max_tokens": 7,
+    "stop": ["a", "b"],
+    "seed": -3,
+    "response_format": {"type": "json_object"},
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "presence_penalty": -2,
+    "frequency_penalty": 2,
+    "logit_bias": {"50256": -100},
+    "reasoning_effort": "minimal",
+    "verbosity": "low",
+    "user": "ada",
+}
+
+
+def test_there_is_an_example_of_every_option():
+    assert OPTIONS.keys() == DEFAULTS.keys()
+    assert OPTIONS.keys() <= providers.OPTIONS
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_reaches_the_model_as_it_was_sent(name):
+    request = read(frozenset({name}), tools=[tool()], **{name: OPTIONS[name]})
+    assert request.options == {name: OPTIONS[name]}
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in UNHEARD])
+def test_an_option_that_the_model_does_not_take_is_refused_by_its_name(name):
+    assert refused(ALL - {name}, tools=[tool()], **{name: OPTIONS[name]}).param == name
+
+
+@pytest.mark.parametrize("name", [name for name, default in DEFAULTS.items() if default is not None])
+def test_an_option_that_asks_for_nothing_is_taken_by_every_model(name):
+    assert read(NONE, **{name: DEFAULTS[name]}).options == {}
+
+
+@pytest.mark.parametrize("name", UNHEARD)
+def test_what_only_serves_book_keeping_is_taken_by_every_model(name):
+    assert read(NONE, **{name: "x"}).options == {}
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_both_names_of_the_token_limit_mean_the_same(name):
+    assert read(ALL, **{name: 9}).options == {"max_tokens": 9}
+    assert refused(NONE, **{name: 9}).param == name
+
+
+def test_both_names_of_the_token_limit_must_agree():
+    assert read(max_tokens=9, max_completion_tokens=9).options == {"max_tokens": 9}
+    assert refused(max_tokens=9, max_completion_tokens=8).param == "max_tokens"
+
+
+OUT_OF_RANGE = [
+    ("temperature", -0.1), ("temperature", 2.1), ("temperature", "1"), ("temperature", True),
+    ("top_p", 1.1), ("top_p", -1), ("max_tokens", 0), ("max_tokens", 1.5), ("max_tokens", 2**63), ("max_tokens", True),
+    ("max_completion_tokens", -1), ("stop", ["a"] * 5), ("stop", ""), ("stop", [""]), ("stop", 5), ("stop", {"a": 1}),
+    ("seed", 2**63), ("seed", "1"), ("presence_penalty", 2.1), ("frequency_penalty", -2.1),
+    ("logit_bias", {"x": 1}), ("logit_bias", {"1": 101}), ("logit_bias", {"1\n": 1}), ("logit_bias", [1]),
+    ("reasoning_effort", "huge"), ("verbosity", "loud"), ("user", 5), ("stream", "yes"), ("stream", 1), ("model", 5),
+    ("metadata", {"a": 1}), ("metadata", {"a" * 65: "b"}), ("metadata", {"a": "b" * 513}),
+    ("metadata", {str(n): "" for n in range(17)}), ("parallel_tool_calls", "no"),
+    ("messages", "hello"), ("messages", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE)
+def test_a_value_out_of_range_is_refused_by_the_name_of_its_parameter(name, value):
+    assert (refused(**{name: value}).param or "").partition("[")[0] == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2), ("n", True), ("n", "1"), ("logprobs", True), ("logprobs", 0),
+        ("top_logprobs", 3), ("top_logprobs", False),
+        ("modalities", ["text", "audio"]), ("modalities", []), ("audio", {"voice": "alloy", "format": "wav"}),
+        ("prediction", {"type": "content", "content": "x"}), ("web_search_options", {}), ("store", True),
+        ("service_tier", "flex"), ("functions", []), ("functions", [{"name": "look"}]), ("function_call", "auto"),
+    ],
+)  # fmt: skip
+def test_what_the_server_does_not_do_is_refused_by_its_name(name, value):
+    assert refused(**{name: value}).param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 1), ("logprobs", False), ("top_logprobs", 0), ("modalities", ["text"]), ("store", False),
+        ("service_tier", "auto"), ("service_tier", "default"),
+    ],
+)  # fmt: skip
+def test_a_value_that_asks_for_nothing_is_taken(name, value):
+    assert read(NONE, **{name: value}) == read()
+
+
+@pytest.mark.parametrize("name", ["top_k", "N", "messages ", "", "é", "a`b", "x" * 1000])
+def test_an_unknown_parameter_is_refused_by_its_name(name):
+    error = refused(ALL, **{name: 1})
+    assert error.code == "unknown_parameter"
+    assert error.param == name.strip()[:64]
+
+
+def test_streaming_and_its_options():
+    assert read(stream=True).stream
+    assert not read(stream=False).stream
+    assert read(stream=True, stream_options={"include_usage": True}).include_usage
+    assert not read(stream=True, stream_options={"include_usage": False, "include_obfuscation": False}).include_usage
+    assert refused(stream_options={"include_usage": True}).param == "stream_options"
+    assert refused(stream=False, stream_options={}).param == "stream_options"
+    assert refused(stream=True, stream_options={"usage": True}).param == "stream_options.usage"
+    error = refused(stream=True, stream_options={"include_obfuscation": True})
+    assert error.param == "stream_options.include_obfuscation"
+    assert refused(stream=True, stream_options={"include_usage": 1}).param == "stream_options.include_usage"
+
+
+def test_metadata_and_the_model_are_kept():
+    request = read(model="gpt/x", metadata={"run": "7"})
+    assert (request.model, request.metadata) == ("gpt/x", {"run": "7"})
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "object"}, "strict": True}}
+
+
+def test_answers_may_be_asked_for_in_a_format():
+    assert read(response_format=FORMAT).options == {"response_format": FORMAT}
+    assert read(response_format={"type": "text"}).options == {}
+    assert refused(response_format={"type": "xml"}).param == "response_format.type"
+    assert refused(response_format={}).param == "response_format.type"
+    assert refused(response_format={"type": "json_schema"}).param == "response_format.json_schema"
+    assert (
+        refused(response_format={"type": "json_schema", "json_schema": {}}).param == "response_format.json_schema.name"
+    )
+    named = {"type": "json_schema", "json_schema": {"name": "a b"}}
+    assert refused(response_format=named).param == "response_format.json_schema.name"
+    assert refused(NONE, response_format=FORMAT).param == "response_format"
+    deep = {"type": "json_schema", "json_schema": {"name": "sum", "schema": nested(101)}}
+    assert refused(response_format=deep).param == "response_format.json_schema.schema"
+
+
+# ---------------------------------------------------------------------------------------------- tools
+
+
+def test_the_clients_tools_are_as_it_sent_them():
+    tools = [tool(description="Looks.", parameters={"type": "object", "properties": {}}, strict=True), tool("other")]
+    assert read(tools=tools).tools == tools
+    assert read(tools=[]).tools == []
+    odd = [tool(parameters={"minimum": -(10**40), **nested(98)})]
+    assert read(tools=odd).tools == odd
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "custom", "custom": {"name": "x"}}], "tools[0].type"),
+        ([{"type": "custom", "function": {"name": "x"}}], "tools[0].type"),
+        ([tool(), tool("a b")], "tools[1].function.name"),
+        ([tool("look\n")], "tools[0].function.name"),
+        ([tool("x" * 65)], "tools[0].function.name"),
+        ([tool(), tool()], "tools[1].function.name"),
+        ([tool(parameters="x")], "tools[0].function.parameters"),
+        ([tool(parameters={"type": "string"})], "tools[0].function.parameters"),
+        ([tool(parameters=nested(101))], "tools[0].function.parameters"),
+        ([{"type": "function", "function": {}}], "tools[0].function.name"),
+        ([tool(f"t{number}") for number in range(129)], "tools"),
+        ("look", "tools"),
+    ],
+)
+def test_a_tool_that_cannot_be_offered_is_refused_by_its_place(tools, param):
+    assert refused(tools=tools).param == param
+
+
+def test_the_choice_of_a_tool_must_be_possible():
+    named = {"type": "function", "function": {"name": "look"}}
+    assert read(tools=[tool()], tool_choice=named).options == {"tool_choice": named}
+    assert refused(tools=[tool("other")], tool_choice=named).param == "tool_choice"
+    assert refused(tool_choice=named).param == "tool_choice"
+    assert refused(tool_choice="required").param == "tool_choice"
+    assert refused(tool_choice="any", tools=[tool()]).param == "tool_choice"
+    assert refused(tool_choice={"type": "allowed_tools", "allowed_tools": {}}, tools=[tool()]).param
+    assert read(tool_choice="auto").options == {"tool_choice": "auto"}
+
+
+def test_a_model_that_cannot_be_told_to_call_no_tool_is_offered_none():
+    assert read(NONE, tools=[tool()], tool_choice="none").answer_only
+    assert read(tools=[tool()], tool_choice="none").options == {"tool_choice": "none"}
+    assert not read(tools=[tool()], tool_choice="auto").answer_only
+    assert refused(NONE, reasoning_effort="none").param == "reasoning_effort"

@@ -156,10 +156,10 @@ async def left_behind(store: Store, key: str) -> str:
     return f"{len(others)} other sessions have turns that were cut off: `everloop worker` finishes them all."
 
 
-async def find_turn(store: Store, prefix: str) -> TurnInfo:
-    """The one turn whose id begins so."""
+async def find_turn(store: Store, prefix: str, owner: str = OWNER) -> TurnInfo:
+    """The one turn of an owner whose id begins so."""
     known = prefix and prefix.isascii() and prefix.isalnum()
-    turns = await store.turns(OWNER, prefix=prefix, limit=6) if known else []
+    turns = await store.turns(owner, prefix=prefix, limit=6) if known else []
     if not turns:
         raise EverloopError(f'there is no turn "{prefix[:60]}": `everloop log` shows the turns of a session')
     exact = [turn for turn in turns if turn.id == prefix]

@@ -1,7 +1,11 @@
-"""Entries of a log in words."""
+"""Entries of a log, and what happened by them, in words."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from ..activity import Happening
 from ..log import (
     Call,
     CallEnded,
@@ -15,40 +19,60 @@ from ..log import (
     Noted,
     TurnEnded,
     UserSaid,
+    kind_of,
     text_of,
 )
 from .paper import as_json, one_line, short_arguments, short_result
 
+KINDS = {"model_called": "model", "tool_started": "tool", "feedback": "feedback"}
 
-def described(entry: Entry, waited: float | None = None, *, full: bool = False) -> tuple[str, str]:
-    """(what it says, facts about it): on one line, or in full. `waited` is the seconds since the entry before."""
+
+def line_of(happening: Happening, *, full: bool = False) -> tuple[str, str, str]:
+    """(kind, what happened, facts about it): on one line, or in full."""
+    entry, facts = happening.entry, happening.facts
+    kind = KINDS[happening.event] if entry is None else kind_of(entry)
+    match happening.event:
+        case "model_called":
+            text = "called"
+        case "tool_started":
+            text = f"{facts['tool'] or facts['call']} started"
+        case "feedback":
+            text = _cut(facts["text"], full)
+        case _:
+            assert entry is not None
+            text = described(entry, full=full)
+    return kind, text, ", ".join(one_line(fact) for fact in _facts(happening))
+
+
+def described(entry: Entry, *, full: bool = False) -> str:
+    """What an entry says: on one line, or in full."""
     match entry:
         case UserSaid():
-            return _cut(text_of(entry.content), full), ""
+            return _cut(text_of(entry.content), full)
         case ModelAnswered():
-            return _answer(entry, full), ", ".join(_facts(entry, waited))
+            return _answer(entry, full)
         case CallsBegun():
-            return f"begun: {', '.join(entry.ids)}", ""
+            return f"begun: {', '.join(entry.ids)}"
         case CallsAsked():
-            return _cut(entry.question, full), ""
+            return _cut(entry.question, full)
         case CallsDecided():
             word = "approved" if entry.allowed else "denied"
-            return f"{word}{f': {_cut(entry.note, full)}' if entry.note else ''}", f"by {entry.by}" if entry.by else ""
+            return f"{word}{f': {_cut(entry.note, full)}' if entry.note else ''}"
         case CallEnded():
             mark = "✓" if entry.status == "ok" else "✗"
             status = "" if entry.status in ("ok", "error") else f" {entry.status}"
             content = entry.content if full else short_result(entry.content)
-            return f"{mark} {entry.name}{status}: {content}", f"{entry.seconds:.2f} s"
+            return f"{mark} {entry.name}{status}: {content}"
         case TurnEnded():
             # The answer stands right above.
-            return entry.reason if entry.reason == "answer" else f"{entry.reason}: {_cut(entry.text, full)}", ""
+            return entry.reason if entry.reason == "answer" else f"{entry.reason}: {_cut(entry.text, full)}"
         case Noted():
             message = entry.message
-            return f"{message.get('role')}: {_cut(text_of(message.get('content')), full)}", ""
+            return f"{message.get('role')}: {_cut(text_of(message.get('content')), full)}"
         case Cleared():
-            return "a new conversation begins here", ""
+            return "a new conversation begins here"
         case Compacted():
-            return _compacted(entry, full), ""
+            return _compacted(entry, full)
 
 
 def _compacted(entry: Compacted, full: bool) -> str:
@@ -73,15 +97,49 @@ def _call(call: Call, full: bool) -> str:
     return f"{call.name}({short_arguments(call.arguments)}){error}"
 
 
-def _facts(entry: ModelAnswered, waited: float | None) -> list[str]:
-    facts = [f"{waited:.2f} s"] if waited is not None and waited >= 0 else []
-    if entry.usage:
-        facts.append(f"{entry.usage.get('prompt_tokens', 0)}+{entry.usage.get('completion_tokens', 0)} tokens")
-    if entry.model:
-        facts.append(entry.model)
-    if entry.finish_reason not in ("stop", "tool_calls"):
-        facts.append(entry.finish_reason)
-    return [one_line(fact) for fact in facts]
+def _facts(happening: Happening) -> Iterator[str]:
+    """What is to be known of it, in the order in which one asks."""
+    facts = happening.facts
+    match happening.event:
+        case "request" | "steered":
+            yield from ["steered"] if happening.event == "steered" else []
+            yield from ["from inside"] if facts.get("inside") else []
+            yield from [str(facts[name]) for name in ("channel", "sender") if facts.get(name)]
+            yield _count(facts["size"], "character")
+        case "model_called":
+            yield f"round {facts['round']}"
+            yield from [facts["model"]] if "model" in facts else []
+        case "model_answered":
+            yield f"{facts['seconds']:.2f} s"
+            yield from [f"first token {facts['first_token']:.2f} s"] if "first_token" in facts else []
+            yield from _tokens(facts)
+            yield from [facts["model"]] if "model" in facts else []
+            yield from [facts["finish_reason"]] if facts["finish_reason"] not in ("stop", "tool_calls") else []
+        case "tool_ended":
+            yield "handed to the client" if "handed" in facts else f"{facts['seconds']:.2f} s"
+            yield _count(facts["size"], "character")
+        case "feedback":
+            yield facts["kind"]
+        case "decided":
+            yield from [f"by {facts['by']}"] if "by" in facts else []
+        case "compacted":
+            yield from _tokens(facts)
+        case "turn_ended":
+            yield _count(facts["rounds"], "round")
+            yield f"{facts['seconds']:.2f} s"
+            yield from _tokens(facts)
+            yield from [f"cost {facts['cost']:.4f}"] if "cost" in facts else []
+
+
+def _tokens(facts: dict[str, Any]) -> Iterator[str]:
+    if "input_tokens" in facts or "output_tokens" in facts:
+        yield f"{facts.get('input_tokens', 0)}+{facts.get('output_tokens', 0)} tokens"
+    if facts.get("cached_tokens"):
+        yield f"{facts['cached_tokens']} cached"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _cut(text: str, full: bool) -> str:

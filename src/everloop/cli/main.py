@@ -91,7 +91,12 @@ def parser() -> Parser:
 
     log = add("log", "log", "show what happened in a session, by default the latest", session)
     log.add_argument("--turn", metavar="TURN", help="only this turn, in full; the start of its id is enough")
-    log.add_argument("-n", type=_count, metavar="N", help="only the last N entries")
+    log.add_argument("--all", action="store_true", help="all sessions, by time")
+    log.add_argument(
+        "--follow", action="store_true", help="go on with what happens now, in all sessions if none is named"
+    )
+    log.add_argument("-n", type=_count, metavar="N", help="only the last N events")
+    log.add_argument("--owner", metavar="OWNER", default="me", help="whose sessions (default: me)")
     log.add_argument("--json", action="store_true", help="one JSON object a line")
 
     replay = add("replay", "replay", "run a recorded turn again, without model or tools, and compare")

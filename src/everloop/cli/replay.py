@@ -73,5 +73,4 @@ def _step(number: int, entry: Entry) -> str:
 
 
 def _words(entry: Entry) -> str:
-    text, _ = described(entry)
-    return f"{kind_of(entry):<7}  {text}"
+    return f"{kind_of(entry):<7}  {described(entry)}"

@@ -55,8 +55,7 @@ def method_not_allowed(method: str, allowed: str) -> ApiError:
 
 
 def too_slow(message: str) -> ApiError:
-    # What is left of a body that came too slowly must not be read as the next request.
-    return ApiError(408, message, code="request_timeout", headers={"Connection": "close"})
+    return ApiError(408, message, code="request_timeout")
 
 
 def conflict(message: str, param: str | None = None, code: str = "conflict") -> ApiError:
@@ -64,8 +63,7 @@ def conflict(message: str, param: str | None = None, code: str = "conflict") -> 
 
 
 def too_large(limit: int) -> ApiError:
-    message = f"the request's body is larger than {limit} bytes; send less"
-    return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+    return ApiError(413, f"the request's body is larger than {limit} bytes; send less", code="request_too_large")
 
 
 def unsupported_media_type(message: str) -> ApiError:

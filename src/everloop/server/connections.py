@@ -1,0 +1,132 @@
+"""How the server keeps its connections: every request through the door, and no client for longer than it is worth."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+
+from . import errors
+from .door import Door, new_request_id
+from .errors import ApiError
+
+log = logging.getLogger("everloop.server")
+
+IDLE_SECONDS = 75.0  # longer than proxies keep a connection, so that they are the ones who end it
+HEAD_SECONDS = 15.0
+SEND_SECONDS = 60.0
+LINGER_SECONDS = 2.0  # in which a client that is told no may finish sending, and read it
+
+
+class Runner(web.AppRunner):
+    """aiohttp's runner for an application behind a door: nothing of the application is reached around it."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        door: Door,
+        *,
+        shutdown_timeout: float = 60.0,
+        idle_seconds: float = IDLE_SECONDS,
+        head_seconds: float = HEAD_SECONDS,
+        send_seconds: float = SEND_SECONDS,
+    ) -> None:
+        super().__init__(app, shutdown_timeout=shutdown_timeout)
+        self._door = door
+        self._limits = (head_seconds, send_seconds)
+        self._idle_seconds = idle_seconds
+        app.middlewares.insert(0, door.read_body)
+        app.on_response_prepare.append(door.dress)
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        admit = functools.partial(self._door.admit, handler=made.request_handler)
+        return _Server(
+            self._door,
+            self._limits,
+            admit,
+            request_factory=made.request_factory,
+            handler_cancellation=True,
+            keepalive_timeout=self._idle_seconds,
+            lingering_time=LINGER_SECONDS,
+            auto_decompress=False,  # what is compressed is refused: a few bytes must not become gigabytes
+            access_log=None,
+        )
+
+
+class _Server(web.Server):
+    def __init__(self, door: Door, limits: tuple[float, float], handler: Any, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self._make = functools.partial(Connection, self, door, limits, loop=asyncio.get_running_loop())
+
+    def __call__(self) -> web.RequestHandler:
+        return self._make(**self._kwargs)
+
+
+class Connection(web.RequestHandler):
+    """One client's connection.
+
+    aiohttp ends one that is idle. What it has no limit for: a head that comes byte by byte, and a client that does not
+    read what it is sent.
+    """
+
+    __slots__ = ("_door", "_head_seconds", "_head_timer", "_send_seconds", "_send_timer")
+
+    def __init__(self, manager: web.Server, door: Door, limits: tuple[float, float], **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._door = door
+        self._head_seconds, self._send_seconds = limits
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_timer is None and self._waits_for_head():
+            self._head_timer = self._loop.call_later(self._head_seconds, self.force_close)
+        super().data_received(data)
+        if self._head_timer is not None and not self._waits_for_head():
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._send_timer = self._loop.call_later(self._send_seconds, self._abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        for timer in (self._head_timer, self._send_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp says for itself, when it cannot read a request or its handler failed outside of the door."""
+        if "id" not in request:
+            request["id"] = new_request_id()
+        if status < 500:
+            log.debug("a request that is not valid HTTP", exc_info=exc)
+        elif request.writer.output_size == 0:
+            log.error("request %s failed", request["id"], exc_info=exc)
+        return self._door.refusal(request, _worded(status, exc, request["id"]), close=True)
+
+    def _waits_for_head(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()
+
+    def _abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+
+def _worded(status: int, exc: BaseException | None, id: str) -> ApiError:
+    if isinstance(exc, LineTooLong):
+        return ApiError(431, "the request's headers are too large", code="headers_too_large")
+    return errors.bad_request("this is not a valid HTTP request") if status < 500 else errors.internal_error(id)

@@ -1,0 +1,302 @@
+"""The door: what every request must pass before anything of ours runs, and what every response goes out with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TypeVar
+
+from aiohttp import web
+
+from ..errors import StoreError
+from ..store.base import Store, Token
+from ..store.tokens import NOTED_EVERY, PREFIX, hash_of
+from . import errors
+from .errors import ApiError
+from .origins import LOOPBACK_NAMES, configured_origins, is_loopback, is_own_origin, name_of, plain
+
+log = logging.getLogger("everloop.server")
+
+T = TypeVar("T", bound=web.StreamResponse)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OPEN = frozenset({"/healthz", "/readyz"})  # for whoever watches the machine, which has no token
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+ONCE = ("Host", "Origin", "Authorization", "Content-Type", "Content-Encoding")  # two of these, and two readers differ
+FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
+BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]{1,512})", re.I)
+HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+(?: *, *[A-Za-z0-9-]+)*")
+BODY_SECONDS = 20.0
+SLOWEST = 16 * 1024  # bytes a second, on top of those seconds: an honest upload over a thin line may take its time
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Door:
+    """Checks who asks, from where, and how much at once; gives the request its owner, or says no in OpenAI's words.
+
+    A handler behind it finds `request["owner"]`, `request["token"]` (None for the person at this machine),
+    `request["id"]`, and a body that has been read whole.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        hosts: Iterable[str] = (),
+        origins: Iterable[str] = (),
+        loopback: bool,
+        token_needed: bool,
+        body_limit: int,
+        at_once: int,
+        at_once_each: int,
+        body_seconds: float = BODY_SECONDS,
+    ) -> None:
+        self.closing = False  # new requests are turned away, those under way may end
+        self._store = store
+        self._hosts = LOOPBACK_NAMES | {plain(host) for host in hosts}
+        self._origins = configured_origins(origins)
+        self._trusts_machine = loopback and not token_needed
+        self._body_limit = body_limit
+        self._at_once = at_once
+        self._at_once_each = at_once_each
+        self._body_seconds = body_seconds
+        self._under_way: Counter[str] = Counter()
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are being handled now."""
+        return self._under_way.total()
+
+    async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let a request through to its handler; whatever goes wrong becomes a response in OpenAI's shape."""
+        request["id"] = new_request_id()
+        try:
+            return await self._pass(request, handler)
+        except ApiError as error:
+            return self.refusal(request, error)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            return self.refusal(request, _translated(request, error))
+        except web.RequestPayloadError:
+            return self.refusal(request, errors.bad_request("the request's body is not valid HTTP"), close=True)
+        except Exception:
+            if request.transport is None or request.transport.is_closing():
+                raise  # the client is gone, and that is what went wrong
+            log.exception("request %s: %s %s failed", request["id"], request.method, request.path)
+            return self.refusal(request, errors.internal_error(request["id"]))
+
+    @web.middleware
+    async def read_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Take the body in before the handler begins: not more than allowed, and not slower."""
+        if request.can_read_body:
+            # Where aiohttp keeps what `request.read` and `request.json` give.
+            request._read_bytes = await self._body(request)
+        return await handler(request)
+
+    async def dress(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Give a response the headers that all of them have; a signal of the application, for streams too."""
+        self._dress(request, response)
+
+    def refusal(self, request: web.BaseRequest, error: ApiError, *, close: bool = False) -> web.StreamResponse:
+        """The response that says no. Once another has begun to go out, the connection can only be cut."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response had begun")
+        response = web.json_response(error.body(), status=error.status, headers=error.headers)
+        if close or error.status in (408, 413) or self.closing:
+            # What is left of a body must not be taken for the next request.
+            response.force_close()
+        return self._dress(request, response)
+
+    # ------------------------------------------------------------------------------------------ the checks, in order
+
+    async def _pass(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._check_form(request)
+        self._check_host(request)
+        self._check_origin(request)
+        if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers and "origin" in request:
+            return self._dress(request, _preflight(request))
+        if request.rel_url.raw_path in OPEN and request.method in ("GET", "HEAD"):
+            return await handler(request)
+        if self.closing:
+            raise errors.unavailable("the server is shutting down; try again soon")
+        self._check_body(request)
+        token = await self._token(request)
+        request["token"], request["owner"] = token, token.owner if token is not None else "me"
+        with self._place("" if token is None else token.id):
+            return await handler(request)
+
+    def _check_form(self, request: web.Request) -> None:
+        for name in ONCE:
+            if len(request.headers.getall(name, ())) > 1:
+                raise errors.bad_request(f"the header {name} is there more than once")
+        texts = [request.raw_path, *(part for pair in request.headers.items() for part in pair)]
+        if any(not text.isascii() and not _is_text(text) for text in texts):
+            raise errors.bad_request("the request's path and headers must be UTF-8")
+
+    def _check_host(self, request: web.Request) -> None:
+        # A page whose name is made to lead here (DNS rebinding) counts for a browser as our own: only the name tells.
+        asked = [request.headers.get("Host", "")]
+        if not request.raw_path.startswith("/"):  # a whole URL, whose name comes before that of the header
+            asked.append(request.url.authority)
+        own = self._hosts | {plain(_end(request, "sockname"))}
+        if any((name := name_of(host)) is None or name not in own for host in asked):
+            raise errors.forbidden(
+                "this server does not answer to the name in the Host header; add it to the names in its settings",
+                "host_not_allowed",
+            )
+
+    def _check_origin(self, request: web.Request) -> None:
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.lower() in self._origins:
+            request["origin"] = origin
+            return
+        strange = origin is not None and not is_own_origin(origin, request.headers["Host"])
+        if strange or request.headers.get("Sec-Fetch-Site", "").lower() == "cross-site":
+            raise errors.forbidden(
+                "pages of other origins may not use this server; add the origin to its settings", "origin_not_allowed"
+            )
+
+    def _check_body(self, request: web.Request) -> None:
+        if request.method not in READING:
+            # A form of any page can be sent here without asking; JSON cannot.
+            kind, _, parameters = request.headers.get("Content-Type", "").lower().partition(";")
+            charset = parameters.replace(" ", "").replace('"', "")
+            if kind.strip() != "application/json" or charset not in ("", "charset=utf-8", "charset=utf8"):
+                raise errors.unsupported_media_type("the body must be application/json in UTF-8")
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise errors.unsupported_media_type("send the body without a Content-Encoding")
+        if (request.content_length or 0) > self._body_limit:
+            raise errors.too_large(self._body_limit)
+
+    async def _token(self, request: web.Request) -> Token | None:
+        """The token that is shown, asked of the store each time so that a revoked one ends at once."""
+        shown = request.headers.get("Authorization")
+        try:
+            if shown is None:
+                if self._is_person_here(request):
+                    return None
+                raise errors.unauthorized(
+                    "show a token: Authorization: Bearer …; `everloop token add` makes one", "no_api_key"
+                )
+            found = BEARER.fullmatch(shown.strip())
+            token = await self._store.token(hash_of(found[1])) if found is not None else None
+            if token is None:
+                if await self._is_placeholder(request, found[1] if found is not None else ""):
+                    return None
+                raise errors.unauthorized("this token is not, or no longer, one of this server's")
+            await self._note_use(token)
+            return token
+        except StoreError:
+            log.exception("request %s: tokens cannot be read", request["id"])
+            raise errors.unavailable("the server cannot read its store just now; try again") from None
+
+    def _is_person_here(self, request: web.Request) -> bool:
+        """Whether the request is from this machine itself, and not from somebody behind a proxy on it."""
+        forwarded = any(name in request.headers for name in FORWARDED)
+        return self._trusts_machine and not forwarded and is_loopback(_end(request, "peername"))
+
+    async def _is_placeholder(self, request: web.Request, shown: str) -> bool:
+        """OpenAI's clients need some key to start. Where nobody has a token, what they make up is not a wrong one."""
+        made_up = self._is_person_here(request) and not shown.startswith(PREFIX)
+        return made_up and not await self._store.tokens()
+
+    async def _note_use(self, token: Token) -> None:
+        now = time.time()
+        if token.last_used_at is None or now - token.last_used_at >= NOTED_EVERY:
+            await self._store.token_used(token.id, now)
+
+    @contextlib.contextmanager
+    def _place(self, who: str) -> Iterator[None]:
+        if self.under_way >= self._at_once:
+            raise errors.too_many_requests("the server has as many requests as it can handle at once; try again soon")
+        if self._under_way[who] >= self._at_once_each:
+            raise errors.too_many_requests(
+                f"at most {self._at_once_each} requests at once with one token; try again soon"
+            )
+        self._under_way[who] += 1
+        try:
+            yield
+        finally:
+            self._under_way[who] -= 1
+            if not self._under_way[who]:
+                del self._under_way[who]
+
+    def _dress(self, request: web.BaseRequest, response: T) -> T:
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        response.headers["Server"] = "everloop"  # aiohttp would name itself and its version
+        response.headers["X-Request-Id"] = request["id"]
+        if self._origins:
+            response.headers["Vary"] = "Origin"
+        if (origin := request.get("origin")) is not None:
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "x-request-id, retry-after"
+            response.headers["Cross-Origin-Resource-Policy"] = "cross-origin"
+        return response
+
+    async def _body(self, request: web.Request) -> bytes:
+        body, began = bytearray(), asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(self._body_seconds) as limit:
+                while chunk := await request.content.readany():
+                    body += chunk
+                    if len(body) > self._body_limit:
+                        raise errors.too_large(self._body_limit)
+                    limit.reschedule(began + self._body_seconds + len(body) / SLOWEST)
+        except TimeoutError:
+            raise errors.too_slow("the request's body came too slowly") from None
+        return bytes(body)
+
+
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(12)}"
+
+
+def _translated(request: web.Request, error: web.HTTPException) -> ApiError:
+    """An error of aiohttp's in OpenAI's shape."""
+    if isinstance(error, web.HTTPNotFound):
+        return errors.not_found("there is nothing at this address", code="unknown_url")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return errors.method_not_allowed(request.method, ", ".join(sorted(error.allowed_methods)))
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return ApiError(413, "the request's body is too large", code="request_too_large")
+    if error.status >= 500:
+        return errors.internal_error(request["id"])
+    return ApiError(error.status, error.reason)
+
+
+def _preflight(request: web.Request) -> web.Response:
+    """What a browser asks before a page of an allowed origin may send its request."""
+    headers = {"Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE", "Access-Control-Max-Age": "600"}
+    asked = request.headers.get("Access-Control-Request-Headers", "")
+    if HEADER_NAMES.fullmatch(asked):
+        headers["Access-Control-Allow-Headers"] = asked
+    if request.headers.get("Access-Control-Request-Private-Network") == "true":
+        headers["Access-Control-Allow-Private-Network"] = "true"
+    return web.Response(status=204, headers=headers)
+
+
+def _end(request: web.Request, end: str) -> str:
+    """The address of one end of the connection."""
+    found = request.transport.get_extra_info(end) if request.transport is not None else None
+    return str(found[0]) if isinstance(found, tuple) else ""
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from msgspec import UNSET
 
@@ -21,12 +21,11 @@ from .bodies import (
     Model,
     Models,
     PromptDetails,
-    Readiness,
     Usage,
 )
 from .errors import ApiError
 
-__all__ = ["Chunks", "completion", "finish_reason", "health", "model", "models", "readiness", "usage_of"]
+__all__ = ["Chunks", "completion", "health", "model", "models", "usage_of"]
 
 DONE = b"data: [DONE]\n\n"
 # Letters that end a line for clients which cut a stream with str.splitlines; JSON escapes the others by itself.
@@ -44,15 +43,6 @@ class Called(Protocol):
 
     @property
     def arguments(self) -> Mapping[str, Any]: ...
-
-
-def finish_reason(end: str, model_said: str = "stop") -> Finish:
-    """Why the answer ends there: `end` is the turn's own reason, `model_said` the last model call's."""
-    if end == "handed":
-        return "tool_calls"
-    if end == "answer" and model_said == "length":
-        return "length"
-    return "content_filter" if end == "answer" and model_said == "content_filter" else "stop"
 
 
 def usage_of(tokens: Mapping[str, int]) -> Usage:
@@ -73,9 +63,9 @@ def completion(
     id: str,
     created: int,
     model: str,
-    content: str | None,
     *,
-    finish: Finish = "stop",
+    content: str | None,
+    finish_reason: str = "stop",
     calls: Sequence[Called] = (),
     reasoning: str | None = None,
     usage: Mapping[str, int] | None = None,
@@ -87,7 +77,7 @@ def completion(
         reasoning_content=clean(reasoning) if reasoning else UNSET,
         tool_calls=made or UNSET,
     )
-    answer = Completion(clean(id), created, clean(model), [Choice(message, finish)])
+    answer = Completion(clean(id), created, clean(model), [Choice(message, cast(Finish, finish_reason))])
     if usage:
         answer.usage = usage_of(usage)
     return encode_json(answer)
@@ -97,6 +87,7 @@ class Chunks:
     """The events of one streamed answer, as bytes. All but the piece itself is encoded once."""
 
     def __init__(self, id: str, created: int, model: str, include_usage: bool = False) -> None:
+        self.include_usage = include_usage
         facts = {"id": clean(id), "object": "chat.completion.chunk", "created": created, "model": clean(model)}
         self._head = b"data: " + _one_line(encode_json(facts)[:-1]) + b',"choices":['
         # As the API has it: who asks for the usage finds a null in all other chunks.
@@ -127,7 +118,7 @@ class Chunks:
                 pieces += self._delta, b'"tool_calls":[', _one_line(encode_json(piece)), b"]", self._rest
         return b"".join(pieces)
 
-    def finish(self, reason: Finish) -> bytes:
+    def finish(self, reason: str) -> bytes:
         """The last chunk of the answer itself."""
         return self._delta + b'},"finish_reason":"' + reason.encode() + b'"}' + self._end
 
@@ -160,11 +151,6 @@ def models(ids: Sequence[str], created: int = 0, owned_by: str = "everloop") -> 
 
 def health() -> bytes:
     return encode_json(Health())
-
-
-def readiness(problems: Sequence[str] = ()) -> bytes:
-    """Whether the server is ready, which it is without problems; the status of others is 503."""
-    return encode_json(Readiness("not ready" if problems else "ready", [clean(problem) for problem in problems]))
 
 
 # ---------------------------------------------------------------------------------------------- JSON

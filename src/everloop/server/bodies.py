@@ -129,13 +129,6 @@ class Health(Struct):
     status: Literal["ok"] = "ok"
 
 
-class Readiness(Struct):
-    """Whether a chat request would be taken now; `problems` say why not."""
-
-    status: Literal["ready", "not ready"]
-    problems: list[str]
-
-
 class ErrorFacts(Struct):
     message: str
     type: str

@@ -175,6 +175,9 @@ def _tools(chat: ChatBody) -> list[dict[str, Any]]:
 
 def _check_depth(schema: Any, where: str) -> None:
     """Refuse what can just be read, and could not be written again from a deeper place of the program."""
+    encoded = encode_json(schema)
+    if encoded.count(b"{") + encoded.count(b"[") <= DEEPEST:  # a quick look is enough for most
+        return
     level = [schema]
     for _ in range(DEEPEST):
         inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]

@@ -40,6 +40,7 @@ NODE_ENVIRONMENT = "node"
 _OUTSIDE = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
 _IN_CI = _OUTSIDE.get("CI", "").lower() in {"1", "true", "yes"}
 _CACHE = Path(_OUTSIDE.get("EVERLOOP_TEST_CACHE") or ROOT / ".clients").absolute()
+Run = Callable[[Sequence[str]], None]
 _TIME = 900  # seconds for one installer
 
 
@@ -69,9 +70,9 @@ def make_python(name: str, cache: Path, requirements: Path = REQUIREMENTS) -> Pa
     wanted = requirements / f"{PYTHON_ENVIRONMENTS[name]}.txt"
     key = _key(wanted.read_bytes(), sys.version, platform.machine())
 
-    def build(place: Path) -> None:
-        _run([sys.executable, "-m", "venv", "--without-pip", str(place)])
-        _install(place / "bin" / "python", wanted)
+    def build(place: Path, run: Run) -> None:
+        run([sys.executable, "-m", "venv", "--without-pip", str(place)])
+        _install(place / "bin" / "python", wanted, run)
 
     return _made(cache, f"{wanted.stem}-{key}", build, Path("bin", "python")) / "bin" / "python"
 
@@ -83,21 +84,21 @@ def make_node(cache: Path, node: Path = NODE) -> Path:
     files = (node / "package.json", node / "package-lock.json")
     key = _key(*(file.read_bytes() for file in files), platform.machine())
 
-    def build(place: Path) -> None:
+    def build(place: Path, run: Run) -> None:
         place.mkdir()
         for file in files:
             shutil.copy(file, place)
-        _run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"], folder=place)
+        run(["npm", "ci", "--prefix", str(place), "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"])
 
     return _made(cache, f"{NODE_ENVIRONMENT}-{key}", build, Path("node_modules"))
 
 
-def _made(cache: Path, name: str, build: Callable[[Path], None], proof: Path) -> Path:
+def _made(cache: Path, name: str, build: Callable[[Path, Run], None], proof: Path) -> Path:
     """The finished environment. Whoever comes first builds it, the others wait; a half-made one is thrown away."""
     place, stamp = cache / name, cache / name / ".ready"
     if stamp.exists() and (place / proof).exists():
         return place
-    with _locked(cache, name):
+    with _locked(cache, name) as lock:
         if stamp.exists() and (place / proof).exists():
             return place
         failure = cache / f"{name}.failed"
@@ -108,7 +109,7 @@ def _made(cache: Path, name: str, build: Callable[[Path], None], proof: Path) ->
                 raise CannotMake(reason)
         shutil.rmtree(place, ignore_errors=True)
         try:
-            build(place)
+            build(place, lambda command: _run(command, lock))
         except CannotMake as error:
             failure.write_text(f"{run}\n{error}")
             raise
@@ -118,8 +119,8 @@ def _made(cache: Path, name: str, build: Callable[[Path], None], proof: Path) ->
 
 
 @contextmanager
-def _locked(cache: Path, name: str) -> Iterator[None]:
-    """The lock dies with its process, so a killed installer holds up nobody."""
+def _locked(cache: Path, name: str) -> Iterator[int]:
+    """The lock dies with its process and the installers that it started, so nobody waits for the dead."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         (cache / ".gitignore").write_text("*\n")  # nobody commits it by accident
@@ -128,30 +129,32 @@ def _locked(cache: Path, name: str) -> Iterator[None]:
         raise CannotMake(f"{cache} cannot be written ({error.strerror}); set EVERLOOP_TEST_CACHE to a folder") from None
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file.fileno()
 
 
-def _install(python: Path, wanted: Path) -> None:
+def _install(python: Path, wanted: Path, run: Run) -> None:
     """By uv where it is, which is quicker, else by pip; wheels only, so that no package's code runs."""
     checked = ["--only-binary", ":all:", "--require-hashes", "--no-deps", "--quiet", "-r", str(wanted)]
     if (uv := _program("uv")) is not None:
         try:
-            return _run([uv, "pip", "install", "--python", str(python), *checked])
+            return run([uv, "pip", "install", "--python", str(python), *checked])
         except CannotMake:  # uv does not read pip's settings, such as an index of one's own
             pass
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check"]
-    _run([*pip, "--retries", "2", "--no-compile", *checked])
+    run([*pip, "--retries", "2", "--no-compile", *checked])
 
 
 def _program(name: str) -> str | None:
     return shutil.which(name, path=_OUTSIDE.get("PATH"))
 
 
-def _run(command: Sequence[str], folder: Path | None = None) -> None:
+def _run(command: Sequence[str], lock: int) -> None:
+    """The child holds the lock too: should we be killed, nobody builds where it still writes."""
     try:
         done = subprocess.run(
-            command, cwd=folder, env=_OUTSIDE, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIME
-        )
+            command, env=_OUTSIDE, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIME,
+            pass_fds=[lock],
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotMake(f"{Path(command[0]).name} did not run: {error}") from None
     if done.returncode:

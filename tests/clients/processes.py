@@ -1,0 +1,162 @@
+"""Real clients and the real server as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from everloop.testing.openai_server import FakeOpenAI
+
+from .environments import node_environment, python_environment
+
+SCRIPTS = Path(__file__).parent / "scripts"
+COMMAND = (sys.executable, "-m", "everloop")
+ADDRESS = re.compile(rb"everloop: serving on (http://\S+)")
+# What each client is run by: an environment, and a script in it.
+CLIENTS = {
+    "openai": ("openai", "run_openai.py"),
+    "openai-node": ("node", "run_openai.mjs"),
+    "ai-sdk": ("node", "run_ai.mjs"),
+    "llm": ("llm", "run_llm.py"),
+    "litellm": ("litellm", "run_litellm.py"),
+    "langchain": ("langchain-openai", "run_langchain.py"),
+}
+
+
+def bare_environment(home: Path, settings: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A person's environment with nothing set; no client reports home or fetches anything beside what it is told to."""
+    home.mkdir(parents=True, exist_ok=True)
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks a host for prices when it is imported
+        "AI_SDK_LOG_WARNINGS": "false",
+        "LLM_USER_PATH": str(home),
+        **(settings or {}),
+    }
+
+
+class Client:
+    """A client's script, which does one thing after another as it is told."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        environment, script = CLIENTS[name]
+        self.name = name
+        self._errors = folder / "stderr"
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                _command(environment, script, folder), cwd=folder, env=bare_environment(folder / "home"),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+
+    async def does(self, action: str, server: Served, **asked: Any) -> Any:
+        """What it says about an action; its own exceptions are told by their names."""
+        command = {"do": action, "base_url": f"{server.url}/v1", "key": server.token, "model": server.model, **asked}
+        return await asyncio.wait_for(asyncio.to_thread(self._ask, command), 50)
+
+    def _ask(self, command: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"{self.name} ended: {self._errors.read_text()}"
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _command(environment: str, script: str, folder: Path) -> Sequence[str]:
+    if environment != "node":
+        return [str(python_environment(environment)), str(SCRIPTS / script)]
+    # Node.js looks for packages beside the script.
+    for name in ("driver.mjs", script):
+        shutil.copy(SCRIPTS / name, folder)
+    (folder / "node_modules").symlink_to(node_environment() / "node_modules")
+    return ["node", str(folder / script)]
+
+
+@dataclass
+class Served:
+    """A running server, the model behind it, and who may come."""
+
+    url: str
+    token: str
+    model: str
+    behind: FakeOpenAI
+    environment: dict[str, str] = field(repr=False)
+
+    @property
+    def asked(self) -> list[Any]:
+        """The messages of the last request to the model behind."""
+        body = self.behind.requests[-1].body
+        assert body is not None
+        return list(body["messages"])
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, model: str = "tools-0x0") -> AsyncIterator[Served]:
+    """`everloop serve` on a free port with a scripted model behind it."""
+    async with FakeOpenAI() as behind:
+        workspace = folder / "workspace"
+        workspace.mkdir(parents=True)
+        environment = bare_environment(
+            folder / "home",
+            {
+                "EVERLOOP_HOME": str(folder / "everloop"),
+                "EVERLOOP_WORKSPACE": str(workspace),
+                "EVERLOOP_BASE_URL": behind.base_url,
+                "EVERLOOP_MODEL": model,
+            },
+        )
+        if os.environ.get("FAKE_ONLY"):  # XXX dev
+            yield Served(behind.base_url.removesuffix("/v1"), "k", model, behind, environment)
+            return
+        token = await _new_token(environment)
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "serve", "--port", "0", env=environment, cwd=workspace, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stderr is not None
+            url = await asyncio.wait_for(_address(process.stderr), 40)
+            drain = asyncio.create_task(process.stderr.read())  # so that its log never fills the pipe
+            yield Served(url, token, model, behind, environment)
+            process.terminate()
+            await asyncio.wait_for(process.wait(), 20)
+            assert b"Traceback" not in await drain
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def _new_token(environment: dict[str, str]) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "token", "add", "clients", env=environment,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(process.communicate(), 40)
+    assert process.returncode == 0, err.decode()
+    return out.decode().split()[0]
+
+
+async def _address(lines: asyncio.StreamReader) -> str:
+    seen = b""
+    while line := await lines.readline():
+        if found := ADDRESS.search(line):
+            return found[1].decode()
+        seen += line
+    raise AssertionError(f"the server did not start: {seen.decode()}")

@@ -1,0 +1,32 @@
+"""Runs a client's actions: one JSON command a line on standard input, one JSON result a line on standard output."""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import json
+import os
+import sys
+from types import SimpleNamespace
+
+FORECAST = {
+    "type": "function",
+    "function": {
+        "name": "forecast",
+        "description": "Tell the weather of tomorrow.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def run(**actions):
+    """Until standard input ends. What the libraries print goes to standard error."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            result = actions[command.pop("do")](SimpleNamespace(**command))
+        except Exception as error:
+            status = getattr(error, "status_code", None)
+            result = {"raised": type(error).__name__, "message": str(error), "status": status}
+        out.write(json.dumps(result) + "\n")

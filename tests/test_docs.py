@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from everloop.providers.factory import ENDPOINTS
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI
 from tests.commands import environment, everloop
@@ -221,11 +220,3 @@ def test_the_rooms_of_the_architecture_page_are_those_of_the_code():
     table = re.findall(r"^\| (`[^|]*) \|", (DOCS / "architecture.md").read_text(), re.M)
     named = {name.rstrip("/") for cell in table for name in re.findall(r"`([a-z_]+/?)`", cell)}
     assert named == rooms, "the table of rooms in docs/architecture.md must have a place for each module and folder"
-
-
-def test_the_providers_page_has_the_endpoints_there_are():
-    rows = [
-        f"| `{name}` | `{known.base_url}` | {'needed ' if known.needs_key else ''}|"
-        for name, known in ENDPOINTS.items()
-    ]
-    assert [row for row in rows if row not in (DOCS / "providers.md").read_text()] == []

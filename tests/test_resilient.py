@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from everloop.errors import ConfigError
 from everloop.providers.base import Delta, LLMProvider, LLMResponse, ProviderError
-from everloop.providers.factory import ENDPOINTS, make_provider
 from everloop.providers.resilient import Resilient
-from everloop.testing import ChatOnlyProvider, FakeOpenAI, ScriptedProvider
+from everloop.testing import ChatOnlyProvider, ScriptedProvider
 
 ASK = [{"role": "user", "content": "hello"}]
 
@@ -289,53 +286,3 @@ async def test_each_provider_is_closed_once():
 def test_it_needs_a_provider():
     with pytest.raises(ValueError, match="at least one"):
         Resilient([])
-
-
-# From settings
-
-
-def settings(**values: Any) -> Any:
-    return SimpleNamespace(**values)
-
-
-async def test_settings_make_a_provider_with_retries_and_fallbacks():
-    async with FakeOpenAI() as server:
-        server.fail(503, headers={"retry-after-ms": "1"})
-        server.fail(404)
-        server.reply("from the spare")
-        config = settings(
-            provider="openai", base_url=server.base_url, api_key="k", model="main", fallbacks=["spare"],
-            connect_timeout=5, first_token_timeout=5, token_timeout=5, request_timeout=5, retries=1,
-        )  # fmt: skip
-        provider = make_provider(config)
-        answer = await provider.chat(ASK)
-        assert (answer.content, answer.model) == ("from the spare", "spare")
-        assert [request.model for request in server.requests] == ["main", "main", "spare"]
-        assert provider.get_default_model() == "main"
-        await provider.close()
-
-
-async def test_the_time_outs_of_the_settings_are_kept():
-    async with FakeOpenAI() as server:
-        server.hang(5)
-        provider = make_provider(settings(base_url=server.base_url, model="m", first_token_timeout=0.1, retries=0))
-        with pytest.raises(ProviderError, match=r"no first token within 0.1 s"):
-            [item async for item in provider.stream(ASK)]  # type: ignore[attr-defined]
-        await provider.close()
-
-
-def test_an_unknown_provider_is_refused_with_what_is_allowed():
-    with pytest.raises(ConfigError, match=r"opneai.*EVERLOOP_PROVIDER.*openai, ollama"):
-        make_provider(settings(provider="opneai", model="m"))
-
-
-def test_a_missing_model_or_key_says_which_setting_to_make():
-    with pytest.raises(ConfigError, match="EVERLOOP_MODEL"):
-        make_provider(settings(provider="ollama", model=""))
-    with pytest.raises(ConfigError, match=r"EVERLOOP_API_KEY.*EVERLOOP_BASE_URL"):
-        make_provider(settings(provider=None, model="m"))
-
-
-@pytest.mark.parametrize("name", ENDPOINTS)
-def test_every_known_endpoint_can_be_made(name):
-    assert make_provider(settings(provider=name, model="m", api_key="k")).get_default_model() == "m"

@@ -29,6 +29,17 @@ OPTIONS = frozenset(
         "service_tier",
     }
 )
+# Asking for these is asking for nothing, so nobody refuses it.
+USUAL_VALUES: dict[str, Any] = {
+    "top_p": 1,
+    "response_format": {"type": "text"},
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "service_tier": "auto",
+}
 
 
 @dataclass(slots=True)
@@ -147,9 +158,11 @@ def honours(provider: object) -> frozenset[str]:
 def option_keywords(provider: object, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """The keyword that hands options to `chat` or `stream`, or none, for a provider may not know it.
 
-    An option that is set and not honoured is an error that names it.
+    An option that is not honoured is an error that names it, unless it asks for what is so without it.
     """
-    chosen = {name: value for name, value in (options or {}).items() if value is not None}
-    if refused := sorted(chosen.keys() - honours(provider)):
+    honoured = honours(provider)
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    chosen = {name: value for name, value in given.items() if name in honoured or USUAL_VALUES.get(name) != value}
+    if refused := sorted(chosen.keys() - honoured):
         raise ProviderError(f"this model's provider does not take {', '.join(refused)}: leave it out", status=400)
     return {"options": chosen} if chosen else {}

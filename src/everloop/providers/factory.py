@@ -2,73 +2,80 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+import os
+from collections.abc import Mapping
+from typing import Any
 
 from ..errors import ConfigError
 from .base import LLMProvider
+from .endpoints import ENDPOINTS, USUAL, Known, key_for, known_at
+
+__all__ = ["ENDPOINTS", "make_provider"]
 
 
-@dataclass(slots=True, frozen=True)
-class Known:
-    """An endpoint, and the API that it speaks."""
-
-    base_url: str
-    needs_key: bool = True
-    api: Literal["openai", "anthropic"] = "openai"
-
-
-ENDPOINTS = {
-    "openai": Known("https://api.openai.com/v1"),
-    "ollama": Known("http://127.0.0.1:11434/v1", needs_key=False),
-    "vllm": Known("http://127.0.0.1:8000/v1", needs_key=False),
-    "llamacpp": Known("http://127.0.0.1:8080/v1", needs_key=False),
-    "lmstudio": Known("http://127.0.0.1:1234/v1", needs_key=False),
-    "openrouter": Known("https://openrouter.ai/api/v1"),
-    "deepseek": Known("https://api.deepseek.com/v1"),
-    "groq": Known("https://api.groq.com/openai/v1"),
-    "mistral": Known("https://api.mistral.ai/v1"),
-    "together": Known("https://api.together.xyz/v1"),
-    "anthropic": Known("https://api.anthropic.com", api="anthropic"),
-}
-
-
-def make_provider(config: Any) -> LLMProvider:
+def make_provider(config: Any, environment: Mapping[str, str] = os.environ) -> LLMProvider:
     """The provider that the settings describe, with retries and its fallback models.
 
-    Reads provider, base_url, api_key, model, fallbacks, retries, connect_timeout, first_token_timeout, token_timeout
-    and request_timeout; what is missing or None has its default.
+    Reads provider, base_url, api_key, model, fallbacks, retries, temperature (none below 0), answer_tokens (none at 0)
+    and the time-outs; what is missing or None has its default. Without api_key, a known endpoint gets the key that
+    the environment has for it, under its usual name.
     """
     name = getattr(config, "provider", None) or "openai"
     known = ENDPOINTS.get(name)
     if known is None:
         raise ConfigError(f'provider "{name}" is not known: set EVERLOOP_PROVIDER to one of {", ".join(ENDPOINTS)}')
-    base_url = getattr(config, "base_url", None)
-    api_key = getattr(config, "api_key", None)
     model = getattr(config, "model", None)
     if not model:
         raise ConfigError(f"no model for provider {name}: set EVERLOOP_MODEL to the name of one it has")
-    if known.needs_key and not base_url and not api_key:
-        raise ConfigError(
-            f"no API key for {known.base_url}: set EVERLOOP_API_KEY, or EVERLOOP_BASE_URL to a server that needs none"
-        )
     from .resilient import Resilient
 
-    provider = _speaker(known.api, base_url or known.base_url, api_key, model, _timeouts(config))
+    provider = _speaker(config, name, known, model, environment)
     models = [None, *(getattr(config, "fallbacks", None) or ())]
     retries = getattr(config, "retries", None)
     return Resilient([(provider, other) for other in models], retries=4 if retries is None else retries)
 
 
-def _speaker(api: str, base_url: str, api_key: str | None, model: str, timeouts: Any) -> LLMProvider:
-    """The provider that speaks an API."""
-    if api == "anthropic":
+def _speaker(config: Any, name: str, known: Known, model: str, environment: Mapping[str, str]) -> LLMProvider:
+    """The provider that speaks the endpoint's API."""
+    base_url, api_key = getattr(config, "base_url", None), getattr(config, "api_key", None)
+    temperature, answer_tokens = _answer_settings(config)
+    if known.api == "litellm":
+        from .litellm import LiteLLMProvider
+
+        return LiteLLMProvider(
+            model, api_key, base_url, timeouts=_timeouts(config), temperature=temperature, max_tokens=answer_tokens
+        )
+    address = base_url or known.base_url
+    if not address:
+        raise ConfigError(f"provider {name} has no address of its own: set EVERLOOP_BASE_URL to yours ({known.note})")
+    api_key = api_key or key_for(address, environment)
+    if known.needs_key and not base_url and not api_key:
+        raise ConfigError(
+            f"no API key for {address}: set EVERLOOP_API_KEY (or {known.key}), or EVERLOOP_BASE_URL to a server that "
+            "needs none"
+        )
+    extra = {} if temperature is None else {"temperature": temperature}
+    if known.api == "anthropic":
         from .anthropic import AnthropicProvider
 
-        return AnthropicProvider(api_key, model, base_url=base_url, timeouts=timeouts)
+        return AnthropicProvider(
+            api_key, model, base_url=address, timeouts=_timeouts(config), max_tokens=answer_tokens, extra=extra
+        )
     from .openai import OpenAIProvider
 
-    return OpenAIProvider(base_url, api_key, model, timeouts=timeouts)
+    # `openai` with another address is any server of that shape; who names another endpoint means one of its kind.
+    found = known_at(address) or (None if name == "openai" else known)
+    quirks = USUAL if found is None else found.quirks
+    if answer_tokens is not None:
+        extra[quirks.names.get("max_tokens", "max_tokens")] = answer_tokens
+    return OpenAIProvider(address, api_key, model, timeouts=_timeouts(config), extra=extra, quirks=quirks)
+
+
+def _answer_settings(config: Any) -> tuple[float | None, int | None]:
+    """The temperature and the length of an answer, where they are set."""
+    temperature = getattr(config, "temperature", None)
+    answer_tokens = getattr(config, "answer_tokens", None)
+    return None if temperature is None or temperature < 0 else temperature, answer_tokens or None
 
 
 def _timeouts(config: Any) -> Any:

@@ -1,0 +1,206 @@
+"""The long tail of model APIs, through the litellm package: an extra, imported on first use."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from ..errors import ConfigError
+from .base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
+from .beside import GOODBYE, LoopBeside
+from .http import ADVICE, RETRYABLE, Timeouts, retry_after
+from .sse import Answer, encode, one_line
+
+INSTALL = 'pip install "everloop[litellm]"'
+# Before its import: no downloads (it has copies of what it would fetch), and no settings from a `.env` of the folder
+# it happens to run in, which may be anybody's.
+QUIET = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+    "LITELLM_LOCAL_BLOG_POSTS": "True",
+    "LITELLM_MODE": "PRODUCTION",
+}
+# Litellm means something else by the one, and leaves the others out in silence.
+NOT_HONOURED = frozenset({"metadata", "prompt_cache_key", "user"})
+NO_KEY = "no-key"
+
+# What it puts before a server's words: "litellm.RateLimitError: RateLimitError: OpenAIException - …"
+_titles = re.compile(r"^(?:litellm\.)?(?:\w+(?:Error|Exception)(?:: | - ))*")
+
+
+class LiteLLMProvider(LLMProvider):
+    """A model behind any API that litellm speaks, by a name such as `groq/llama-3.3-70b-versatile`.
+
+    Without `api_key`, litellm takes the one that the environment has for the model's API; never with a `base_url`,
+    whose server it need not belong to. It runs on an event loop of its own, for it would hold up the caller's.
+    """
+
+    options = OPTIONS - NOT_HONOURED
+
+    def __init__(
+        self,
+        model: str,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        *,
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+        answer_limit: int = 2_000_000,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        if find_spec("litellm") is None:
+            raise ConfigError(f"provider litellm needs a package that is not installed: {INSTALL}")
+        self.default_model = model
+        self._secret = api_key
+        self._timeouts = timeouts
+        self._answer_limit = answer_limit
+        settings = {"temperature": temperature, "max_tokens": max_tokens, "base_url": base_url or None}
+        settings["api_key"] = api_key or (NO_KEY if base_url else None)
+        # Tries again and waits as the caller decides, not by itself.
+        settings |= {"num_retries": 0, "max_retries": 0, "timeout": timeouts.total}
+        self._settings = {name: value for name, value in settings.items() if value is not None} | dict(extra or {})
+        self._beside = LoopBeside("everloop-litellm")
+
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        model: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> LLMResponse:
+        ask = self._asking(messages, tools, model, options, stream=False)
+        answer = Answer(self._answer_limit, model or self.default_model)
+        await self._run(_load)
+        late = f"gave no answer within {self._timeouts.total:g} s"
+        answer.feed(await self._run(lambda: _whole(ask), self._timeouts.total, late))
+        return answer.response()
+
+    async def stream(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        model: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Delta | LLMResponse, None]:
+        ask = self._asking(messages, tools, model, options, stream=True)
+        answer = Answer(self._answer_limit, model or self.default_model)
+        await self._run(_load)
+        clock = asyncio.get_running_loop().time
+        first, between = self._timeouts.first_token, self._timeouts.token
+        due, late = clock() + first, f"sent no first token within {first:g} s"
+        pieces: Any = await self._run(ask, first, late)
+        try:
+            while not answer.over():
+                chunk = await self._run(lambda: _next(pieces), due - clock(), late)
+                if chunk is None:
+                    break
+                if delta := answer.feed(chunk):
+                    yield delta
+                due, late = clock() + between, f"stopped in the middle of the answer: nothing came for {between:g} s"
+        finally:
+            with suppress(ProviderError):
+                await self._run(lambda: _close(pieces), GOODBYE)
+        if not (answer.finish_reason or answer.over()):
+            raise ProviderError(
+                f"the stream of {model or self.default_model} ended in the middle of the answer", retryable=True
+            )
+        yield answer.response()
+
+    async def close(self) -> None:
+        await self._beside.stop()
+
+    def _asking(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        model: str | None,
+        options: Mapping[str, Any] | None,
+        *,
+        stream: bool,
+    ) -> Callable[[], Coroutine[Any, Any, Any]]:
+        """The call of litellm that a request becomes, to be made where litellm runs."""
+        chosen: dict[str, Any] = option_keywords(self, options).get("options", {})
+        request = {"model": model or self.default_model, "messages": list(messages), **self._settings, **chosen}
+        if tools:
+            request["tools"] = list(tools)
+        if stream:
+            request |= {"stream": True, "stream_options": {"include_usage": True}}
+
+        async def ask() -> Any:
+            # A copy, for it writes into what it is given.
+            return await import_module("litellm").acompletion(**copy.deepcopy(request))
+
+        return ask
+
+    async def _run(
+        self, make: Callable[[], Coroutine[Any, Any, Any]], seconds: float | None = None, late: str = ""
+    ) -> Any:
+        """Run it beside; what goes wrong is told in one line."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._beside.run(make)
+        except TimeoutError:
+            raise ProviderError(f"{self.default_model} {late}", retryable=True) from None
+        except ProviderError:
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> ProviderError:
+        """Litellm's errors have the shape of OpenAI's; what else it raises is a fault of its own."""
+        text = one_line(_titles.sub("", str(error))) or type(error).__name__
+        if self._secret:
+            text = text.replace(self._secret, "***")
+        status = getattr(error, "status_code", None)
+        if not isinstance(status, int) or isinstance(error, ImportError) or "No module named" in text:
+            return ProviderError(f"litellm failed: {text} (is it installed as everloop needs it? {INSTALL})")
+        headers = getattr(error, "litellm_response_headers", None) or {}
+        advice = f": {ADVICE[status]}" if status in ADVICE else ""
+        return ProviderError(
+            f"{self.default_model}: HTTP {status}: {text}{advice}",
+            retryable=(status in RETRYABLE or status >= 500) and "insufficient_quota" not in str(error),
+            retry_after=retry_after({str(name).lower(): str(value) for name, value in dict(headers).items()}),
+            status=status,
+        )
+
+
+async def _load() -> None:
+    """Import litellm, which takes seconds: here, on its own thread, and with nothing said to anybody."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        litellm: Any = import_module("litellm")
+    except ImportError as error:
+        raise ProviderError(f"litellm cannot be used: {one_line(str(error))}: {INSTALL}") from None
+    litellm.suppress_debug_info = True
+    litellm.telemetry = False
+
+
+async def _whole(ask: Callable[[], Coroutine[Any, Any, Any]]) -> bytes:
+    return _json(await ask())
+
+
+async def _next(pieces: Any) -> bytes | None:
+    """The next chunk, or None at the end."""
+    try:
+        return _json(await anext(pieces))
+    except StopAsyncIteration:
+        return None
+
+
+async def _close(pieces: Any) -> None:
+    if (close := getattr(pieces, "aclose", None)) is not None:
+        await close()
+
+
+def _json(answer: Any) -> bytes:
+    """A chunk or a whole answer as the JSON that every other server sends."""
+    return encode(answer.model_dump(exclude_none=True))

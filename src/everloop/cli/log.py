@@ -170,6 +170,8 @@ class Cost:
         from ..agents.budgets import Budgets
 
         self._prices = Budgets(store, config)
+        self._usual = config.model or ""
 
     def __call__(self, model: str, usage: Mapping[str, int]) -> float | None:
+        model = model or self._usual
         return self._prices._cost(model, usage) if self._prices._price(model) is not None else None

@@ -358,7 +358,7 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
         what = repr(error) if isinstance(error, LookupError) else clean(str(error)) or type(error).__name__
         message = f"Sorry, I encountered an error: {what}"
         turn.tell(events.Error(message))
-        return TurnEnded("error", message)
+        return TurnEnded("error", message, getattr(error, "status", None) or 0)
     turn.outcome.append(turn.timed(answered))
     turn.partial.clear()
     if answered.usage:

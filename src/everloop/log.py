@@ -53,6 +53,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     options: dict[str, Any] = {}  # of the model call: temperature, …
     model: str = ""
     kept: bool = False  # the session goes on after it; otherwise the request is all there is
+    answer_only: bool = False  # no tool may be called, so none is offered
 
     @property
     def client_tools(self) -> frozenset[str]:
@@ -122,6 +123,7 @@ class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
 class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="end"):
     reason: Reason
     text: str = ""
+    status: int = 0  # what the model's server answered, where that ended the turn
 
 
 class Noted(msgspec.Struct, frozen=True, tag="note"):

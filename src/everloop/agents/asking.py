@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import events
 from ..messages import Conversation
-from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider
+from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider, option_keywords
 
 
 async def ask(
@@ -19,7 +19,7 @@ async def ask(
     options: Mapping[str, Any] | None = None,
 ) -> LLMResponse:
     """The model's whole answer; `emit` is shown it as it comes. `options` go to a provider that honours some."""
-    wishes: dict[str, Any] = {"options": options} if options else {}
+    wishes = option_keywords(provider, options)
     if emit is not None and isinstance(provider, StreamingProvider):
         return await _stream(provider, conversation, tools, model, emit, wishes)
     response = await provider.chat(conversation, tools=tools, model=model, **wishes)

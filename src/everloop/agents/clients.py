@@ -39,8 +39,9 @@ def brief_of(request: Request, tools: ToolRegistry, rounds: int, models: Callabl
     limits = Limits(rounds=rounds)
     model = models(request.model)
     if request.tools:
-        client = ClientTools(request.tools)
+        client = ClientTools(() if request.answer_only else request.tools)
         return Brief(client, limits, model, lambda _: request.system or PLAIN, options=request.options)
+    tools = ToolRegistry() if request.answer_only else tools
     return Brief(tools, limits, model, lambda standing: _behind(standing, request), options=request.options)
 
 

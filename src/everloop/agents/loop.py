@@ -161,8 +161,12 @@ class AgentLoop:
             hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
             on_event=on_event,
             request_rounds=settings.server_rounds,
-            allowed_model=lambda wish: wish if any(fnmatchcase(wish, one) for one in settings.server_models) else None,
+            allowed_model=partial(_allowed, settings.server_models),
         )
+
+    def model_for(self, wish: str) -> str:
+        """The name of the model that answers an API client who asks for this one."""
+        return self._turns.allowed_model(wish) or self._compactor.model
 
     @property
     def sessions(self) -> SessionManager:
@@ -458,6 +462,10 @@ def _open_store(store: Store | str | Path | None, config: Any, workspace: Path) 
     if not store:
         return SQLiteStore(partial(store_path, workspace))  # found off the event loop: it follows links
     return SQLiteStore(checked(store)) if isinstance(store, str | Path) else store
+
+
+def _allowed(patterns: tuple[str, ...], wish: str) -> str | None:
+    return wish if any(fnmatchcase(wish, pattern) for pattern in patterns) else None
 
 
 def _mcp_servers(settings: Config) -> McpServers | None:

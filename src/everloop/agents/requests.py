@@ -13,6 +13,7 @@ from ..log import Call, Entry, ModelAnswered, TurnEnded
 from ..store.base import Store
 from .urgent import Urgent
 
+UNANSWERED = frozenset({"cancelled", "aborted", "replaced", "abandoned", "timeout", "error"})
 CLIENT_LEFT = "Stopped: the client went away."
 
 
@@ -91,17 +92,14 @@ class Requests:
         logged = await self._store.read_turn(row.session, row.first_seq)
         return Outcome(text, [one.entry for one in logged])
 
-    async def answered(self, owner: str, id: str) -> bool:
-        """Whether the request of this id was answered or is about to be; False for one that is not known, or whose
-        client went away before its answer."""
+    async def ended_unanswered(self, owner: str, id: str) -> bool:
+        """Whether the request of this id has ended without an answer, so that it may be run once more."""
         row = await self._store.find(owner, id)
-        if row is None:
+        if row is None or not row.done or row.first_seq is None:
             return False
-        if not row.done or row.first_seq is None:
-            return True
         logged = await self._store.read_turn(row.session, row.first_seq)
         last = logged[-1].entry if logged else None
-        return not (isinstance(last, TurnEnded) and last.reason in ("cancelled", "abandoned", "error"))
+        return isinstance(last, TurnEnded) and last.reason in UNANSWERED
 
     def withdraw(self, message: InboundMessage) -> None:
         """The client has gone: its turn ends now, or as soon as it begins."""

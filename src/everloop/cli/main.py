@@ -109,6 +109,10 @@ def parser() -> Parser:
     cron = add("cron", "cron", "scheduled work: add, list, remove, or run at once")
     _cron_actions(cron, common, session)
 
+    serve = add("serve", "serve", "answer OpenAI clients over HTTP until told to stop")
+    serve.add_argument("--host", metavar="HOST", help="the address to listen on (default 127.0.0.1)")
+    serve.add_argument("--port", metavar="PORT", help="the port to listen on (default 8002; 0 for any free one)")
+
     _token_actions(add("token", "token", "who may come to the server: add, list or revoke tokens"), common)
 
     add("worker", "worker", "take work from the store until told to stop")

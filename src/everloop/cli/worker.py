@@ -6,12 +6,11 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 
 from ..config import Config
-from .common import check_model, load_config, make_agent, prepare_workspace
-from .main import INTERRUPTED
+from .common import check_model, load_config, prepare_workspace
+from .working import at_work
 
 
 def command(options: argparse.Namespace) -> int:
@@ -23,22 +22,10 @@ def command(options: argparse.Namespace) -> int:
 
 
 async def _work(config: Config) -> int:
-    from ..dispatch.durable import DurableBus
     from ..store.sqlite import SQLiteStore
 
     store = SQLiteStore(config.store)
-    agent = make_agent(config, DurableBus(store), store)
-    told: list[int] = []
-
-    def stop(number: int) -> None:
-        told.append(number)
-        agent.stop()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
-    async with agent:
+    async with at_work(config, store) as (_, told):
         await store.workers()  # opens it: a store that cannot be used is an error before anything is promised
         print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)
-        await agent.run()
-    return INTERRUPTED if signal.SIGINT in told else 0
+        return await told

@@ -160,8 +160,8 @@ class Config:
     server_origins: tuple[str, ...] = key("server", (), "pages that may use it from a browser", key="origins")
     body_limit: int = key("server", 32_000_000, "bytes of a request", at_least=1000)
     messages_limit: int = key("server", 5000, "messages of a request", at_least=1)
-    at_once: int = key("server", 1000, "requests at once", at_least=1)
-    at_once_each: int = key("server", 200, "requests at once of one token", at_least=1)
+    at_once: int = key("server", 2000, "requests at once", at_least=1)
+    at_once_each: int = key("server", 1000, "requests at once of one token", at_least=1)
     ping_seconds: float = key("server", 15.0, "seconds of silence before a stream shows that it is alive", above=0)
     drain_seconds: float = key("server", 30.0, "seconds that requests have to end when it is stopped", at_least=0)
 

@@ -1,0 +1,125 @@
+"""The HTTP server: its addresses, and its life from the first request to the last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from ..agents.household import Household
+from ..config import Config
+from ..errors import ConfigError, StoreError
+from ..messages import encode_json
+from .answers import health, model, models
+from .chat import ChatHandler
+from .connections import Runner
+from .door import Door
+from .errors import not_found, unavailable
+from .origins import check_bind
+
+log = logging.getLogger("everloop.server")
+
+
+class Server:
+    """Everloop behind OpenAI's API. `start` gives the addresses that it listens on."""
+
+    def __init__(self, config: Config, household: Household) -> None:
+        self._config = config
+        self._household = household
+        self._chat = ChatHandler(household, messages_limit=config.messages_limit, ping_seconds=config.ping_seconds)
+        self._runner: Runner | None = None
+        self._door: Door | None = None
+        self._openapi = b""
+
+    async def start(self) -> Sequence[str]:
+        config = self._config
+        binding = await check_bind(config.host, bool(await self._household.store.tokens()))
+        self._door = Door(
+            self._household.store,
+            hosts=(config.host, *config.server_hosts),
+            origins=config.server_origins,
+            loopback=binding.loopback,
+            token_needed=not binding.loopback,
+            body_limit=config.body_limit,
+            at_once=config.at_once,
+            at_once_each=config.at_once_each,
+        )
+        self._runner = Runner(self._app(), self._door, shutdown_timeout=max(config.drain_seconds, 0.01))
+        await self._runner.setup()
+        port = config.port
+        for address in binding.addresses:
+            try:
+                site = web.TCPSite(self._runner, address, port, reuse_address=True, backlog=1024)
+                await site.start()
+            except OSError as error:
+                await self._runner.cleanup()
+                raise ConfigError(
+                    f"cannot listen on {address} port {port} ({error.strerror or error}): name another with --port"
+                ) from None
+            port = port or self._runner.addresses[0][1]  # the same one on every address
+        return [_shown(*address[:2]) for address in self._runner.addresses]
+
+    async def stop(self) -> None:
+        """Take no more requests, and let those that run come to their end within the time they have; whatever then is
+        not over stays open on disk."""
+        if self._runner is None or self._door is None:
+            return
+        self._door.closing = self._chat.stopping = True
+        await self._runner.cleanup()
+
+    def _app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{id:.+}", self._model)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/openapi.json", self._document)
+        return app
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return _json(models(self._names()))
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        if name not in self._names():
+            raise not_found(
+                f"there is no model {name[:100]!r} here; GET /v1/models lists them", "model", "model_not_found"
+            )
+        return _json(model(name))
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return _json(health())
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        """Whether a request would be taken now: the store answers, and the server is not on its way down."""
+        if self._chat.stopping:
+            raise unavailable("the server is shutting down")
+        try:
+            await self._household.store.workers()
+        except StoreError as error:
+            log.error("%s", error)
+            raise unavailable("the server cannot read its store") from error
+        return _json(health())
+
+    async def _document(self, request: web.Request) -> web.Response:
+        from .openapi import document
+
+        self._openapi = self._openapi or encode_json(document())
+        return _json(self._openapi)
+
+    def _names(self) -> list[str]:
+        """The models that a client may ask for by name."""
+        config = self._config
+        named = [name for name in config.server_models if not any(c in name for c in "*?[")]
+        first = config.model or self._household.provider.get_default_model()
+        return list(dict.fromkeys(filter(None, (first, *config.fallbacks, *named))))
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _shown(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

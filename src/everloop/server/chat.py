@@ -1,0 +1,176 @@
+"""A chat completion: from a client's request to an agent's turn, and back as one body or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+from aiohttp import web
+
+from ..agents.household import Household
+from ..agents.loop import AgentLoop
+from ..agents.requests import Outcome
+from ..bus import InboundMessage
+from ..errors import StoreError
+from ..log import Request, text_of
+from ..providers.base import honours
+from ..tools.threads import in_thread
+from .answers import Chunks, completion
+from .door import OWNER, TOKEN
+from .errors import ApiError, bad_request, internal_error, unavailable
+from .feed import Feed
+from .outcomes import failure_of, finish_of
+from .requests import ChatRequest, read_chat
+from .sessions import said_in, session_of
+
+log = logging.getLogger(__name__)
+CHANNEL = "api"
+LARGE = 100_000  # bytes of a body that is read in a thread
+
+
+@dataclass(slots=True, frozen=True)
+class Asked:
+    """A request on its way: the agent that answers it, and the message that it is."""
+
+    agent: AgentLoop
+    message: InboundMessage
+    chat: ChatRequest
+    model: str
+    id: str
+    created: int
+
+
+class ChatHandler:
+    """`POST /v1/chat/completions`."""
+
+    def __init__(self, household: Household, *, messages_limit: int, ping_seconds: float) -> None:
+        self._household = household
+        self._messages_limit = messages_limit
+        self._ping_seconds = ping_seconds
+        self._honours = honours(household.provider)
+        self.stopping = False  # the server is: turns that are not over are left open on disk
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        asked = await self._read(request)
+        try:
+            if asked.chat.stream:
+                return await self._stream(request, asked)
+            outcome = await _run(asked)
+        except BaseException:
+            if not self.stopping:
+                asked.agent.requests.withdraw(asked.message)  # over already, or nobody waits for it any more
+            raise
+        return web.Response(body=_whole(asked, outcome), content_type="application/json")
+
+    async def _read(self, request: web.Request) -> Asked:
+        body = await request.read()
+        read = partial(read_chat, body, honours=self._honours, messages_limit=self._messages_limit)
+        chat = await in_thread(read) if len(body) > LARGE else read()
+        agent = await self._household.agent(request[OWNER])
+        id = f"chatcmpl-{secrets.token_hex(12)}"
+        session = session_of(request.headers)
+        said, parts, before = said_in(chat.messages, kept=session is not None)
+        message = InboundMessage(
+            CHANNEL,
+            token.name if (token := request[TOKEN]) is not None else "client",
+            session or id,
+            text_of(said),
+            metadata={"client": chat.metadata} if chat.metadata else {},
+            id=await self._message_id(agent, request, session) or id,
+            owner=request[OWNER],
+            session=session or f"{CHANNEL}:{id}",
+            reply=False,
+            attended=False,
+            request=Request(
+                before=tuple(before),
+                system=chat.system,
+                tools=tuple(chat.tools),
+                options=chat.options,
+                model=chat.model or "",
+                kept=session is not None,
+                answer_only=chat.answer_only,
+            ),
+            parts=parts,
+        )
+        if any(one["role"] == "tool" for one in chat.messages):
+            message = replace(message, metadata={**message.metadata, "untrusted": True})
+        return Asked(agent, message, chat, agent.model_for(chat.model or ""), id, int(time.time()))
+
+    async def _message_id(self, agent: AgentLoop, request: web.Request, session: str | None) -> str | None:
+        """The id under which a request that is repeated is known: one whose answer never came is run again."""
+        key = request.headers.get("Idempotency-Key")
+        if key is None or session is None:
+            return None
+        if not key.strip() or len(key) > 200 or not key.isprintable():
+            raise bad_request("Idempotency-Key: must be 1 to 200 printable characters", "Idempotency-Key")
+        number = 1
+        while await agent.requests.ended_unanswered(request[OWNER], id := f"{CHANNEL}:{session}:{key}:{number}"):
+            number += 1
+        return id
+
+    async def _stream(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+        """Nothing is sent before there is something to say: until then an error still has its own status."""
+        chunks = Chunks(asked.id, asked.created, asked.model, asked.chat.include_usage)
+        feed = Feed(chunks, self._ping_seconds)
+        run = asyncio.ensure_future(_run(asked, feed))
+        run.add_done_callback(feed.end)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+        try:
+            async for data in feed.pieces():
+                if not response.prepared:
+                    await response.prepare(request)
+                    data = chunks.role() + data
+                await response.write(data)
+            last = _last(chunks, feed, run.result())
+        except ApiError as error:
+            if not response.prepared:
+                raise
+            last = chunks.error(error)
+        finally:
+            run.cancel()
+        if not response.prepared:
+            await response.prepare(request)
+            last = chunks.role() + last
+        await response.write(last)
+        await response.write_eof()
+        return response
+
+
+async def _run(asked: Asked, feed: Feed | None = None) -> Outcome:
+    """What came of the turn; an ApiError if it has no answer."""
+    try:
+        outcome = await asked.agent.requests.run(asked.message, feed.emit if feed is not None else None)
+    except StoreError as error:
+        log.error("%s", error)
+        raise unavailable(f"the server cannot keep its log: {error}") from error
+    except Exception as error:
+        log.exception("request %s failed", asked.id)
+        raise internal_error(asked.id) from error
+    if (failure := failure_of(outcome)) is not None:
+        raise failure
+    return outcome
+
+
+def _last(chunks: Chunks, feed: Feed, outcome: Outcome) -> bytes:
+    """What ends a stream: words that were not streamed, calls for the client, the reason, the tokens."""
+    said = b"" if feed.said and outcome.reason in ("answer", "handed") else feed.unsaid(outcome.text)
+    finish = chunks.finish(finish_of(outcome))
+    usage = chunks.usage(outcome.usage) if chunks.include_usage else b""
+    return b"".join((said, chunks.calls(outcome.calls), finish, usage, chunks.done()))
+
+
+def _whole(asked: Asked, outcome: Outcome) -> bytes:
+    return completion(
+        asked.id,
+        asked.created,
+        outcome.model or asked.model,
+        content=None if outcome.calls and not outcome.text else outcome.text,
+        finish_reason=finish_of(outcome),
+        calls=outcome.calls,
+        reasoning=outcome.reasoning,
+        usage=outcome.usage,
+    )

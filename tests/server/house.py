@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from everloop.server.connections import Runner
-from everloop.server.door import Door
+from everloop.server.door import OWNER, Door
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 
@@ -59,7 +59,7 @@ class House:
 
     @property
     def owners(self) -> list[str]:
-        return [request["owner"] for request in self.entered]
+        return [request[OWNER] for request in self.entered]
 
     async def token(self, name: str, owner: str | None = None) -> str:
         token = new_token()
@@ -71,7 +71,7 @@ class House:
     async def echo(self, request: web.Request) -> web.StreamResponse:
         self.entered.append(request)
         self.bodies.append(await request.read())
-        return web.json_response({"owner": request["owner"]})
+        return web.json_response({"owner": request[OWNER]})
 
     async def wait(self, request: web.Request) -> web.StreamResponse:
         self.entered.append(request)

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from . import errors
-from .door import Door, new_request_id
+from .door import REQUEST_ID, Door, new_request_id
 from .errors import ApiError
 
 log = logging.getLogger("everloop.server")
@@ -110,13 +110,13 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """What aiohttp says for itself, when it cannot read a request or its handler failed outside of the door."""
-        if "id" not in request:
-            request["id"] = new_request_id()
+        if REQUEST_ID not in request:
+            request[REQUEST_ID] = new_request_id()
         if status < 500:
             log.debug("a request that is not valid HTTP", exc_info=exc)
         elif request.writer.output_size == 0:
-            log.error("request %s failed", request["id"], exc_info=exc)
-        return self._door.refusal(request, _worded(status, exc, request["id"]), close=True)
+            log.error("request %s failed", request[REQUEST_ID], exc_info=exc)
+        return self._door.refusal(request, _worded(status, exc, request[REQUEST_ID]), close=True)
 
     def _waits_for_head(self) -> bool:
         return self._waiter is not None and not self._waiter.done()

@@ -23,6 +23,12 @@ from .origins import LOOPBACK_NAMES, configured_origins, is_loopback, is_own_ori
 
 log = logging.getLogger("everloop.server")
 
+# What a handler behind the door finds in its request.
+OWNER = web.RequestKey("owner", str)
+TOKEN: web.RequestKey[Token | None] = web.RequestKey("token")  # None for the person at this machine
+REQUEST_ID = web.RequestKey("request_id", str)
+ORIGIN = web.RequestKey("origin", str)  # of another page that the settings allow
+
 T = TypeVar("T", bound=web.StreamResponse)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN = frozenset({"/healthz", "/readyz"})  # for whoever watches the machine, which has no token
@@ -45,8 +51,7 @@ HEADERS = {
 class Door:
     """Checks who asks, from where, and how much at once; gives the request its owner, or says no in OpenAI's words.
 
-    A handler behind it finds `request["owner"]`, `request["token"]` (None for the person at this machine),
-    `request["id"]`, and a body that has been read whole.
+    A handler behind it finds `request[OWNER]`, `request[TOKEN]`, `request[REQUEST_ID]`, and a body that was read whole.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class Door:
 
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let a request through to its handler; whatever goes wrong becomes a response in OpenAI's shape."""
-        request["id"] = new_request_id()
+        request[REQUEST_ID] = new_request_id()
         try:
             return await self._pass(request, handler)
         except ApiError as error:
@@ -94,8 +99,8 @@ class Door:
         except Exception:
             if request.transport is None or request.transport.is_closing():
                 raise  # the client is gone, and that is what went wrong
-            log.exception("request %s: %s %s failed", request["id"], request.method, request.path)
-            return self.refusal(request, errors.internal_error(request["id"]))
+            log.exception("request %s: %s %s failed", request[REQUEST_ID], request.method, request.path)
+            return self.refusal(request, errors.internal_error(request[REQUEST_ID]))
 
     @web.middleware
     async def read_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -125,7 +130,7 @@ class Door:
         self._check_form(request)
         self._check_host(request)
         self._check_origin(request)
-        if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers and "origin" in request:
+        if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers and ORIGIN in request:
             return self._dress(request, _preflight(request))
         if request.rel_url.raw_path in OPEN and request.method in ("GET", "HEAD"):
             return await handler(request)
@@ -133,7 +138,7 @@ class Door:
             raise errors.unavailable("the server is shutting down; try again soon")
         self._check_body(request)
         token = await self._token(request)
-        request["token"], request["owner"] = token, token.owner if token is not None else "me"
+        request[TOKEN], request[OWNER] = token, token.owner if token is not None else "me"
         with self._place("" if token is None else token.id):
             return await handler(request)
 
@@ -160,7 +165,7 @@ class Door:
     def _check_origin(self, request: web.Request) -> None:
         origin = request.headers.get("Origin")
         if origin is not None and origin.lower() in self._origins:
-            request["origin"] = origin
+            request[ORIGIN] = origin
             return
         strange = origin is not None and not is_own_origin(origin, request.headers["Host"])
         if strange or request.headers.get("Sec-Fetch-Site", "").lower() == "cross-site":
@@ -199,7 +204,7 @@ class Door:
             await self._note_use(token)
             return token
         except StoreError:
-            log.exception("request %s: tokens cannot be read", request["id"])
+            log.exception("request %s: tokens cannot be read", request[REQUEST_ID])
             raise errors.unavailable("the server cannot read its store just now; try again") from None
 
     def _is_person_here(self, request: web.Request) -> bool:
@@ -237,10 +242,10 @@ class Door:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         response.headers["Server"] = "everloop"  # aiohttp would name itself and its version
-        response.headers["X-Request-Id"] = request["id"]
+        response.headers["X-Request-Id"] = request[REQUEST_ID]
         if self._origins:
             response.headers["Vary"] = "Origin"
-        if (origin := request.get("origin")) is not None:
+        if (origin := request.get(ORIGIN)) is not None:
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = "x-request-id, retry-after"
             response.headers["Cross-Origin-Resource-Policy"] = "cross-origin"
@@ -273,7 +278,7 @@ def _translated(request: web.Request, error: web.HTTPException) -> ApiError:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return ApiError(413, "the request's body is too large", code="request_too_large")
     if error.status >= 500:
-        return errors.internal_error(request["id"])
+        return errors.internal_error(request[REQUEST_ID])
     return ApiError(error.status, error.reason)
 
 

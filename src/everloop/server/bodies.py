@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -133,7 +133,7 @@ class ErrorFacts(Struct):
     message: str
     type: str
     param: str | None
-    code: Any
+    code: str | None
 
 
 class Error(Struct):

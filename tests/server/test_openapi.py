@@ -1,0 +1,201 @@
+"""The OpenAPI document says what the server does: the parser and the document are held against each other."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from everloop.server.errors import ApiError
+from everloop.server.openapi import EXAMPLES, document
+from everloop.server.parameters import WORDS, effect, table
+from everloop.server.requests import DEFAULTS, ChatRequest, read_chat
+from everloop.server.shapes import ChatBody
+
+DOCUMENT = document()
+SCHEMAS = DOCUMENT["components"]["schemas"]
+VALID = Draft202012Validator({"$ref": "#/components/schemas/ChatBody", "components": DOCUMENT["components"]})
+PAGE = Path(__file__).parent.parent.parent / "docs" / "api.md"
+# What no schema can say: one part of a request must fit another, or a text must be something.
+BETWEEN = re.compile(
+    r"messages(\[\d+\](\.(content|tool_calls|tool_call_id)(\[\d+\](\.id|\.image_url\.url)?)?)?)?"
+    r"|tools\[\d+\]\.function\.name|tool_choice|max_tokens|stream_options"
+)
+
+
+def read(body: Any, honours: frozenset[str] = frozenset(DEFAULTS)) -> ChatRequest | ApiError:
+    try:
+        return read_chat(json.dumps(body).encode(), honours=honours, messages_limit=1000)
+    except ApiError as error:
+        return error
+
+
+def references(value: Any) -> set[str]:
+    if isinstance(value, list):
+        return {name for item in value for name in references(item)}
+    if not isinstance(value, dict):
+        return set()
+    found = {name for item in value.values() for name in references(item)}
+    return found | {value["$ref"]} if "$ref" in value else found
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_one():
+    assert references(DOCUMENT["paths"]) | references(SCHEMAS) <= {f"#/components/schemas/{name}" for name in SCHEMAS}
+    for schema in SCHEMAS.values():
+        Draft202012Validator.check_schema(schema)
+    assert json.loads(json.dumps(DOCUMENT)) == DOCUMENT
+    assert document() == DOCUMENT
+
+
+def test_every_operation_has_a_name_of_its_own_and_says_how_it_can_fail():
+    operations = [operation for path in DOCUMENT["paths"].values() for operation in path.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations) == 6
+    for operation in operations:
+        assert {"200", "400", "403", "405", "500", "503"} <= operation["responses"].keys()
+        for code, response in operation["responses"].items():
+            schema = response["content"]["application/json"]["schema"]
+            assert code == "200" or schema == {"$ref": "#/components/schemas/Error"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_of_the_document_is_taken(name):
+    VALID.validate(EXAMPLES[name])
+    assert isinstance(read(EXAMPLES[name]), ChatRequest)
+
+
+def test_every_parameter_is_described():
+    assert list(WORDS) == sorted(WORDS, key=list(ChatBody.__struct_fields__).index)
+    assert WORDS.keys() == set(ChatBody.__struct_fields__) == SCHEMAS["ChatBody"]["properties"].keys()
+
+
+def test_the_page_has_the_table_of_the_code():
+    assert table() in PAGE.read_text(), f"docs/api.md must have this table:\n\n{table()}"
+
+
+def test_the_table_says_what_becomes_of_each_parameter():
+    def outcome(name: str, value: Any, honours: frozenset[str]) -> str:
+        request = read({"messages": [{"role": "user", "content": "x"}], "stream": True, name: value}, honours)
+        if isinstance(request, ApiError):
+            assert request.param == name
+            return "refused"
+        plain = ChatRequest(messages=[{"role": "user", "content": "x"}], stream=True)
+        return "passed on" if request.options else "no effect" if request == plain else "honoured"
+
+    samples: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "y"}], "model": "m", "tools": EXAMPLES["its result"]["tools"],
+        "tool_choice": "none", "parallel_tool_calls": False, "stream": False, "stream_options": {"include_usage": True},
+        "response_format": {"type": "json_object"}, "logit_bias": {"1": 1}, "reasoning_effort": "low",
+        "verbosity": "low", "metadata": {"a": "b"}, "n": 2, "top_logprobs": 2, "max_tokens": 2,
+        "max_completion_tokens": 2,
+        "seed": 2,
+        "temperature": 0.5, "top_p": 0.5, "presence_penalty": 0.5, "frequency_penalty": 0.5,
+    }  # fmt: skip
+    for name in WORDS:
+        value = samples.get(name, "text" if name not in ("store", "logprobs") else True)
+        everything = outcome(name, value, frozenset(DEFAULTS) - {"user"})
+        assert everything == effect(name), name
+        if effect(name) == "passed on" and name != "tool_choice":  # a model may always be offered no tools
+            assert outcome(name, value, frozenset()) == "refused"
+
+
+# ---------------------------------------------------------------------------------------------- whatever it allows
+
+
+def values_of(schema: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
+    """Values that a schema of the document allows."""
+    if "$ref" in schema:
+        return st.deferred(lambda: values_of(SCHEMAS[schema["$ref"].rpartition("/")[2]], depth))
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if "anyOf" in schema:
+        return st.one_of([values_of(option, depth) for option in schema["anyOf"]])
+    low, high = schema.get("minimum"), schema.get("maximum")
+    match schema.get("type"):
+        case "string" if "pattern" in schema:
+            return st.from_regex(schema["pattern"].replace("(?!\\n)$", r"\Z"))
+        case "string":
+            return st.text(min_size=schema.get("minLength", 0), max_size=min(schema.get("maxLength", 5), 5))
+        case "integer":
+            return st.integers(low, high)
+        case "number":
+            return st.floats(low, high)
+        case "boolean":
+            return st.booleans()
+        case "null":
+            return st.none()
+        case "array":
+            return st.lists(values_of(schema["items"], depth), min_size=schema.get("minItems", 0), max_size=4)
+        case "object":
+            return objects_of(schema, depth)
+    return st.recursive(st.none() | st.integers(), lambda inner: st.lists(inner, max_size=2), max_leaves=3)
+
+
+def objects_of(schema: dict[str, Any], depth: int) -> st.SearchStrategy[Any]:
+    properties = {name: values_of(inner, depth + 1) for name, inner in schema.get("properties", {}).items()}
+    required = set(schema.get("required", ()))
+    optional = {name: values for name, values in properties.items() if name not in required}
+    known = st.fixed_dictionaries({name: properties[name] for name in required}, optional=optional)
+    extra = schema.get("additionalProperties", depth > 0 and {})
+    if extra is False:
+        return known
+    names = values_of({"type": "string", **schema.get("propertyNames", {})})
+    more = st.dictionaries(names, values_of(extra or {}), max_size=2)
+    return st.builds(lambda known, more: {**more, **known}, known, more)
+
+
+BODIES = values_of(SCHEMAS["ChatBody"])
+ODD = st.sampled_from([None, True, 0, -1, 1.5, 2**70, "", "x", [], {}, [None], {"type": "x"}, [{}], "a" * 600])
+
+
+@settings(max_examples=150)
+@given(BODIES)
+def test_what_the_document_allows_is_taken_unless_its_parts_do_not_fit_each_other(body):
+    VALID.validate(body)
+    outcome = read(body)
+    if isinstance(outcome, ApiError):
+        assert outcome.param is not None
+        assert BETWEEN.fullmatch(outcome.param), outcome.message
+        assert outcome.code is None or not outcome.param.startswith("messages"), outcome.message
+
+
+def spoilt(body: dict[str, Any], draw: st.DataObject) -> dict[str, Any]:
+    """The body with one thing in it changed, taken away or added, anywhere."""
+    body = copy.deepcopy(body)
+    place: Any = body
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if isinstance(place, dict):
+            keys.append("odd")
+        if not keys:
+            return body
+        key = draw.draw(st.sampled_from(keys))
+        inner = place[key] if key != "odd" else None
+        if isinstance(inner, dict | list) and inner and draw.draw(st.booleans()):
+            place = inner
+        elif inner is not None and draw.draw(st.booleans()):
+            del place[key]
+            return body
+        else:
+            place[key] = draw.draw(ODD)
+            return body
+
+
+TYPICAL = st.sampled_from(list(EXAMPLES.values())) | BODIES
+
+
+@settings(max_examples=250)
+@given(TYPICAL, st.data())
+def test_what_the_document_does_not_allow_is_refused(body, data):
+    body = spoilt(body, data)
+    outcome = read(body)
+    if not VALID.is_valid(body):
+        assert isinstance(outcome, ApiError), body
+    elif isinstance(outcome, ApiError):
+        assert BETWEEN.fullmatch(outcome.param or ""), outcome.message

@@ -119,8 +119,8 @@ class Door:
         if request.writer.output_size > 0:
             raise ConnectionError("the response had begun")
         response = web.json_response(error.body(), status=error.status, headers=error.headers)
-        if close or error.status in (408, 413) or self.closing:
-            # What is left of a body must not be taken for the next request.
+        if close or error.status in (408, 413) or self.closing or request.method == "CONNECT":
+            # What is left of a body, or meant for a tunnel, must not be taken for the next request.
             response.force_close()
         return self._dress(request, response)
 

@@ -80,7 +80,9 @@ async def check_bind(host: str, tokens_exist: bool) -> Binding:
     """Find what a host stands for; refused when others could reach it and nobody has a token to show."""
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        if not host.isprintable():  # the system would stop reading at a zero byte
+            raise UnicodeError
+        found = await loop.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "it is not a name"
         raise ConfigError(

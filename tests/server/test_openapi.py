@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from everloop.server.errors import ApiError
 from everloop.server.openapi import EXAMPLES, document
@@ -151,7 +151,9 @@ def objects_of(schema: dict[str, Any], depth: int) -> st.SearchStrategy[Any]:
 
 
 BODIES = values_of(SCHEMAS["ChatBody"])
-ODD = st.sampled_from([None, True, 0, -1, 1.5, 2**70, "", "x", [], {}, [None], {"type": "x"}, [{}], "a" * 600])
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, 0, -1, 1.5, 2**70, "", "x", [], {}, [None], {"type": "x"}, [{}], "a" * 600]
+)
 
 
 @settings(max_examples=150)

@@ -13,7 +13,9 @@ from everloop.providers.base import Delta, ProviderError
 from everloop.providers.openai import OpenAIProvider, Timeouts
 from everloop.testing import FakeOpenAI
 
-from .streams import ASK, until, watch
+from .streams import ASK, END, sse, until, watch
+
+COMMENT = b": reading the prompt\n\n"
 
 
 def timed(server: FakeOpenAI, **seconds: float) -> OpenAIProvider:
@@ -29,13 +31,42 @@ async def test_a_first_token_that_does_not_come_ends_the_wait(server):
     await provider.close()
 
 
-async def test_comments_do_not_count_as_tokens(server):
-    provider = timed(server, first_token=0.15, token=5)
-    server.raw(b": ping\n\n" * 100, piece=9, token_delay=0.01)
+async def test_a_server_that_reads_its_prompt_is_waited_for_while_it_gives_signs_of_life(server):
+    provider = timed(server, first_token=0.3, token=0.3, total=30)
+    server.raw(COMMENT * 80 + sse({"content": "read"}, END), piece=len(COMMENT), token_delay=0.01)
     started = time.monotonic()
-    with pytest.raises(ProviderError, match=r"no first token within 0.15 s"):
+    assert (await watch(provider))[1].content == "read"
+    assert time.monotonic() - started > 0.6
+    await provider.close()
+
+
+async def test_signs_of_life_do_not_keep_an_answer_that_never_begins_for_ever(server):
+    provider = timed(server, first_token=0.15, token=0.15, total=0.5)
+    server.raw(COMMENT * 1000, piece=len(COMMENT), token_delay=0.01)
+    started = time.monotonic()
+    with pytest.raises(ProviderError, match=r"no token") as error:
         await watch(provider)
-    assert time.monotonic() - started < 0.9
+    assert 0.4 < time.monotonic() - started < 3
+    assert error.value.retryable
+    await provider.close()
+
+
+async def test_signs_of_life_do_not_keep_a_dead_answer_for_ever(server):
+    provider = timed(server, first_token=0.3, token=0.15)
+    server.raw(sse({"content": "one "}, done=False) + COMMENT * 1000, piece=len(COMMENT), token_delay=0.01)
+    started = time.monotonic()
+    with pytest.raises(ProviderError, match=r"nothing came for 0.15 s"):
+        await watch(provider)
+    assert time.monotonic() - started < 4
+    await provider.close()
+
+
+async def test_a_sign_of_life_never_shortens_the_wait_for_the_first_token(server):
+    provider = timed(server, first_token=5, token=0.1)
+    server.raw(COMMENT + sse({"content": "late"}, END), piece=len(COMMENT), token_delay=0.3)
+    stream = provider.stream(ASK)
+    assert await anext(stream) == Delta("late")
+    await stream.aclose()
     await provider.close()
 
 

@@ -183,8 +183,8 @@ class Endpoint:
 class TimedReader:
     """Reads a stream within its time-outs, for the price of one timer that mostly does not move.
 
-    Only data keeps it waiting, so whoever finds some sets `heard`: comments that keep a connection alive do not
-    count. The clock stands still while nobody reads.
+    Whoever finds data sets `heard`; a comment or a ping is `alive`, for as long as the reader's owner says. The clock
+    stands still while nobody reads.
     """
 
     def __init__(self, endpoint: Endpoint, response: Response, started: float) -> None:
@@ -212,6 +212,13 @@ class TimedReader:
             raise self._endpoint._failure(error, self._late) from error
         finally:
             self._deadline = math.inf
+
+    def alive(self) -> None:
+        """Wait for the next token as if one had come just now, if that is longer."""
+        seconds = self._endpoint.timeouts.token
+        due = self._loop.time() + seconds
+        if due > self._due:
+            self._due, self._late = due, f"gave signs of life and no token: nothing came for {seconds:g} s"
 
     def stop(self) -> None:
         if self._timer is not None:

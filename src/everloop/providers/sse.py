@@ -12,6 +12,7 @@ from .base import Delta, LLMResponse, ProviderError, ToolCallRequest
 
 FINAL_ERRORS = frozenset({400, 401, 403, 404, 413, 422})  # asking again gives the same
 MAX_CALLS = 512
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Function(msgspec.Struct, gc=False):
@@ -31,6 +32,7 @@ class Piece(msgspec.Struct, gc=False):
     content: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
+    thinking: Any = None
     refusal: Any = None
     tool_calls: list[CallPiece | None] | None = None
 
@@ -61,6 +63,7 @@ class Lines:
         self._parts: list[bytes] = []
         self._size = 0
         self._limit = limit
+        self._first = True
 
     def feed(self, data: bytes) -> list[bytes]:
         lines = data.split(b"\n")
@@ -68,6 +71,8 @@ class Lines:
             self._parts.append(lines[0])
             lines[0] = b"".join(self._parts)
             self._parts, self._size = [], 0
+        if self._first and len(lines) > 1:
+            self._first, lines[0] = False, lines[0].removeprefix(BYTE_ORDER_MARK)
         if tail := lines.pop():
             self._parts.append(tail)
             self._size += len(tail)
@@ -77,7 +82,8 @@ class Lines:
 
     def rest(self) -> bytes:
         """The last line, when the stream ended without a line end."""
-        return b"".join(self._parts)
+        line = b"".join(self._parts)
+        return line.removeprefix(BYTE_ORDER_MARK) if self._first else line
 
 
 class PartialCall:
@@ -183,13 +189,14 @@ class Answer:
 
     def _take(self, piece: Piece, odd: bool, whole: bool) -> Delta | None:
         text = piece.content
+        thoughts = piece.reasoning_content or piece.reasoning or piece.thinking or ""
+        if type(thoughts) is not str:
+            thoughts = text_of(thoughts)
         if type(text) is not str:
+            thoughts = thoughts or thoughts_of(text)
             text = text_of(text)
         if piece.refusal:
             text += text_of(piece.refusal)
-        thoughts = piece.reasoning_content or piece.reasoning or ""
-        if type(thoughts) is not str:
-            thoughts = text_of(thoughts)
         if odd or self._half:
             text, thoughts = self._mend(text), clean(thoughts)
         if thoughts:
@@ -339,6 +346,12 @@ def text_of(content: Any) -> str:
     if isinstance(content, list):
         return "".join(text_of(part.get("text")) for part in content if isinstance(part, dict))
     return ""
+
+
+def thoughts_of(content: Any) -> str:
+    """The thoughts among the parts of a content field."""
+    parts = content if isinstance(content, list) else ()
+    return "".join(text_of(part.get("thinking")) for part in parts if isinstance(part, dict))
 
 
 def one_line(text: str, limit: int = 300) -> str:

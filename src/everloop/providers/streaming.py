@@ -9,7 +9,7 @@ from typing import Protocol
 
 from .base import Delta, LLMResponse, ProviderError
 from .http import Endpoint, TimedReader
-from .sse import Lines, one_line
+from .sse import BYTE_ORDER_MARK, Lines, one_line
 
 LAST_WORDS = 5.0  # seconds a server has for its last events once the answer has ended
 
@@ -41,16 +41,21 @@ async def stream_answer(
         return
     lines, reader = Lines(limit), TimedReader(endpoint, response, started)
     ping, last = False, -math.inf  # whether the next data is only a sign of life, and when there was other data
+    patience = endpoint.timeouts.first_token
     try:
         while not answer.over():
             data = await _read(reader, answer)
             for line in lines.feed(data) if data else (lines.rest(),):
                 if line[:5] != b"data:":
-                    ping = line[:6] == b"event:" and line[6:].strip() == b"ping"
+                    if line[:1] != b":":
+                        ping = line[:6] == b"event:" and line[6:].strip() == b"ping"
+                    elif clock() < (started + endpoint.timeouts.total if last < 0 else last + patience):
+                        reader.alive()  # such as a local server's while it reads a long prompt
                     continue
                 if ping:
                     # A model may think in silence, so a sign of life counts, but not for ever.
-                    reader.heard = clock() - last < endpoint.timeouts.first_token
+                    if clock() < last + patience:
+                        reader.alive()
                     continue
                 reader.heard, last = True, clock()
                 if (payload := line[5:].strip()) and (delta := answer.feed(payload)):
@@ -72,6 +77,7 @@ async def stream_answer(
 
 def feed_whole(answer: Growing, data: bytes, where: str) -> Delta | None:
     """Take a whole body in; what is no JSON at all is mostly the wrong address."""
+    data = data.removeprefix(BYTE_ORDER_MARK)
     if data.lstrip()[:1] != b"{":
         raise ProviderError(
             f"{where} answered with something that is not JSON (is the base URL right? it mostly "

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,13 @@ CLIENTS = {
     "litellm": ("litellm", "run_litellm.py"),
     "langchain": ("langchain-openai", "run_langchain.py"),
 }
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that another process brings about."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)
 
 
 def bare_environment(home: Path, settings: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -122,9 +129,6 @@ async def serving(folder: Path, model: str = "tools-0x0") -> AsyncIterator[Serve
                 "EVERLOOP_MODEL": model,
             },
         )
-        if os.environ.get("FAKE_ONLY"):  # XXX dev
-            yield Served(behind.base_url.removesuffix("/v1"), "k", model, behind, environment)
-            return
         token = await _new_token(environment)
         process = await asyncio.create_subprocess_exec(
             *COMMAND, "serve", "--port", "0", env=environment, cwd=workspace, stderr=asyncio.subprocess.PIPE

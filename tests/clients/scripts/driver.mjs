@@ -14,7 +14,8 @@ export async function run(actions) {
     try {
       result = await actions[asked.do](asked);
     } catch (error) {
-      result = { raised: error.constructor.name, message: error.message, status: error.status ?? error.statusCode };
+      const { message, status, statusCode } = error;
+      result = { raised: [error.constructor.name], message, status: status ?? statusCode };
     }
     process.stdout.write(JSON.stringify(result) + "\n");
   }

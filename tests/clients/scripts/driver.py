@@ -27,6 +27,6 @@ def run(**actions):
         try:
             result = actions[command.pop("do")](SimpleNamespace(**command))
         except Exception as error:
-            status = getattr(error, "status_code", None)
-            result = {"raised": type(error).__name__, "message": str(error), "status": status}
+            names = [kind.__name__ for kind in type(error).__mro__]  # all that an `except` could name
+            result = {"raised": names, "message": str(error), "status": getattr(error, "status_code", None)}
         out.write(json.dumps(result) + "\n")

@@ -16,6 +16,7 @@ def client(asked):
         "model_id": "everloop",
         "model_name": asked.model,
         "api_base": asked.base_url,
+        "api_key_name": "everloop",
         "supports_tools": True,
         "vision": True,
     }

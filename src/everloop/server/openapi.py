@@ -110,16 +110,21 @@ def document() -> Json:
 
 
 def _chat() -> Json:
-    events = "Events whose data is a `Chunk`, or an `Error` when the answer breaks off; the last one says `[DONE]`."
+    data = "A `Chunk`, or an `Error` when the answer breaks off; at the end `[DONE]`."
+    event = {"type": "object", "properties": {"data": {"type": "string", "description": data}}, "required": ["data"]}
     return {
         "operationId": "create_chat_completion",
         "summary": "An answer of the agent.",
         "security": [{"token": []}, {}],
         "parameters": [
             _header(
-                "X-Session", "The session that the server keeps; then only the last message of the request counts."
+                "X-Session",
+                "The session that the server keeps; then only the last message of the request counts.",
+                {"minLength": 1, "maxLength": 200},
             ),
-            _header("Idempotency-Key", "With `X-Session`: a request that is repeated gets the answer of the first."),
+            _header(
+                "Idempotency-Key", "With `X-Session`: a request that is repeated gets the answer of the first.", {}
+            ),
         ],
         "requestBody": {
             "required": True,
@@ -135,7 +140,7 @@ def _chat() -> Json:
                 "description": "The answer.",
                 "content": {
                     "application/json": {"schema": _ref(Completion)},
-                    "text/event-stream": {"schema": {"type": "string", "description": events}},
+                    "text/event-stream": {"schema": event},
                 },
             },
             **_errors(*ERRORS),
@@ -174,8 +179,8 @@ def _model() -> Json:
     return operation
 
 
-def _header(name: str, words: str) -> Json:
-    schema = {"type": "string", "pattern": r"^[!-~]([ -~]{0,198}[!-~])?(?!\n)$"}
+def _header(name: str, words: str, limits: Json) -> Json:
+    schema = {"type": "string", **limits}
     return {"name": name, "in": "header", "required": False, "description": words, "schema": schema}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from .. import events
 from ..messages import Conversation
 from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider, option_keywords
+from .hearing import Hearing, heard
 
 
 async def ask(
@@ -17,12 +18,20 @@ async def ask(
     model: str | None,
     emit: events.Emit | None,
     options: Mapping[str, Any] | None = None,
+    *,
+    text_calls: bool = True,
 ) -> LLMResponse:
-    """The model's whole answer; `emit` is shown it as it comes. `options` go to a provider that honours some."""
+    """The model's whole answer; `emit` is shown it as it comes. `options` go to a provider that honours some.
+
+    `text_calls`: calls of the tools that the model wrote into its text count, where it made none otherwise.
+    """
     wishes = option_keywords(provider, options)
+    callable_tools = tools if text_calls else None
     if emit is not None and isinstance(provider, StreamingProvider):
-        return await _stream(provider, conversation, tools, model, emit, wishes)
+        hearing = Hearing(conversation, callable_tools, emit)
+        return await _stream(provider, conversation, tools, model, hearing, emit, wishes)
     response = await provider.chat(conversation, tools=tools, model=model, **wishes)
+    response = await heard(response, conversation, callable_tools)
     if emit is not None:
         if response.reasoning:
             emit(events.Reasoning(response.reasoning))
@@ -36,21 +45,20 @@ async def _stream(
     conversation: Conversation,
     tools: Sequence[dict[str, Any]] | None,
     model: str | None,
+    hearing: Hearing,
     emit: events.Emit,
     wishes: dict[str, Any],
 ) -> LLMResponse:
-    texts: list[str] = []
     whole: LLMResponse | None = None
     async for item in provider.stream(conversation, tools=tools, model=model, **wishes):
         if isinstance(item, Delta):
             if item.restart:
-                texts.clear()
+                hearing.restart()
                 emit(events.Restarted(item.restart))
             if item.reasoning:
                 emit(events.Reasoning(item.reasoning))
             if item.text:
-                texts.append(item.text)
-                emit(events.Text(item.text))
+                await hearing.take(item.text)
         else:
             whole = item
-    return whole if whole is not None else LLMResponse("".join(texts))
+    return await hearing.end(whole)

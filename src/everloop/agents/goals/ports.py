@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -14,9 +13,9 @@ from ...log import Call, Entry, UserSaid, Written
 from ...messages import Conversation, clean
 from ...providers.base import LLMResponse
 from ...tools.registry import ToolRegistry, ToolResult, as_text, error_result
+from ..hearing import heard
 from ..ports import Tools
 from .activities import Activities
-from .thoughts import ThoughtStream, part_thoughts
 from .window import GoalWindow
 
 log = logging.getLogger(__name__)
@@ -70,49 +69,22 @@ class GoalModel:
         watch = _Watch(emit) if emit is not None else None
         response = await self._call_model(conversation, self._tools, watch)
         self._window.observe(conversation, response)
-        if not isinstance(getattr(response, "content", None), str):
-            answer, thoughts = None, ""
-        else:
-            answer, thoughts = part_thoughts(str(response.content))
-        if watch is not None:
-            watch.end("\n\n".join(filter(None, (getattr(response, "reasoning", None), thoughts))))
-        if not thoughts:
-            return response
-        reasoning = "\n\n".join(filter(None, (response.reasoning, thoughts)))
-        return dataclasses.replace(response, content=answer or None, reasoning=reasoning)
+        response = await heard(response, conversation, None)  # a step of a subclass may not have come by it
+        if watch is not None and not watch.thought and (thoughts := getattr(response, "reasoning", None)):
+            watch(events.Reasoning(clean(thoughts)))
+        return response
 
 
 class _Watch:
-    """Passes on the events of one answer as it comes, with thoughts in its text told as such."""
+    """Passes on the events of one answer as it comes, and knows whether there was a thought among them."""
 
     def __init__(self, emit: events.Emit) -> None:
         self._emit = emit
-        self._stream = ThoughtStream()
-        self._thought = False  # whether any thought was told
+        self.thought = False
 
     def __call__(self, event: events.Event) -> None:
-        match event:
-            case events.Text(text):
-                for is_thought, piece in self._stream.feed(text):
-                    self._show(is_thought, piece)
-            case events.Reasoning(text):
-                self._show(True, text)
-            case events.Restarted():
-                self._stream = ThoughtStream()
-                self._emit(event)
-            case _:
-                self._emit(event)
-
-    def end(self, thoughts: str) -> None:
-        """The answer is whole: tell what was held back, and its thoughts if none were told on the way."""
-        for is_thought, piece in self._stream.rest():
-            self._show(is_thought, piece)
-        if thoughts and not self._thought:
-            self._show(True, clean(thoughts))
-
-    def _show(self, is_thought: bool, text: str) -> None:
-        self._thought |= is_thought
-        self._emit(events.Reasoning(text) if is_thought else events.Text(text))
+        self.thought |= isinstance(event, events.Reasoning)
+        self._emit(event)
 
 
 class ProcessCalls(Protocol):

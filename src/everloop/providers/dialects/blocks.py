@@ -1,0 +1,261 @@
+"""Where calls begin and end in a text that is still coming.
+
+Each function here answers for a place in the text: a `Block`, False for "no call", or None for "more text will tell".
+What it has once answered, more text never changes: that is why an answer reads the same however it is cut up.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from ..base import ToolCallRequest
+from .families import BY_OPENING, ENDS, OPENINGS, begins_call, read_body, sniff_name
+from .mending import BROKEN, Mender, shape, stops, value_end
+from .objects import ARGUMENTS, KEYS, NAMES, calls_of
+from .offered import Offered
+from .pythonic import BEGINS, read_python
+from .shapes import CUT_OFF, MAX_CALLS, Block, Written
+
+LONGEST = 2_000_000  # characters of a call
+_LOOKAHEAD = 48  # no closing mark is longer
+
+Answer = Block | Literal[False] | None
+
+_BETWEEN = re.compile(r"[\s,;]*")
+FENCE_END = re.compile(r"^[ \t]*`{3,}[ \t]*$", re.M)
+_FENCE_STOP = stops(r"^[ \t]*`{3,}[ \t]*$".replace("^", r"(?:(?<=\n)|\A)").replace("$", r"(?=\n|\Z)"))
+_TOOLS_END = re.compile(r"</tools>")
+_TOOLS_STOP = stops(r"</tools>")
+
+
+def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    return found.end() if found else at
+
+
+# ---------------------------------------------------------------------------------------------- calls that are marked
+
+
+def marked_block(text: str, at: int, opening: str, final: bool, offered: Offered, mender: Mender) -> Answer:
+    """The calls that a mark at this place opens."""
+    family = BY_OPENING[opening]
+    start = at if family.inside else at + len(opening)
+    begins = begins_call(text, start, final, offered)
+    if not begins:
+        return begins
+    first = _after(_SPACE, text, start)
+    extent = _json_extent if text[first : first + 1] in ("{", "[") else _tagged_extent
+    found = extent(text, first, ENDS[family.name], final)
+    if found is None:
+        return None
+    stop, end, complete = found
+    written = read_body(text[first:stop], mender, complete)
+    return Block(end, [offered.told(call) for call in written[:MAX_CALLS]], text[first:stop])
+
+
+_SPACE = re.compile(r"\s*")
+Extent = tuple[int, int, bool]  # where what is to be read stops, where the block ends, whether a mark ended it
+
+
+def _json_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Extent | None:
+    """Values of JSON one after the other, then perhaps the mark that ends them."""
+    ending = _json_stops(end)
+    place = at
+    while True:
+        closed = value_end(text, place, ending)
+        if closed is None:
+            if not final and len(text) - at < LONGEST:
+                return None
+            found = end.search(text, place)  # a quote too many: then the first mark must do
+            return (found.start(), found.end(), True) if found else (len(text), len(text), False)
+        stop, whole = closed
+        if not whole:
+            return stop, _after(end, text, stop), True
+        place = _after(_BETWEEN, text, stop)
+        ahead = text[place : place + _LOOKAHEAD]
+        if not final and len(ahead) < _LOOKAHEAD and (not ahead or ahead[0] in "<[("):
+            return None
+        if found := end.match(text, place):
+            return stop, found.end(), True
+        if not ahead or ahead[0] not in "{[" or ahead.startswith("[TOOL_"):
+            return stop, stop, True
+
+
+_STOPS: dict[str, re.Pattern[str]] = {}
+
+
+def _json_stops(end: re.Pattern[str]) -> re.Pattern[str]:
+    if end.pattern not in _STOPS:
+        _STOPS[end.pattern] = stops(end.pattern)
+    return _STOPS[end.pattern]
+
+
+def _tagged_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Extent | None:
+    found = end.search(text, at)
+    if found is not None:
+        return found.start(), found.end(), True
+    return (len(text), len(text), False) if final or len(text) - at > LONGEST else None
+
+
+# ---------------------------------------------------------------------------------------------- calls in plain JSON
+
+_KEY = re.compile(r"\[?\s*\{\s*([\"'])(\w{1,24})\1\s*:\s*")
+_KEY_MAY = re.compile(r"\[?\s*(?:\{\s*(?:[\"'](?:\w{0,24}(?:[\"']\s*)?)?)?)?\Z")
+_NAME = re.compile(r"([\"'])([^\"'\n]{1,160})\1")
+_NAME_MAY = re.compile(r"(?:[\"'][^\"'\n]{0,160})?\Z")
+_CALL = re.compile(r"\[\s*([A-Za-z_][\w.]{0,160})\s*\(")
+_CALL_MAY = re.compile(r"\[\s*(?:[A-Za-z_][\w.]{0,160}\s*)?\Z")
+_BRACKETS = tuple(opening for opening in (*OPENINGS, "[THINK]") if opening[0] == "[")
+
+
+def may_be_call(text: str, at: int, final: bool, offered: Offered) -> bool | None:
+    """Whether the bracket here may be the first of a call, by its first key; None while that is open."""
+    if key := _KEY.match(text, at):
+        if key[2] not in KEYS:
+            return False
+        if key[2] not in NAMES:
+            return True
+        if name := _NAME.match(text, key.end()):
+            return name[2] in offered
+        if text[key.end() : key.end() + 1] in ("{", "["):
+            return True
+        return None if not final and _NAME_MAY.match(text, key.end()) else False
+    if call := _CALL.match(text, at):
+        return call[1] in offered or call[1].rpartition(".")[0] in offered
+    if final:
+        return False
+    head = text[at : at + 16]
+    if any(opening.startswith(head) for opening in _BRACKETS):
+        return None
+    return None if _KEY_MAY.match(text, at) or _CALL_MAY.match(text, at) else False
+
+
+def bare_block(text: str, at: int, final: bool, offered: Offered, mender: Mender) -> Answer:
+    """The call or calls of the object or list at this place."""
+    may = may_be_call(text, at, final, offered)
+    if not may:
+        return may
+    found = value_end(text, at)
+    if found is None:
+        return _cut_off(text, at, offered, final)
+    calls = _calls(text[at : found[0]], offered, mender)
+    return Block(found[0], calls, text[at : found[0]]) if calls else False
+
+
+def fenced_block(text: str, at: int, final: bool, offered: Offered, mender: Mender, *, tools: bool = False) -> Answer:
+    """The calls of a fence (or of <tools>) whose inside begins here: nothing else may stand in it."""
+    place = _after(_SPACE, text, at)
+    if place >= len(text):
+        return False if final else None
+    if text[place] == "<":
+        return _fenced_marks(text, place, final, offered, mender)
+    ending, stopping = (_TOOLS_END, _TOOLS_STOP) if tools else (FENCE_END, _FENCE_STOP)
+    calls: list[Block] = []
+    first = place
+    while text[place : place + 1] in ("{", "["):
+        may = may_be_call(text, place, final, offered)
+        if not may:
+            return may
+        found = value_end(text, place, stopping)
+        if found is None:
+            return _cut_off(text, place, offered, final)
+        block = _calls(text[place : found[0]], offered, mender)
+        if not block or len(calls) > MAX_CALLS:
+            return False
+        calls.append(Block(found[0], block, ""))
+        place = _after(_BETWEEN, text, found[0])
+        if not final and place >= len(text):
+            return None
+    end = _fence_end(text, place, ending, final)
+    if not calls or not end:
+        return None if calls and end is None else False
+    return Block(end, [call for block in calls for call in block.calls], text[first:place])
+
+
+def python_block(text: str, at: int, final: bool, offered: Offered) -> Answer:
+    """The calls of a fence whose language says that they are calls, written as Python."""
+    head = BEGINS.match(text, at)
+    if head is None:
+        return None if not final and len(text) - at < 160 and _PYTHON_MAY.match(text, at) else False
+    if head[1] not in offered and head[1].rpartition(".")[0] not in offered and head[1] != "print":
+        return False
+    found = FENCE_END.search(text, at)
+    if found is None or (not final and found.end() == len(text)):
+        if not final:
+            return None
+        end = stop = len(text)
+    else:
+        stop, end = found.start(), found.end()
+    calls = _taken(read_python(text[at:stop]), offered)
+    return Block(end, calls, text[at:stop]) if calls else False
+
+
+_PYTHON_MAY = re.compile(r"\s*(?:print\(?\s*)?[\w.]*\Z")
+
+
+def _fenced_marks(text: str, place: int, final: bool, offered: Offered, mender: Mender) -> Answer:
+    """A fence around calls that have their own marks."""
+    calls: list[Block] = []
+    first = place
+    while text[place : place + 1] == "<":
+        opening = next((one for one in OPENINGS if text.startswith(one, place)), None)
+        if opening is None:
+            ahead = text[place : place + 40]
+            return None if not final and any(one.startswith(ahead) for one in OPENINGS) else False
+        block = marked_block(text, place, opening, final, offered, mender)
+        if not block:
+            return block
+        if len(calls) > MAX_CALLS:
+            return False
+        calls.append(block)
+        place = _after(_BETWEEN, text, block.end)
+        if not final and place >= len(text):
+            return None
+    end = _fence_end(text, place, FENCE_END, final)
+    if not end:
+        return None if end is None else False
+    return Block(end, [call for block in calls for call in block.calls], text[first:place])
+
+
+def _fence_end(text: str, place: int, ending: re.Pattern[str], final: bool) -> int | Literal[False] | None:
+    """Where the fence ends that must end here; also by the end of the answer."""
+    found = ending.match(text, place)
+    if found is not None:
+        return None if not final and found.end() == len(text) and ending is FENCE_END else found.end()
+    if place >= len(text):
+        return place if final else None
+    if final or len(text) - place >= 8:
+        return False
+    return None if text[place] in "`<" else False
+
+
+def _cut_off(text: str, at: int, offered: Offered, final: bool) -> Answer:
+    """An object without an end: the model hears of it if it was to be a call of a tool."""
+    if not final:
+        return None if len(text) - at < LONGEST else False
+    depth, open_string = shape(text[at:])
+    source = text[at:].rstrip()
+    if depth == 1 and not open_string and source.endswith("}"):  # all but the last bracket
+        calls = _calls(source, offered, Mender())
+        return Block(len(text), calls, source) if calls else False
+    name = sniff_name(source)
+    if name not in offered or not any(f'"{key}"' in source[:4096] for key in ARGUMENTS):
+        return False
+    return Block(len(text), [offered.told(Written(name, problem=CUT_OFF))], source)
+
+
+def _calls(source: str, offered: Offered, mender: Mender) -> list[ToolCallRequest]:
+    if _CALL.match(source):
+        return _taken(read_python(source), offered)
+    try:
+        value = mender.read(source)
+        return _taken(None if value is BROKEN else calls_of(value, mender, strict=True), offered)
+    except RecursionError:
+        return []
+
+
+def _taken(written: list[Written] | None, offered: Offered) -> list[ToolCallRequest]:
+    """All of them as calls, or none: a list of which one is no call is data."""
+    calls = [offered.taken(call) for call in (written or ())[:MAX_CALLS]]
+    return [call for call in calls if call is not None] if None not in calls else []

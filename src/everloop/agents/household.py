@@ -52,8 +52,8 @@ class Household:
         """Take up the work that waits in the store, and whatever comes, until cancelled."""
         neighbours = Neighbours(self.store, self._worker, self._changed.set)
         await self.agent(OWN)  # also fires everybody's scheduled work
-        await neighbours.join()
         try:
+            await neighbours.join()
             while True:
                 self._changed.clear()  # before looking: what comes meanwhile sets it again
                 for owner in {owner for owner, _ in await self.store.ready(self._worker)} - self._agents.keys():

@@ -70,7 +70,7 @@ class Server:
 
     def _app(self) -> web.Application:
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/chat/completions", self._chat.handle)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_get("/healthz", self._healthz)

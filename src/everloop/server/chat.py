@@ -54,7 +54,7 @@ class ChatHandler:
         self._honours = honours(household.provider)
         self.stopping = False  # the server is: turns that are not over are left open on disk
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         asked = await self._read(request)
         try:
             if asked.chat.stream:

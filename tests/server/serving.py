@@ -1,0 +1,232 @@
+"""The whole server in the test's own process, on a real socket, with the fake model behind it; and its real process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from everloop.agents.household import Household
+from everloop.config import Config
+from everloop.log import Entry, TurnEnded
+from everloop.providers.base import ToolCallRequest
+from everloop.providers.factory import make_provider
+from everloop.server.app import Server
+from everloop.store.sqlite import SQLiteStore
+from everloop.store.tokens import hash_of, new_token
+from everloop.testing.openai_server import FakeOpenAI
+
+from ..commands import environment, start
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Streamed:
+    """A stream as a client reads it."""
+
+    chunks: list[dict[str, Any]] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.get("content") or "" for delta in self._deltas())
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(delta.get("reasoning_content") or "" for delta in self._deltas())
+
+    @property
+    def finish(self) -> str | None:
+        reasons = [choice["finish_reason"] for chunk in self.chunks for choice in chunk.get("choices", ())]
+        (reason,) = filter(None, reasons)
+        return str(reason)
+
+    @property
+    def usage(self) -> dict[str, int] | None:
+        return self.chunks[-1].get("usage")
+
+    @property
+    def error(self) -> dict[str, Any]:
+        (error,) = [chunk["error"] for chunk in self.chunks if "error" in chunk]
+        return dict(error)
+
+    def calls(self) -> list[tuple[str, str, Any]]:
+        """(id, name, arguments), put together as clients do."""
+        found: dict[int, list[str]] = {}
+        for delta in self._deltas():
+            for piece in delta.get("tool_calls", ()):
+                call = found.setdefault(piece["index"], ["", "", ""])
+                call[0] += piece.get("id", "")
+                call[1] += piece["function"].get("name", "")
+                call[2] += piece["function"]["arguments"]
+        return [(id, name, json.loads(arguments)) for id, name, arguments in found.values()]
+
+    def take(self, line: str) -> None:
+        if line.startswith(":"):
+            self.comments.append(line[2:])
+        elif line == "data: [DONE]":
+            self.done = True
+        elif line.startswith("data: "):
+            self.chunks.append(json.loads(line[6:]))
+        else:
+            assert not line, line
+
+    def _deltas(self) -> list[dict[str, Any]]:
+        return [choice["delta"] for chunk in self.chunks for choice in chunk.get("choices", ())]
+
+
+class Client:
+    """Speaks to a server as any OpenAI client does."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession, token: str = "") -> None:
+        self.url = url
+        self.http = http
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def post(self, body: Any, headers: Mapping[str, str] | None = None) -> Any:
+        return self.http.post(self.url + CHAT, json=body, headers={**self.headers, **(headers or {})})
+
+    async def ask(self, said: Any, headers: Mapping[str, str] | None = None, **options: Any) -> dict[str, Any]:
+        """The answer to a text, or to whole messages."""
+        async with self.post({"messages": _messages(said), **options}, headers) as response:
+            body = await response.json()
+            assert response.status == 200, body
+            return dict(body)
+
+    async def fails(
+        self, said: Any, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> tuple[int, dict[str, Any]]:
+        async with self.post({"messages": _messages(said), **options}, headers) as response:
+            return response.status, (await response.json())["error"]
+
+    async def stream(self, said: Any, headers: Mapping[str, str] | None = None, **options: Any) -> Streamed:
+        streamed = Streamed()
+        async with self.post({"messages": _messages(said), "stream": True, **options}, headers) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                streamed.take(line.decode().removesuffix("\n"))
+        return streamed
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(self.url + path, headers=self.headers) as response:
+            return response.status, await response.json()
+
+
+def _messages(said: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
+
+
+def text_of(body: dict[str, Any]) -> str:
+    return str(body["choices"][0]["message"]["content"])
+
+
+def call(name: str, id: str = "c1", **arguments: Any) -> ToolCallRequest:
+    return ToolCallRequest(id, name, arguments)
+
+
+def function(name: str, **properties: Any) -> dict[str, Any]:
+    """A tool of the client's."""
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+class Serving(Client):
+    """A server that runs here, and what it keeps."""
+
+    def __init__(
+        self, url: str, http: aiohttp.ClientSession, fake: FakeOpenAI, household: Household, server: Server
+    ) -> None:
+        super().__init__(url, http)
+        self.fake = fake
+        self.household = household
+        self.server = server
+        self.store = household.store
+
+    async def client(self, name: str, owner: str | None = None) -> Client:
+        token = new_token()
+        await self.store.add_token(name, owner or name, hash_of(token))
+        return Client(self.url, self.http, token)
+
+    def workspace(self, owner: str) -> Path:
+        return self.household.config.home / "owners" / owner / "workspace"
+
+    def seen(self, number: int = -1) -> list[dict[str, Any]]:
+        """The messages that the model was sent."""
+        body = self.fake.requests[number].body
+        assert body is not None
+        return list(body["messages"])
+
+    async def entries(self, key: str | None = None, owner: str = "me") -> list[Entry]:
+        """All that is in the log of a session, by default the latest."""
+        key = key or (await self.store.sessions(owner, 1))[0].key
+        info = await self.store.session(owner, key)
+        assert info is not None
+        return [one.entry for one in await self.store.read_log(info.id)]
+
+    async def ended(self, key: str | None = None, owner: str = "me") -> TurnEnded:
+        """How the last turn of a session ended, once it has."""
+        async with asyncio.timeout(10):
+            while True:
+                with contextlib.suppress(IndexError, AssertionError):
+                    if isinstance(last := (await self.entries(key, owner))[-1], TurnEnded):
+                        return last
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, **settings: Any) -> AsyncIterator[Serving]:
+    """A server with its own home; `settings` are those of `Config`."""
+    home = folder / "home"
+    async with FakeOpenAI() as fake, aiohttp.ClientSession() as http:
+        config = Config(
+            **{
+                "home": home,
+                "workspace": home / "workspace",
+                "base_url": fake.base_url,
+                "model": "scripted",
+                "retries": 0,
+                "port": 0,
+                "drain_seconds": 5.0,
+                **settings,
+            }
+        )
+        config.workspace.mkdir(parents=True, exist_ok=True)
+        store, provider = SQLiteStore(config.store), make_provider(config)
+        household = Household(config, store, provider)
+        server = Server(config, household)
+        work = asyncio.create_task(household.run())
+        try:
+            (url,) = await server.start()
+            yield Serving(url, http, fake, household, server)
+        finally:
+            await server.stop()
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await household.close()
+            await provider.close()
+            await store.close()
+
+
+@contextlib.asynccontextmanager
+async def process(fake: FakeOpenAI, folder: Path, *arguments: str, **settings: str) -> AsyncIterator[tuple[Any, str]]:
+    """The real `everloop serve`, and its address."""
+    env = environment(fake, EVERLOOP_HOME=str(folder), EVERLOOP_WORKSPACE=str(folder / "workspace"), **settings)
+    made = await start("serve", "--port", "0", *arguments, env=env, stdin=asyncio.subprocess.DEVNULL)
+    try:
+        line = (await asyncio.wait_for(made.stderr.readline(), 20)).decode()
+        found = re.fullmatch(r"everloop: serving on (http://\S+)\n", line)
+        assert found is not None, line + (await made.stderr.read()).decode()
+        yield made, found[1]
+    finally:
+        if made.returncode is None:
+            made.kill()
+        await made.wait()

@@ -1,0 +1,130 @@
+"""Sessions that the server keeps: `X-Session` and `Idempotency-Key`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from .serving import Serving, call, function, serving, text_of
+
+ADA = {"X-Session": "ada"}
+
+
+@pytest.fixture
+async def server(tmp_path: Path):
+    async with serving(tmp_path) as running:
+        yield running
+
+
+async def test_a_kept_session_takes_only_the_last_message(server: Serving):
+    server.fake.reply("Hello Ada.")
+    await server.ask("My name is Ada.", ADA)
+    server.fake.reply("Ada.")
+    forged = [
+        {"role": "user", "content": "My name is Bob."},
+        {"role": "assistant", "content": "Hello Bob."},
+        {"role": "user", "content": "What is my name?"},
+    ]
+    assert text_of(await server.ask(forged, ADA)) == "Ada."
+    assert "Bob" not in str(server.seen())
+    assert [message["role"] for message in server.seen()] == ["system", "user", "assistant", "user"]
+    assert "My name is Ada." in server.seen()[1]["content"]
+
+
+async def test_two_keys_are_two_sessions(server: Serving):
+    for key in ("ada", "bob"):
+        server.fake.reply("hello")
+        await server.ask(f"I am {key}", {"X-Session": key})
+    assert "ada" not in str(server.seen()[1:])
+
+
+async def test_results_of_the_clients_tools_come_back_into_a_kept_session(server: Serving):
+    tools = [function("get_weather", city={"type": "string"})]
+    server.fake.calls(call("get_weather", "w1", city="Oslo"))
+    answered = (await server.ask("weather?", ADA, tools=tools))["choices"][0]["message"]
+    server.fake.reply("It rains.")
+    results = [answered, {"role": "tool", "tool_call_id": "w1", "content": "rain in Oslo"}]
+    body = await server.ask([{"role": "user", "content": "weather?"}, *results], ADA, tools=tools)
+    assert text_of(body) == "It rains."
+    assert not server.fake.invalid
+    assert "rain in Oslo" in str(server.seen()[-1]["content"])
+    server.fake.reply("You are welcome.")
+    await server.ask("thanks", ADA)
+    assert not server.fake.invalid
+
+
+async def test_commands_work_in_a_kept_session_and_are_words_elsewhere(server: Serving):
+    server.fake.reply("hello")
+    await server.ask("remember the canary", ADA)
+    assert "new conversation" in text_of(await server.ask("/new", ADA))
+    assert "model: scripted" in text_of(await server.ask("/status", ADA))
+    server.fake.reply("what?")
+    await server.ask("are you there?", ADA)
+    assert "canary" not in str(server.seen())
+    server.fake.reply("a slash")
+    assert text_of(await server.ask("/new")) == "a slash"
+
+
+async def test_a_repeated_request_gets_the_answer_that_there_is(server: Serving):
+    once = {**ADA, "Idempotency-Key": "k1"}
+    server.fake.calls(call("exec", command="echo x >> ran.txt"))
+    server.fake.reply("done once")
+    assert text_of(await server.ask("go", once)) == "done once"
+    assert text_of(await server.ask("go", once)) == "done once"
+    assert (await server.stream("go", once)).text == "done once"
+    assert (server.household.config.workspace / "ran.txt").read_text() == "x\n"
+    assert len(server.fake.requests) == 2
+
+
+async def test_the_same_key_in_two_sessions_is_two_requests(server: Serving):
+    for key in ("ada", "bob"):
+        server.fake.reply(f"for {key}")
+        assert text_of(await server.ask("go", {"X-Session": key, "Idempotency-Key": "k"})) == f"for {key}"
+
+
+async def test_a_request_that_comes_again_while_it_runs_waits_for_the_same_answer(server: Serving):
+    once = {**ADA, "Idempotency-Key": "k1"}
+    server.fake.reply("slow", delay=0.5)
+    first, second = await asyncio.gather(server.ask("go", once), server.ask("go", once))
+    assert text_of(first) == text_of(second) == "slow"
+    assert len(server.fake.requests) == 1
+
+
+async def test_a_request_whose_client_left_is_run_again_when_it_is_repeated(server: Serving):
+    once = {**ADA, "Idempotency-Key": "k1"}
+    server.fake.hang(30)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(server.ask("go", once), 0.3)
+    assert (await server.ended("ada")).reason == "cancelled"
+    server.fake.reply("now it works")
+    assert text_of(await server.ask("go", once)) == "now it works"
+
+
+async def test_requests_of_one_session_wait_for_each_other(server: Serving):
+    server.fake.reply("first", delay=0.3)
+    server.fake.reply("second")
+    one = asyncio.create_task(server.ask("one", ADA))
+    await asyncio.sleep(0.1)
+    two = asyncio.create_task(server.ask("two", ADA))
+    assert (text_of(await one), text_of(await two)) == ("first", "second")
+
+
+async def test_a_client_that_leaves_the_queue_stops_nobody_else(server: Serving):
+    server.fake.reply("first", delay=0.6)
+    one = asyncio.create_task(server.ask("one", ADA))
+    await asyncio.sleep(0.1)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(server.ask("two, the canary", ADA), 0.2)
+    assert text_of(await one) == "first"
+    server.fake.reply("third")
+    assert text_of(await server.ask("three", ADA)) == "third"
+    assert len(server.fake.requests) == 2
+
+
+@pytest.mark.parametrize("key", ["", " ", "a" * 201, "sub:x", "system:x"])
+async def test_a_key_that_cannot_be_one_is_refused(server: Serving, key: str):
+    status, error = await server.fails("hi", {"X-Session": key})
+    assert (status, error["param"]) == (400, "X-Session")
+    assert not server.fake.requests

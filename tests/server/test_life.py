@@ -1,0 +1,215 @@
+"""Clients that go away, servers that are killed or stopped, and what is left on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from everloop.log import CallEnded, Entry, TurnEnded
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing.openai_server import FakeOpenAI
+
+from .serving import Client, Serving, call, process, serving, text_of
+
+ONCE = {"X-Session": "ada", "Idempotency-Key": "k1"}
+
+
+@pytest.fixture
+async def server(tmp_path: Path):
+    async with serving(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def fake():
+    async with FakeOpenAI() as running:
+        yield running
+
+
+@pytest.fixture
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def until(true: Any, seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def leave(server: Client, stream: bool, when: Any) -> None:
+    """Send a request and hang up once something has happened."""
+    asking = asyncio.create_task(server.stream("go") if stream else server.ask("go"))
+    await until(when)
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+
+
+# ---------------------------------------------------------------------------------------------- clients that go away
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_the_model_call(server: Serving, stream: bool):
+    server.fake.hang(60)
+    await leave(server, stream, lambda: server.fake.requests)
+    await until(lambda: server.fake.requests[0].gone, 3)
+    assert (await server.ended()).reason == "cancelled"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_tools_at_once(server: Serving, stream: bool):
+    workspace = server.household.config.workspace
+    server.fake.calls(call("exec", command="echo started > mark; sleep 5; echo survived > canary"))
+    await leave(server, stream, (workspace / "mark").exists)
+    ended = await server.ended()
+    assert ended.reason == "cancelled"
+    results = [entry for entry in await server.entries() if isinstance(entry, CallEnded)]
+    assert [result.status for result in results] == ["cancelled"]
+    assert server.server._door is not None
+    await until(lambda: not server.server._door.under_way, 3)
+    await asyncio.sleep(0.1)
+    assert not (workspace / "canary").exists()
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_stream_keeps_what_was_said(server: Serving):
+    server.fake.hang(60, after_chunks=2, text="one two three", tokens=["one", " two", " three"])
+    async with server.post({"messages": [{"role": "user", "content": "go"}], "stream": True}) as response:
+        async with asyncio.timeout(10):
+            while b" two" not in await response.content.readline():
+                pass
+    ended = await server.ended()
+    assert ended.reason == "cancelled"
+    assert "one two" in str(await server.entries())
+
+
+# ---------------------------------------------------------------------------------------------- kill and restart
+
+
+async def entries_of(home: Path, key: str | None = None) -> list[Entry]:
+    store = SQLiteStore(home / "everloop.db")
+    try:
+        key = key or (await store.sessions("me", 1))[0].key
+        info = await store.session("me", key)
+        assert info is not None
+        return [one.entry for one in await store.read_log(info.id)]
+    finally:
+        await store.close()
+
+
+async def test_a_killed_server_finishes_a_kept_turn_and_the_repeated_request_gets_its_answer(
+    tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
+):
+    fake.calls(call("exec", command="echo x >> ran.txt"))
+    fake.hang(60)  # the second round is under way when the process dies
+    async with process(fake, tmp_path) as (first, url):
+        asking = asyncio.create_task(Client(url, http).ask("go", ONCE))
+        await until(lambda: len(fake.requests) == 2)
+        first.kill()
+        await first.wait()
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+    fake.reply("it was done")
+    async with process(fake, tmp_path) as (_, url):
+        assert text_of(await Client(url, http).ask("go", ONCE)) == "it was done"
+    assert (tmp_path / "workspace/ran.txt").read_text() == "x\n"
+    assert len(fake.requests) == 3
+
+
+async def test_a_killed_servers_stateless_turn_is_closed_as_abandoned_and_asks_no_model(
+    tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
+):
+    fake.hang(60)
+    async with process(fake, tmp_path) as (first, url):
+        asking = asyncio.create_task(Client(url, http).ask("go"))
+        await until(lambda: fake.requests)
+        first.kill()
+        await first.wait()
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+    async with process(fake, tmp_path) as (_, url):
+        async with asyncio.timeout(10):
+            while not isinstance(last := (await entries_of(tmp_path))[-1], TurnEnded):
+                await asyncio.sleep(0.05)
+    assert last.reason == "abandoned"
+    assert len(fake.requests) == 1
+
+
+# ---------------------------------------------------------------------------------------------- graceful shutdown
+
+
+async def test_a_server_that_is_told_to_stop_lets_requests_end_and_takes_no_more(
+    tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
+):
+    fake.reply("finished", delay=1.0)
+    async with process(fake, tmp_path) as (server, url):
+        asking = asyncio.create_task(Client(url, http).ask("go"))
+        await until(lambda: fake.requests)
+        server.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await Client(url, http).ask("too late")
+        assert text_of(await asking) == "finished"
+        assert await asyncio.wait_for(server.wait(), 10) == 0
+    assert len(fake.requests) == 1
+
+
+async def test_a_kept_turn_that_does_not_end_in_time_goes_on_at_the_next_start(
+    tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
+):
+    (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 0.3\n")
+    fake.hang(60)
+    async with process(fake, tmp_path) as (server, url):
+        asking = asyncio.create_task(Client(url, http).ask("go", ONCE))
+        await until(lambda: fake.requests)
+        server.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(server.wait(), 10) == 0
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+    fake.reply("after the restart")
+    async with process(fake, tmp_path) as (_, url):
+        assert text_of(await Client(url, http).ask("go", ONCE)) == "after the restart"
+    assert len(fake.requests) == 2
+
+
+async def test_control_c_ends_it_with_the_status_of_a_shell(tmp_path: Path, fake: FakeOpenAI):
+    async with process(fake, tmp_path) as (server, _):
+        server.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(server.wait(), 10) == 130
+        assert b"Traceback" not in await server.stderr.read()
+
+
+async def test_a_port_that_is_taken_is_one_line(tmp_path: Path, fake: FakeOpenAI):
+    from ..commands import everloop
+
+    async with process(fake, tmp_path) as (_, url):
+        port = url.rpartition(":")[2]
+        done = await everloop("serve", "--port", port, server=fake, EVERLOOP_HOME=str(tmp_path / "other"))
+    assert done.status == 2
+    assert len(done.err.splitlines()) == 1
+    assert "--port" in done.err
+
+
+async def test_without_a_token_it_only_listens_to_this_machine(tmp_path: Path, fake: FakeOpenAI):
+    from ..commands import everloop
+
+    done = await everloop("serve", "--host", "0.0.0.0", "--port", "0", server=fake, EVERLOOP_HOME=str(tmp_path))
+    assert done.status == 2
+    assert len(done.err.splitlines()) == 1
+    assert "everloop token add" in done.err

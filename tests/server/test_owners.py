@@ -1,0 +1,152 @@
+"""Owners: each token's sessions, memory and workspace are its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from everloop.testing.openai_server import FakeOpenAI
+
+from ..commands import environment, everloop, start
+from .serving import Client, Serving, call, process, serving, text_of
+from .test_life import until
+
+CANARY = "canary-7f3a"
+
+
+@pytest.fixture
+async def server(tmp_path: Path):
+    async with serving(tmp_path) as running:
+        yield running
+
+
+async def test_each_owner_works_in_a_workspace_of_its_own(server: Serving):
+    ada, bob = await server.client("ada"), await server.client("bob")
+    server.fake.calls(call("write_file", path="secret.txt", content=CANARY))
+    server.fake.reply("written")
+    await ada.ask("write")
+    assert (server.workspace("ada") / "secret.txt").read_text() == CANARY
+    ways = [
+        call("read_file", "c1", path="secret.txt"),
+        call("read_file", "c2", path=str(server.workspace("ada") / "secret.txt")),
+        call("read_file", "c3", path="../../ada/workspace/secret.txt"),
+        call("exec", "c4", command=f"cat {server.workspace('ada')}/secret.txt ../../ada/workspace/* /*/owners/*/*/*"),
+        call("grep", "c5", pattern="canary", path=str(server.workspace("ada"))),
+    ]
+    server.fake.calls(*ways)
+    server.fake.reply("nothing")
+    await bob.ask("steal")
+    assert len([message for message in server.seen() if message["role"] == "tool"]) == len(ways)
+    assert CANARY not in str(server.seen())
+    server.fake.reply("nothing")
+    await server.ask("and I, who own the machine?")
+    assert CANARY not in str(server.seen())
+
+
+async def test_a_session_key_is_the_owners_own(server: Serving):
+    ada, bob = await server.client("ada"), await server.client("bob")
+    same = {"X-Session": "work", "Idempotency-Key": "k"}
+    server.fake.reply("noted")
+    await ada.ask(f"the word is {CANARY}", same)
+    server.fake.reply("what word?")
+    assert text_of(await bob.ask("what is the word?", same)) == "what word?"
+    assert CANARY not in str(server.seen())
+
+
+async def test_memory_of_one_owner_is_not_found_by_another(server: Serving):
+    ada, bob = await server.client("ada"), await server.client("bob")
+    server.fake.calls(call("remember", text=f"The word is {CANARY}."))
+    server.fake.reply("kept")
+    await ada.ask("remember it")
+    server.fake.calls(call("memory_search", query=CANARY.partition("-")[0]))
+    server.fake.reply("nothing")
+    await bob.ask("what do you know?")
+    assert CANARY not in str(server.seen())
+    server.fake.reply("yes")
+    await ada.ask("do you remember?")
+    assert CANARY in str(server.seen())
+
+
+async def test_two_tokens_of_one_owner_share_all(server: Serving):
+    one, two = await server.client("laptop", "ada"), await server.client("phone", "ada")
+    server.fake.reply("noted")
+    await one.ask(f"the word is {CANARY}", {"X-Session": "work"})
+    server.fake.reply("yes")
+    await two.ask("which word?", {"X-Session": "work"})
+    assert CANARY in str(server.seen())
+
+
+async def test_another_owner_is_kept_in_the_workspace_even_where_the_person_is_not(tmp_path: Path):
+    outside = tmp_path / "outside.txt"
+    outside.write_text(CANARY)
+    async with serving(tmp_path, restrict_to_workspace=False) as server:
+        ada = await server.client("ada")
+        server.fake.calls(call("read_file", path=str(outside)), call("exec", "c2", command=f"cat {outside}"))
+        server.fake.reply("no")
+        await ada.ask("read it")
+        assert CANARY not in str(server.seen())
+
+
+async def test_a_budget_is_each_owners_own(tmp_path: Path):
+    async with serving(tmp_path, day_tokens=3_000_000) as server:
+        ada, bob = await server.client("ada"), await server.client("bob")
+        server.fake.reply("hi", body=None)
+        await ada.ask("hi")
+        spent = {owner: await server.store.spent(owner, [_today()]) for owner in ("ada", "bob", "me")}
+        assert spent["ada"]
+        assert not spent["bob"]
+        assert not spent["me"]
+        server.fake.reply("hi")
+        await bob.ask("hi")
+
+
+def _today() -> str:
+    import time
+
+    return time.strftime("day %Y-%m-%d")
+
+
+async def test_a_revoked_token_is_out_from_the_next_request_on(
+    tmp_path: Path,
+):
+    async with FakeOpenAI() as fake, aiohttp.ClientSession() as http:
+        made = await everloop("token", "add", "ada", server=fake, EVERLOOP_HOME=str(tmp_path))
+        assert made.status == 0
+        token = made.out.split()[-1]
+        async with process(fake, tmp_path) as (_, url):
+            ada = Client(url, http, token)
+            fake.reply("hello")
+            await ada.ask("hi")
+            revoked = await everloop("token", "revoke", "ada", server=fake, EVERLOOP_HOME=str(tmp_path))
+            assert revoked.status == 0
+            status, error = await ada.fails("hi")
+            assert (status, error["code"]) == (401, "invalid_api_key")
+        assert len(fake.requests) == 1
+
+
+async def test_a_worker_finishes_an_owners_turn_in_the_owners_workspace(tmp_path: Path):
+    async with FakeOpenAI() as fake, aiohttp.ClientSession() as http:
+        made = await everloop("token", "add", "ada", server=fake, EVERLOOP_HOME=str(tmp_path))
+        fake.hang(60)
+        async with process(fake, tmp_path) as (server, url):
+            asking = asyncio.create_task(
+                Client(url, http, made.out.split()[-1]).ask("go", {"X-Session": "s", "Idempotency-Key": "k"})
+            )
+            await until(lambda: fake.requests)
+            server.kill()
+            await server.wait()
+            with pytest.raises(aiohttp.ClientError):
+                await asking
+        fake.calls(call("write_file", path="here.txt", content="x"))
+        fake.reply("done")
+        worker = await start("worker", env=environment(fake, EVERLOOP_HOME=str(tmp_path)))
+        try:
+            await until((tmp_path / "owners/ada/workspace/here.txt").exists, 20)
+            await until(lambda: len(fake.requests) == 3)
+        finally:
+            worker.terminate()
+            await worker.wait()
+        assert not (tmp_path / "workspace/here.txt").exists()

@@ -118,13 +118,9 @@ def _chat() -> Json:
         "security": [{"token": []}, {}],
         "parameters": [
             _header(
-                "X-Session",
-                "The session that the server keeps; then only the last message of the request counts.",
-                {"minLength": 1, "maxLength": 200},
+                "X-Session", "The session that the server keeps; then only the last message of the request counts."
             ),
-            _header(
-                "Idempotency-Key", "With `X-Session`: a request that is repeated gets the answer of the first.", {}
-            ),
+            _header("Idempotency-Key", "With `X-Session`: a request that is repeated gets the answer of the first."),
         ],
         "requestBody": {
             "required": True,
@@ -179,8 +175,8 @@ def _model() -> Json:
     return operation
 
 
-def _header(name: str, words: str, limits: Json) -> Json:
-    schema = {"type": "string", **limits}
+def _header(name: str, words: str) -> Json:
+    schema = {"type": "string", "minLength": 1, "maxLength": 200}
     return {"name": name, "in": "header", "required": False, "description": words, "schema": schema}
 
 
@@ -210,6 +206,11 @@ def _schemas() -> Json:
         properties[name]["enum"] = list(values)
     for name in ("function_call", "audio"):
         schemas["AssistantMessage"]["properties"][name]["enum"] = [None]
+    schemas["AssistantMessage"]["anyOf"] = [
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+        {"required": ["refusal"], "properties": {"refusal": {"type": "string"}}},
+        {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+    ]
     schemas["StreamOptions"]["properties"]["include_obfuscation"]["enum"] = [False, None]
     for name, schema in schemas.items():
         if (answer := getattr(bodies, name, None)) is not None:  # what has a value is always sent

@@ -1,0 +1,268 @@
+"""Spans of a turn by OpenTelemetry's conventions for generative AI, and the exporter that sends them.
+
+This is the only module that loads OpenTelemetry. It runs in a thread, one turn after another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from opentelemetry import context, trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from .. import __version__
+from ..activity import Happening, Timeline
+from ..log import Call, CallEnded, Logged, ModelAnswered, TurnEnded, UserSaid, text_of
+
+EXPORT_SECONDS = 5.0
+AGENT = "everloop"
+LONGEST = 20_000  # characters of a message, where content is sent at all
+GOOD_ENDS = frozenset({"answer", "handed", "cancelled", "replaced"})  # a person's stop is no error
+Turn = tuple[str, str, str, Sequence[Logged]]  # session key, id, root, entries
+
+
+class Exporter:
+    """Makes spans of turns and sends them."""
+
+    def __init__(self, endpoint: str, *, content: bool, provider: str, model: str) -> None:
+        self._content = content
+        self._common = {"gen_ai.provider.name": provider} if provider else {}
+        self._model = model
+        self._ids = _Ids()
+        self._spans = _Kept()
+        spans = TracerProvider(resource=_resource(), id_generator=self._ids, shutdown_on_exit=False)
+        spans.add_span_processor(self._spans)
+        self._tracer = spans.get_tracer("everloop", __version__)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS)
+        self._lock = threading.Lock()
+
+    def send(self, turns: Iterable[Turn]) -> bool:
+        """Send the traces of these turns; False when the receiver did not take them."""
+        with self._lock:
+            # Whoever traces HTTP in this process must not trace the sending of traces.
+            token = context.attach(context.set_value("suppress_instrumentation", True))
+            _quiet.on = True
+            try:
+                for turn in turns:
+                    self._turn(*turn)
+                spans = self._spans.take()
+                return not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
+            finally:
+                _quiet.on = False
+                context.detach(token)
+
+    def close(self) -> None:
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    # ------------------------------------------------------------------------------------------ spans
+
+    def _turn(self, key: str, id: str, root: str, logged: Sequence[Logged]) -> None:
+        happenings = list(Timeline().read(logged))
+        if not happenings or not isinstance(ended := logged[-1].entry, TurnEnded):
+            return
+        self._common["gen_ai.conversation.id"] = key
+        facts = happenings[-1].facts
+        whole = self._start(f"invoke_agent {AGENT}", SpanKind.INTERNAL, logged[0].at, self._above(id, root))
+        whole.set_attributes(
+            {
+                "gen_ai.operation.name": "invoke_agent",
+                "gen_ai.agent.name": AGENT,
+                "everloop.turn.id": id,
+                "everloop.turn.reason": ended.reason,
+                "everloop.turn.rounds": facts["rounds"],
+                **_usage(facts),
+            }
+        )
+        if ended.reason not in GOOD_ENDS:
+            _failed(whole, ended.reason)
+        self._say(whole, "gen_ai.input.messages", lambda: [_said(one.entry) for one in logged if _is_said(one)])
+        self._say(whole, "gen_ai.output.messages", lambda: [_message("assistant", [_text(ended.text)])])
+        self._steps(happenings, trace.set_span_in_context(whole), ended)
+        whole.end(_ns(logged[-1].at))
+
+    def _above(self, id: str, root: str) -> context.Context:
+        """What a turn's span stands under: nothing, or the turn that a sub-agent's goes back to."""
+        self._ids.trace, self._ids.span = _number(id), _number(id) & (2**64 - 1)
+        if not root or root == id:
+            return context.Context()
+        above = SpanContext(_number(root), _number(root) & (2**64 - 1), True, TraceFlags(TraceFlags.SAMPLED))
+        return trace.set_span_in_context(NonRecordingSpan(above), context.Context())
+
+    def _steps(self, happenings: Sequence[Happening], under: context.Context, ended: TurnEnded) -> None:
+        calls: dict[str, Call] = {}
+        asked: Happening | None = None  # a model call without an answer
+        for one in happenings:
+            match one.event, one.entry:
+                case "model_called", _:
+                    asked = one
+                case "model_answered", ModelAnswered() as answered:
+                    began = one.at - answered.seconds if answered.seconds or asked is None else asked.at
+                    self._chat(one, answered, began, under)
+                    calls.update((call.id, call) for call in answered.calls)
+                    asked = None
+                case "tool_ended", CallEnded() as result if "handed" not in one.facts:
+                    self._tool(one, result, calls.get(result.id), under)
+                case "turn_ended", _ if asked is not None:
+                    span = self._start(_named("chat", self._model), SpanKind.CLIENT, asked.at, under)
+                    span.set_attributes(self._of_chat(asked))
+                    _failed(span, ended.reason)
+                    span.end(_ns(one.at))
+
+    def _of_chat(self, one: Happening) -> dict[str, Any]:
+        model = {"gen_ai.request.model": self._model or one.facts.get("model", "")}
+        facts = {"gen_ai.operation.name": "chat", "everloop.round": one.facts["round"]}
+        return facts | {name: value for name, value in model.items() if value}
+
+    def _chat(self, one: Happening, answered: ModelAnswered, began: float, under: context.Context) -> None:
+        span = self._start(_named("chat", self._model or answered.model), SpanKind.CLIENT, began, under)
+        span.set_attributes(self._of_chat(one) | _usage(one.facts))
+        span.set_attribute("gen_ai.response.finish_reasons", [answered.finish_reason])
+        if answered.model:
+            span.set_attribute("gen_ai.response.model", answered.model)
+        if answered.first_token:
+            span.set_attribute("gen_ai.response.time_to_first_chunk", answered.first_token)
+        if answered.finish_reason == "cancelled":
+            _failed(span, "cancelled")
+        parts = [
+            {"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.arguments}
+            for call in answered.calls
+        ]
+        self._say(
+            span,
+            "gen_ai.output.messages",
+            lambda: [_message("assistant", [*([_text(answered.content)] if answered.content else []), *parts])],
+        )
+        span.end(_ns(one.at))
+
+    def _tool(self, one: Happening, result: CallEnded, call: Call | None, under: context.Context) -> None:
+        span = self._start(f"execute_tool {result.name}", SpanKind.INTERNAL, one.at - result.seconds, under)
+        span.set_attributes(
+            {
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": result.name,
+                "gen_ai.tool.call.id": result.id,
+                "gen_ai.tool.type": "function",
+            }
+        )
+        if result.status != "ok":
+            _failed(span, result.status)
+        self._say(span, "gen_ai.tool.call.arguments", lambda: call.arguments if call is not None else {})
+        self._say(span, "gen_ai.tool.call.result", lambda: result.content)
+        span.end(_ns(one.at))
+
+    def _start(self, name: str, kind: SpanKind, at: float, under: context.Context) -> trace.Span:
+        return self._tracer.start_span(name, under, kind, self._common, start_time=_ns(at))
+
+    def _say(self, span: trace.Span, name: str, content: Any) -> None:
+        """What was said goes out only where the settings say so."""
+        if self._content:
+            value = content()
+            span.set_attribute(
+                name, value[:LONGEST] if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            )
+
+
+class _Ids(RandomIdGenerator):
+    """A turn's trace has the turn's id, so that one is found by the other; all other spans have ids by chance."""
+
+    trace = 0
+    span = 0
+
+    def generate_trace_id(self) -> int:
+        return self.trace or super().generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        given, self.span = self.span, 0
+        return given or super().generate_span_id()
+
+
+class _Kept(SpanProcessor):
+    """Keeps the spans until they are sent."""
+
+    def __init__(self) -> None:
+        self._spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._spans.append(span)
+
+    def take(self) -> list[ReadableSpan]:
+        taken, self._spans = self._spans, []
+        return taken
+
+
+class _Quiet(threading.local, logging.Filter):
+    """Keeps the exporter's complaints out of the log while it works for us: the tracer says it once, in one line."""
+
+    on = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.on
+
+
+_quiet = _Quiet()
+logging.getLogger(OTLPSpanExporter.__module__).addFilter(_quiet)
+
+
+def _resource() -> Resource:
+    """Who sends this: as OpenTelemetry's own variables say, and where they say nothing, by our name."""
+    said = Resource.create({"service.version": __version__})
+    if not str(said.attributes.get("service.name", "")).startswith("unknown_service"):
+        return said
+    return said.merge(Resource({"service.name": AGENT}))
+
+
+def _failed(span: trace.Span, kind: str) -> None:
+    span.set_attribute("error.type", kind)
+    span.set_status(Status(StatusCode.ERROR))
+
+
+def _usage(facts: dict[str, Any]) -> dict[str, int]:
+    names = {
+        "input_tokens": "gen_ai.usage.input_tokens",
+        "output_tokens": "gen_ai.usage.output_tokens",
+        "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    }
+    return {name: facts[ours] for ours, name in names.items() if ours in facts}
+
+
+def _is_said(one: Logged) -> bool:
+    return isinstance(one.entry, UserSaid)
+
+
+def _said(entry: object) -> dict[str, Any]:
+    assert isinstance(entry, UserSaid)
+    return _message("user", [_text(text_of(entry.content))])
+
+
+def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"role": role, "parts": parts}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "content": text[:LONGEST]}
+
+
+def _named(operation: str, model: str) -> str:
+    return f"{operation} {model}" if model else operation
+
+
+def _ns(at: float) -> int:
+    return int(at * 1_000_000_000)
+
+
+def _number(turn: str) -> int:
+    """A turn's id as a number of 128 bits."""
+    try:
+        return int(turn, 16) & (2**128 - 1) or 1
+    except ValueError:
+        return int.from_bytes(hashlib.sha256(turn.encode()).digest()[:16])

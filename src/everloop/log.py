@@ -149,6 +149,7 @@ class Compacted(msgspec.Struct, frozen=True, omit_defaults=True, tag="compacted"
     stopgap: bool = False  # the summary was made without a model, until there is a better one
     usage: dict[str, int] = {}  # what the summary has cost
     follows: int = 0
+    made: str = ""  # when the summary was made, in words
 
 
 Entry = (
@@ -269,7 +270,11 @@ def _whole(said: UserSaid) -> Content:
         return said.content
     if isinstance(said.content, str):
         return "\n\n".join([said.content, *further])
-    return [*said.content, *({"type": "text", "text": text} for text in further)]
+    text = "\n\n".join(further)
+    *parts, last = said.content or [{}]
+    if last.get("type") == "text":  # one text behind the pictures, as without it
+        return [*parts, {**last, "text": f"{last['text']}\n\n{text}"}]
+    return [*said.content, {"type": "text", "text": text}]
 
 
 def _away(ended: TurnEnded) -> bool:

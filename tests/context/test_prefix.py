@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -94,6 +95,10 @@ def shared(one: bytes, other: bytes) -> int:
     )
 
 
+def times_in(request: bytes) -> list[bytes]:
+    return re.findall(rb"\[It is now \w+, (\d{4}-\d\d-\d\d)", request)
+
+
 def grows(requests: list[bytes]) -> None:
     """Each request is the one before it and more."""
     for one, other in pairwise(requests):
@@ -117,7 +122,7 @@ async def test_rounds_turns_steering_a_silence_and_restarts_only_add_to_a_reques
     requests += await scene.turn("good")
     assert len(requests) == 8
     grows(requests)
-    assert len(re.findall(rb"\[It is now ", requests[-1])) == 1
+    assert len(re.findall(rb"\[It is now ", requests[-1])) == 2  # at the beginning, and after the silence
 
 
 async def test_what_changes_only_changes_what_comes_after_it(scene):
@@ -158,10 +163,19 @@ async def test_a_compaction_changes_only_what_it_summarises(scene):
     grows(compacted)
 
 
-async def test_conversations_of_one_workspace_share_all_but_the_end_of_the_system_prompt(scene):
+async def test_conversations_begun_at_different_times_share_the_whole_system_prompt(scene, monkeypatch):
+    """In many chat templates the tools come right behind it: a local server would read them all anew."""
     one = (await scene.turn("one"))[0]
-    scene.server.reply("fine")
-    await scene.agent.process_direct("two", "cli:other")
-    other = scene.server.requests[-1].raw
-    assert shared(one, other) >= one.index(b"This conversation began on")
-    assert tools(one) == tools(other)
+    days = 400 * 86_400
+    monkeypatch.setattr(time, "time", lambda then=time.time: then() + days)
+    for key, text in (("cli:other", "two"), ("cli:direct", "/new"), ("cli:direct", "three")):
+        scene.server.reply("fine")
+        await scene.agent.process_direct(text, key)
+    other, anew = (seen.raw for seen in scene.server.requests[-2:])
+    for request, word in ((other, b"two"), (anew, b"three")):
+        messages = request.index(b'{"role":"user"')
+        assert request[:messages] == one[:messages]
+        assert tools(request) == tools(one)
+        assert b'{"role":"user","content":"' + word + b"\\n\\n[It is now " in request
+    assert times_in(one) != times_in(other) == times_in(anew)
+    assert len(times_in(anew)) == 1

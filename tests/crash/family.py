@@ -22,6 +22,7 @@ from everloop.dispatch.durable import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.tools.context import current_call
 
+from ..loop.chat import said
 from . import family_bugs
 from .programs import Idle, die, kill_at, note, until_idle
 
@@ -70,7 +71,7 @@ class Kin(LLMProvider):
 def reply(messages: Sequence[dict[str, Any]]) -> LLMResponse:
     """What is due after these messages."""
     asked = next(n for n in range(len(messages) - 1, -1, -1) if messages[n]["role"] == "user")
-    text, last = str(messages[asked]["content"]), str(messages[-1]["content"])
+    text, last = said(messages, asked), said(messages)
     rounds = sum(message["role"] == "assistant" for message in messages[asked:])
     match text.split()[0], rounds:
         case "family", 0:  # the second word is whom it waits for
@@ -89,7 +90,7 @@ def reply(messages: Sequence[dict[str, Any]]) -> LLMResponse:
             return LLMResponse('{"count": 7}')
         case "ticks", 0:
             return _calls(text, rounds, ("cron", {"action": "add", "message": "tick", "every": "1m"}))
-        case "tick", 0 if sum(message["content"] == text for message in messages) == TICKS:
+        case "tick", 0 if sum(said(messages, n) == text for n in range(len(messages))) == TICKS:
             added = next(found for message in messages if (found := ADDED.search(str(message["content"]))))
             return _calls(text, rounds, ("cron", {"action": "remove", "id": added[1]}))
         case "dig", 0 | 1:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from everloop import AgentLoop, InboundMessage, MessageBus, Tool
 from everloop.store.sqlite import SQLiteStore
+
+
+def said(messages: Sequence[dict[str, Any]], place: int = -1) -> str:
+    """What a message says, without the time that the first one of a conversation is told."""
+    return str(messages[place]["content"]).split("\n\n[It is now ")[0]
+
+
+def echo(messages: Sequence[dict[str, Any]], tools: Any) -> str:
+    """A step of a script that says what was said."""
+    return said(messages)
 
 
 class Gate:

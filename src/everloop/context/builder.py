@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..log import in_words
 from ..messages import Message, assistant_message, clean, tool_message, user_message
 from ..sandbox.reach import OutOfReach, Reach
 from .pictures import user_content
@@ -50,18 +49,10 @@ class ContextBuilder:
         self._identity = ""
         self._problems: list[str] = []
 
-    def build_system_prompt(self, began: float | None = None) -> str:
-        """Identity, bootstrap files, memory, skills, and last of all when the conversation began, by default now:
-        parted by `---`."""
-        return self.dated(self.standing_prompt(), time.time() if began is None else began)
-
-    def dated(self, standing: str, began: float) -> str:
-        """The system prompt of one conversation. It stays as it is for as long as the conversation lives: the time of
-        later messages is told with them."""
-        return f"{standing}{PARTING}This conversation began on {in_words(began)}."
-
-    def standing_prompt(self) -> str:
-        """What all conversations of the workspace begin with. It looks at the disk: call it in a thread."""
+    def build_system_prompt(self) -> str:
+        """Identity, bootstrap files, memory and skills, parted by `---`: the same for all conversations of the
+        workspace. It looks at the disk: call it in a thread."""
+        # No clock in here: many chat templates put the tools behind it, and a local server would read them all anew.
         self._identity = self._identity or self._introduce()
         blocks, reach = [self._identity], self._reach()
         blocks += [f"{title}\n\n{text}" for title, path, most in self._files if (text := self._text(path, most, reach))]

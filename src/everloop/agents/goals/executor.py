@@ -128,8 +128,8 @@ class AgentExecutor:
 
     def build_system_prompt(self, inputs: Mapping[str, Any]) -> str:
         """The system prompt of a run with these inputs."""
-        facts = [f"Workspace: {self._surroundings.workspace}"] if self.definition.tools else []
-        return system_prompt(self.definition, inputs, "\n".join([*facts, f"It is now {in_words(time.time())}."]))
+        facts = f"Workspace: {self._surroundings.workspace}" if self.definition.tools else ""
+        return system_prompt(self.definition, inputs, facts)
 
     def build_extraction_message(self) -> str:
         """The message that asks for the result, once the work has ended by itself."""
@@ -247,7 +247,8 @@ class AgentExecutor:
     async def _turn(self, run: Run, message: str, limits: Limits, tools: ToolRegistry | None) -> TurnEnded:
         """One turn of the engine in the run's conversation; without tools, a call of any is answered with an error."""
         offered = tools if tools is not None else ToolRegistry()
-        said = UserSaid(clean(message))
+        first = not run.log.entries  # the time goes with the first message, so that the system prompt stays the same
+        said = UserSaid(clean(message), now=in_words(time.time()) if first else "")
         run.log.entries.append(said)
         turn = Turn(run.id, [said], run.conversation, run.log, run.activities.emit)
 

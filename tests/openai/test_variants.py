@@ -11,7 +11,7 @@ from .streams import ASK, END, piece, sse, watch
 
 SIZES = [1, 2, 3, 5, 8, 13, 0]  # bytes that come at once; 0 is all
 
-CALL_VARIANTS = {
+CALL_VARIANTS: dict[str, list[dict[str, Any]]] = {
     "name repeated in every piece": [
         piece(0, "a", "echo", ""),
         piece(0, "a", "echo", '{"n"'),

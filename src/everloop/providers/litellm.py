@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import os
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
-from .beside import GOODBYE, LoopBeside
+from .beside import LoopBeside
 from .http import ADVICE, RETRYABLE, Timeouts, retry_after
 from .sse import Answer, encode, one_line
 
@@ -30,9 +31,12 @@ QUIET = {
 # Litellm means something else by the one, and leaves the others out in silence.
 NOT_HONOURED = frozenset({"metadata", "prompt_cache_key", "user"})
 NO_KEY = "no-key"
+NOT_REACHED = frozenset({"APIConnectionError", "Timeout", "MidStreamFallbackError"})
+GOODBYE = 2.0  # seconds for a stream that nobody watches any more to close
+BESIDE = LoopBeside("everloop-litellm")  # one for all: what litellm keeps, it keeps for the process
 
 # What it puts before a server's words: "litellm.RateLimitError: RateLimitError: OpenAIException - …"
-_titles = re.compile(r"^(?:litellm\.)?(?:\w+(?:Error|Exception)(?:: | - ))*")
+_titles = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | - ))*")
 
 
 class LiteLLMProvider(LLMProvider):
@@ -67,7 +71,6 @@ class LiteLLMProvider(LLMProvider):
         # Tries again and waits as the caller decides, not by itself.
         settings |= {"num_retries": 0, "max_retries": 0, "timeout": timeouts.total}
         self._settings = {name: value for name, value in settings.items() if value is not None} | dict(extra or {})
-        self._beside = LoopBeside("everloop-litellm")
 
     async def chat(
         self,
@@ -114,9 +117,6 @@ class LiteLLMProvider(LLMProvider):
             )
         yield answer.response()
 
-    async def close(self) -> None:
-        await self._beside.stop()
-
     def _asking(
         self,
         messages: Sequence[dict[str, Any]],
@@ -146,7 +146,7 @@ class LiteLLMProvider(LLMProvider):
         """Run it beside; what goes wrong is told in one line."""
         try:
             async with asyncio.timeout(seconds):
-                return await self._beside.run(make)
+                return await BESIDE.run(make)
         except TimeoutError:
             raise ProviderError(f"{self.default_model} {late}", retryable=True) from None
         except ProviderError:
@@ -159,6 +159,8 @@ class LiteLLMProvider(LLMProvider):
         text = one_line(_titles.sub("", str(error))) or type(error).__name__
         if self._secret:
             text = text.replace(self._secret, "***")
+        if type(error).__name__ in NOT_REACHED and "No module named" not in text:
+            return ProviderError(f"the connection of {self.default_model} failed: {text}", retryable=True)
         status = getattr(error, "status_code", None)
         if not isinstance(status, int) or isinstance(error, ImportError) or "No module named" in text:
             return ProviderError(f"litellm failed: {text} (is it installed as everloop needs it? {INSTALL})")
@@ -182,6 +184,8 @@ async def _load() -> None:
         raise ProviderError(f"litellm cannot be used: {one_line(str(error))}: {INSTALL}") from None
     litellm.suppress_debug_info = True
     litellm.telemetry = False
+    if not os.environ.get("LITELLM_LOG"):
+        logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)  # it writes to the terminal by itself
 
 
 async def _whole(ask: Callable[[], Coroutine[Any, Any, Any]]) -> bytes:

@@ -112,6 +112,17 @@ async def test_every_example_of_the_commands_page_does_what_it_says(server, tmp_
     assert not server.replies
 
 
+async def test_every_example_of_the_activity_page_does_what_it_says(server, tmp_path):
+    for path in ("garden.txt", "todo.txt"):
+        server.calls(call("read_file", path=path))
+    server.reply("Water the beans.")
+    found, reader = examples("activity.md"), Reader()
+    assert len(found) >= 5
+    for command, expected in found:
+        reader.check(expected, await shell(reader.command(command), server, tmp_path))
+    assert not server.replies
+
+
 async def test_every_command_is_on_the_page():
     page = (DOCS / "commands.md").read_text()
     for name in re.findall(r"^    ([a-z]+) ", (await everloop("--help")).out, re.M):
@@ -174,9 +185,9 @@ async def test_every_program_runs_as_written_and_prints_what_its_page_says(page,
 def test_there_are_programs_on_each_page_that_needs_some():
     pages = [found.values[0].name for found in PROGRAMS]  # type: ignore[union-attr]
     assert {page: pages.count(page) for page in pages} == {
-        "README.md": 1, "context.md": 1, "cron.md": 1, "durability.md": 1, "executor.md": 1,
+        "README.md": 1, "activity.md": 1, "context.md": 1, "cron.md": 1, "durability.md": 1, "executor.md": 1,
         "library.md": 5, "memory.md": 1,
-        "providers.md": 5,
+        "providers.md": 6,
         "skills.md": 1, "subagents.md": 1,
         "tools.md": 5,
     }  # fmt: skip

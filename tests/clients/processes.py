@@ -115,8 +115,8 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, model: str = "tools-0x0") -> AsyncIterator[Served]:
-    """`everloop serve` on a free port with a scripted model behind it."""
+async def serving(folder: Path, model: str = "tools-0x0", token: str = "") -> AsyncIterator[Served]:
+    """`everloop serve` on a free port with a scripted model behind it, and with a token unless one is made up."""
     async with FakeOpenAI() as behind:
         workspace = folder / "workspace"
         workspace.mkdir(parents=True)
@@ -129,7 +129,7 @@ async def serving(folder: Path, model: str = "tools-0x0") -> AsyncIterator[Serve
                 "EVERLOOP_MODEL": model,
             },
         )
-        token = await _new_token(environment)
+        token = token or await _new_token(environment)
         process = await asyncio.create_subprocess_exec(
             *COMMAND, "serve", "--port", "0", env=environment, cwd=workspace, stderr=asyncio.subprocess.PIPE
         )

@@ -45,6 +45,7 @@ EFFECTS = {
     "no effect": " Accepted, without effect.",
     "refused": " Any other value is refused.",
 }
+LENGTH = {"minLength": 1, "maxLength": 200}
 TOOL = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
@@ -117,10 +118,8 @@ def _chat() -> Json:
         "summary": "An answer of the agent.",
         "security": [{"token": []}, {}],
         "parameters": [
-            _header(
-                "X-Session", "The session that the server keeps; then only the last message of the request counts."
-            ),
-            _header("Idempotency-Key", "With `X-Session`: a request that is repeated gets the answer of the first."),
+            _header("X-Session", "The session that the server keeps, where only the last message counts.", LENGTH),
+            _header("Idempotency-Key", "In a session: a request that is repeated gets the answer of the first.", {}),
         ],
         "requestBody": {
             "required": True,
@@ -175,9 +174,9 @@ def _model() -> Json:
     return operation
 
 
-def _header(name: str, words: str) -> Json:
-    schema = {"type": "string", "minLength": 1, "maxLength": 200}
-    return {"name": name, "in": "header", "required": False, "description": words, "schema": schema}
+def _header(name: str, words: str, limits: Json) -> Json:
+    words = f"{words} 1 to 200 printable characters."
+    return {"name": name, "in": "header", "description": words, "schema": {"type": "string", **limits}}
 
 
 def _errors(*codes: str) -> Json:

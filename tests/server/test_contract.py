@@ -18,7 +18,8 @@ async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_pat
     async with serving(tmp_path / "server") as server:
         process = await asyncio.create_subprocess_exec(
             command, "--no-color", "--config-file", FOLDER / "schemathesis.toml", "run", f"{server.url}/openapi.json",
-            "-H", f"Authorization: Bearer {server.token}", "--max-examples", str(EXAMPLES), "--generation-deterministic",
+            "-H", f"Authorization: Bearer {server.token}",
+            "--max-examples", str(EXAMPLES), "--generation-deterministic",
             cwd=tmp_path, env=bare_environment(tmp_path / "home", settings),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 
 from everloop.testing.openai_server import FakeOpenAI
 
-from .environments import node_environment, python_environment
+from .environments import node_environment, python_environment, source_environment
 
 SCRIPTS = Path(__file__).parent / "scripts"
 COMMAND = (sys.executable, "-m", "everloop")
@@ -127,6 +127,7 @@ async def serving(folder: Path, model: str = "tools-0x0", token: str = "") -> As
                 "EVERLOOP_WORKSPACE": str(workspace),
                 "EVERLOOP_BASE_URL": behind.base_url,
                 "EVERLOOP_MODEL": model,
+                **source_environment(),
             },
         )
         token = token or await _new_token(environment)

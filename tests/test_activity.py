@@ -113,7 +113,9 @@ def test_what_is_under_way_is_told_before_it_ends():
     assert facts(waits, "asked") == [{"tools": ["look"], "calls": ["a"], "question": "may I?"}]
 
 
-def test_a_persons_word_is_told():
+def test_a_persons_word_is_told_and_lets_the_call_start():
+    found = told(HI, ModelAnswered(None, (A,)), CallsAsked(("a",), "may I?"), CallsDecided(("a",), True))
+    assert names(found)[-2:] == ["decided", "tool_started"]
     found = told(HI, ModelAnswered(None, (A,)), CallsAsked(("a",), "may I?"), CallsDecided(("a",), False, "ada", "no"))
     assert facts(found, "decided") == [{"tools": ["look"], "calls": ["a"], "allowed": False, "by": "ada", "note": "no"}]
 
@@ -125,17 +127,16 @@ def test_a_call_that_never_ran_never_started():
     asked = ModelAnswered(None, (A, B, unread))
     found = told(HI, asked, refused, CallEnded("c", "look", "x", "error"), stopped, TurnEnded("cancelled"))
     assert "tool_started" not in names(found)
-    handed = told(UserSaid("x", request=Request(tools=(CLIENTS_TOOL,))), ModelAnswered(None, (A,)))
-    assert "tool_started" not in names(handed)
+    for asked in (ModelAnswered(None, (unread,)), ModelAnswered(None, (A,))):
+        under_way = told(UserSaid("x", request=Request(tools=(CLIENTS_TOOL,))), asked)
+        assert "tool_started" not in names(under_way)
+    assert "tool_started" not in names(told(HI, ModelAnswered(None, (unread,))))
 
 
 def test_what_is_handed_to_the_client_leaves_the_model_alone():
-    found = told(
-        UserSaid("x", request=Request(tools=(CLIENTS_TOOL,))),
-        ModelAnswered(None, (A,)),
-        CallEnded("a", "look", "handed"),
-        TurnEnded("handed"),
-    )
+    asked: list[Entry] = [UserSaid("x", request=Request(tools=(CLIENTS_TOOL,))), ModelAnswered(None, (A,))]
+    assert names(told(*asked, CallEnded("a", "look", "handed")))[-1] == "tool_ended"
+    found = told(*asked, CallEnded("a", "look", "handed"), TurnEnded("handed"))
     assert names(found) == ["request", "model_called", "model_answered", "tool_ended", "turn_ended"]
     assert facts(found, "tool_ended")[0]["handed"] is True
 
@@ -189,11 +190,11 @@ def test_turns_are_counted_one_by_one_and_cost_what_their_model_costs():
     timeline = Timeline(lambda model, usage: 0.5 * usage["prompt_tokens"] if model == "m" else None)
     priced = ModelAnswered("x", usage=USAGE, model="m")
     unpriced = ModelAnswered("x", usage=USAGE, model="other")
-    first = logged(HI, priced, TurnEnded("answer"))
-    second = logged(HI, unpriced, TurnEnded("answer"), first=4, turn="t2", at=200.0)
+    first = logged(HI, priced, UserSaid("more"), priced, TurnEnded("answer"))
+    second = logged(HI, unpriced, TurnEnded("answer"), first=6, turn="t2", at=200.0)
     ends = facts(list(timeline.read([*first, *second])), "turn_ended")
     assert [(end["rounds"], end["seconds"], end.get("cost"), end["input_tokens"]) for end in ends] == [
-        (1, 2.0, 5.0, 10),
+        (2, 4.0, 10.0, 20),
         (1, 2.0, None, 10),
     ]
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from everloop import AgentLoop, InboundMessage, LLMResponse, MessageBus
+from everloop import AgentLoop, InboundMessage, LLMResponse, MessageBus, tool
 from everloop.errors import ConfigError
 from everloop.providers.base import ProviderError
 from everloop.store.base import Claim
@@ -156,6 +156,7 @@ async def test_a_turn_is_a_trace_with_its_model_calls_and_tools_below_it(receive
     assert receiver.paths == ["/v1/traces"]
     whole = spans["invoke_agent everloop"]
     assert whole.trace.hex() == turn.zfill(32)
+    assert len({span.id for span in receiver.spans}) == 4
     assert (whole.parent, whole.kind, whole.status) == (b"", 1, 0)
     below = [span for span in receiver.spans if span is not whole]
     assert all(span.parent == whole.id and span.trace == whole.trace for span in below)
@@ -175,9 +176,9 @@ async def test_a_turn_is_a_trace_with_its_model_calls_and_tools_below_it(receive
         "gen_ai.usage.input_tokens": 10, "gen_ai.usage.output_tokens": 2, "gen_ai.usage.cache_read.input_tokens": 4,
         "gen_ai.response.finish_reasons": ["stop"], "everloop.round": 2,
     }  # fmt: skip
-    tool = spans["execute_tool list_dir"]
-    assert tool.facts.pop("gen_ai.tool.call.id").startswith("call_")
-    assert tool.facts == common | {
+    listed = spans["execute_tool list_dir"].facts
+    assert listed.pop("gen_ai.tool.call.id").startswith("call_")
+    assert listed == common | {
         "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "list_dir", "gen_ai.tool.type": "function",
     }  # fmt: skip
     assert receiver.resources[0]["service.name"] == "everloop"
@@ -188,10 +189,18 @@ async def test_spans_last_as_long_as_what_they_stand_for(receiver, tmp_path):
         await asyncio.sleep(0.2)
         return "done"
 
-    async with Traced(tmp_path, receiver.endpoint, slow) as traced:
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        await asyncio.sleep(0.1)
+        return "waited"
+
+    async with Traced(tmp_path, receiver.endpoint, call("wait"), slow) as traced:
+        traced.agent.tools.register(wait)
         await traced.say("look")
-        chat, whole = sorted(await receiver.gets(2), key=lambda span: span.name)
-    assert 0.2 <= chat.seconds <= whole.seconds + 0.001 < 10
+        _, chat, waited, whole = sorted(await receiver.gets(4), key=lambda span: (span.name, span.start))
+    assert 0.2 <= chat.seconds <= whole.seconds - 0.1 < 10
+    assert 0.1 <= waited.seconds < 10
     assert abs(whole.end / 1e9 - time.time()) < 30
 
 
@@ -225,9 +234,9 @@ async def test_what_was_said_goes_along_where_the_settings_say_so(receiver, tmp_
     parts = json.loads(first["gen_ai.output.messages"])[0]["parts"]
     assert [part["type"] for part in parts] == ["text", "tool_call"]
     assert parts[1]["arguments"] == {"path": "a.txt"}
-    tool = spans["execute_tool read_file"]
-    assert json.loads(tool["gen_ai.tool.call.arguments"]) == {"path": "a.txt"}
-    assert "the file" in tool["gen_ai.tool.call.result"]
+    read = spans["execute_tool read_file"]
+    assert json.loads(read["gen_ai.tool.call.arguments"]) == {"path": "a.txt"}
+    assert "the file" in read["gen_ai.tool.call.result"]
 
 
 async def test_a_failure_is_told_by_its_kind(receiver, tmp_path):
@@ -254,8 +263,12 @@ async def test_a_sub_agents_turn_stands_below_the_turn_that_it_goes_back_to(rece
     assert below.parent == above.id
 
 
-async def test_a_receiver_that_is_away_delays_nothing_and_gets_everything_when_it_is_back(receiver, tmp_path, caplog):
-    receiver.status = 503
+@pytest.mark.parametrize("status", [503, 404])
+async def test_a_receiver_that_is_away_delays_nothing_and_gets_everything_when_it_is_back(
+    receiver, tmp_path, monkeypatch, status
+):
+    monkeypatch.setattr(tracing, "BATCH", 1)
+    receiver.status = status
     async with Traced(tmp_path, receiver.endpoint, *["done"] * 8) as traced:
         for _ in range(4):
             began = time.monotonic()

@@ -12,6 +12,7 @@ from everloop.log import ModelAnswered, decode_entry, encode_entry
 from everloop.providers.base import Delta
 from everloop.replay import replay
 from everloop.store.sqlite import SQLiteStore
+from everloop.testing import call
 
 
 class Slow(LLMProvider):
@@ -53,6 +54,26 @@ async def test_an_answer_says_how_long_it_took_and_when_its_first_piece_came(tmp
     entry = await answered(Slow(), tmp_path, lambda event: None)
     assert 0.05 < entry.first_token < entry.seconds - 0.05
     assert entry.seconds < 5
+
+
+async def test_each_round_has_a_first_token_of_its_own(tmp_path):
+    class Rounds(Slow):
+        asked = 0
+
+        async def stream(self, messages: Any, tools: Any = None, model: Any = None) -> AsyncIterator[Any]:
+            self.asked += 1
+            async for item in super().stream(messages, tools, model):
+                yield item if self.asked == 2 or isinstance(item, Delta) else LLMResponse("", [call("list_dir")])
+
+    store = SQLiteStore(tmp_path / "store.db")
+    async with AgentLoop(MessageBus(), Rounds(), tmp_path, store=store) as agent:
+        await agent.process_direct("x", on_event=lambda event: None)
+        session = await store.session("me", "cli:direct")
+        assert session is not None
+        log = [one.entry for one in await store.read_log(session.id)]
+    first, second = (entry for entry in log if isinstance(entry, ModelAnswered))
+    for entry in (first, second):
+        assert 0.05 < entry.first_token < entry.seconds - 0.05
 
 
 async def test_an_answer_in_one_piece_has_no_first_token(tmp_path):

@@ -115,6 +115,8 @@ def parser() -> Parser:
 
     _token_actions(add("token", "token", "who may come to the server: add, list or revoke tokens"), common)
 
+    _model_actions(add("model", "model", "the local models: list, pull, find or remove their files"), common)
+
     add("worker", "worker", "take work from the store until told to stop")
     return top
 
@@ -143,6 +145,20 @@ def _token_actions(token: Parser, common: Parser) -> None:
     token_list.add_argument("--json", action="store_true", help="one JSON object a line")
     revoke = actions.add_parser("revoke", help="let a token in no more", parents=[common], allow_abbrev=False)
     revoke.add_argument("name", metavar="NAME", help="the token's name, or the start of its id")
+
+
+def _model_actions(model: Parser, common: Parser) -> None:
+    actions = model.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
+    model_list = actions.add_parser("list", help="show what models there are", parents=[common], allow_abbrev=False)
+    model_list.add_argument("--check", action="store_true", help="read every file that is there again")
+    model_list.add_argument("--json", action="store_true", help="one JSON object a line")
+    for action, text in (
+        ("pull", "download a model; one that was cut off goes on where it ended"),
+        ("path", "print where a model's file is"),
+        ("remove", "delete a model's file, and what there is of a download"),
+    ):
+        one = actions.add_parser(action, help=text, parents=[common], allow_abbrev=False)
+        one.add_argument("name", metavar="NAME", help="the model's name, or the path of a GGUF file of yours")
 
 
 def _flags() -> Parser:

@@ -1,0 +1,39 @@
+"""One pull of a model at a time, over all processes of the machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .part import disk_error
+
+
+@contextmanager
+def locked(path: Path, busy: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a file. While somebody else has it, `busy` is called with their process id; it waits or raises.
+
+    The kernel frees it when its holder dies, however that happens.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise disk_error(error, path.parent) from None
+    try:
+        while not _taken(descriptor):
+            busy(os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "?")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False

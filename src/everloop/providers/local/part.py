@@ -1,0 +1,123 @@
+"""The beginning of a model's file, kept from one try to the next, whichever source the next one is."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from .progress import Progress, Watch, WeightsError
+
+CHUNK = 1 << 18
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Part:
+    """A file that grows, with its checksum. Nobody takes it for the model: it gets that name when it is whole."""
+
+    def __init__(self, path: Path, total: int, watch: Watch) -> None:
+        self._path = path
+        self._tag = path.with_name(f"{path.name}.tag")
+        self._total = total
+        self._watch = watch
+        with self._disk():
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file: BinaryIO = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - closed by `close`
+        self.done = 0
+        self._hash = hashlib.sha256()
+        self._read_again(os.fstat(descriptor).st_size)
+
+    def write(self, data: bytes) -> None:
+        """Append; a disk that is full is an error that says so."""
+        with self._disk():
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view) or 0 :]
+        self._hash.update(data)
+        self.done += len(data)
+
+    def cut(self, length: int) -> None:
+        """Keep only the first bytes."""
+        if length < self.done:
+            with self._disk():
+                self._file.truncate(length)
+            self._read_again(length)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def sync(self) -> None:
+        with self._disk():
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def discard(self) -> None:
+        """Forget all of it."""
+        self.cut(0)
+        self._tag.unlink(missing_ok=True)
+
+    def become(self, path: Path) -> None:
+        """Take the model's name, in one step and for good."""
+        with self._disk():
+            os.fchmod(self._file.fileno(), 0o644)
+            os.fsync(self._file.fileno())
+            os.replace(self._path, path)
+            _sync_folder(path.parent)
+        self._tag.unlink(missing_ok=True)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The version of what we have a part of, by the address that it came from."""
+        with suppress(OSError, ValueError):
+            found = json.loads(self._tag.read_bytes())
+            if isinstance(found, dict) and all(isinstance(text, str) for text in found.values()):
+                return found
+        return {}
+
+    def tag(self, url: str, version: str) -> None:
+        with self._disk():
+            self._tag.write_text(json.dumps({url: version}))
+
+    def _read_again(self, length: int) -> None:
+        """The checksum of what is there. More than the whole cannot be right."""
+        self._hash, self.done = hashlib.sha256(), 0
+        self._file.seek(0)
+        if length > self._total:
+            length = 0
+        while self.done < length and (data := self._file.read(min(CHUNK, length - self.done))):
+            self._hash.update(data)
+            self.done += len(data)
+            self._watch.report(Progress("check", self.done, length))
+        self._file.truncate(self.done)
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise disk_error(error, self._path.parent) from None
+
+
+def disk_error(error: OSError, folder: Path) -> WeightsError:
+    """What a disk that refuses means for the person."""
+    if error.errno in _FULL:
+        return WeightsError(
+            f"no room left in {folder} ({error.strerror}); what is there is kept: make room and pull again, or let "
+            "EVERLOOP_MODELS name a folder on another disk"
+        )
+    return WeightsError(f"{folder} cannot be written ({error.strerror}); let EVERLOOP_MODELS name another folder")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

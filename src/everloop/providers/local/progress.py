@@ -1,0 +1,62 @@
+"""What a pull tells while it runs, and how it is told to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ...errors import EverloopError
+
+_PAUSE = 0.1  # seconds between two reports: more often than that nobody sees
+
+
+class WeightsError(EverloopError):
+    """A model's file cannot be had, and why."""
+
+
+class Stopped(Exception):
+    """The pull was told to stop; what it has is kept for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a pull is: bytes of the file that are there, and where they come from."""
+
+    stage: Literal["wait", "check", "download"]
+    done: int
+    total: int
+    source: str = ""
+    holder: str = ""  # the process that has the download, while we wait for it
+
+
+class Watch:
+    """Passes reports on, not too many, and ends the work when it is told to stop."""
+
+    def __init__(self, progress: Callable[[Progress], None] | None = None) -> None:
+        self._progress = progress
+        self._stop = threading.Event()
+        self._last: tuple[str, str, float] = ("", "", 0.0)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def report(self, now: Progress) -> None:
+        """Tell how far it is; a new stage, a new source and the end are always told."""
+        self.check()
+        stage, source, at = self._last
+        if (stage, source) == (now.stage, now.source) and now.done < now.total and time.monotonic() - at < _PAUSE:
+            return
+        self._last = (now.stage, now.source, time.monotonic())
+        if self._progress is not None:
+            self._progress(now)
+
+    def check(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
+
+    def pause(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise Stopped

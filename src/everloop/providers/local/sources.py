@@ -1,0 +1,170 @@
+"""Where a model's file comes from over HTTP: the person's own mirror, then the publisher's hub."""
+
+from __future__ import annotations
+
+import base64
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from http.client import HTTPException, HTTPMessage, HTTPResponse
+from typing import IO, Protocol
+
+from ... import __version__
+from .catalogue import ModelCard
+from .part import CHUNK, Part
+from .progress import Progress, Watch
+
+TIMEOUT = 30.0  # seconds without a byte
+TRIES = 3  # in a row that brought less than a hundredth of the file
+PAUSES = (0.2, 1.0, 3.0)
+_MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+
+class SourceError(Exception):
+    """This source cannot give the file, and why; the next one may."""
+
+
+class Cut(Exception):
+    """The connection ended before the file did: worth another try."""
+
+
+class Unreached(Cut):
+    """There is no connection: worth another try only where there was one before."""
+
+
+class Source(Protocol):
+    """Something that can fill a part up to the whole file."""
+
+    @property
+    def name(self) -> str: ...
+
+    def room(self, card: ModelCard) -> int:
+        """Bytes of disk that it needs for itself."""
+        ...
+
+    def fetch(self, card: ModelCard, part: Part, watch: Watch) -> None:
+        """Fill the part, from where it ends; SourceError if that cannot be done."""
+        ...
+
+
+class Web:
+    """A file at an address. A download that was cut goes on where it ended, if the server can do that."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self._url, self._secret = _without_secret(url)
+        self._opener = urllib.request.build_opener(_Redirects)
+
+    def room(self, card: ModelCard) -> int:
+        return 0
+
+    def fetch(self, card: ModelCard, part: Part, watch: Watch) -> None:
+        vain = 0
+        reached = False
+        while part.done < card.size:
+            before = part.done
+            try:
+                self._go_on(card, part, watch)
+            except Cut as error:
+                reached = reached or not isinstance(error, Unreached)
+                vain = 0 if (part.done - before) * 100 >= card.size else vain + 1
+                if vain >= TRIES or not reached:
+                    raise SourceError(str(error)) from None
+                watch.pause(PAUSES[vain])
+
+    def _go_on(self, card: ModelCard, part: Part, watch: Watch) -> None:
+        """One request, from where the part ends."""
+        with self._ask(part) as response:
+            self._check(response, card, part)
+            while part.done < card.size:
+                try:
+                    data = response.read(CHUNK)
+                except (OSError, HTTPException) as error:
+                    raise Cut(f"ended after {part.done} of {card.size} bytes ({_why(error)})") from None
+                if not data:
+                    raise Cut(f"ended after {part.done} of {card.size} bytes")
+                part.write(data)
+                watch.report(Progress("download", part.done, card.size, self.name))
+
+    def _ask(self, part: Part) -> HTTPResponse:
+        request = urllib.request.Request(self._url, headers={"User-Agent": f"everloop/{__version__}"})
+        if self._secret:  # not sent along to where a redirect leads
+            request.add_unredirected_header("Authorization", self._secret)
+        if part.done:
+            request.add_header("Range", f"bytes={part.done}-")
+            if version := part.tags.get(self._url):
+                request.add_header("If-Range", version)
+        try:
+            response: HTTPResponse = self._opener.open(request, timeout=TIMEOUT)
+            return response
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416:  # it has no such place: what we have is of something else
+                part.cut(0)
+            if error.code in _MAY_PASS or error.code == 416:
+                raise Cut(f"answers {error.code} {error.reason}") from None
+            raise SourceError(f"answers {error.code} {error.reason}") from None
+        except urllib.error.URLError as error:
+            raise Unreached(f"cannot be reached ({_why(error.reason)})") from None
+        except (OSError, HTTPException, ValueError) as error:
+            raise Cut(f"does not answer properly ({_why(error)})") from None
+
+    def _check(self, response: HTTPResponse, card: ModelCard, part: Part) -> None:
+        """Refuse what is not the rest of this file before a byte of it is kept."""
+        start, total = 0, response.headers.get("Content-Length", "")
+        if response.status == 206:
+            found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if found is None or int(found[1]) != part.done:
+                raise SourceError("answers with another piece than the one that was asked for")
+            start, rest = part.done, total
+            total = str(start + int(rest)) if rest.isdecimal() else ""
+            if found[2] not in ("*", str(card.size)):
+                total = found[2]
+        elif response.status != 200:
+            raise SourceError(f"answers {response.status}")
+        if total != str(card.size):
+            raise SourceError(f"has {total or 'an unknown number of'} bytes there, not {card.size}: another file")
+        part.cut(start)  # a server that cannot go on starts again
+        version = response.headers.get("ETag", "")
+        if version and not version.startswith("W/"):  # a weak one says nothing about the bytes
+            part.tag(self._url, version)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """To other hosts, as hubs do, but not out of HTTPS and not to other kinds of address."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        scheme = urllib.parse.urlsplit(newurl).scheme
+        if scheme != "https" and (req.type == "https" or scheme != "http"):
+            raise SourceError(f"leads away from {req.type} to {scheme}")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def mirrored(mirror: str, card: ModelCard) -> Web:
+    """The card's file in the folder that the person's own mirror is."""
+    parts = urllib.parse.urlsplit(mirror)
+    path = f"{parts.path.rstrip('/')}/{urllib.parse.quote(card.file)}"
+    return Web(f"the mirror {parts.hostname}", parts._replace(path=path, fragment="").geturl())
+
+
+def hub(card: ModelCard) -> Web:
+    return Web(f"the hub {urllib.parse.urlsplit(card.hub).hostname}", card.hub)
+
+
+def _without_secret(url: str) -> tuple[str, str]:
+    """The address without the name and password in it, and those as a header."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.username is None:
+        return url, ""
+    name, password = (urllib.parse.unquote(text or "") for text in (parts.username, parts.password))
+    header = f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), header
+
+
+def _why(reason: object) -> str:
+    text = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
+    return " ".join(text.split())[:200] or type(reason).__name__

@@ -1,0 +1,307 @@
+"""The files of local models: found, pulled, checked and removed.
+
+A file that has a model's name in the folder was whole and right when it got that name. What is on its way lies beside
+it under names that begin with a dot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...config import Config
+from ...errors import ConfigError
+from ...tools.threads import in_thread
+from .catalogue import CATALOGUE, ModelCard
+from .locks import locked
+from .part import CHUNK, Part, disk_error
+from .progress import Progress, Watch, WeightsError
+from .sources import Source, SourceError, hub, mirrored
+from .wheels import Registry
+
+_LOOK_AGAIN = 0.5  # seconds between looks at a download that another process has
+_STOPPING = 2.0  # seconds that a cancelled pull has to put its things away
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where files may come from. `weights` is a file, or a folder of files, that the person has already."""
+
+    weights: Path | None = None
+    mirror: str = ""
+    hub: bool = True
+    registry: bool = True
+
+    def of(self, card: ModelCard, folder: Path) -> list[Source]:
+        """The places to ask for a model, in order."""
+        found: list[Source] = []
+        if self.mirror:
+            found.append(mirrored(self.mirror, card))
+        if self.hub and card.hub:
+            found.append(hub(card))
+        if self.registry and card.wheels:
+            found.append(Registry(folder / f".{card.name}.wheels"))
+        return found
+
+
+class Weights:
+    """The folder with the files of models."""
+
+    def __init__(
+        self, folder: Path, sources: Sources | None = None, catalogue: Mapping[str, ModelCard] | None = None
+    ) -> None:
+        self.folder = folder
+        self.catalogue = CATALOGUE if catalogue is None else catalogue
+        self._sources = sources or Sources()
+
+    @classmethod
+    def of(cls, config: Config, catalogue: Mapping[str, ModelCard] | None = None) -> Weights:
+        """The folder and the sources that the person has set."""
+
+        def setting(name: str) -> str:
+            return str(getattr(config, name, "") or os.environ.get(f"EVERLOOP_{name.upper()}", "")).strip()
+
+        folder, theirs = setting("models"), setting("weights")
+        sources = Sources(Path(theirs).expanduser().absolute() if theirs else None, setting("mirror"))
+        return cls(Path(folder).expanduser().absolute() if folder else config.home / "models", sources, catalogue)
+
+    def card(self, name: str) -> ModelCard:
+        """The model of this name; an error that names those there are."""
+        if (card := self.catalogue.get(name)) is not None:
+            return card
+        close = difflib.get_close_matches(name, self.catalogue, 1)
+        guess = f' (did you mean "{close[0]}"?)' if close else ""
+        raise ConfigError(
+            f'there is no model "{name}"{guess}: {", ".join(self.catalogue)}, or the path of a GGUF file of yours'
+        )
+
+    def find(self, name: str, watch: Watch | None = None, again: bool = False) -> Path | None:
+        """The model's file, if it is there and right; `again` reads all of it even if it was checked before."""
+        if is_path(name):
+            return own_file(name)
+        card = self.card(name)
+        for path in self._places(card):
+            if self._is_right(path, card, watch or Watch(), again):
+                return path
+        return None
+
+    def so_far(self, name: str) -> int:
+        """Bytes that a pull has brought so far."""
+        try:
+            return self._part(self.card(name)).stat().st_size
+        except OSError:
+            return 0
+
+    def installed(self, name: str) -> Path:
+        """Where a pull puts the file."""
+        return self.folder / self.card(name).file
+
+    async def ensure(self, name: str, progress: Callable[[Progress], None] | None = None) -> Path:
+        """The model's file, pulled if it is not there. `progress` is called on the event loop.
+
+        Cancelled, it stops, and the next call goes on where it was.
+        """
+        loop = asyncio.get_running_loop()
+
+        def tell(now: Progress) -> None:
+            if progress is not None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(progress, now)
+
+        watch = Watch(tell)
+        pulling = asyncio.ensure_future(in_thread(self.pull, name, watch))
+        try:
+            return await asyncio.shield(pulling)
+        except asyncio.CancelledError:
+            watch.stop()
+            await asyncio.wait([pulling], timeout=_STOPPING)
+            if pulling.done() and not pulling.cancelled():
+                pulling.exception()  # it is `Stopped`, and nobody asks any more
+            else:
+                pulling.cancel()
+            raise
+
+    def pull(self, name: str, watch: Watch | None = None) -> Path:
+        """The same, for a thread that may wait."""
+        watch = watch or Watch()
+        if (found := self.find(name, watch)) is not None:
+            return found
+        card = self.card(name)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_error(error, self.folder) from None
+
+        def busy(holder: str) -> None:
+            watch.report(Progress("wait", self.so_far(name), card.size, holder=holder))
+            watch.pause(_LOOK_AGAIN)
+
+        with locked(self._lock(card), busy):
+            # Whoever had the lock may have brought it.
+            return self.find(name, watch) or self._fetch(card, watch)
+
+    def remove(self, name: str) -> bool:
+        """Delete the model's file and what there is of it; whether there was anything."""
+        if is_path(name):
+            raise ConfigError(f"{name} is a file of yours: delete it yourself if you mean to")
+        card = self.card(name)
+        if not self.folder.is_dir():
+            return False
+
+        def busy(holder: str) -> None:
+            raise WeightsError(f"{name} is being pulled by the process {holder}: stop that first")
+
+        with locked(self._lock(card), busy):
+            there = [path for path in (self.installed(name), self._part(card)) if path.exists()]
+            for path in (*there, self._part(card).with_name(f"{self._part(card).name}.tag"), self._record(card)):
+                path.unlink(missing_ok=True)
+            Registry(self.folder / f".{card.name}.wheels").clear()
+        return bool(there)
+
+    def _fetch(self, card: ModelCard, watch: Watch) -> Path:
+        """Ask one source after the other, until the bytes are the right ones."""
+        self.installed(card.name).unlink(missing_ok=True)  # what has this name and is not right
+        failures = self._not_right(card)
+        part = Part(self._part(card), card.size, watch)
+        try:
+            for source in self._sources.of(card, self.folder):
+                try:
+                    if self._filled(source, card, part, watch):
+                        return self._install(card, part)
+                    failures.append(f"{source.name} sent other bytes (its SHA-256 is not the known one): deleted")
+                except SourceError as error:
+                    failures.append(f"{source.name} {error}")
+        finally:
+            part.close()
+        raise WeightsError(
+            f"{card.name} could not be had: {'; '.join(failures) or 'there is no source for it'}; or get {card.file} "
+            "some other way and let EVERLOOP_WEIGHTS name it"
+        )
+
+    def _filled(self, source: Source, card: ModelCard, part: Part, watch: Watch) -> bool:
+        """Whether this source gave the right bytes. Wrong ones may be those of an earlier try: then all over again."""
+        while True:
+            resumed = part.done > 0
+            self._check_room(card.size - part.done + source.room(card))
+            source.fetch(card, part, watch)
+            if part.digest() == card.sha256:
+                return True
+            part.discard()
+            if not resumed:
+                return False
+
+    def _check_room(self, needed: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise WeightsError(
+                f"no room in {self.folder}: {megabytes(needed)} are needed and {megabytes(free)} free; make room, or "
+                "let EVERLOOP_MODELS name a folder on another disk"
+            )
+
+    def _install(self, card: ModelCard, part: Part) -> Path:
+        path = self.folder / card.file
+        part.become(path)
+        self._remember(path, card)
+        Registry(self.folder / f".{card.name}.wheels").clear()
+        return path
+
+    def _places(self, card: ModelCard) -> list[Path]:
+        """Where the file may be already: where the person says, and where a pull puts it."""
+        theirs = self._sources.weights
+        if theirs is None:
+            return [self.folder / card.file]
+        return [theirs / card.file if theirs.is_dir() else theirs, self.folder / card.file]
+
+    def _not_right(self, card: ModelCard) -> list[str]:
+        """Why what the person points to is of no use."""
+        if self._sources.weights is None:
+            return []
+        path = self._places(card)[0]
+        return [f"{path} is {'another file' if path.exists() else 'not there'}"]
+
+    def _is_right(self, path: Path, card: ModelCard, watch: Watch, again: bool) -> bool:
+        try:
+            found = path.stat()
+            if found.st_size != card.size:
+                return False
+            if not again and self._remembered(card) == _seal(path, found, card):
+                return True
+            if _sha256(path, card, watch) != card.sha256:
+                return False
+        except OSError:
+            return False
+        self._remember(path, card)
+        return True
+
+    def _remembered(self, card: ModelCard) -> object:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(self._record(card).read_bytes())
+        return None
+
+    def _remember(self, path: Path, card: ModelCard) -> None:
+        """Note that this file was checked, so that it is not read again at every start."""
+        record = self._record(card)
+        new = record.with_name(f"{record.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):  # a folder that only others may write: then it is checked each time
+            new.write_text(json.dumps(_seal(path, path.stat(), card)))
+            new.replace(record)
+
+    def _part(self, card: ModelCard) -> Path:
+        return self.folder / f".{card.file}.part"
+
+    def _lock(self, card: ModelCard) -> Path:
+        return self.folder / f".{card.name}.lock"
+
+    def _record(self, card: ModelCard) -> Path:
+        return self.folder / f".{card.name}.checked"
+
+
+async def ensure(
+    name: str, *, progress: Callable[[Progress], None] | None = None, sources: Sources | None = None
+) -> Path:
+    """A model's file by the person's settings, pulled if it is not there."""
+    weights = Weights.of(await in_thread(Config.load))
+    return await (Weights(weights.folder, sources) if sources else weights).ensure(name, progress)
+
+
+def is_path(name: str) -> bool:
+    """Whether a model's name is a file of the person's."""
+    return name.lower().endswith(".gguf") or os.sep in name
+
+
+def own_file(name: str) -> Path:
+    """A GGUF file of the person's own, as it is."""
+    path = Path(name).expanduser().absolute()
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ConfigError(f"{path} is not a GGUF file: local models are files in that format")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): name a GGUF file") from None
+    return path
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1f} MB"
+
+
+def _seal(path: Path, found: os.stat_result, card: ModelCard) -> dict[str, object]:
+    return {"path": str(path), "size": found.st_size, "changed": found.st_mtime_ns, "sha256": card.sha256}
+
+
+def _sha256(path: Path, card: ModelCard, watch: Watch) -> str:
+    found, done = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            found.update(data)
+            done += len(data)
+            watch.report(Progress("check", done, card.size, str(path)))
+    return found.hexdigest()

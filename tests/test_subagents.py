@@ -422,10 +422,10 @@ async def test_an_end_that_comes_while_somebody_looks_for_it_is_not_missed(house
     agent = house.start(Both([], ["found"]))
     real = agent.subagents._outcome
 
-    async def slow(owner: str, key: str) -> str | None:
-        text = await real(owner, key)
+    async def slow(owner: str, id: str, key: str) -> Any:
+        ended = await real(owner, id, key)
         await until(lambda: agent._dispatcher.live(owner, key) is None)  # it ends between the look and the wait
-        return text
+        return ended
 
     monkeypatch.setattr(agent.subagents, "_outcome", slow)
     id = await agent.subagents.spawn("find it", report=False)

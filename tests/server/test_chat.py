@@ -174,7 +174,13 @@ async def test_a_picture_reaches_the_model(server: Serving):
 
 async def test_the_wishes_of_a_client_reach_the_model(server: Serving):
     server.fake.reply("{}")
-    wishes = {"temperature": 0.5, "max_tokens": 7, "stop": ["END"], "seed": 3, "response_format": {"type": "json_object"}}
+    wishes = {
+        "temperature": 0.5,
+        "max_tokens": 7,
+        "stop": ["END"],
+        "seed": 3,
+        "response_format": {"type": "json_object"},
+    }
     await server.ask("as JSON", **wishes)
     body = server.fake.requests[-1].body
     assert body is not None

@@ -26,20 +26,21 @@ class Budgets:
             "turn": (config.turn_tokens, config.turn_cost),
             "day": (config.day_tokens, config.day_cost),
         }
-        self.limited = any(limit for limits in self._limits.values() for limit in limits)
+        self._limited = any(limit for limits in self._limits.values() for limit in limits)
+
+    def limits(self, claim: Claim) -> bool:
+        """Whether the claimed turn has a budget at all."""
+        return self._limited or bool(_caps(claim))
 
     async def check(self, claim: Claim, model: str, tokens: int) -> None:
         """Refuse a request of about so many tokens if a budget has no room for it."""
-        if not self.limited:
-            return
         scopes = self._scopes(claim)
-        spent = await self._store.spent(claim.owner, list(scopes.values()))
-        for name, scope in scopes.items():
+        spent = await self._store.spent(claim.owner, list(scopes)) if scopes else {}
+        for scope, (name, most, dearest) in scopes.items():
             used, cost = spent.get(scope, (0, 0.0))
             for waiting in claim.spent:
                 if waiting.scope == scope:
                     used, cost = used + waiting.tokens, cost + waiting.cost
-            most, dearest = self._limits[name]
             if dearest and not self._price(model):
                 raise BudgetReached(NO_PRICE.format(model))
             if most and used + tokens > most:
@@ -59,18 +60,23 @@ class Budgets:
             await self._store.spend(claim.owner, spent)
 
     def _spent(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> list[Spent]:
-        if not self.limited:
+        if not self.limits(claim):
             return []
         total = usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
         if not total:
             total, usage = estimate, {"prompt_tokens": estimate}
         cost = self._cost(model, usage)
-        return [Spent(scope, total, cost) for scope in self._scopes(claim).values()]
+        return [Spent(scope, total, cost) for scope in self._scopes(claim)]
 
-    def _scopes(self, claim: Claim) -> dict[str, str]:
-        """What a turn's answers count for: the turn that began it all, and the day."""
+    def _scopes(self, claim: Claim) -> dict[str, tuple[str, int, float]]:
+        """What a turn's answers count for, each with its limits: the turn that began it all, the day, and every
+        sub-agent above it that was given a number of tokens."""
         root = claim.message.metadata.get("root") or claim.turn
-        return {"turn": f"turn {root}", "day": time.strftime("day %Y-%m-%d")}
+        scopes: dict[str, tuple[str, int, float]] = {}
+        if self._limited:
+            scopes[f"turn {root}"] = ("turn", *self._limits["turn"])
+            scopes[time.strftime("day %Y-%m-%d")] = ("day", *self._limits["day"])
+        return scopes | {f"sub {id}": ("sub", most, 0.0) for id, most in _caps(claim).items()}
 
     def _price(self, model: str) -> Price | None:
         return next((one for one in self._config.prices if fnmatchcase(model, one.model)), None)
@@ -84,6 +90,12 @@ class Budgets:
         return parts / 1_000_000
 
 
+def _caps(claim: Claim) -> dict[str, int]:
+    """The tokens that a sub-agent and those above it were given, by their ids."""
+    message = claim.message
+    return message.metadata.get("caps") or {} if message.channel == "sub" else {}
+
+
 NO_PRICE = (
     "I stopped before asking the model: there is a budget of money, and no [[price]] for the model {}, so nobody could "
     "tell what it costs. Add one to the settings, or take turn_cost and day_cost out."
@@ -91,6 +103,9 @@ NO_PRICE = (
 
 
 def _words(name: str, limit: str, used: str | float, needed: str) -> str:
+    if name == "sub":
+        used = f"{used} used, and " if used else ""
+        return f"I stopped: the {limit} that I was given are not enough ({used}{needed} more would be needed)."
     if not used:
         return (
             f"I stopped before asking the model: one request takes {needed}, and the budget under [budget] in the "

@@ -113,6 +113,7 @@ class AgentLoop:
         self.subagents = SubagentManager(
             self.store, self._dispatcher, self.tools, settings, lambda: self._turns.reach()
         )
+        self.subagents.on_work = self._listen
         if settings.subagents:
             self.tools.register(SpawnTool(self.subagents))
         budgets = Budgets(self.store, settings)
@@ -131,6 +132,7 @@ class AgentLoop:
         self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
         self.requests = Requests(self.store, self._dispatcher, self._urgent)
         self._neighbours: Neighbours | None = None
+        self._scans = False  # it waits for a session that another process has
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
         self._background: set[asyncio.Task[None]] = set()
@@ -367,13 +369,29 @@ class AgentLoop:
 
     async def _held(self, worker: str) -> None:
         """Another process has a session that we want: hear when it is done there, or dies."""
-        await self._join(self._scan_soon)
+        self._scans = True
+        await self._join(self._look_soon)
         if self._neighbours is not None:
             self._neighbours.watch(worker)
-        self._scan_soon()  # it may be over already
+        self._look_soon()  # it may be over already
 
-    def _scan_soon(self) -> None:
-        self._spawn(self._dispatcher.scan())
+    def _listen(self) -> None:
+        """A sub-agent works here: hear from other processes that somebody stops it."""
+        if self._neighbours is None:
+            self._spawn(self._join(self._look_soon))
+
+    def _look_soon(self) -> None:
+        self._spawn(self._look())
+
+    async def _look(self) -> None:
+        """Without a durable bus: what other processes have done that concerns this one."""
+        for row in await self.store.urgent(self._dispatcher.worker):
+            live = self._dispatcher.live(row.message.owner, row.message.session_key)
+            if live is not None and live.running and not row.message.reply:
+                await self._answer_urgent(row)
+        self.subagents.look_again()
+        if self._scans:
+            await self._dispatcher.scan()
 
     # ------------------------------------------------------------------------------------------ turns and commands
 

@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -19,7 +20,7 @@ from ..log import TurnEnded
 from ..tools.base import ToolError
 from ..tools.registry import ToolRegistry, marked
 from .briefs import Brief
-from .goals.definitions import AgentDefinition
+from .goals.definitions import MOST_TURNS, AgentDefinition
 from .goals.extraction import (
     RETRIES,
     extraction_message,
@@ -45,6 +46,8 @@ HOW = {
     "error": "failed",
 }
 LIMITS = {"max_rounds": "max_turns", "timeout": "timeout"}  # that cut the work short, as definitions name them
+SHORTEST_GRACE = 1.0  # seconds
+NO_RESULT = "It has no result."
 STOPPED = frozenset({"cancelled", "replaced", "abandoned"})
 
 
@@ -74,7 +77,7 @@ def brief(message: InboundMessage, definition: AgentDefinition, tools: ToolRegis
     works = facts.get("phase") == "work"
     return Brief(
         tools=tools.only(lambda name: works and name in definition.tools),
-        limits=Limits(rounds=definition.max_turns if works else 1),
+        limits=Limits(rounds=min(definition.max_turns, int(facts.get("rounds", MOST_TURNS))) if works else 1),
         model=definition.model,
         system=lambda standing: system_prompt(definition, facts["inputs"], standing.split(PARTING)[0]),
         ends_at=facts.get("ends_at"),
@@ -91,11 +94,11 @@ def follow(
         case "work" if ended.reason == "answer":
             return [_next(message, extraction_message(definition, inputs), phase="extract")]
         case "work" if (limit := LIMITS.get(ended.reason)) is not None:
-            later = {
-                "phase": "grace",
-                "cut": ended.reason,
-                "ends_at": time.time() + grace_seconds(60 * definition.max_time_minutes),
-            }
+            now, latest = time.time(), facts.get("latest") or math.inf
+            if latest - now < SHORTEST_GRACE:  # whoever started it has no time left either
+                return report(message, TurnEnded(ended.reason, NO_RESULT), untrusted)
+            ends_at = min(now + grace_seconds(60 * definition.max_time_minutes), latest)
+            later = {"phase": "grace", "cut": ended.reason, "ends_at": ends_at}
             return [_next(message, grace_message(definition, limit, inputs), **later)]
         case "extract" if ended.reason == "answer":
             _, problem = read_output(definition, ended.text)
@@ -104,7 +107,7 @@ def follow(
                 return [_next(message, retry_message(problem), tries=tries + 1)]
             return report(message, TurnEnded("error", problem) if problem else ended, untrusted)
         case "grace" if ended.reason not in STOPPED:
-            text = ended.text if ended.reason == "answer" else "It has no result."
+            text = ended.text if ended.reason == "answer" else NO_RESULT
             return report(message, TurnEnded(facts["cut"], text), untrusted)
     return report(message, ended, untrusted)
 

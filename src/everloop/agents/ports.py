@@ -46,7 +46,7 @@ class Asking:
         self._claim = claim
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
-        limited = self._budgets.limited
+        limited = self._budgets.limits(self._claim)
         tokens = self._measure.tokens(conversation) if limited else 0
         if limited:
             await self._budgets.check(self._claim, self._measure.model, tokens)

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..actions import Limits
 from ..bus import InboundMessage
 from ..config import Config
 from ..context.builder import PARTING
+from ..dispatch.neighbours import wake_all
 from ..log import TurnEnded
 from ..sandbox.reach import Reach
 from ..store.base import Claim, Incoming, Store
+from ..store.workers import alive
 from ..tools.base import ToolError
 from ..tools.context import current_call
 from ..tools.registry import ToolRegistry
@@ -28,6 +31,7 @@ from ..tools.threads import in_thread
 from . import phases
 from .briefs import Brief
 from .goals.definitions import AgentDefinition, DefinitionError
+from .goals.extraction import read_output
 from .goals.files import read_definitions
 from .phases import CHANNEL, HOW, LIMITS, report
 
@@ -42,8 +46,13 @@ could not do or are not sure of."""
 STOPPED = "The sub-agent was stopped before it had finished."
 
 
+NO_ROUND = "No round of this turn is left that a sub-agent could have: answer, or do it in your next turn."
+
+
 class Sessions(Protocol):
     """What runs sessions."""
+
+    worker: str
 
     def kick(self, owner: str, key: str) -> None: ...
 
@@ -76,15 +85,18 @@ class SubagentManager:
         self.waits = False  # whether every sub-agent is waited for, because nobody will be there for a report
         self._waiting: dict[tuple[str, str], list[asyncio.Event]] = {}
         self._one_by_one = asyncio.Lock()
+        self.on_work: Callable[[], None] | None = None  # told when one works in this process
         self._at_work: dict[tuple[str, str], dict[str, Any]] = {}  # by session: the facts of what runs here
 
-    async def start(self, task: str, agent: str, report: bool) -> str:
-        """Start a sub-agent for the tool call that is running."""
+    async def start(self, task: str, agent: str, report: bool, tokens: int = 0) -> str:
+        """Start a sub-agent for the tool call that is running, with a part of what its turn has left."""
         call = current_call()
         facts = self._at_work.get((call.owner, call.session), {})
         depth = int(facts.get("depth", 0)) + 1
         if depth > self._config.subagent_depth:
             raise ToolError("A sub-agent cannot start further ones from here: do it yourself.")
+        if call.rounds_left is not None and call.rounds_left < 1:
+            raise ToolError(NO_ROUND)
         definition = await in_thread(self._defined, agent) if agent else None
         return await self.spawn(
             task,
@@ -95,7 +107,10 @@ class SubagentManager:
             owner=call.owner,
             key=call.idempotency_key,
             depth=depth,
-            ends_at=facts.get("ends_at"),
+            rounds=call.rounds_left,
+            ends_at=call.ends_at,
+            tokens=tokens,
+            caps=facts.get("caps"),
             root=str(facts.get("root") or call.turn),
             untrusted=call.tainted,
             attended=call.attended,
@@ -114,7 +129,10 @@ class SubagentManager:
         key: str = "",
         label: str = "",
         depth: int = 1,
+        rounds: int | None = None,
         ends_at: float | None = None,
+        tokens: int = 0,
+        caps: Mapping[str, int] | None = None,
         root: str = "",
         untrusted: bool = False,
         attended: bool = True,
@@ -123,12 +141,14 @@ class SubagentManager:
         """Start a sub-agent and give its id; the same `key` starts one only once.
 
         With a definition it is that agent, and the task is its input. Its result comes to the chat as a message of the
-        channel `system`, unless `report` is off.
+        channel `system`, unless `report` is off. `rounds` and `ends_at` are what is left to whoever starts it; `tokens`
+        is the most that it may use with all that it starts, within the same `caps` of those above it.
         """
         id = hashlib.sha256(f"{owner}\0{key or time.time_ns()}".encode()).hexdigest()[:12]
         parent = session or f"{channel}:{chat_id}"
         minutes = definition.max_time_minutes if definition is not None else self._config.subagent_minutes
         until = time.time() + 60 * minutes
+        most = definition.max_turns if definition is not None else self._config.subagent_rounds
         content, terms = phases.begin(definition, task) if definition is not None else (task, {})
         message = InboundMessage(
             CHANNEL,
@@ -145,7 +165,10 @@ class SubagentManager:
                 "origin": f"{channel}:{chat_id}",
                 "parent": parent,
                 "depth": depth,
+                "rounds": most if rounds is None else min(most, rounds),
                 "ends_at": min(until, ends_at or until),
+                "latest": ends_at,  # no phase of it may go on for longer
+                "caps": {**(caps or {}), **({id: tokens} if tokens else {})},
                 "root": root,  # the turn whose budget it uses
                 "untrusted": untrusted,
                 "attended": attended,  # of the chat: a sub-agent itself asks nobody
@@ -159,15 +182,15 @@ class SubagentManager:
         return id
 
     async def result(self, id: str, owner: str = "me") -> str:
-        """Wait for a sub-agent to end; what it says."""
+        """Wait for a sub-agent to end; what it says. One that failed is a ToolError that tells why."""
         key, done = f"{CHANNEL}:{id}", asyncio.Event()
         waiting = self._waiting.setdefault((owner, key), [])
         waiting.append(done)
         try:
             while True:
                 done.clear()  # before looking: an end that comes meanwhile sets it again
-                if (text := await self._outcome(owner, key)) is not None:
-                    return text
+                if (ended := await self._outcome(owner, id, key)) is not None:
+                    return _told(ended)
                 await done.wait()
         finally:
             waiting.remove(done)
@@ -184,10 +207,22 @@ class SubagentManager:
         """End all sub-agents of a session, and theirs; how many."""
         stopped = 0
         for one in await self.running(owner, parent):
-            self._sessions.kick(owner, one.session)
-            stopped += self._sessions.stop_turn(owner, one.session, "cancelled", STOPPED)
+            stopped += await self._stop_one(owner, one)
             stopped += await self.stop(owner, one.session)
         return stopped
+
+    async def _stop_one(self, owner: str, one: Running) -> bool:
+        """Stop it here, or have it stopped where it runs."""
+        info = await self._store.session(owner, one.session)
+        holder = info.worker if info is not None else None
+        if holder is None or holder == self._sessions.worker or not await in_thread(alive, holder):
+            self._sessions.kick(owner, one.session)
+            return self._sessions.stop_turn(owner, one.session, "cancelled", STOPPED)
+        # Not of the channel of sub-agents: it would count as one.
+        word = InboundMessage("system", "agent", one.session, "/stop", owner=owner, session=one.session, reply=False)
+        await self._store.accept(replace(word, id=f"stop:{one.id}:{secrets.token_hex(4)}"), "urgent")
+        await wake_all(self._store)
+        return True
 
     async def resume(self, owner: str, parent: str) -> None:
         """Go on with the sub-agents of a session that an earlier process left."""
@@ -213,11 +248,13 @@ class SubagentManager:
         if message.channel != CHANNEL:
             return None
         self._at_work[claim.owner, claim.key] = message.metadata
+        if self.on_work is not None:
+            self.on_work()
         if (definition := phases.definition_of(message)) is not None:
             return phases.brief(message, definition, self._tools)
         return Brief(
             tools=self._tools.only(lambda name: name not in WITHHELD),
-            limits=Limits(rounds=self._config.subagent_rounds),
+            limits=Limits(rounds=int(message.metadata.get("rounds", self._config.subagent_rounds))),
             system=lambda standing: f"{standing}{PARTING}{NOTE}",
             ends_at=message.metadata.get("ends_at"),
             follow=lambda ended, untrusted: report(message, ended, untrusted),
@@ -244,8 +281,8 @@ class SubagentManager:
                 "them has reported, or do it yourself."
             )
 
-    async def _outcome(self, owner: str, key: str) -> str | None:
-        """What a sub-agent said at its end; None while it has none."""
+    async def _outcome(self, owner: str, id: str, key: str) -> TurnEnded | None:
+        """How a sub-agent ended, and what it said; None while it has not."""
         info = await self._store.session(owner, key)
         if info is None or any(row.session == info.id for row in await self._store.unfinished(owner, CHANNEL)):
             return None
@@ -253,8 +290,22 @@ class SubagentManager:
         ends = [entry for entry in entries if isinstance(entry, TurnEnded)]
         if not ends:
             return None
-        reason = next((end.reason for end in ends if end.reason in LIMITS), ends[-1].reason)
-        return ends[-1].text if reason == "answer" else f"The sub-agent {HOW.get(reason, 'ended')}. {ends[-1].text}"
+        reason, text = next((end.reason for end in ends if end.reason in LIMITS), ends[-1].reason), ends[-1].text
+        if reason == "answer" and (began := await self._store.find(owner, f"spawn:{id}")) is not None:
+            definition = phases.definition_of(began.message)
+            if definition is not None and (problem := read_output(definition, text)[1]):
+                return TurnEnded("error", f"No result of it fits: {problem} What it said last:\n\n{text}")
+        return TurnEnded(reason, text)
+
+
+def _told(ended: TurnEnded) -> str:
+    """What the agent that waited is told."""
+    if ended.reason == "answer":
+        return ended.text
+    text = f"The sub-agent {HOW.get(ended.reason, 'ended')}. {ended.text}"
+    if ended.reason == "error":
+        raise ToolError(text)
+    return text
 
 
 def _running(row: Incoming) -> Running:

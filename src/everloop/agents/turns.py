@@ -25,7 +25,7 @@ from ..context.view import conversation_of
 from ..dispatch.local import Live
 from ..engine import Parked, Turn, end_turn, run_turn
 from ..errors import StoreError
-from ..log import Call, CallsAsked, CallsDecided, Compacted, TurnEnded
+from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
@@ -120,7 +120,7 @@ class TurnRunner:
             measure = self.compactor.measure(brief.model)
             model = brief.model or self.model
             asking = Asking(self.provider, model, brief.tools, measure, self.budgets, claim, brief.options)
-            toolbox = self._toolbox(claim, brief.tools, conversation)
+            toolbox = self._toolbox(claim, brief, turn)
             with deadline(turn, brief.ends_at):
                 ended = await run_turn(turn, asking, toolbox, brief.limits, Window(self.compactor, claim, brief.model))
             if isinstance(ended, TurnEnded):
@@ -224,8 +224,8 @@ class TurnRunner:
 
         return emit
 
-    def _toolbox(self, claim: Claim, tools: ToolRegistry, conversation: Conversation) -> Tools:
-        own, message = self._own, claim.message
+    def _toolbox(self, claim: Claim, brief: Brief, turn: Turn) -> Tools:
+        own, message, conversation = self._own, claim.message, turn.conversation
         assert own is not None
         channel, chat_id = message.origin
         outputs = outputs_folder(self.home, claim.owner, claim.key)
@@ -247,6 +247,8 @@ class TurnRunner:
                 outputs=outputs,
                 readable=(SHIPPED,),
                 attended=message.attended,
+                rounds_left=brief.limits.rounds - sum(isinstance(entry, ModelAnswered) for entry in turn.entries),
+                ends_at=brief.ends_at,
                 scheduled=str(message.metadata.get("cron", "")),
                 may_schedule=bool(message.metadata.get("may_schedule")),
                 protected=own.protected,
@@ -257,7 +259,7 @@ class TurnRunner:
             guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
             return made if guard is None else replace(made, guard=guard)
 
-        return Tools(tools, self.policy, context, message.attended)
+        return Tools(brief.tools, self.policy, context, message.attended)
 
     def _paths(self, call: Call, context: CallContext) -> Sequence[str]:
         planned = self.tools.plan(call, context)

@@ -32,6 +32,8 @@ class CallContext:
     protected: tuple[Path, ...] = ()  # the runtime's own files: never read or written where `restricted`
     frozen: tuple[Path, ...] = ()  # the program that runs the agent: not to be written where `restricted`
     attended: bool = True  # somebody is there who could be asked
+    rounds_left: int | None = None  # that the turn may still take, where that is known
+    ends_at: float | None = None  # when the turn's time is up, if it has a limit
     scheduled: str = ""  # the job that started the turn, if one did
     may_schedule: bool = False  # and whether that job's turns may make further jobs
     guard: Callable[[str, bool], None] | None = None  # called with (real path, writing) of a file that was opened

@@ -21,6 +21,7 @@ PARAMETERS = {
             "description": "investigator (reads code), researcher (reads the web), or one of agents/.",
         },
         "wait": {"type": "boolean", "description": "Wait for the result, instead of being told later."},
+        "tokens": {"type": "integer", "minimum": 1, "description": "The most tokens that it may use."},
     },
     "required": ["task"],
 }
@@ -31,7 +32,7 @@ class Starts(Protocol):
 
     waits: bool
 
-    async def start(self, task: str, agent: str, report: bool) -> str: ...
+    async def start(self, task: str, agent: str, report: bool, tokens: int = 0) -> str: ...
 
     async def result(self, id: str, owner: str) -> str: ...
 
@@ -52,9 +53,9 @@ class SpawnTool(Tool):
     def __init__(self, starts: Starts) -> None:
         self._starts = starts
 
-    async def execute(self, task: str, agent: str = "", wait: bool = False) -> str:
+    async def execute(self, task: str, agent: str = "", wait: bool = False, tokens: int = 0) -> str:
         wait = wait or self._starts.waits
-        id = await self._starts.start(task, agent, not wait)
+        id = await self._starts.start(task, agent, not wait, tokens)
         if not wait:
             return f"The sub-agent {id} is at work. Its result comes as a later message; do not wait for it."
         return await self._starts.result(id, current_call().owner)

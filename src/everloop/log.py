@@ -52,6 +52,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     tools: tuple[Message, ...] = ()  # the client's: calls of them are handed back to it
     options: dict[str, Any] = {}  # of the model call: temperature, …
     model: str = ""
+    metadata: dict[str, str] = {}  # the client's own notes
     kept: bool = False  # the session goes on after it; otherwise the request is all there is
     answer_only: bool = False  # no tool may be called, so none is offered
 

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import sys
 
 from ..config import Config
-from .common import check_model, load_config, prepare_workspace
+from .common import check_model, load_config, missing_model, prepare_workspace
 from .working import at_work
 
 
 def command(options: argparse.Namespace) -> int:
-    config = load_config(options)
-    check_model(config)
+    config = asyncio.run(_with_model(load_config(options)))
     prepare_workspace(config.workspace)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
     return asyncio.run(_serve(config))
+
+
+async def _with_model(config: Config) -> Config:
+    """The settings; where they name no model, with the one of an Ollama on this machine."""
+    if not missing_model(config):
+        return config
+    from ..providers.ollama import find_ollama
+
+    if not (config.provider or config.base_url or config.api_key) and (found := await find_ollama()):
+        model = config.model or found
+        print(f"everloop: no model is set; the Ollama on this machine answers with {model}", file=sys.stderr)
+        return dataclasses.replace(config, provider="ollama", model=model)
+    check_model(config)
+    return config
 
 
 async def _serve(config: Config) -> int:

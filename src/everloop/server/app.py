@@ -40,7 +40,7 @@ class Server:
             hosts=(config.host, *config.server_hosts),
             origins=config.server_origins,
             loopback=binding.loopback,
-            token_needed=not binding.loopback,
+            token_needed=config.server_tokens or not binding.loopback,
             body_limit=config.body_limit,
             at_once=config.at_once,
             at_once_each=config.at_once_each,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import web
@@ -79,7 +79,7 @@ class ChatHandler:
             token.name if (token := request[TOKEN]) is not None else "client",
             session or id,
             text_of(said),
-            metadata={"client": chat.metadata} if chat.metadata else {},
+            metadata={"untrusted": True} if any(one["role"] == "tool" for one in chat.messages) else {},
             id=await self._message_id(agent, request, session) or id,
             owner=request[OWNER],
             session=session or f"{CHANNEL}:{id}",
@@ -91,13 +91,12 @@ class ChatHandler:
                 tools=tuple(chat.tools),
                 options=chat.options,
                 model=chat.model or "",
+                metadata=chat.metadata,
                 kept=session is not None,
                 answer_only=chat.answer_only,
             ),
             parts=parts,
         )
-        if any(one["role"] == "tool" for one in chat.messages):
-            message = replace(message, metadata={**message.metadata, "untrusted": True})
         return Asked(agent, message, chat, agent.model_for(chat.model or ""), id, int(time.time()))
 
     async def _message_id(self, agent: AgentLoop, request: web.Request, session: str | None) -> str | None:

@@ -57,6 +57,8 @@ DEEP = 200_000
         b'{"metadata":%b' % (b'{"a":' * DEEP), b"[" * DEEP, b'{"x\\ud800":1}', b'{"messages":[{"role":"\\ud800"}]}',
         b'["\\ud800",%b%b]' % (b"[" * DEEP, b"]" * DEEP), b'{"a":"\\ud800","seed":%b}' % (b"9" * 10_000),
         b'["\\ud800",NaN]',
+        b'{"messages":[{"role":"user","content":"\\ud800"}],"temperature":NaN}',
+        b'{"messages":[{"role":"user","content":"x"}],"verbosity":"%b"}' % (b"x" * 10_000),
         b'{"a":"\\ud800', b'\xff"\\ud800"',
         b'{"messages":[{"role":"user","content":"x","more":%b}]}' % (b"[" * DEEP),
         b'{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"x","parameters":{"a":%b1%b}}}]}'
@@ -73,6 +75,9 @@ def test_half_a_character_is_replaced():
         request = outcome(with_text(b"a" + half + b"b"))
         assert isinstance(request, ChatRequest)
         assert request.messages[0]["content"].replace("A", "") == "a?b"
+    keyed = outcome(b'{"messages":[{"role":"user","content":"x"}],"metadata":{"a\\ud800":"b"}}')
+    assert isinstance(keyed, ChatRequest)
+    assert keyed.metadata == {"a?": "b"}
     whole = outcome(with_text(b"a\\ud83d\\ude00b"))
     assert isinstance(whole, ChatRequest)
     assert whole.messages[0]["content"] == "a😀b"

@@ -50,7 +50,7 @@ def picture(url: Any, **fields: Any) -> list[dict[str, Any]]:
     [
         "file:///etc/passwd", "/etc/passwd", "ftp://example.com/a.png", "data:text/html;base64,AAAA",
         "data:image/png,AAAA", "data:image/svg+xml;base64,AAAA", "data:image/png;base64,A",
-        "data:image/png;base64,AA!A",
+        "data:image/png;base64,AA!A", "data:image/png;base64,AAAA!", "data:image/png;base64,AAAA\n",
         "data:image/png;base64,",
         "data:image/png;base64,é", "https://", "https://example.com/" + "a" * 9000, "", None, 5,
         "data:image/png;base64," + "A" * 14_000_000,
@@ -169,6 +169,9 @@ def test_calls_that_have_the_same_id_in_two_answers_are_told_apart():
     ids = [call["id"] for message in made for call in message.get("tool_calls", ())]
     assert ids == ["0", "0_2", "0_3", "0_4"]
     assert check_conversation(made) == []
+    long = "x" * 256
+    made = read(messages=[HELLO, calls(long), result(long), calls(long), result(long)]).messages
+    assert {len(message["tool_calls"][0]["id"]) for message in made if "tool_calls" in message} == {256, 242}
 
 
 @pytest.mark.parametrize(

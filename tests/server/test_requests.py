@@ -73,6 +73,11 @@ def test_both_names_of_the_token_limit_mean_the_same(name):
     assert refused(NONE, **{name: 9}).param == name
 
 
+@pytest.mark.parametrize(("name", "empty"), [("stop", []), ("logit_bias", {}), ("tools", []), ("metadata", {})])
+def test_an_empty_list_is_the_same_as_none(name, empty):
+    assert read(ALL, **{name: empty}) == read()
+
+
 def test_both_names_of_the_token_limit_must_agree():
     assert read(max_tokens=9, max_completion_tokens=9).options == {"max_tokens": 9}
     assert refused(max_tokens=9, max_completion_tokens=8).param == "max_tokens"
@@ -93,7 +98,7 @@ OUT_OF_RANGE = [
 
 @pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE)
 def test_a_value_out_of_range_is_refused_by_the_name_of_its_parameter(name, value):
-    assert (refused(**{name: value}).param or "").partition("[")[0] == name
+    assert (refused(**{name: value}).param or "").replace("[0]", "") == name
 
 
 @pytest.mark.parametrize(
@@ -161,7 +166,7 @@ def test_answers_may_be_asked_for_in_a_format():
     named = {"type": "json_schema", "json_schema": {"name": "a b"}}
     assert refused(response_format=named).param == "response_format.json_schema.name"
     assert refused(NONE, response_format=FORMAT).param == "response_format"
-    deep = {"type": "json_schema", "json_schema": {"name": "sum", "schema": nested(101)}}
+    deep = {"type": "json_schema", "json_schema": {"name": "sum", "schema": nested(100)}}
     assert refused(response_format=deep).param == "response_format.json_schema.schema"
 
 
@@ -172,7 +177,7 @@ def test_the_clients_tools_are_as_it_sent_them():
     tools = [tool(description="Looks.", parameters={"type": "object", "properties": {}}, strict=True), tool("other")]
     assert read(tools=tools).tools == tools
     assert read(tools=[]).tools == []
-    odd = [tool(parameters={"minimum": -(10**40), **nested(98)})]
+    odd = [tool(parameters={"minimum": -(10**40), "anyOf": [{}] * 100, **nested(99)})]
     assert read(tools=odd).tools == odd
 
 
@@ -187,7 +192,7 @@ def test_the_clients_tools_are_as_it_sent_them():
         ([tool(), tool()], "tools[1].function.name"),
         ([tool(parameters="x")], "tools[0].function.parameters"),
         ([tool(parameters={"type": "string"})], "tools[0].function.parameters"),
-        ([tool(parameters=nested(101))], "tools[0].function.parameters"),
+        ([tool(parameters=nested(100))], "tools[0].function.parameters"),
         ([{"type": "function", "function": {}}], "tools[0].function.name"),
         ([tool(f"t{number}") for number in range(129)], "tools"),
         ("look", "tools"),

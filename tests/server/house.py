@@ -85,6 +85,9 @@ class House:
         self.entered.append(request)
         raise RuntimeError(SECRET)
 
+    async def unavailable(self, request: web.Request) -> web.StreamResponse:
+        raise web.HTTPServiceUnavailable(reason=SECRET, text=SECRET)
+
     async def broken_stream(self, request: web.Request) -> web.StreamResponse:
         self.entered.append(request)
         response = web.StreamResponse()
@@ -154,6 +157,7 @@ async def opened_house(folder: Path, host: str = "127.0.0.1", **options: Any) ->
     app.router.add_get("/read", house.echo)
     app.router.add_post("/wait", house.wait)
     app.router.add_post("/broken", house.broken)
+    app.router.add_post("/unavailable", house.unavailable)
     app.router.add_post("/broken_stream", house.broken_stream)
     app.router.add_get("/endless", house.endless)
     app.router.add_get("/healthz", house.health)

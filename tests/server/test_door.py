@@ -145,6 +145,9 @@ async def test_a_configured_origin_gets_the_headers_that_its_browser_wants_and_o
         evil = await house.ask("OPTIONS", origin="https://evil.test", access_control_request_method="POST")
         assert evil.status == 403
         assert "access-control-allow-origin" not in evil.headers
+        own = await house.ask("OPTIONS", origin=f"http://127.0.0.1:{house.port}", access_control_request_method="POST")
+        assert own.status == 405
+        assert not [name for name in own.headers if name.startswith("access-control")]
         assert len(house.entered) == 1
 
 
@@ -257,9 +260,12 @@ async def test_the_key_that_a_client_makes_up_is_no_wrong_token_while_there_are_
     assert house.owners == ["me"] * 4
 
 
-async def test_a_made_up_key_lets_nobody_in_where_a_token_is_needed(guarded):
-    assert (await guarded.ask(authorization="Bearer x")).status == 401
-    assert guarded.entered == []
+@pytest.mark.parametrize(("loopback", "token_needed"), [(True, True), (False, False), (False, True)])
+async def test_nobody_is_taken_for_the_person_of_the_machine_unless_only_it_can_come(tmp_path, loopback, token_needed):
+    async with opened_house(tmp_path, loopback=loopback, token_needed=token_needed) as house:
+        for made_up in (None, "Bearer x", "Bearer"):
+            assert (await house.ask(authorization=made_up)).status == 401
+        assert house.entered == []
 
 
 @pytest.mark.parametrize("header", ["forwarded", "x_forwarded_for", "x_forwarded_host", "x_real_ip", "via"])
@@ -351,6 +357,8 @@ async def test_what_goes_wrong_inside_is_in_the_log_and_not_in_the_response(hous
     assert SECRET.encode() not in answer.body
     assert SECRET in caplog.text
     assert answer.header("x-request-id") in caplog.text
+    raised = await house.ask("POST", "/unavailable")
+    assert (raised.status, raised.error["type"]) == (500, "server_error")
 
 
 async def test_a_stream_that_breaks_is_cut_off_and_nothing_is_written_behind_it(house):

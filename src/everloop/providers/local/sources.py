@@ -80,7 +80,7 @@ class Web:
             self._check(response, card, part)
             while part.done < card.size:
                 try:
-                    data = response.read(CHUNK)
+                    data = response.read1(CHUNK)  # what has come, not waiting for more
                 except (OSError, HTTPException) as error:
                     raise Cut(f"ended after {part.done} of {card.size} bytes ({_why(error)})") from None
                 if not data:

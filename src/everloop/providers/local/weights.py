@@ -251,6 +251,7 @@ class Weights:
         record = self._record(card)
         new = record.with_name(f"{record.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # a folder that only others may write: then it is checked each time
+            self.folder.mkdir(parents=True, exist_ok=True)
             new.write_text(json.dumps(_seal(path, path.stat(), card)))
             new.replace(record)
 

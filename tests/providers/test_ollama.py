@@ -96,3 +96,20 @@ async def test_a_server_that_speaks_no_http_is_no_ollama():
     async with server:
         port = server.sockets[0].getsockname()[1]
         assert await find_ollama(2, f"http://127.0.0.1:{port}/v1") is None
+
+
+async def test_a_server_that_sends_a_byte_at_a_time_is_not_waited_for():
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(40):
+            writer.write(b"H")
+            await asyncio.sleep(0.1)
+        writer.close()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    try:
+        started = time.monotonic()
+        port = server.sockets[0].getsockname()[1]
+        assert await find_ollama(0.3, f"http://127.0.0.1:{port}/v1") is None
+        assert time.monotonic() - started < 2
+    finally:
+        server.close()

@@ -222,3 +222,12 @@ async def test_a_users_own_provider_is_never_given_options_and_says_so():
     assert shown[-1].content == "plain"
     assert "temperature" in str(await refused(alone, {"temperature": 1}))
     assert option_keywords(plain, {"stop": None}) == option_keywords(plain, None) == {}
+
+
+async def test_asking_for_what_is_so_anyway_is_asking_for_nothing(anthropic):
+    usual = {"tool_choice": "auto", "parallel_tool_calls": True, "frequency_penalty": 0.0, "logit_bias": {}}
+    assert option_keywords(Plain(), usual) == {}
+    provider = AnthropicProvider("k", "m", base_url=anthropic.base_url)
+    body = await sent_to(anthropic, provider, {"presence_penalty": 0, "service_tier": "auto"})
+    assert body == await sent_to(anthropic, provider, None)
+    await refused(provider, {"presence_penalty": 0.5})

@@ -1,7 +1,8 @@
 """Where calls begin and end in a text that is still coming.
 
 Each function here answers for a place in the text: a `Block`, False for "no call", or None for "more text will tell".
-What it has once answered, more text never changes: that is why an answer reads the same however it is cut up.
+A block without calls is a stretch of data in which none need be looked for. What a function has once answered, more
+text never changes: that is why an answer reads the same however it is cut up.
 """
 
 from __future__ import annotations
@@ -10,28 +11,23 @@ import re
 from typing import Literal
 
 from ..base import ToolCallRequest
-from .families import BY_OPENING, ENDS, OPENINGS, begins_call, read_body, sniff_name
-from .mending import BROKEN, Mender, shape, stops, value_end
+from .families import BY_OPENING, ENDS, OPENINGS, after, begins_call, read_body, sniff_name
+from .mending import BROKEN, LONGEST, Mender, shape, stops, value_end
 from .objects import ARGUMENTS, KEYS, NAMES, calls_of
 from .offered import Offered
-from .pythonic import BEGINS, read_python
+from .pythonic import BEGINS, MAY_BEGIN, read_python
 from .shapes import CUT_OFF, MAX_CALLS, Block, Written
 
-LONGEST = 2_000_000  # characters of a call
 _LOOKAHEAD = 48  # no closing mark is longer
 
 Answer = Block | Literal[False] | None
 
 _BETWEEN = re.compile(r"[\s,;]*")
 FENCE_END = re.compile(r"^[ \t]*`{3,}[ \t]*$", re.M)
-_FENCE_STOP = stops(r"^[ \t]*`{3,}[ \t]*$".replace("^", r"(?:(?<=\n)|\A)").replace("$", r"(?=\n|\Z)"))
+_FENCE_STOP = stops(r"(?<=\n)[ \t]*`{3,}[ \t]*(?=\n)")
+_FENCE_STOP_LAST = stops(r"(?<=\n)[ \t]*`{3,}[ \t]*(?=\n|\Z)")
 _TOOLS_END = re.compile(r"</tools>")
 _TOOLS_STOP = stops(r"</tools>")
-
-
-def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return found.end() if found else at
 
 
 # ---------------------------------------------------------------------------------------------- calls that are marked
@@ -44,7 +40,7 @@ def marked_block(text: str, at: int, opening: str, final: bool, offered: Offered
     begins = begins_call(text, start, final, offered)
     if not begins:
         return begins
-    first = _after(_SPACE, text, start)
+    first = after(_SPACE, text, start)
     extent = _json_extent if text[first : first + 1] in ("{", "[") else _tagged_extent
     found = extent(text, first, ENDS[family.name], final)
     if found is None:
@@ -65,14 +61,15 @@ def _json_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Exten
     while True:
         closed = value_end(text, place, ending)
         if closed is None:
-            if not final and len(text) - at < LONGEST:
+            if not final and len(text) - place < LONGEST:
                 return None
             found = end.search(text, place)  # a quote too many: then the first mark must do
-            return (found.start(), found.end(), True) if found else (len(text), len(text), False)
+            last = min(len(text), place + LONGEST)
+            return (found.start(), found.end(), True) if found else (last, last, False)
         stop, whole = closed
         if not whole:
-            return stop, _after(end, text, stop), True
-        place = _after(_BETWEEN, text, stop)
+            return stop, after(end, text, stop), True
+        place = after(_BETWEEN, text, stop)
         ahead = text[place : place + _LOOKAHEAD]
         if not final and len(ahead) < _LOOKAHEAD and (not ahead or ahead[0] in "<[("):
             return None
@@ -92,10 +89,12 @@ def _json_stops(end: re.Pattern[str]) -> re.Pattern[str]:
 
 
 def _tagged_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Extent | None:
-    found = end.search(text, at)
-    if found is not None:
+    last = at + LONGEST
+    if (found := end.search(text, at, last)) is not None:
         return found.start(), found.end(), True
-    return (len(text), len(text), False) if final or len(text) - at > LONGEST else None
+    if len(text) >= last:
+        return last, last, False
+    return (len(text), len(text), False) if final else None
 
 
 # ---------------------------------------------------------------------------------------------- calls in plain JSON
@@ -139,18 +138,19 @@ def bare_block(text: str, at: int, final: bool, offered: Offered, mender: Mender
     found = value_end(text, at)
     if found is None:
         return _cut_off(text, at, offered, final)
-    calls = _calls(text[at : found[0]], offered, mender)
-    return Block(found[0], calls, text[at : found[0]]) if calls else False
+    source = text[at : found[0]]
+    return Block(found[0], _calls(source, offered, mender), source)
 
 
 def fenced_block(text: str, at: int, final: bool, offered: Offered, mender: Mender, *, tools: bool = False) -> Answer:
     """The calls of a fence (or of <tools>) whose inside begins here: nothing else may stand in it."""
-    place = _after(_SPACE, text, at)
+    place = after(_SPACE, text, at)
     if place >= len(text):
         return False if final else None
     if text[place] == "<":
         return _fenced_marks(text, place, final, offered, mender)
-    ending, stopping = (_TOOLS_END, _TOOLS_STOP) if tools else (FENCE_END, _FENCE_STOP)
+    ending = _TOOLS_END if tools else FENCE_END
+    stopping = _TOOLS_STOP if tools else _FENCE_STOP_LAST if final else _FENCE_STOP
     calls: list[Block] = []
     first = place
     while text[place : place + 1] in ("{", "["):
@@ -164,7 +164,7 @@ def fenced_block(text: str, at: int, final: bool, offered: Offered, mender: Mend
         if not block or len(calls) > MAX_CALLS:
             return False
         calls.append(Block(found[0], block, ""))
-        place = _after(_BETWEEN, text, found[0])
+        place = after(_BETWEEN, text, found[0])
         if not final and place >= len(text):
             return None
     end = _fence_end(text, place, ending, final)
@@ -177,7 +177,7 @@ def python_block(text: str, at: int, final: bool, offered: Offered) -> Answer:
     """The calls of a fence whose language says that they are calls, written as Python."""
     head = BEGINS.match(text, at)
     if head is None:
-        return None if not final and len(text) - at < 160 and _PYTHON_MAY.match(text, at) else False
+        return None if not final and len(text) - at < 240 and MAY_BEGIN.match(text, at) else False
     if head[1] not in offered and head[1].rpartition(".")[0] not in offered and head[1] != "print":
         return False
     found = FENCE_END.search(text, at)
@@ -189,9 +189,6 @@ def python_block(text: str, at: int, final: bool, offered: Offered) -> Answer:
         stop, end = found.start(), found.end()
     calls = _taken(read_python(text[at:stop]), offered)
     return Block(end, calls, text[at:stop]) if calls else False
-
-
-_PYTHON_MAY = re.compile(r"\s*(?:print\(?\s*)?[\w.]*\Z")
 
 
 def _fenced_marks(text: str, place: int, final: bool, offered: Offered, mender: Mender) -> Answer:
@@ -209,7 +206,7 @@ def _fenced_marks(text: str, place: int, final: bool, offered: Offered, mender: 
         if len(calls) > MAX_CALLS:
             return False
         calls.append(block)
-        place = _after(_BETWEEN, text, block.end)
+        place = after(_BETWEEN, text, block.end)
         if not final and place >= len(text):
             return None
     end = _fence_end(text, place, FENCE_END, final)
@@ -232,17 +229,17 @@ def _fence_end(text: str, place: int, ending: re.Pattern[str], final: bool) -> i
 
 def _cut_off(text: str, at: int, offered: Offered, final: bool) -> Answer:
     """An object without an end: the model hears of it if it was to be a call of a tool."""
-    if not final:
-        return None if len(text) - at < LONGEST else False
-    depth, open_string = shape(text[at:])
-    source = text[at:].rstrip()
+    if not final and len(text) - at < LONGEST:
+        return None
+    end = min(len(text), at + LONGEST)
+    source = text[at:end].rstrip()
+    depth, open_string = shape(source)
     if depth == 1 and not open_string and source.endswith("}"):  # all but the last bracket
-        calls = _calls(source, offered, Mender())
-        return Block(len(text), calls, source) if calls else False
+        return Block(end, _calls(source, offered, Mender()), source)
     name = sniff_name(source)
     if name not in offered or not any(f'"{key}"' in source[:4096] for key in ARGUMENTS):
-        return False
-    return Block(len(text), [offered.told(Written(name, problem=CUT_OFF))], source)
+        return Block(end, [], source)
+    return Block(end, [offered.told(Written(name, problem=CUT_OFF))], source)
 
 
 def _calls(source: str, offered: Offered, mender: Mender) -> list[ToolCallRequest]:

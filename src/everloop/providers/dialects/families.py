@@ -7,7 +7,6 @@ mark that it follows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from .gemma import read_gemma
@@ -34,8 +33,6 @@ class Family:
         return re.compile(self.ends or r"(?!)")
 
 
-_FULL = "｜"  # DeepSeek's special tokens have this bar, and ▁ for a space
-
 FAMILIES = (
     Family("hermes", ("<tool_call>", "<function_call>"), r"</(?:tool|function)_call>|<tool_response>"),
     Family("jamba", ("<tool_calls>",), r"</tool_calls>"),
@@ -57,7 +54,7 @@ FAMILIES = (
     Family("minimax", ("<minimax:tool_call>",), r"</minimax:tool_call>"),
     Family("seed", ("<seed:tool_call>",), r"</seed:tool_call>"),
     Family("cohere", ("<|START_ACTION|>",), r"<\|END_ACTION\|>"),
-    Family("internlm", ("<|action_start|><|plugin|>",), r"<\|action_end\|>"),
+    Family("internlm", ("<|action_start|>",), r"<\|action_end\|>"),
 )
 BY_OPENING = {opening: family for family in FAMILIES for opening in family.openings}
 OPENINGS = tuple(sorted(BY_OPENING, key=len, reverse=True))
@@ -75,43 +72,50 @@ NOISES = (
     "</tool_call>", "</tool_calls>", "</function_call>", "</function_calls>", "</function>", "<|/tool_call|>",
 )  # fmt: skip
 
+_SPACE = re.compile(r"\s*")
 _INNER = (
     "<function=", "<invoke name=", "<｜DSML｜invoke name=", "<｜tool▁call▁begin｜>", "<|tool▁call▁begin|>",
-    "<|tool_call_begin|>", "call:", "```",
+    "<|tool_call_begin|>", "<|plugin|>", "call:", "```",
 )  # fmt: skip
 _NAME = re.compile(r"[\w.:-]{1,120}")
 _AFTER_NAME = ("<arg_key>", "(", "[ARGS]", "[CALL_ID]", "{", "<｜tool▁sep｜>", "<|tool_call_argument_begin|>")
-_WIDEST = 160  # characters in which it shows whether a mark is followed by a call
+_CLOSERS = ("</", "<|", "<｜")
 
 
 def begins_call(text: str, at: int, final: bool, offered: Offered) -> bool | None:
     """Whether what follows a mark is a call, and not a text that speaks of the mark; None while that is open."""
-    head = text[at : at + 4096].lstrip()
-    if not head:
-        return False if final or len(text) - at > 4096 else None
-    if head[0] in "{[":
+    place = after(_SPACE, text, at)
+    if place >= len(text):
+        return False if final else None
+    if text[place] in "{[" or text.startswith(_INNER, place):
         return True
-    if any(head.startswith(inner) for inner in _INNER):
-        return True
-    if not final and len(head) < _WIDEST and any(inner.startswith(head) for inner in _INNER):
+    if not final and _may_become(text[place : place + 40], _INNER):
         return None
-    name = _NAME.match(head)
+    name = _NAME.match(text, place)
     if name is None:
         return False
-    rest = head[name.end() :].lstrip()
-    if any(rest.startswith(after) for after in _AFTER_NAME):
+    rest = after(_SPACE, text, name.end())
+    if text.startswith(_AFTER_NAME, rest):
         return True
-    if not final and len(rest) < 32 and any(after.startswith(rest) for after in (*_AFTER_NAME, "</", "<|", "<｜")):
+    if not final and _may_become(text[rest : rest + 40], (*_AFTER_NAME, *_CLOSERS)):
         return None
-    return name[0] in offered and (not rest or rest.startswith(("</", "<|", "<｜")))
+    return name[0] in offered and (rest >= len(text) or text.startswith(_CLOSERS, rest))
+
+
+def _may_become(beginning: str, whole: tuple[str, ...]) -> bool:
+    return any(one.startswith(beginning) for one in whole)
+
+
+def after(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """The place behind what a pattern that may be empty matches here."""
+    found = pattern.match(text, at)
+    return found.end() if found else at
 
 
 _FENCE = re.compile(r"```\w*\s*(.*?)\s*(?:```\s*)?\Z", re.DOTALL)
 _PYTHONIC = re.compile(r"\[\s*[A-Za-z_][\w.]{0,120}\(")
 _MISTRAL = re.compile(r"\s*([\w.-]{1,120})\s*(?:\[CALL_ID\][\w-]{0,80})?(?:\[ARGS\])?\s*(?=\{)")
 _ANY_NAME = re.compile(rf"[\"'](?:{'|'.join(NAMES)})[\"']\s*:\s*[\"']([^\"'\n]{{1,200}})[\"']")
-
-Sniff = tuple[re.Pattern[str], Callable[[str, Mender, bool], list[Written]]]
 
 
 def read_body(body: str, mender: Mender, complete: bool) -> list[Written]:
@@ -123,6 +127,7 @@ def read_body(body: str, mender: Mender, complete: bool) -> list[Written]:
 
 
 def _read_body(body: str, mender: Mender, complete: bool) -> list[Written]:
+    body = body.removeprefix("<|plugin|>").lstrip()
     if body.startswith("```") and (fenced := _FENCE.match(body)):
         body = fenced[1]
     if body.startswith("call:"):

@@ -14,6 +14,7 @@ BROKEN: Final = object()
 REPAIRABLE = 4096  # characters; the repairing library takes quadratic time
 ALL_REPAIRS = 4 * REPAIRABLE  # of one answer
 EVALUABLE = 1 << 16
+LONGEST = 2_000_000  # characters of a value
 
 # Strings as a whole, runs of brackets, and a quote that nothing closes.
 _PARTS = r"\"(?:[^\"\\]++|\\.)*+\"|'(?:[^'\\]++|\\.)*+'|[{\[]++|[}\]]++|[\"']"
@@ -34,7 +35,7 @@ def stops(pattern: str) -> re.Pattern[str]:
 def value_end(text: str, at: int, structure: re.Pattern[str] = _STRUCTURE) -> tuple[int, bool] | None:
     """Where the object or list that begins at `at` ends, and whether it was closed; None if the text ends before."""
     depth = 0
-    for found in structure.finditer(text, at):
+    for found in structure.finditer(text, at, at + LONGEST):
         token = found[0]
         if found.lastgroup == "stop":
             return found.start(), False

@@ -11,8 +11,6 @@ TAGS = {
     "[think]": "[/think]",
     "<|start_thinking|>": "<|end_thinking|>",
 }
-# A tag in quotes or backticks is one that the text speaks of.
-OPEN = "(?<![`\"'\\\\])(?i:" + "|".join(re.escape(tag) for tag in TAGS) + ")"
 CLOSE = {tag: re.compile(re.escape(end), re.IGNORECASE) for tag, end in TAGS.items()}
 # Some models begin in their thoughts, since the prompt has opened the tag for them.
-STRAY = r"^[ \t]{0,80}(?i:</think>|</thinking>)[ \t]*(?:\n|\Z)"
+STRAY = r"</think(?:ing)?>[ \t]*(?:\n|\Z)"

@@ -1,0 +1,66 @@
+"""What models of each family write, read whole and cut at every place; and what only looks like it, left as it is."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.providers.dialects import read
+
+from .tools import TOOLS, fed, plain
+
+FILES = sorted((Path(__file__).parent / "corpus").glob("*.toml"))
+
+
+def cases(kind: str) -> list[Any]:
+    return [
+        pytest.param(case, id=f"{path.stem}-{number}")
+        for path in FILES
+        for number, case in enumerate(tomllib.loads(path.read_text()).get(kind, ()), start=1)
+    ]
+
+
+def expected(case: dict[str, Any]) -> tuple[str, list[tuple[str, Any, bool]], str]:
+    calls = [(call["name"], restored(call.get("arguments", {})), call.get("error", False)) for call in case["calls"]]
+    return case.get("content", ""), calls, case.get("reasoning", "")
+
+
+def restored(value: Any) -> Any:
+    """TOML has no null."""
+    if isinstance(value, dict):
+        return {key: restored(inner) for key, inner in value.items()}
+    return None if value == "NULL" else value
+
+
+@pytest.mark.parametrize("case", cases("call"))
+def test_what_a_model_writes_is_read_whole_and_at_every_split(case):
+    text = case["text"]
+    reading = read(text, TOOLS)
+    assert plain(reading) == expected(case)
+    for at in range(len(text) + 1):
+        again, said, _ = fed([text[:at], text[at:]])
+        assert plain(again) == expected(case)
+        if "</think>" not in text:  # whose opening the model may not have written
+            assert said.strip() == case.get("content", "")
+    assert plain(fed(list(text))[0]) == expected(case)
+
+
+@pytest.mark.parametrize("case", cases("text"))
+def test_what_only_looks_like_a_call_stays_text_byte_for_byte(case):
+    text = case["text"]
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text) + 1))):
+        reading, said, thought = fed(pieces)
+        assert (reading.content, reading.calls, reading.reasoning) == (text, [], "")
+        assert (said, thought) == (text, "")
+
+
+def test_each_dialect_has_calls_and_texts_that_only_look_like_them():
+    for path in FILES:
+        found = tomllib.loads(path.read_text())
+        assert len(found["call"]) >= 4, path.name
+        assert len(found["text"]) >= 4, path.name
+    assert len(cases("call")) >= 90
+    assert len(cases("text")) >= 90

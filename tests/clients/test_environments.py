@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import http.server
 import os
 import subprocess
 import sys
+import threading
+import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +41,8 @@ def write_pins(folder: Path, version: str = "1.0", digest: str = "") -> Path:
         )
         archive.writestr(f"{facts}/RECORD", "")
     digest = digest or hashlib.sha256(wheel.read_bytes()).hexdigest()
-    lines = ["--no-index", f"--find-links {folder}", f"pebble=={version} --hash=sha256:{digest}"]
+    pin = f"pebble=={version}" + (f" --hash=sha256:{digest}" if digest != "none" else "")
+    lines = ["--no-index", f"--find-links {folder}", pin]
     (folder / "openai.txt").write_text("\n".join(lines))
     return folder
 
@@ -71,8 +78,9 @@ def test_a_half_made_environment_is_thrown_away(tmp_path):
     assert not (place / "lib" / "rest-of-a-killed-installer").exists()
 
 
-def test_a_package_that_is_not_the_pinned_one_is_refused(tmp_path):
-    pins = write_pins(tmp_path / "pins", digest="0" * 64)
+@pytest.mark.parametrize("digest", ["0" * 64, "none"])
+def test_a_package_that_is_not_the_pinned_one_is_refused(digest, tmp_path):
+    pins = write_pins(tmp_path / "pins", digest=digest)
     for _ in range(2):  # what is left of the first try must not pass for an environment
         with pytest.raises(CannotMake) as caught:
             make_python("openai", tmp_path / "cache", pins)
@@ -82,11 +90,36 @@ def test_a_package_that_is_not_the_pinned_one_is_refused(tmp_path):
 
 def test_several_processes_at_once_make_one_environment(tmp_path):
     pins = write_pins(tmp_path / "pins")
-    arguments = [sys.executable, "-c", MAKE, str(tmp_path / "cache"), str(pins)]
-    running = [subprocess.Popen([*arguments, f"canary{number}"], cwd=ROOT) for number in range(3)]
-    assert [process.wait(50) for process in running] == [0, 0, 0]
+    with served(pins) as (address, fetched):
+        wanted = pins / "openai.txt"
+        wanted.write_text(wanted.read_text().replace(f"--find-links {pins}", f"--find-links {address}"))
+        arguments = [sys.executable, "-c", MAKE, str(tmp_path / "cache"), str(pins)]
+        running = [subprocess.Popen([*arguments, f"canary{number}"], cwd=ROOT) for number in range(3)]
+        assert [process.wait(50) for process in running] == [0, 0, 0]
     python = make_python("openai", tmp_path / "cache", pins)
     assert sorted(path.name for path in python.parent.glob("canary*")) == ["canary0", "canary1", "canary2"]
+    assert len([path for path in fetched if path.endswith(".whl")]) == 1
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """The files of a folder at a slow address of loopback, and the paths that were asked for."""
+    fetched: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_request(self, *_: object) -> None:
+            fetched.append(self.path)
+            time.sleep(3 * self.path.endswith(".whl"))  # so that whoever does not wait for the first one is seen too
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/", fetched
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_nothing_of_the_cache_is_ever_committed(tmp_path):

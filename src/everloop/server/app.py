@@ -34,7 +34,8 @@ class Server:
 
     async def start(self) -> Sequence[str]:
         config = self._config
-        binding = await check_bind(config.host, bool(await self._household.store.tokens()))
+        tokens = await self._household.store.tokens()
+        binding = await check_bind(config.host, any(token.revoked_at is None for token in tokens))
         self._door = Door(
             self._household.store,
             hosts=(config.host, *config.server_hosts),

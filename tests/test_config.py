@@ -183,6 +183,7 @@ WRONG_FILES = {
     '[agent]\nmax_iterations = "ten"': '[agent] max_iterations must be a whole number, at least 1, not "ten"',
     "[provider]\nretries = -1": "[provider] retries must be a whole number, at least 0, not -1",
     "[provider]\ntoken_timeout = 0": "[provider] token_timeout must be a number above 0, not 0",
+    "[context]\ncompact_at = 60": "[context] compact_at must be a number above 0 and at most 1, not 60",
     "[provider]\ntoken_timeout = inf": "[provider] token_timeout must be a number above 0",
     "[provider]\ntoken_timeout = nan": "[provider] token_timeout must be a number above 0",
     "[provider]\ntoken_timeout = true": "[provider] token_timeout must be a number above 0, not true",

@@ -66,6 +66,17 @@ async def test_run_puts_the_message_into_the_inbox_now():
     await store.close()
 
 
+async def test_the_beginning_of_an_id_is_enough_to_run_a_job_if_only_one_has_it():
+    ids = [(await cron("add", "water", "--at", "2031-05-02T18:00")).lines[0] for _ in range(20)]
+    beginning = next(id[:1] for id in ids if sum(other.startswith(id[:1]) for other in ids) > 1)
+    assert (await cron("run", beginning)).status == 2
+    assert (await cron("run", ids[0][:-1])).status == 0
+    store = the_store()
+    rows = await store.waiting("me", "cli:direct")
+    assert [row.message.metadata["cron"] for row in rows] == [ids[0]]
+    await store.close()
+
+
 async def test_whoever_takes_work_from_the_store_is_woken():
     store, worker = the_store(), new_worker()
     woken = 0

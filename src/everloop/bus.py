@@ -70,6 +70,8 @@ class InboundMessage:
         """The entry that it becomes; `content` has what was attached to it."""
         inside = self.channel in INSIDE
         text = self.parts or (self.content if content is None else content)
+        if self.metadata.get("cron") and (note := self.metadata.get("note")) and isinstance(text, str):
+            text = f"{text}\n\n[{note}]"  # or the model would take it for the word of somebody who is there
         # A client that sends the history itself never sends the time along: told here, no prefix would stay the same.
         told = "" if self.request is not None and not self.request.kept else now
         # Only what the system itself says of a message is to be believed; both of these are.

@@ -36,6 +36,24 @@ def command_of(text: str) -> Name | None:
     return None
 
 
+def meant_by(text: str) -> Name | None:
+    """The command that a message of one word is a slip away from. A path is none: it goes to the model."""
+    word = text.strip().lower()
+    if not (word.startswith("/") and word[1:].isascii() and word[1:].isalpha()) or command_of(text) is not None:
+        return None
+    return next((known for known in COMMANDS if _one_slip(word[1:], known)), None)
+
+
+def _one_slip(word: str, known: str) -> bool:
+    """Whether one letter is missing, too many or wrong, or two have changed places."""
+    if word == known or abs(len(word) - len(known)) > 1:
+        return False
+    start = next((n for n, (one, other) in enumerate(zip(word, known, strict=False)) if one != other), len(known))
+    mine, theirs = word[start:], known[start:]
+    swapped = mine[:2] == theirs[1::-1] and mine[2:] == theirs[2:]
+    return swapped or mine[1:] == theirs or mine == theirs[1:] or mine[1:] == theirs[1:]
+
+
 def words_after(text: str) -> str:
     """What stands after the command."""
     return "".join(text.split(maxsplit=1)[1:]).strip()
@@ -46,5 +64,5 @@ def kind_of(message: InboundMessage) -> Kind:
     what an agent wrote must not be able to approve, stop or clear anything."""
     name = command_of(message.content) if message.channel not in INSIDE else None
     if name is None:
-        return "message"
+        return "urgent" if message.channel not in INSIDE and meant_by(message.content) else "message"
     return "urgent" if name in URGENT else "command"

@@ -34,21 +34,21 @@ def test_the_workspaces_file_stands_for_the_shipped_one(folder):
     assert set(found) == {"gardener", "investigator", "researcher"}
 
 
-def test_a_broken_file_hides_the_shipped_one_and_no_other(folder):
+def test_a_broken_file_hides_the_shipped_one_and_no_other(folder, caplog):
     put(folder, "researcher", "---\nname: researcher\ndescription: x\ntool: [grep]\n---\nhi\n")
     put(folder, "gardener")
     found = read_definitions(Reach(folder))
     assert set(found.known) == {"gardener", "investigator"}
     with pytest.raises(DefinitionError, match=r'^agents/researcher.md:4: unknown key "tool" \(did you mean "tools"'):
         found.get("researcher")
-    with pytest.raises(DefinitionError, match=r"^agents/researcher.md:4: "):
-        load_definitions(folder)
+    assert set(load_definitions(folder)) == {"gardener", "investigator"}
+    assert [record.getMessage()[:23] for record in caplog.records] == ["agents/researcher.md:4:"]
 
 
 def test_the_name_in_a_file_is_the_files_own(folder):
     put(folder, "gardener", "---\nname: other\ndescription: x\n---\nhi\n")
     with pytest.raises(DefinitionError, match=r'^agents/gardener.md:1: name is "other"'):
-        load_definitions(folder)
+        read_definitions(Reach(folder)).get("gardener")
 
 
 def test_an_agent_that_is_not_there_is_answered_with_the_nearest(folder):
@@ -85,8 +85,7 @@ def test_a_folder_that_is_a_link_out_of_the_workspace_is_not_read(folder, tmp_pa
     found = read_definitions(Reach(folder))
     assert CANARY not in repr(found)
     assert found.problem
-    with pytest.raises(DefinitionError):
-        load_definitions(folder)
+    assert set(load_definitions(folder)) == {"investigator", "researcher"}
 
 
 def test_pipes_folders_bad_texts_and_endless_files_are_broken_and_hold_nothing_up(folder):

@@ -114,6 +114,7 @@ class AgentLoop:
             self.store, self._dispatcher, self.tools, settings, lambda: self._turns.reach()
         )
         self.subagents.on_work = self._listen
+        self.tools.hint = self._what_it_is
         if settings.subagents:
             self.tools.register(SpawnTool(self.subagents))
         budgets = Budgets(self.store, settings)
@@ -375,6 +376,14 @@ class AgentLoop:
             self._neighbours.watch(worker)
         self._look_soon()  # it may be over already
 
+    def _what_it_is(self, name: str) -> str:
+        """What a model has taken for a tool. It looks at the disk: call it in a thread."""
+        if path := self.context.skills.path(name, self._turns.reach()):
+            return f"{name} is a skill, not a tool: read_file {path}, then do what it says."
+        if self.subagents.is_agent(name):
+            return f'{name} is an agent, not a tool: spawn(task=…, agent="{name}") runs it.'
+        return ""
+
     def _listen(self) -> None:
         """A sub-agent works here: hear from other processes that somebody stops it."""
         if self._neighbours is None:
@@ -399,6 +408,7 @@ class AgentLoop:
         """Take what was claimed to its end; the answer is on its way when this returns."""
         if claim.command:
             return await self._run_command(claim, live)
+        await self.subagents.tell_broken()
         if self._mcp is not None:
             await self._mcp.provide(self.tools)
         ended, session_log = await self._turns.run(claim, live)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -20,11 +21,11 @@ from ..bus import InboundMessage
 from ..config import Config
 from ..context.builder import PARTING
 from ..dispatch.neighbours import wake_all
-from ..log import TurnEnded
+from ..log import CallEnded, Reason, TurnEnded, UserSaid
 from ..sandbox.reach import Reach
 from ..store.base import Claim, Incoming, Store
 from ..store.workers import alive
-from ..tools.base import ToolError
+from ..tools.base import Output, ToolError
 from ..tools.context import current_call
 from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
@@ -34,6 +35,8 @@ from .goals.definitions import AgentDefinition, DefinitionError
 from .goals.extraction import read_output
 from .goals.files import read_definitions
 from .phases import CHANNEL, HOW, LIMITS, report
+
+log = logging.getLogger(__name__)
 
 # What a sub-agent has no use for: it speaks to nobody but the agent that gave the task.
 WITHHELD = frozenset({"message", "spawn", "cron", "remember"})
@@ -85,6 +88,7 @@ class SubagentManager:
         self.waits = False  # whether every sub-agent is waited for, because nobody will be there for a report
         self._waiting: dict[tuple[str, str], list[asyncio.Event]] = {}
         self._one_by_one = asyncio.Lock()
+        self._told_broken = False
         self.on_work: Callable[[], None] | None = None  # told when one works in this process
         self._at_work: dict[tuple[str, str], dict[str, Any]] = {}  # by session: the facts of what runs here
 
@@ -183,6 +187,10 @@ class SubagentManager:
 
     async def result(self, id: str, owner: str = "me") -> str:
         """Wait for a sub-agent to end; what it says. One that failed is a ToolError that tells why."""
+        return (await self.output(id, owner)).text
+
+    async def output(self, id: str, owner: str = "me") -> Output:
+        """The same, and whether it had read something from outside."""
         key, done = f"{CHANNEL}:{id}", asyncio.Event()
         waiting = self._waiting.setdefault((owner, key), [])
         waiting.append(done)
@@ -190,7 +198,7 @@ class SubagentManager:
             while True:
                 done.clear()  # before looking: an end that comes meanwhile sets it again
                 if (ended := await self._outcome(owner, id, key)) is not None:
-                    return _told(ended)
+                    return ended
                 await done.wait()
         finally:
             waiting.remove(done)
@@ -260,6 +268,17 @@ class SubagentManager:
             follow=lambda ended, untrusted: report(message, ended, untrusted),
         )
 
+    async def tell_broken(self) -> None:
+        """Tell whoever runs the agent, once, which definitions cannot be used."""
+        if not self._told_broken:
+            self._told_broken = True
+            for problem in await in_thread(lambda: read_definitions(self._reach()).problems):
+                log.warning("%s", problem)
+
+    def is_agent(self, name: str) -> bool:
+        """Whether there is a definition of this name. It looks at the disk: call it in a thread."""
+        return name in read_definitions(self._reach()).known
+
     def _defined(self, name: str) -> AgentDefinition:
         try:
             found = read_definitions(self._reach()).get(name)
@@ -281,7 +300,7 @@ class SubagentManager:
                 "them has reported, or do it yourself."
             )
 
-    async def _outcome(self, owner: str, id: str, key: str) -> TurnEnded | None:
+    async def _outcome(self, owner: str, id: str, key: str) -> Output | None:
         """How a sub-agent ended, and what it said; None while it has not."""
         info = await self._store.session(owner, key)
         if info is None or any(row.session == info.id for row in await self._store.unfinished(owner, CHANNEL)):
@@ -290,22 +309,22 @@ class SubagentManager:
         ends = [entry for entry in entries if isinstance(entry, TurnEnded)]
         if not ends:
             return None
+        untrusted = any(isinstance(entry, CallEnded | UserSaid) and entry.untrusted for entry in entries)
         reason, text = next((end.reason for end in ends if end.reason in LIMITS), ends[-1].reason), ends[-1].text
         if reason == "answer" and (began := await self._store.find(owner, f"spawn:{id}")) is not None:
             definition = phases.definition_of(began.message)
             if definition is not None and (problem := read_output(definition, text)[1]):
-                return TurnEnded("error", f"No result of it fits: {problem} What it said last:\n\n{text}")
-        return TurnEnded(reason, text)
+                reason, text = "error", f"No result of it fits: {problem} What it said last:\n\n{text}"
+        return _told(reason, text, untrusted)
 
 
-def _told(ended: TurnEnded) -> str:
+def _told(reason: Reason, text: str, untrusted: bool) -> Output:
     """What the agent that waited is told."""
-    if ended.reason == "answer":
-        return ended.text
-    text = f"The sub-agent {HOW.get(ended.reason, 'ended')}. {ended.text}"
-    if ended.reason == "error":
+    if reason != "answer":
+        text = f"The sub-agent {HOW.get(reason, 'ended')}. {text}"
+    if reason == "error" and not untrusted:
         raise ToolError(text)
-    return text
+    return Output(text, untrusted, failed=reason == "error")
 
 
 def _running(row: Incoming) -> Running:

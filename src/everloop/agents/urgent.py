@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import events
 from ..bus import InboundMessage
-from ..commands import HELP, command_of, words_after
+from ..commands import HELP, command_of, meant_by, words_after
 from ..dispatch.local import Dispatcher
 from ..store.base import Incoming, Store
 from .subagents import SubagentManager
@@ -42,8 +42,11 @@ class Urgent:
                 return STOPPED if stopped or children else NOTHING_RUNS
             case "status":
                 return await self._status(message)
-            case _:
+            case "help":
                 return HELP
+            case _:
+                given = message.content.strip()
+                return f"There is no command {given}: did you mean /{meant_by(given)}? /help lists them."
 
     async def _decide(
         self,

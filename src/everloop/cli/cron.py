@@ -77,8 +77,12 @@ async def _remove(config: Config, options: argparse.Namespace) -> int:
 async def _run(config: Config, options: argparse.Namespace) -> int:
     if config.store.exists():
         async with _service(config) as service:
-            if await service.run(options.id):
-                print(f"{options.id} is in the inbox of its session: `everloop worker` runs it, if none does yet.")
+            found = [job.id for job in await service.list() if job.id.startswith(options.id)]
+            if len(found) > 1 and options.id not in found:
+                raise EverloopError(f'"{options.id[:60]}" is the beginning of {len(found)} ids: {", ".join(found[:8])}')
+            id = options.id if options.id in found or not found else found[0]
+            if await service.run(id):
+                print(f"{id} is in the inbox of its session: `everloop worker` runs it, if none does yet.")
                 return 0
     raise _unknown(options.id)
 

@@ -125,7 +125,7 @@ class Config:
     taint: bool = key("agent", True, "ask before data is sent out once something untrusted was read")
     message_to: tuple[str, ...] = key("agent", (), "patterns of other chats for `message`", each="chat")
 
-    compact_at: float = key("context", 0.7, "share of the window that makes older turns a summary", above=0)
+    compact_at: float = key("context", 0.7, "share of the window that makes older turns a summary", above=0, at_most=1)
     summary_model: str = key("context", "", "the model that writes summaries, if another one")
     memory_limit: int = key("context", 16_000, "characters of memory/MEMORY.md", at_least=1000)
     skills_limit: int = key("context", 8_000, "characters of the list of skills", at_least=500)

@@ -25,12 +25,14 @@ def key(
     url: bool = False,
     above: float | None = None,
     at_least: int | None = None,
+    at_most: float | None = None,
     choices: tuple[str, ...] = (),
     each: str = "",
     record: type[Any] | None = None,
 ) -> Any:
     """A field with what the readers of files, environment and flags need to know about it."""
-    rules = {"url": url, "above": above, "at_least": at_least, "choices": choices, "each": each, "record": record}
+    limits = {"above": above, "at_least": at_least, "at_most": at_most}
+    rules = {"url": url, **limits, "choices": choices, "each": each, "record": record}
     metadata = {"text": text, "section": section, "key": key, "env": env, "flag": flag, "secret": secret, **rules}
     if isinstance(default, dict):
         return field(default_factory=dict, repr=not secret, metadata=metadata)
@@ -52,6 +54,7 @@ class Key(NamedTuple):
     url: bool
     above: float | None
     at_least: int | None
+    at_most: float | None
     choices: tuple[str, ...]
     each: str  # what each of a list of texts must look like, a name in SHAPES
     record: type[Any] | None  # what each of several tables is
@@ -67,6 +70,7 @@ class Key(NamedTuple):
             return "an http:// or https:// address"
         limit = f" above {self.above:g}" if self.above is not None else ""
         limit = f", at least {self.at_least}" if self.at_least is not None else limit
+        limit += f" and at most {self.at_most:g}" if self.at_most is not None else ""
         return KINDS[self.kind] + limit
 
     @property

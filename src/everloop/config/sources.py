@@ -192,7 +192,8 @@ def _fits(key: Key, value: Any) -> bool:
     if key.kind == "int":
         return type(value) is int and value >= (key.at_least or 0)
     if key.kind == "float":
-        return type(value) is float and (key.above or 0.0) < value < float("inf")
+        fits = type(value) is float and (key.above or 0.0) < value < float("inf")
+        return fits and (key.at_most is None or value <= key.at_most)
     return False
 
 

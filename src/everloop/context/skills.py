@@ -84,6 +84,11 @@ class Skills:
             return f"The skill {name} is not available here: it {skill.missing}."
         return clean(_whole(skill))
 
+    def path(self, name: str, reach: Reach) -> str:
+        """Where read_file finds a skill; "" when there is none of that name."""
+        with self._lock:
+            return next((skill.path for skill in self._look(reach) if skill.name == name), "")
+
     def problems(self) -> list[str]:
         """A line for each thing that was wrong when the skills were last looked at."""
         with self._lock:

@@ -57,6 +57,7 @@ class ToolRegistry:
         self._definitions: list[dict[str, Any]] | None = None
         self.timeout = timeout
         self.result_limit = result_limit
+        self.hint: Callable[[str], str] | None = None  # what a name is that is no tool's; it may look at the disk
         for tool in tools:
             self.register(tool)
 
@@ -77,6 +78,7 @@ class ToolRegistry:
         """A registry of those of these tools whose names are wanted."""
         part = ToolRegistry(timeout=self.timeout, result_limit=self.result_limit)
         part._tools = {name: registered for name, registered in self._tools.items() if wanted(name)}
+        part.hint = self.hint
         return part
 
     def get(self, name: str) -> Tool | None:
@@ -183,7 +185,8 @@ class ToolRegistry:
             return _failure(f"{name} was not run: {call.error}")
         registered = self._tools.get(name)
         if registered is None:
-            return _failure(self._no_such_tool(name))
+            hint = await in_thread(self.hint, name) if self.hint is not None else ""
+            return _failure(hint or self._no_such_tool(name))
         limit = registered.tool.timeout if registered.tool.timeout is not None else self.timeout
         deadline = asyncio.timeout(limit if math.isfinite(limit) else None)
         try:

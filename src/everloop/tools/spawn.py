@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-from .base import Plan, Tool, ToolError
+from .base import Output, Plan, Tool, ToolError
 from .context import current_call
 
 PARAMETERS = {
@@ -34,7 +34,7 @@ class Starts(Protocol):
 
     async def start(self, task: str, agent: str, report: bool, tokens: int = 0) -> str: ...
 
-    async def result(self, id: str, owner: str) -> str: ...
+    async def output(self, id: str, owner: str) -> Output: ...
 
 
 class SpawnTool(Tool):
@@ -53,12 +53,12 @@ class SpawnTool(Tool):
     def __init__(self, starts: Starts) -> None:
         self._starts = starts
 
-    async def execute(self, task: str, agent: str = "", wait: bool = False, tokens: int = 0) -> str:
+    async def execute(self, task: str, agent: str = "", wait: bool = False, tokens: int = 0) -> str | Output:
         wait = wait or self._starts.waits
         id = await self._starts.start(task, agent, not wait, tokens)
         if not wait:
             return f"The sub-agent {id} is at work. Its result comes as a later message; do not wait for it."
-        return await self._starts.result(id, current_call().owner)
+        return await self._starts.output(id, current_call().owner)
 
     def plan(self, arguments: dict[str, Any]) -> Plan:
         if not arguments["task"].strip():

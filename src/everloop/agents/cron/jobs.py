@@ -77,6 +77,16 @@ class Job:
         """When it comes next, by the clocks of its own zone."""
         return moment(self.next_due, self.tz)
 
+    @property
+    def _note(self) -> str:
+        """What the model is told with the message, which is no word of somebody who is there."""
+        who = "the agent, in a turn of this session" if self.key else "the command line or a program"
+        name = f" “{self.name}”" if self.name else ""
+        return (
+            f"This is scheduled work: the job {self.id}{name}, {self.words}, set up by {who}. Nobody is there to be "
+            "asked; what you answer goes to the chat."
+        )
+
     def firing(self, slot: float | str) -> InboundMessage:
         """The message that begins the turn; its id is the same for everybody who fires this slot."""
         return InboundMessage(
@@ -84,7 +94,7 @@ class Job:
             "cron",
             self.chat_id,
             self.message,
-            metadata={"cron": self.id, "may_schedule": self.may_schedule},
+            metadata={"cron": self.id, "may_schedule": self.may_schedule, "note": self._note},
             id=f"cron:{self.id}:{slot if isinstance(slot, str) else int(slot)}",
             owner=self.owner,
             session=self.session_key,

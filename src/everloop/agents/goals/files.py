@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from ...sandbox.reach import FOLDER, OutOfReach, Reach
 from .definitions import NAME, AgentDefinition, DefinitionError
+
+log = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).parent / "shipped"
 FOLDER_NAME = "agents"
@@ -29,6 +32,11 @@ class Definitions:
     broken: dict[str, str] = field(default_factory=dict)  # what is wrong with a file, by the name of its agent
     problem: str = ""  # with the folder as a whole
 
+    @property
+    def problems(self) -> list[str]:
+        """A line for each thing that is wrong."""
+        return [problem for problem in (self.problem, *self.broken.values()) if problem]
+
     def get(self, name: str) -> AgentDefinition:
         """The agent of this name; a DefinitionError says why there is none."""
         if name in self.known:
@@ -41,14 +49,13 @@ class Definitions:
 
 
 def load_definitions(workspace: str | Path) -> dict[str, AgentDefinition]:
-    """All agents that a workspace has, with the shipped ones; the first broken file is a DefinitionError.
+    """All agents that a workspace has, with the shipped ones; a broken file is told to the log, and is no agent.
 
     It looks at the disk: call it in a thread.
     """
     found = read_definitions(Reach(Path(os.path.abspath(workspace))))
-    for problem in (found.problem, *found.broken.values()):
-        if problem:
-            raise DefinitionError(problem)
+    for problem in found.problems:
+        log.warning("%s", problem)
     return found.known
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..activity import Timeline
@@ -84,7 +85,7 @@ def _file(config: Config) -> tuple[int, int] | None:
 class Follower:
     """Reads what was written since the last time, session by session."""
 
-    def __init__(self, store: Store, wanted: Wanted, tell: Teller, cost: Cost) -> None:
+    def __init__(self, store: Store, wanted: Wanted, tell: Callable[[Told], None], cost: Cost) -> None:
         self.done = False
         self._store = store
         self._wanted = wanted

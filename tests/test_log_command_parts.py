@@ -1,0 +1,89 @@
+"""What `everloop log --follow` is made of: hearing of writes, and reading what is new."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop import InboundMessage
+from everloop.cli import following, watching
+from everloop.cli.log import Cost, Told, Wanted
+from everloop.cli.watching import FileWatch
+from everloop.config import Config
+from everloop.log import ModelAnswered, TurnEnded
+from everloop.store.sqlite import SQLiteStore
+from everloop.store.workers import new_worker
+
+
+@pytest.mark.parametrize("told_by_the_kernel", [True, False])
+async def test_a_file_is_heard_of_when_it_is_made_and_when_it_is_written(tmp_path, monkeypatch, told_by_the_kernel):
+    if not told_by_the_kernel:
+        monkeypatch.setattr(watching._Inotify, "open", lambda: None)
+    path = tmp_path / "not" / "yet" / "there.db"
+    watch = FileWatch(path)
+    await watch.start()
+    try:
+        assert not await heard(watch)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"one")
+        while await heard(watch):
+            pass
+        for _ in range(2):
+            with path.with_name("there.db-wal").open("ab") as log:
+                log.write(b"more")
+            assert await heard(watch)
+        (path.parent / "other.txt").write_text("not ours")
+        while await heard(watch):  # what is left of the writes before
+            pass
+        (path.parent / "other.txt").write_text("not ours either")
+        assert not await heard(watch)
+    finally:
+        watch.close()
+
+
+async def test_without_watches_left_it_looks_in_steps(tmp_path, monkeypatch):
+    def used_up(self: Any, folder: Path) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(watching._Inotify, "watch", used_up)
+    watch = FileWatch(tmp_path / "a.db")
+    await watch.start()
+    (tmp_path / "a.db").write_text("x")
+    assert await heard(watch)
+    watch.close()
+
+
+async def heard(watch: FileWatch) -> bool:
+    try:
+        await asyncio.wait_for(watch.changed(), 3 * watching.STEP_SECONDS)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def test_a_session_that_still_works_is_read_though_many_others_began_after_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "RECENT", 1)
+    store = SQLiteStore(tmp_path / "store.db")
+    seen: list[Told] = []
+    follower = following.Follower(store, Wanted("me", every=True), seen.append, Cost(store, Config()))
+    await follower.begin(everything=True)
+    worker = new_worker()
+    claims = []
+    for key in ("my:old", "my:new"):
+        claim = await store.begin("me", key, worker, InboundMessage("my", "ada", key[3:], "hi"))
+        assert claim is not None
+        claims.append(claim)
+        await follower.look()
+    await store.append(claims[0], [ModelAnswered("yes")])
+    await follower.look()
+    assert (seen[-1].session, seen[-1].happening.event) == ("my:old", "model_answered")
+    await store.finish(claims[0], [TurnEnded("answer", "yes")])
+    await follower.look()
+    await follower.look()
+    assert [told.happening.event for told in seen if told.session == "my:old"] == [
+        "request", "model_called", "model_answered", "turn_ended",
+    ]  # fmt: skip
+    await store.close()

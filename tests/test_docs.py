@@ -188,7 +188,7 @@ def test_there_are_programs_on_each_page_that_needs_some():
         "README.md": 1, "activity.md": 1, "context.md": 1, "cron.md": 1, "durability.md": 1, "executor.md": 1,
         "library.md": 5, "memory.md": 1,
         "providers.md": 6,
-        "skills.md": 1, "subagents.md": 1,
+        "skills.md": 1, "subagents.md": 1, "text-calls.md": 1,
         "tools.md": 5,
     }  # fmt: skip
 

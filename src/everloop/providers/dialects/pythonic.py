@@ -10,7 +10,7 @@ from .mending import EVALUABLE, as_json, literal
 from .shapes import MAX_CALLS, Written
 
 BEGINS = re.compile(r"\s*(?:\w{1,60}\s*=\s*)?(?:print\(\s*)?([A-Za-z_][\w.]{0,120})\(")
-MAY_BEGIN = re.compile(r"\s*(?:\w{1,60}\s*(?:=\s*)?)?(?:print\(?\s*)?[\w.]{0,120}\Z")
+MAY_BEGIN = re.compile(r"\s*(?:\w{1,60}\s*|(?:\w{1,60}\s*=\s*)?(?:print\(?\s*)?[\w.]{0,120})\Z")
 
 
 def read_python(text: str) -> list[Written] | None:

@@ -45,6 +45,7 @@ class Reader:
 
     def __init__(self, tools: Sequence[dict[str, Any]] | None = None, quoted: Quoted | None = None) -> None:
         """`quoted`: whether a text stands word for word in something that came from outside. It is then no call."""
+        self._tools = tools
         self._offered = Offered(tools)
         self._tokens = scanning.ALL if self._offered else scanning.THOUGHTS
         self._quoted = quoted
@@ -65,6 +66,7 @@ class Reader:
         self._cursor = 0  # behind the group, counted from _at
         self._marked = False  # the group's calls have marks
         self._calls: list[ToolCallRequest] = []
+        self._cut = False  # words followed the calls
 
     def feed(self, text: str) -> list[Piece]:
         """Take in the next piece; what may be shown now."""
@@ -83,6 +85,14 @@ class Reader:
     def finish(self) -> Reading:
         """The answer is over: all that it says, and what is still to be shown of it."""
         self._run(True)
+        if self._offered and (thought := self._telling.unfinished()):
+            # Some models call in the middle of a thought and never end it. Only a call that they stopped after counts.
+            inner = Reader(self._tools, self._quoted)
+            inner.feed(thought)
+            reading = inner.finish()
+            if reading.calls and inner._marked and not inner._cut:
+                self._calls = reading.calls
+                self._telling.shorten(reading.content)
         return self._telling.whole(self._calls)
 
     def _run(self, final: bool) -> None:
@@ -290,6 +300,7 @@ class Reader:
             counts = not (same_line and self._telling.inline)
         else:
             counts = not ahead or (not self._telling.spoken and not same_line)
+        self._cut = bool(ahead)
         return self._call() if counts else self._let_go()
 
     def _next(self, place: int, final: bool) -> Answer:

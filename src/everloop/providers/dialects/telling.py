@@ -43,6 +43,15 @@ class Telling:
         self._thoughts.append("".join(self._thinking or ()))
         self._thinking = None
 
+    def unfinished(self) -> str:
+        """The thought that a tag has opened and nothing has ended."""
+        return "".join(self._thinking) if self._thinking and self._tag else ""
+
+    def shorten(self, thought: str) -> None:
+        """The thought that is open was only this, and it is over."""
+        self._thinking = [thought]
+        self.end_thought()
+
     def all_was_thought(self) -> None:
         """What was said until now was a thought that no tag had opened."""
         self._thoughts.append("".join(self._said))

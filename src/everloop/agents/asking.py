@@ -57,8 +57,8 @@ async def _stream(
                 emit(events.Restarted(item.restart))
             if item.reasoning:
                 emit(events.Reasoning(item.reasoning))
-            if item.text:
-                await hearing.take(item.text)
+            if item.text and not hearing.take(item.text):
+                await hearing.begin()
         else:
             whole = item
     return await hearing.end(whole)

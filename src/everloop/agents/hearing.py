@@ -46,19 +46,25 @@ class Hearing:
         self._texts: list[str] = []
         self._reader: Reader | None = None
 
-    async def take(self, text: str) -> None:
-        """The next piece of the text."""
+    def take(self, text: str) -> bool:
+        """The next piece of the text; False if it waits for `begin`."""
         self._texts.append(text)
-        if self._reader is None:
-            if _SUSPICIOUS.search(text) is None:
-                self._emit(events.Text(text))
-                return
-            await _load()
-            from ..providers.dialects import Reader
+        if self._reader is not None:
+            self._show(self._reader.feed(text))
+        elif _SUSPICIOUS.search(text) is None:
+            self._emit(events.Text(text))
+        else:
+            return False
+        return True
 
-            self._reader = Reader(self._tools, outside(self._conversation))
-            self._reader.feed("".join(self._texts[:-1]))  # all of it was shown: there was nothing in it
-        self._show(self._reader.feed(text))
+    async def begin(self) -> None:
+        """Read the text from here on: something in it may be more than text."""
+        await _load()
+        from ..providers.dialects import Reader
+
+        self._reader = Reader(self._tools, outside(self._conversation))
+        self._reader.feed("".join(self._texts[:-1]))  # all of it was shown: there was nothing in it
+        self._show(self._reader.feed(self._texts[-1]))
 
     def restart(self) -> None:
         """What came so far is lost."""

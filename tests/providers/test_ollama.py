@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -87,29 +87,42 @@ async def test_a_server_that_takes_its_time_is_not_waited_for():
         assert time.monotonic() - started < 1.5
 
 
-async def test_a_server_that_speaks_no_http_is_no_ollama():
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"SSH-2.0-hello\r\n")
-        writer.close()
+@asynccontextmanager
+async def speaking(*words: bytes, pause: float = 0.0) -> AsyncIterator[str]:
+    """A server that says these words to whoever comes, and hangs up."""
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        assert await find_ollama(2, f"http://127.0.0.1:{port}/v1") is None
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            for word in words:
+                writer.write(word)
+                await writer.drain()
+                await asyncio.sleep(pause)
+        writer.transport.abort()
+        gone.set()
+
+    gone = asyncio.Event()
+    server = await asyncio.start_server(speak, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        async with asyncio.timeout(5):
+            await gone.wait()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("words", [b"SSH-2.0-hello\r\n", b'{"models": []}', b"HTTP/1.0 200 OK\r\n", b""])
+async def test_a_server_that_speaks_no_http_is_no_ollama(words):
+    async with speaking(words) as base_url:
+        assert await find_ollama(2, base_url) is None
 
 
 async def test_a_server_that_sends_a_byte_at_a_time_is_not_waited_for():
-    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in range(40):
-            writer.write(b"H")
-            await asyncio.sleep(0.1)
-        writer.close()
-
-    server = await asyncio.start_server(drip, "127.0.0.1", 0)
-    try:
+    async with speaking(*[b"H"] * 100, pause=0.03) as base_url:
         started = time.monotonic()
-        port = server.sockets[0].getsockname()[1]
-        assert await find_ollama(0.3, f"http://127.0.0.1:{port}/v1") is None
+        assert await find_ollama(0.3, base_url) is None
         assert time.monotonic() - started < 2
-    finally:
-        server.close()
+
+
+async def test_a_list_that_never_ends_is_not_read_to_its_end():
+    async with speaking(b"HTTP/1.0 200 OK\r\n\r\n", *[b" " * (1 << 16)] * 1000) as base_url:
+        assert await find_ollama(5, base_url) is None

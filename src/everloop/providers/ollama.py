@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 from typing import Any
 
 import msgspec
 
-from ..tools.threads import in_thread
 from .endpoints import ENDPOINTS
-from .origin import origin_of
+from .origin import Origin, origin_of
 
 LARGEST = 1 << 20  # bytes of a list of models
 NO_CHAT = ("embed", "bert", "rerank", "bge-", "minilm")
@@ -21,22 +19,26 @@ async def find_ollama(timeout: float = 0.5, base_url: str = ENDPOINTS["ollama"].
     none, or if nobody answers in time."""
     try:
         async with asyncio.timeout(timeout):
-            return await in_thread(_latest_model, base_url, timeout)
-    except (OSError, http.client.HTTPException, ValueError, msgspec.MsgspecError):
+            return latest(msgspec.json.decode(await _listed(origin_of(base_url))))
+    except (OSError, ValueError, msgspec.MsgspecError):
         return None
 
 
-def _latest_model(base_url: str, timeout: float) -> str | None:
-    origin = origin_of(base_url)
-    connection = http.client.HTTPConnection(origin.host, origin.port, timeout=timeout)
+async def _listed(origin: Origin) -> bytes:
+    """What it says of its models. HTTP/1.0, so that the body ends with the connection."""
+    reader, writer = await asyncio.open_connection(origin.host, origin.port)
     try:
-        connection.request("GET", "/api/tags")
-        response = connection.getresponse()
-        if response.status != 200:
-            return None
-        return latest(msgspec.json.decode(response.read(LARGEST)))
+        writer.write(f"GET /api/tags HTTP/1.0\r\nHost: {origin.authority}\r\n\r\n".encode())
+        parts, size = [], 0
+        while size < LARGEST and (data := await reader.read(1 << 16)):
+            parts.append(data)
+            size += len(data)
     finally:
-        connection.close()
+        writer.transport.abort()
+    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.") or head[8:13].strip() != b"200":
+        raise ValueError("it is no Ollama")
+    return body
 
 
 def latest(listed: Any) -> str | None:

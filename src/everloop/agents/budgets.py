@@ -41,11 +41,11 @@ class Budgets:
             for waiting in claim.spent:
                 if waiting.scope == scope:
                     used, cost = used + waiting.tokens, cost + waiting.cost
-            if dearest and not self._price(model):
+            if dearest and not self.price(model):
                 raise BudgetReached(NO_PRICE.format(model))
             if most and used + tokens > most:
                 raise BudgetReached(_words(name, f"{most:,} tokens", used and f"{used:,} are", f"about {tokens:,}"))
-            needed = self._cost(model, {"prompt_tokens": tokens})
+            needed = self.cost(model, {"prompt_tokens": tokens})
             if dearest and cost + needed > dearest:
                 raise BudgetReached(_words(name, f"{dearest:g}", cost and f"{cost:.4f} is", f"about {needed:.4f}"))
 
@@ -65,7 +65,7 @@ class Budgets:
         total = usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
         if not total:
             total, usage = estimate, {"prompt_tokens": estimate}
-        cost = self._cost(model, usage)
+        cost = self.cost(model, usage)
         return [Spent(scope, total, cost) for scope in self._scopes(claim)]
 
     def _scopes(self, claim: Claim) -> dict[str, tuple[str, int, float]]:
@@ -78,11 +78,13 @@ class Budgets:
             scopes[time.strftime("day %Y-%m-%d")] = ("day", *self._limits["day"])
         return scopes | {f"sub {id}": ("sub", most, 0.0) for id, most in _caps(claim).items()}
 
-    def _price(self, model: str) -> Price | None:
+    def price(self, model: str) -> Price | None:
+        """What the settings say that a model costs."""
         return next((one for one in self._config.prices if fnmatchcase(model, one.model)), None)
 
-    def _cost(self, model: str, usage: Mapping[str, int]) -> float:
-        price = self._price(model) or Price(model="*")
+    def cost(self, model: str, usage: Mapping[str, int]) -> float:
+        """What these tokens cost; nothing where there is no price."""
+        price = self.price(model) or Price(model="*")
         cached = min(usage.get("cached_tokens", 0), usage.get("prompt_tokens", 0))
         read = usage.get("prompt_tokens", 0) - cached
         cheap = price.cached if price.cached >= 0 else price.input

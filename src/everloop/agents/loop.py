@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Coroutine
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from .. import events
 from ..actions import Limits, Park, next_action
@@ -26,7 +24,7 @@ from ..log import Cleared, Entry
 from ..messages import clean
 from ..providers.base import LLMProvider
 from ..store.base import Claim, Incoming, Store
-from ..store.location import checked, home, store_path
+from ..store.location import home
 from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore
 from ..tools.builtin import builtin_tools
@@ -38,14 +36,12 @@ from .budgets import Budgets
 from .compactor import Compactor
 from .cron.heartbeat import Heartbeat
 from .cron.service import CronService
+from .parts import allowed, mcp_servers, open_store, tracer
 from .ports import reply
 from .requests import Requests
 from .subagents import SubagentManager
 from .turns import APOLOGY, TurnRunner
 from .urgent import Urgent
-
-if TYPE_CHECKING:
-    from ..tools.mcp.servers import McpServers
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +88,7 @@ class AgentLoop:
         self.restrict_to_workspace = restrict_to_workspace
         self.owner = owner
         self._shared = shared
-        self.store = _open_store(store, config, self.workspace)
+        self.store = open_store(store, config, self.workspace)
         built_in = builtin_tools(settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config)
         self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
         self.context = ContextBuilder(
@@ -102,7 +98,7 @@ class AgentLoop:
             memory_limit=settings.memory_limit,
             skills_limit=settings.skills_limit,
         )
-        self._mcp = _mcp_servers(settings)
+        self._mcp = mcp_servers(settings)
         self._dispatcher = Dispatcher(
             self.store, self._run_claim, lambda: self.context.build_system_prompt(), busy=busy, owner=owner
         )
@@ -128,6 +124,7 @@ class AgentLoop:
         self._serving: asyncio.Task[None] | None = None
         own_home = settings.home if isinstance(config, Config) else home()
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
+        self._tracer = tracer(settings, self.store, self._compactor.model)
         self._turns = self._turn_runner(settings, own_home, budgets, on_event)
         place = f"{self.workspace}{' (restricted)' if restrict_to_workspace else ''}"
         self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
@@ -164,7 +161,8 @@ class AgentLoop:
             hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
             on_event=on_event,
             request_rounds=settings.server_rounds,
-            allowed_model=partial(_allowed, settings.server_models),
+            allowed_model=partial(allowed, settings.server_models),
+            tracer=self._tracer,
         )
 
     def model_for(self, wish: str) -> str:
@@ -264,6 +262,8 @@ class AgentLoop:
             for task in stuck:
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)
+        if self._tracer is not None:
+            await self._tracer.close()
         if not self._shared:
             await self.store.close()
         self._dispatcher.renew()  # answers that were not handed out any more are sent at the next start
@@ -482,24 +482,3 @@ class AgentLoop:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s", error)
-
-
-def _open_store(store: Store | str | Path | None, config: Any, workspace: Path) -> Store:
-    if store is None:
-        store = getattr(config, "store", None) or os.environ.get("EVERLOOP_STORE")
-    if not store:
-        return SQLiteStore(partial(store_path, workspace))  # found off the event loop: it follows links
-    return SQLiteStore(checked(store)) if isinstance(store, str | Path) else store
-
-
-def _allowed(patterns: tuple[str, ...], wish: str) -> str | None:
-    return wish if any(fnmatchcase(wish, pattern) for pattern in patterns) else None
-
-
-def _mcp_servers(settings: Config) -> McpServers | None:
-    """The MCP servers of the settings; with none, nothing of MCP is even loaded."""
-    if not settings.mcp:
-        return None
-    from ..tools.mcp.servers import McpServers
-
-    return McpServers(settings.mcp)

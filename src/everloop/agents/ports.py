@@ -58,6 +58,8 @@ class Asking:
             self._budgets.spend(self._claim, response.model or self._measure.model, usage, estimate)
         if (counted := usage.get("prompt_tokens")) and self._measure.learns():
             self._measure.observe(response.model, self._measure.weight(conversation), counted)
+        if isinstance(response, LLMResponse):  # a provider of somebody's own may give anything
+            response.model = response.model or self._model or self._measure.model
         return response
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,9 @@ from .cron.jobs import HEARTBEAT
 from .histories import Histories, read_conversation, read_shown
 from .ports import Asking, SessionLog, Tools, reply
 
+if TYPE_CHECKING:
+    from ..telemetry.tracer import Tracer
+
 log = logging.getLogger(__name__)
 APOLOGY = "Sorry, I encountered an error: "
 COMPACTED = "{} now a summary: about {:,} tokens have become {:,}. The whole history stays in the log."
@@ -75,6 +78,7 @@ class TurnRunner:
     sender: str | None  # the worker that sends the answers, where this process does
     hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
     on_event: Callable[[str, events.Event], None] | None = None
+    tracer: Tracer | None = None
     request_rounds: int = 5
     allowed_model: Callable[[str], str | None] = _configured_model  # the model that an API client gets, by its wish
     watchers: dict[tuple[str, str], list[events.Emit]] = field(default_factory=dict)
@@ -134,6 +138,8 @@ class TurnRunner:
             ended = await end_turn(turn, "error", f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
         if isinstance(ended, TurnEnded):
             await self.tools.end_turn(claim.turn)
+            if self.tracer is not None:
+                self.tracer.ended(claim)
         live.again |= session_log.more()
         return ended, session_log
 

@@ -126,7 +126,7 @@ def hush() -> None:
             print(f"everloop: {harmless(record.getMessage())}", file=sys.stderr)
 
     # A server that could not be used, a skill that is broken: things that only their owner can mend.
-    for room in ("everloop.tools.mcp", "everloop.context", "everloop.agents.compactor"):
+    for room in ("everloop.tools.mcp", "everloop.context", "everloop.agents.compactor", "everloop.telemetry"):
         logging.getLogger(room).addHandler(Tell(logging.WARNING))
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 

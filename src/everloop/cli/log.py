@@ -174,4 +174,4 @@ class Cost:
 
     def __call__(self, model: str, usage: Mapping[str, int]) -> float | None:
         model = model or self._usual
-        return self._prices._cost(model, usage) if self._prices._price(model) is not None else None
+        return self._prices.cost(model, usage) if self._prices.price(model) is not None else None

@@ -166,6 +166,9 @@ class Config:
     ping_seconds: float = key("server", 15.0, "seconds of silence before a stream shows that it is alive", above=0)
     drain_seconds: float = key("server", 30.0, "seconds that requests have to end when it is stopped", at_least=0)
 
+    telemetry_endpoint: str = key("telemetry", "", "where spans go, by OTLP over HTTP", key="endpoint", url=True)
+    telemetry_content: bool = key("telemetry", False, "send what was said along", key="content")
+
     search: Search = key("web", "auto", "which search engine to ask", choices=get_args(Search))
     brave_api_key: str = key("web", "", "key of the Brave Search API", env="BRAVE_API_KEY", secret=True)
     searxng_url: str = key("web", "", "address of a SearXNG server", url=True)

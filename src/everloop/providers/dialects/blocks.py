@@ -23,9 +23,10 @@ _LOOKAHEAD = 48  # no closing mark is longer
 Answer = Block | Literal[False] | None
 
 _BETWEEN = re.compile(r"[\s,;]*")
-FENCE_END = re.compile(r"^[ \t]*`{3,}[ \t]*$", re.M)
-_FENCE_STOP = stops(r"(?<=\n)[ \t]*`{3,}[ \t]*(?=\n)")
-_FENCE_STOP_LAST = stops(r"(?<=\n)[ \t]*`{3,}[ \t]*(?=\n|\Z)")
+_BETWEEN_MARKED = re.compile(r"[}\]]*[\s,;]*")  # small models close more brackets than they opened
+FENCE_END = re.compile(r"^[ \t]*`{3,}[ \t\r]*$", re.M)
+_FENCE_STOP = stops(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n)")
+_FENCE_STOP_LAST = stops(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n|\Z)")
 _TOOLS_END = re.compile(r"</tools>")
 _TOOLS_STOP = stops(r"</tools>")
 
@@ -69,7 +70,7 @@ def _json_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Exten
         stop, whole = closed
         if not whole:
             return stop, after(end, text, stop), True
-        place = after(_BETWEEN, text, stop)
+        place = after(_BETWEEN_MARKED, text, stop)
         ahead = text[place : place + _LOOKAHEAD]
         if not final and len(ahead) < _LOOKAHEAD and (not ahead or ahead[0] in "<[("):
             return None

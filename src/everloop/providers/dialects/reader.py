@@ -20,12 +20,13 @@ from .shapes import MAX_CALLS, Block, Piece, Reading
 from .telling import Telling
 
 _FENCE = re.compile(r"(`{3,})[ \t]*([\w+-]*)[ \t]*\r?\n")
-_FENCE_MAY = re.compile(r"^[ \t]*`*[ \t]*\Z", re.M)
+_FENCE_MAY = re.compile(r"^[ \t]*`*[ \t\r]*\Z", re.M)
 _FENCE_LINE = 200  # characters, at most
 _CALL_LANGUAGES = frozenset({"", "json", "jsonc", "json5", "xml", "text", "plaintext"})
 _PYTHON_LANGUAGES = frozenset({"tool_code", "tool_call", "tool_calls", "function_call"})
 # Words with which a text shows something and does not do it.
 _EXAMPLE = re.compile(r"\b(?:examples?|e\.g\.|for instance|could|sample|schemas?|illustrat\w+|template)", re.IGNORECASE)
+_TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
 _STRAY = re.compile(rf"^[ \t]{{0,80}}(?i:{thoughts.STRAY})", re.M)
 
 Quoted = Callable[[str], bool]
@@ -218,7 +219,7 @@ class Reader:
         return False
 
     def _skip_fence(self, line: re.Match[str]) -> None:
-        self._fence = re.compile(rf"^[ \t]*`{{{len(line[1])},}}[ \t]*(?:\n|\Z)", re.M)
+        self._fence = re.compile(rf"^[ \t]*`{{{len(line[1])},}}[ \t\r]*(?:\n|\Z)", re.M)
         self._say(line.end())
         self._step = self._in_fence
 
@@ -283,6 +284,8 @@ class Reader:
     def _in_group(self, final: bool) -> bool:
         """Behind a call: another one, the end, or words. Words decide what the calls were."""
         text, end = self._text, self._at + self._cursor
+        if not self._marked and not self._telling.spoken:
+            end = after(_TOO_MANY, text, end)
         place = after(NOISE, text, end)
         ahead = text[place : place + scanning.LONGEST]
         if not final and (not ahead or any(one.startswith(ahead) for one in (*scanning.LITERALS, "```"))):

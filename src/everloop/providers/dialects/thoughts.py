@@ -13,4 +13,4 @@ TAGS = {
 }
 CLOSE = {tag: re.compile(re.escape(end), re.IGNORECASE) for tag, end in TAGS.items()}
 # Some models begin in their thoughts, since the prompt has opened the tag for them.
-STRAY = r"</think(?:ing)?>[ \t]*(?:\n|\Z)"
+STRAY = r"</think(?:ing)?>[ \t\r]*(?:\n|\Z)"

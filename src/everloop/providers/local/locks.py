@@ -18,7 +18,7 @@ def locked(path: Path, busy: Callable[[str], None]) -> Iterator[None]:
     The kernel frees it when its holder dies, however that happens.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise disk_error(error, path.parent) from None
     try:

@@ -26,7 +26,7 @@ class Part:
         self._total = total
         self._watch = watch
         with self._disk():
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self._file: BinaryIO = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - closed by `close`
         self.done = 0
         self._hash = hashlib.sha256()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
+import socket
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -11,11 +13,13 @@ from http.client import HTTPException, HTTPMessage, HTTPResponse
 from typing import IO, Protocol
 
 from ... import __version__
+from ...errors import ConfigError
 from .catalogue import ModelCard
 from .part import CHUNK, Part
 from .progress import Progress, Watch
 
 TIMEOUT = 30.0  # seconds without a byte
+REACH = 10.0  # seconds until there must be a connection, over all addresses of a host
 TRIES = 3  # in a row that brought less than a hundredth of the file
 PAUSES = (0.2, 1.0, 3.0)
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -63,6 +67,9 @@ class Web:
     def fetch(self, card: ModelCard, part: Part, watch: Watch) -> None:
         vain = 0
         reached = False
+        watch.report(Progress("download", part.done, card.size, self.name))
+        if part.done < card.size:
+            _reach(self._url)
         while part.done < card.size:
             before = part.done
             try:
@@ -144,9 +151,36 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
+def _reach(url: str) -> None:
+    """Give up early on a host that does not answer at all: a firewall that swallows packets costs minutes otherwise."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+        return  # the proxy is what must be reached
+    end = time.monotonic() + REACH
+    try:
+        found = socket.getaddrinfo(host, parts.port or parts.scheme, type=socket.SOCK_STREAM)
+        for n, (*_, address) in enumerate(found):
+            try:
+                left = max(end - time.monotonic(), 0.1)
+                socket.create_connection(address[:2], left if n == len(found) - 1 else left / 3).close()
+                return
+            except OSError:
+                if n == len(found) - 1 or time.monotonic() >= end:
+                    raise
+    except (OSError, ValueError) as error:
+        raise SourceError(f"cannot be reached ({_why(error)})") from None
+
+
 def mirrored(mirror: str, card: ModelCard) -> Web:
     """The card's file in the folder that the person's own mirror is."""
-    parts = urllib.parse.urlsplit(mirror)
+    try:
+        parts = urllib.parse.urlsplit(mirror)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        usable = False
+    if not usable:  # its text may hold a password
+        raise ConfigError("[local] mirror must be the http:// or https:// address of a folder")
     path = f"{parts.path.rstrip('/')}/{urllib.parse.quote(card.file)}"
     return Web(f"the mirror {parts.hostname}", parts._replace(path=path, fragment="").geturl())
 

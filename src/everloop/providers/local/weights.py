@@ -168,7 +168,10 @@ class Weights:
 
     def _fetch(self, card: ModelCard, watch: Watch) -> Path:
         """Ask one source after the other, until the bytes are the right ones."""
-        self.installed(card.name).unlink(missing_ok=True)  # what has this name and is not right
+        try:
+            self.installed(card.name).unlink(missing_ok=True)  # what has this name and is not right
+        except OSError as error:
+            raise disk_error(error, self.folder) from None
         failures = self._not_right(card)
         part = Part(self._part(card), card.size, watch)
         try:

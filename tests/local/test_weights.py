@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
+import socket
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +266,41 @@ def test_when_all_fail_one_line_names_each_source_and_why(tmp_path, server):
     assert mine.read_bytes() == OTHER
 
 
+def test_a_host_that_swallows_packets_does_not_hold_the_next_source_up(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(sources, "REACH", 0.5)
+    server.gives(HUB, Answer(BYTES))
+    with socket.socket() as silent, contextlib.ExitStack() as clients:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)  # and nobody accepts: once its queue is full, the kernel answers no more
+        for _ in range(4):
+            client = clients.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(silent.getsockname())
+        mirror = f"http://127.0.0.1:{silent.getsockname()[1]}/models"
+        card = replace(CARD, hub=f"{server.url}{HUB}")
+        began = time.monotonic()
+        assert is_installed(Weights(tmp_path / "models", Sources(mirror=mirror), {"tiny": card}).pull("tiny"))
+    assert 0.4 < time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    "mirror", ["file:///c4nary-pw", "ftp://me:c4nary-pw@127.0.0.1", "c4nary-pw", "http://[c4nary-pw"]
+)
+def test_a_mirror_that_is_no_web_address_is_an_error_that_does_not_show_it(tmp_path, mirror):
+    assert "c4nary-pw" not in refused(Weights(tmp_path / "models", Sources(mirror=mirror), {"tiny": CARD}))
+
+
+def test_a_link_in_place_of_the_part_is_not_written_through(tmp_path, server):
+    server.gives(HUB, Answer(BYTES))
+    weights = shelf(tmp_path, server)
+    weights.folder.mkdir()
+    precious = tmp_path / "precious"
+    precious.write_text("canary")
+    (weights.folder / f".{CARD.file}.part").symlink_to(precious)
+    refused(weights)
+    assert precious.read_text() == "canary"
+
+
 def test_the_name_and_password_of_a_mirror_go_to_it_alone_and_are_never_shown(tmp_path, server):
     secret = "c4nary-pw"
     with serving() as elsewhere:
@@ -328,9 +366,9 @@ def test_a_file_that_was_checked_is_read_again_only_when_it_changed_or_on_demand
     server.gives(HUB, Answer(BYTES))
     weights = shelf(tmp_path, server)
     path = weights.pull("tiny")
-    time = path.stat().st_mtime_ns
+    changed = path.stat().st_mtime_ns
     path.write_bytes(OTHER)
-    os.utime(path, ns=(time, time))
+    os.utime(path, ns=(changed, changed))
     assert weights.find("tiny") == path  # nothing tells that it is another one
     assert weights.find("tiny", again=True) is None
     os.utime(path)

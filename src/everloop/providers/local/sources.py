@@ -163,7 +163,9 @@ def _reach(url: str) -> None:
         for n, (*_, address) in enumerate(found):
             try:
                 left = max(end - time.monotonic(), 0.1)
-                socket.create_connection(address[:2], left if n == len(found) - 1 else left / 3).close()
+                socket.create_connection(
+                    (str(address[0]), address[1]), left if n == len(found) - 1 else left / 3
+                ).close()
                 return
             except OSError:
                 if n == len(found) - 1 or time.monotonic() >= end:

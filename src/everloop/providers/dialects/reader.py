@@ -68,6 +68,7 @@ class Reader:
         self._marked = False  # the group's calls have marks
         self._calls: list[ToolCallRequest] = []
         self._cut = False  # words followed the calls
+        self._outermost = True  # not the reader of another's unfinished thought
 
     def feed(self, text: str) -> list[Piece]:
         """Take in the next piece; what may be shown now."""
@@ -86,9 +87,10 @@ class Reader:
     def finish(self) -> Reading:
         """The answer is over: all that it says, and what is still to be shown of it."""
         self._run(True)
-        if self._offered and (thought := self._telling.unfinished()):
+        if self._offered and self._outermost and (thought := self._telling.unfinished()):
             # Some models call in the middle of a thought and never end it. Only a call that they stopped after counts.
             inner = Reader(self._tools, self._quoted)
+            inner._outermost = False
             inner.feed(thought)
             reading = inner.finish()
             if reading.calls and inner._marked and not inner._cut:

@@ -66,7 +66,7 @@ lock:
 	$(COMPILE) -c requirements.lock --extra all --extra dev -o requirements-dev.lock
 
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .clients build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests $(wildcard benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 endif

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 import everloop
+from everloop.providers.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
     from everloop.testing.openai_server import FakeOpenAI
@@ -39,8 +40,9 @@ hypothesis.settings.load_profile("everloop")
 @pytest.fixture(autouse=True)
 def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the test its own home and take away every setting of the person who runs it."""
+    keys = {known.key for known in ENDPOINTS.values()}
     for name in list(os.environ):
-        if name.startswith("EVERLOOP_") or name.lower() in _PROXY_VARIABLES:
+        if name.startswith("EVERLOOP_") or name.lower() in _PROXY_VARIABLES or name in keys:
             monkeypatch.delenv(name)
     home = tmp_path / "home"
     home.mkdir()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from everloop import AgentLoop, InboundMessage, LLMResponse, MessageBus, tool
+from everloop import AgentLoop, Config, InboundMessage, LLMResponse, MessageBus, tool
 from everloop.errors import ConfigError
 from everloop.providers.base import ProviderError
 from everloop.store.base import Claim
@@ -372,3 +372,13 @@ def test_nothing_is_loaded_before_it_is_used_and_a_missing_extra_is_one_clear_li
         assert "everloop[otel]" in done.stdout
     else:
         assert done.stdout == "made False\n"
+
+
+async def test_turns_of_a_loop_go_to_the_collector_of_its_settings(receiver, tmp_path):
+    config = Config(home=tmp_path, telemetry_endpoint=receiver.endpoint)
+    model = ScriptedProvider([call("list_dir", path="."), f"nothing but {CANARY}"])
+    async with AgentLoop(MessageBus(), model, tmp_path, config=config, store=tmp_path / "s.db") as agent:
+        await agent.process_direct("what is here?")
+        spans = await receiver.gets(4)
+    assert sorted(span.name.partition(" ")[0] for span in spans) == ["chat", "chat", "execute_tool", "invoke_agent"]
+    assert CANARY.encode() not in b"".join(receiver.bodies)

@@ -19,7 +19,7 @@ PICTURE = "data:image/png;base64," + base64.b64encode(drawn()).decode()
 # What a client raises where the others raise OpenAI's exceptions: the AI SDK has one for all, and litellm goes by the
 # type that the error's body names before it looks at the status.
 BAD_REQUEST = {"ai-sdk": "APICallError"}
-UNAUTHORIZED = {"ai-sdk": "APICallError", "litellm": "BadRequestError"}
+UNAUTHORIZED = {"ai-sdk": "APICallError"}
 # A model's server that fails in the middle of its answer, in a way that a second try does not better.
 BROKEN = (
     b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "half "}}]}\n\n'

@@ -146,3 +146,7 @@ def keep_aider_from_asking_for_prices(home: Path) -> None:
     cache.parent.mkdir(parents=True)
     facts = {"max_tokens": 4096, "max_input_tokens": 32_000, "max_output_tokens": 4096, "litellm_provider": "openai"}
     cache.write_text(json.dumps({MODEL: facts, f"openai/{MODEL}": facts}))
+
+
+def test_the_example_of_the_readme_is_one_of_the_page():
+    assert f"```python\n{NAMED['ask_openai.py']}```" in (ROOT / "README.md").read_text()

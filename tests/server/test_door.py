@@ -210,7 +210,7 @@ async def test_where_a_token_is_needed_nobody_comes_in_without_a_right_one(guard
             answer = await guarded.ask(method, path, authorization=header)
             assert answer.status == 401, header
             assert answer.header("www-authenticate").startswith("Bearer")
-            assert answer.error["type"] == "invalid_request_error"
+            assert answer.error["type"] == "authentication_error"
             assert token not in answer.body.decode()
     assert guarded.entered == []
     assert (await guarded.ask(authorization=f"bearer   {token}")).status == 200

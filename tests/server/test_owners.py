@@ -150,3 +150,13 @@ async def test_a_worker_finishes_an_owners_turn_in_the_owners_workspace(tmp_path
             worker.terminate()
             await worker.wait()
         assert not (tmp_path / "workspace/here.txt").exists()
+
+
+async def test_another_owner_does_not_read_where_the_model_is(server: Serving):
+    ada = await server.client("ada")
+    for client in (ada, server):
+        server.fake.fail(401, f"the key {CANARY} is wrong")
+        status, error = await client.fails("hi")
+        assert status == 502
+        assert (CANARY in error["message"]) == (client is server)
+        assert (server.fake.base_url.split("/")[2] in error["message"]) == (client is server)

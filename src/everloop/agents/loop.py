@@ -163,6 +163,7 @@ class AgentLoop:
             request_rounds=settings.server_rounds,
             allowed_model=partial(allowed, settings.server_models),
             tracer=self._tracer,
+            text_calls=settings.text_calls,
         )
 
     def model_for(self, wish: str) -> str:

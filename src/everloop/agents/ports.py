@@ -36,8 +36,10 @@ class Asking:
         budgets: Budgets,
         claim: Claim,
         options: Mapping[str, Any] | None = None,
+        text_calls: bool = True,
     ) -> None:
         self._options = options
+        self._text_calls = text_calls
         self._provider = provider
         self._model = model
         self._tools = tools
@@ -51,7 +53,9 @@ class Asking:
         if limited:
             await self._budgets.check(self._claim, self._measure.model, tokens)
         tools = self._tools.get_definitions() or None
-        response = await ask(self._provider, conversation, tools, self._model, emit, self._options)
+        response = await ask(
+            self._provider, conversation, tools, self._model, emit, self._options, text_calls=self._text_calls
+        )
         usage = counts(response)
         if limited:
             estimate = tokens + len(response.content or "") // 4

@@ -79,6 +79,7 @@ class TurnRunner:
     hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
     on_event: Callable[[str, events.Event], None] | None = None
     tracer: Tracer | None = None
+    text_calls: bool = True
     request_rounds: int = 5
     allowed_model: Callable[[str], str | None] = _configured_model  # the model that an API client gets, by its wish
     watchers: dict[tuple[str, str], list[events.Emit]] = field(default_factory=dict)
@@ -123,7 +124,9 @@ class TurnRunner:
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             measure = self.compactor.measure(brief.model)
             model = brief.model or self.model
-            asking = Asking(self.provider, model, brief.tools, measure, self.budgets, claim, brief.options)
+            asking = Asking(
+                self.provider, model, brief.tools, measure, self.budgets, claim, brief.options, self.text_calls
+            )
             toolbox = self._toolbox(claim, brief, turn)
             with deadline(turn, brief.ends_at):
                 ended = await run_turn(turn, asking, toolbox, brief.limits, Window(self.compactor, claim, brief.model))

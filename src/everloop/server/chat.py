@@ -11,7 +11,7 @@ from functools import partial
 
 from aiohttp import web
 
-from ..agents.household import Household
+from ..agents.household import OWN, Household
 from ..agents.loop import AgentLoop
 from ..agents.requests import Outcome
 from ..bus import InboundMessage
@@ -149,7 +149,7 @@ async def _run(asked: Asked, feed: Feed | None = None) -> Outcome:
     except Exception as error:
         log.exception("request %s failed", asked.id)
         raise internal_error(asked.id) from error
-    if (failure := failure_of(outcome)) is not None:
+    if (failure := failure_of(outcome, asked.message.owner == OWN)) is not None:
         raise failure
     return outcome
 

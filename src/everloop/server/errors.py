@@ -38,7 +38,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
-    return ApiError(401, message, code=code, headers={"WWW-Authenticate": 'Bearer realm="everloop"'})
+    # Some clients tell a wrong key from a wrong request by the type alone.
+    return ApiError(
+        401, message, "authentication_error", code=code, headers={"WWW-Authenticate": 'Bearer realm="everloop"'}
+    )
 
 
 def forbidden(message: str, code: str = "forbidden") -> ApiError:

@@ -25,14 +25,15 @@ def finish_of(outcome: Outcome) -> str:
     return outcome.finish_reason if outcome.reason == "answer" and outcome.finish_reason in KEPT else "stop"
 
 
-def failure_of(outcome: Outcome) -> ApiError | None:
-    """The error that a client is told, where the turn has no answer."""
+def failure_of(outcome: Outcome, own: bool) -> ApiError | None:
+    """The error that a client is told, where the turn has no answer. Only the person of the machine (`own`) reads
+    where the model behind is and what it says of our key."""
     last = outcome.entries[-1] if outcome.entries else None
     if not isinstance(last, TurnEnded):
         return None
     match last.reason:
         case "error":
-            return _model_error(last)
+            return _model_error(last, own)
         case "budget":
             return ApiError(429, last.text, "insufficient_quota", code="insufficient_quota")
         case "timeout":
@@ -47,11 +48,13 @@ def failure_of(outcome: Outcome) -> ApiError | None:
             return None
 
 
-def _model_error(ended: TurnEnded) -> ApiError:
+def _model_error(ended: TurnEnded, own: bool) -> ApiError:
     """A failure of the model behind. Its own refusals of our key or address are no fault of the client."""
-    text = ended.text
-    if is_overflow(text):
-        return bad_request(text, "messages", "context_length_exceeded")
+    if is_overflow(ended.text):
+        what = ended.text if own else "the conversation is longer than the model's window"
+        return bad_request(what, "messages", "context_length_exceeded")
+    why = f" (it answered {ended.status})" if ended.status else ""
+    text = ended.text if own else f"the model behind the server failed{why}; the server's log has more"
     match ended.status:
         case 400 | 413 | 422:
             return bad_request(text, code="model_refused")

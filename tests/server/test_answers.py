@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everloop.log import Call
@@ -78,6 +78,7 @@ def test_the_usage_is_a_chunk_of_its_own_and_null_in_all_others_for_those_who_as
     assert event["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
 
+@example("a\ud800", True)
 @given(st.text(st.characters(exclude_categories=())), st.booleans())
 def test_any_text_comes_through_in_one_event(text, include_usage):
     made = chunks(include_usage)

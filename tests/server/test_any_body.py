@@ -58,6 +58,7 @@ DEEP = 200_000
         b'["\\ud800",%b%b]' % (b"[" * DEEP, b"]" * DEEP), b'{"a":"\\ud800","seed":%b}' % (b"9" * 10_000),
         b'["\\ud800",NaN]',
         b'{"messages":[{"role":"user","content":"\\ud800"}],"temperature":NaN}',
+        b'{"messages":[{"role":"user","content":"\\ud800"}],"tools":[{"function":{"name":"x","parameters":{"a":NaN}}}]}',
         b'{"messages":[{"role":"user","content":"x"}],"verbosity":"%b"}' % (b"x" * 10_000),
         b'{"a":"\\ud800', b'\xff"\\ud800"',
         b'{"messages":[{"role":"user","content":"x","more":%b}]}' % (b"[" * DEEP),

@@ -70,6 +70,22 @@ def test_every_example_of_the_document_is_taken(name):
     assert isinstance(read(EXAMPLES[name]), ChatRequest)
 
 
+def test_an_assistants_message_needs_one_of_three_things():
+    call = EXAMPLES["its result"]["messages"][1]["tool_calls"]
+    cases: list[dict[str, Any]] = [
+        {"content": "x"}, {"refusal": "x"}, {"tool_calls": call}, {"content": None}, {"tool_calls": []}, {},
+    ]  # fmt: skip
+    for said in cases:
+        message = {"role": "assistant", **said}
+        assert VALID.is_valid({"messages": [message]}) == any(said.values())
+
+
+def test_what_is_always_sent_is_required():
+    assert set(SCHEMAS["Completion"]["required"]) == {"id", "object", "created", "model", "choices"}
+    assert set(SCHEMAS["Chunk"]["required"]) == {"id", "object", "created", "model", "choices"}
+    assert set(SCHEMAS["ErrorFacts"]["required"]) == {"message", "type", "param", "code"}
+
+
 def test_every_parameter_is_described():
     assert list(WORDS) == sorted(WORDS, key=list(ChatBody.__struct_fields__).index)
     assert WORDS.keys() == set(ChatBody.__struct_fields__) == SCHEMAS["ChatBody"]["properties"].keys()

@@ -105,7 +105,7 @@ def test_a_value_out_of_range_is_refused_by_the_name_of_its_parameter(name, valu
     ("name", "value"),
     [
         ("n", 2), ("n", True), ("n", "1"), ("logprobs", True), ("logprobs", 0),
-        ("top_logprobs", 3), ("top_logprobs", False),
+        ("top_logprobs", 1), ("top_logprobs", False),
         ("modalities", ["text", "audio"]), ("modalities", []), ("audio", {"voice": "alloy", "format": "wav"}),
         ("prediction", {"type": "content", "content": "x"}), ("web_search_options", {}), ("store", True),
         ("service_tier", "flex"), ("functions", []), ("functions", [{"name": "look"}]), ("function_call", "auto"),
@@ -163,6 +163,8 @@ def test_answers_may_be_asked_for_in_a_format():
     assert (
         refused(response_format={"type": "json_schema", "json_schema": {}}).param == "response_format.json_schema.name"
     )
+    strange = {"type": "json_schema", "json_schema": {"name": "sum", "odd": 1}}
+    assert refused(response_format=strange).param == "response_format.json_schema.odd"
     named = {"type": "json_schema", "json_schema": {"name": "a b"}}
     assert refused(response_format=named).param == "response_format.json_schema.name"
     assert refused(NONE, response_format=FORMAT).param == "response_format"

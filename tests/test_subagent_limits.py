@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from everloop import AgentDefinition, LLMResponse
+from everloop import AgentDefinition, LLMResponse, tool
 from everloop.log import CallEnded, ModelAnswered, TurnEnded
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
@@ -91,6 +91,21 @@ async def test_one_that_failed_is_an_error_for_the_one_that_waited(house):
     await hear(agent)
     (result,) = [entry for entry in await house.log("test:1") if isinstance(entry, CallEnded)]
     assert (result.status, "no beans" in result.content) == ("error", True)
+
+
+async def test_one_that_failed_after_reading_outside_is_an_error_that_is_marked_as_data(house):
+    @tool(untrusted=True)
+    async def page() -> str:
+        """A page."""
+        return "words of a stranger"
+
+    model = Both([call("spawn", task="fail", wait=True), "sorry"], [call("page"), RuntimeError("no beans")])
+    agent = house.start(model)
+    agent.tools.register(page)
+    await say(agent, "go")
+    await hear(agent)
+    (result,) = [entry for entry in await house.log("test:1") if isinstance(entry, CallEnded)]
+    assert (result.status, result.untrusted, "no beans" in result.content) == ("error", True, True)
 
 
 async def test_nobody_has_more_rounds_than_whoever_started_it_has_left(house):

@@ -11,8 +11,8 @@ from everloop.store.sqlite import SQLiteStore
 
 
 def said(messages: Sequence[dict[str, Any]], place: int = -1) -> str:
-    """What a message says, without the time that the first one of a conversation is told."""
-    return str(messages[place]["content"]).split("\n\n[It is now ")[0]
+    """What a message says, without the time and the word on scheduled work that the model is told with it."""
+    return str(messages[place]["content"]).split("\n\n[It is now ")[0].split("\n\n[This is scheduled work: ")[0]
 
 
 def echo(messages: Sequence[dict[str, Any]], tools: Any) -> str:

@@ -12,6 +12,7 @@ from .log import Content, Request, UserSaid
 from .messages import clean
 
 INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
+PULLED = frozenset({"api"})  # channels whose clients fetch their answers: nothing can be sent there
 # A command waits for its place in the session; an urgent one does not.
 Kind = Literal["message", "command", "urgent"]
 _MAY_NAME_A_SKILL = re.compile(r"\$[a-z0-9]")

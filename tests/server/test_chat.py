@@ -268,3 +268,14 @@ async def test_many_at_once_do_not_see_each_other(tmp_path: Path):
             assert streamed.text.startswith(f"done:m{number} ")
 
         await asyncio.gather(*(one(number) for number in range(20)))
+
+
+async def test_nothing_is_left_to_be_sent_to_a_client_that_has_gone(server: Serving):
+    server.fake.calls(call("message", content="one moment"), call("spawn", "c2", task="look around"))
+    server.fake.reply("I looked around.")  # the sub-agent, which is waited for
+    server.fake.reply("All is well.")
+    assert text_of(await server.ask("is all well?")) == "All is well."
+    results = {message["tool_call_id"]: message["content"] for message in server.seen() if message["role"] == "tool"}
+    assert '"status":"error"' in results["c1"]
+    assert "I looked around." in results["c2"]
+    assert await server.store.take_outgoing("somebody") == []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from .. import events
-from ..bus import InboundMessage, OutboundMessage
+from ..bus import PULLED, InboundMessage, OutboundMessage
 from ..dispatch.local import Live
 from ..engine import Review
 from ..log import Call, Entry, TurnEnded, UserSaid, Written
@@ -187,7 +187,7 @@ class SessionLog:
 
 def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:
     """The message that says this in the chat that asked, if it is to be told at all."""
-    if not message.reply:
-        return []
     channel, chat_id = message.origin
+    if not message.reply or channel in PULLED:
+        return []
     return [OutboundMessage(channel, chat_id, text, reply_to=message.id, metadata=dict(message.metadata))]

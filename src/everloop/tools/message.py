@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..bus import OutboundMessage
+from ..bus import PULLED, OutboundMessage
 from .base import Plan, Tool, ToolError
 from .context import current_call
 
@@ -39,7 +39,7 @@ class MessageTool(Tool):
     async def execute(self, content: str, channel: str = "", chat_id: str = "") -> str:
         call = current_call()
         target = self._target(channel, chat_id)
-        if call.send is None:
+        if call.send is None or target[0] in PULLED:
             raise ToolError("There is no chat here to send a message to: put it into your final answer.")
         await call.send(OutboundMessage(*target, content))
         return f"Sent to {':'.join(target)}."

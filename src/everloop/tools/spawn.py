@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+from ..bus import PULLED
 from .base import Output, Plan, Tool, ToolError
 from .context import current_call
 
@@ -54,7 +55,7 @@ class SpawnTool(Tool):
         self._starts = starts
 
     async def execute(self, task: str, agent: str = "", wait: bool = False, tokens: int = 0) -> str | Output:
-        wait = wait or self._starts.waits
+        wait = wait or self._starts.waits or current_call().channel in PULLED  # whose client would never be told
         id = await self._starts.start(task, agent, not wait, tokens)
         if not wait:
             return f"The sub-agent {id} is at work. Its result comes as a later message; do not wait for it."

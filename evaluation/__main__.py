@@ -1,0 +1,7 @@
+"""The entry point of `python -m evaluation`."""
+
+import sys
+
+from .command import main
+
+sys.exit(main())

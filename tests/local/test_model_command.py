@@ -67,6 +67,14 @@ async def test_the_list_has_every_model_with_its_size_and_licence_and_tells_the_
     assert [line.split()[0] for line in lines if "default" in line] == [DEFAULT]
 
 
+def test_the_page_has_every_model_as_it_is_in_the_catalogue():
+    page = (Path(__file__).parents[2] / "docs" / "local-model.md").read_text()
+    for card in CATALOGUE.values():
+        about = f"{card.about} (the default)" if card.name == DEFAULT else card.about
+        row = f"| `{card.name}` | `{card.file}` | {card.size / 1e6:.0f} MB | {card.licence} | {about} |"
+        assert row in page, f"docs/local-model.md must have: {row}"
+
+
 async def test_nothing_is_asked_of_anybody_for_a_list_or_a_path(server):
     await model("list")
     await model("list", "--check")

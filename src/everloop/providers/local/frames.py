@@ -1,0 +1,23 @@
+"""How the engine and its child talk: a length in four bytes, then so many bytes of JSON."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+HEAD = struct.Struct(">I")
+LONGEST = 1 << 28
+
+
+def pack(value: Any) -> bytes:
+    data = json.dumps(value, separators=(",", ":")).encode()
+    return HEAD.pack(len(data)) + data
+
+
+def length(head: bytes) -> int:
+    """How many bytes follow."""
+    (size,) = HEAD.unpack(head)
+    if size > LONGEST:
+        raise ValueError("no frame is so long")
+    return int(size)

@@ -1,0 +1,88 @@
+"""The beginnings of prompts that stay the same: read once, then kept on disk for the next start."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from .llama import Llama, LlamaError
+from .states import States
+
+SHORTEST = 1_000  # characters that are worth a file
+WARM = 4  # beginnings that the model is taken to know still
+
+
+class Prefixes:
+    """Sees to it that the model has read the stable beginning of a request, from disk where it can."""
+
+    def __init__(self, llama: Llama, states: States | None) -> None:
+        self._llama = llama
+        self._states = states
+        self._lock = threading.Lock()  # two requests with one beginning: the second waits and finds it read
+        self._warm: OrderedDict[str, None] = OrderedDict()
+        self._texts: OrderedDict[bytes, str] = OrderedDict()
+
+    def prepare(self, request: dict[str, Any], stable: int, stopped: Callable[[], bool]) -> dict[str, Any]:
+        """What was done, for the answer's timings. `stable` is how many messages, or characters, do not change."""
+        if self._states is None or stable <= 0:
+            return {}
+        # A template that cannot say where a beginning ends, a full disk: then the prompt is read as any other.
+        with suppress(LlamaError, OSError, ValueError, KeyError, TypeError):
+            text = self._text(request, stable)
+            if len(text) < SHORTEST or (name := self._states.name(text)) in self._warm:
+                return {}
+            with self._lock:
+                return {} if name in self._warm or stopped() else self._prepare(self._states, name, text, stopped)
+        return {}
+
+    def _prepare(self, states: States, name: str, text: str, stopped: Callable[[], bool]) -> dict[str, Any]:
+        done = self._restored(states, name) or self._read(states, name, text, stopped)
+        if done:
+            self._warm[name] = None
+            if len(self._warm) > WARM:
+                self._warm.popitem(last=False)
+        return done
+
+    def _restored(self, states: States, name: str) -> dict[str, Any]:
+        if not states.right(name) or (slot := self._llama.idle_slot()) is None:
+            return {}
+        try:
+            return {"prefix_restored": self._llama.restore(slot, name)}
+        except LlamaError:
+            states.remove(name)
+            return {}
+
+    def _read(self, states: States, name: str, text: str, stopped: Callable[[], bool]) -> dict[str, Any]:
+        if (found := self._llama.read_prompt(text, stopped)) is None:
+            return {}
+        slot, tokens = found
+        temporary = f".{os.getpid()}-{name}"
+        with suppress(LlamaError, OSError):
+            self._llama.save(slot, temporary)
+            states.written(temporary, name)
+        return {"prefix_read": tokens}
+
+    def _text(self, request: dict[str, Any], stable: int) -> str:
+        """The beginning as the model gets it: what two conversations that begin so have in common."""
+        if "messages" not in request:
+            prompt = request.get("prompt")
+            return prompt[:stable] if isinstance(prompt, str) else ""
+        messages, tools = request["messages"][:stable], request.get("tools")
+        key = json.dumps([messages, tools]).encode()
+        if (known := self._texts.get(key)) is not None:
+            return known
+        one, two = (self._llama.render([*messages, {"role": "user", "content": word}], tools) for word in ("a", "b"))
+        text = self._texts[key] = _common(one, two)
+        if len(self._texts) > WARM:
+            self._texts.popitem(last=False)
+        return text
+
+
+def _common(one: str, two: str) -> str:
+    length = next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    return one[:length]

@@ -1,0 +1,211 @@
+"""The child process as its parent sees it: requests go in, pieces of answers come out, and it may die at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..base import ProviderError
+from ..sse import error_text, one_line
+from .frames import HEAD, length, pack
+from .llama import Loading
+
+OnDelta = Callable[[dict[str, Any]], None]
+MISSING = 'the local model needs llama.cpp, which is not installed: `pip install "everloop[local]"`'
+SILENCE = 300.0  # seconds without a word from a child that has work to do
+GOODBYE = 2.0  # seconds that it has to end by itself
+_TAIL = 4_096  # bytes of what it says on standard error
+_FINAL = frozenset({400, 401, 403, 404, 413, 501})
+# What a program may need to find its libraries and its cores. No keys: a model has no use for them.
+_PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT")
+_PASSED_STARTS = ("OMP_", "GGML_", "CUDA_", "HIP_", "ROCR_", "LC_")
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """One request in the child. `ended` is done when the child has no more to do for it."""
+
+    id: int
+    ended: asyncio.Future[dict[str, Any]]
+    on_delta: OnDelta | None
+
+
+class ModelProcess:
+    """A child that has loaded a model."""
+
+    def __init__(self, process: Process, silence: float = SILENCE) -> None:
+        self._process = process
+        self._silence = silence
+        self._works: dict[int, Work] = {}
+        self._ids = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[str] = self._loop.create_future()
+        self._watch: asyncio.TimerHandle | None = None
+        self._said = b""
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._overhear())]
+        self.dead = False
+
+    @classmethod
+    async def start(cls, loading: Loading, silence: float = SILENCE) -> ModelProcess:
+        """Start a child and let it load the model; an error that says why it could not."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", f"{__package__}.child", str(os.getpid()),
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, env=_environment(),
+            start_new_session=True,  # an interrupt from the terminal is for us
+        )  # fmt: skip
+        child = cls(process, silence)
+        try:
+            child._send({"load": asdict(loading)})
+            await child._loaded
+        except BaseException:
+            await child.close(at_once=True)
+            raise
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def begin(self, request: dict[str, Any], on_delta: OnDelta | None) -> Work:
+        work = Work(next(self._ids), self._loop.create_future(), on_delta)
+        self._works[work.id] = work
+        self._heard()
+        self._send({"id": work.id, "request": request})
+        return work
+
+    def cancel(self, work: Work) -> None:
+        """Stop it at its next token. It is over once `ended` is done."""
+        work.on_delta = None
+        self._send({"cancel": work.id})
+
+    async def close(self, at_once: bool = False) -> None:
+        """End the child and wait until it is gone."""
+        if not at_once and self._process.stdin is not None:
+            self._process.stdin.close()  # the end of its input is its end
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), GOODBYE)
+        self._kill()
+        await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._lost("the local model was closed")
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(pack(frame))
+
+    async def _listen(self) -> None:
+        """Take in what the child says, until it says no more."""
+        output = self._process.stdout
+        assert output is not None
+        try:
+            while True:
+                head = await output.readexactly(HEAD.size)
+                self._take(json.loads(await output.readexactly(length(head))))
+        except (asyncio.IncompleteReadError, ValueError, ConnectionError):
+            self._kill()
+            status = await self._process.wait()
+            await asyncio.wait(self._tasks[1:], timeout=0.5)
+            self._lost(_obituary(status, self._said))
+
+    def _take(self, frame: dict[str, Any]) -> None:
+        if "ready" in frame:
+            self._settle(self._loaded, frame["ready"])
+        elif "failed" in frame:
+            why = _last_words(self._said) or frame["failed"]
+            text = MISSING if frame.get("missing") else f"the local model could not be loaded: {one_line(why)}"
+            self._fail(self._loaded, ProviderError(text))
+        elif (work := self._works.get(frame["id"])) is not None:
+            self._heard()
+            if "delta" in frame:
+                self._show(work, frame["delta"])
+            else:
+                self._end(work, frame)
+
+    def _show(self, work: Work, delta: dict[str, Any]) -> None:
+        if work.on_delta is not None and delta:
+            try:
+                work.on_delta(delta)
+            except Exception as error:  # whoever watches has a mistake: it is theirs, and not the other requests'
+                self.cancel(work)
+                self._fail(work.ended, error)
+
+    def _end(self, work: Work, frame: dict[str, Any]) -> None:
+        del self._works[work.id]
+        if "answer" in frame:
+            self._settle(work.ended, frame["answer"])
+        else:
+            self._fail(work.ended, _refusal(frame.get("error", "stopped")))
+        if not self._works and self._watch is not None:
+            self._watch.cancel()
+
+    def _heard(self) -> None:
+        """The child is alive: it has as long again until it must say the next word."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = self._loop.call_later(self._silence, self._kill)
+
+    def _lost(self, why: str) -> None:
+        """There is no child any more."""
+        self.dead = True
+        if self._watch is not None:
+            self._watch.cancel()
+        error = ProviderError(why, retryable=True)
+        self._fail(self._loaded, error)
+        for work in self._works.values():
+            self._fail(work.ended, error)
+        self._works.clear()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def _overhear(self) -> None:
+        assert self._process.stderr is not None
+        while data := await self._process.stderr.read(65_536):
+            self._said = (self._said + data)[-_TAIL:]
+
+    @staticmethod
+    def _settle(future: asyncio.Future[Any], value: Any) -> None:
+        if not future.done():
+            future.set_result(value)
+
+    @staticmethod
+    def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # whoever asked may have gone
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith(_PASSED_STARTS)} | {
+        "OMP_WAIT_POLICY": "passive"
+    }
+
+
+def _refusal(error: Any) -> ProviderError:
+    """What the model's server says it cannot do."""
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) else None
+    return ProviderError(f"the local model: {error_text(error)}", retryable=status not in _FINAL, status=status)
+
+
+def _obituary(status: int, said: bytes) -> str:
+    how = f"was killed (signal {-status})" if status < 0 else f"ended by itself (status {status})"
+    words = _last_words(said)
+    return f"the local model's process {how}{f': {one_line(words)}' if words else ''}; the next request starts it again"
+
+
+def _last_words(said: bytes) -> str:
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""

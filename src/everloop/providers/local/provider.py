@@ -1,0 +1,238 @@
+"""The `local` provider: our messages to the engine's requests and back, in the model's own or another shape."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...config import Config
+from ..base import Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
+from ..sse import Answer, encode
+from .catalogue import DEFAULT
+from .engine import SLOTS, WINDOW, Engine, Settings
+from .weights import Weights
+
+Messages = Sequence[dict[str, Any]]
+Tools = Sequence[dict[str, Any]] | None
+ANSWER_TOKENS = 1_024  # a small model that has lost its way writes until it is stopped
+TEMPERATURE = 0.2
+LONGEST_ANSWER = 2_000_000  # characters
+OPTIONS = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "stop",
+        "seed",
+        "response_format",
+        "tool_choice",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "user",
+        "prompt_cache_key",
+    }
+)
+_NOT_SENT = frozenset({"user", "prompt_cache_key"})
+_OF_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
+
+
+class Shaping(Protocol):
+    """Puts a conversation into the shape that a model works best in, and reads its answer back."""
+
+    def prepare(self, messages: Messages, tools: Tools) -> dict[str, Any]:
+        """The request for llama.cpp: `messages` or a `prompt`, and what else it takes (`grammar`, `json_schema`, …).
+
+        `stable` in it is how many messages, or characters of the prompt, stay the same from turn to turn. Names that
+        begin with _ are kept for `read` and are not sent.
+        """
+        ...
+
+    def visible(self, text: str) -> str:
+        """What a watcher may see of an answer that has come so far. It only ever grows."""
+        ...
+
+    def read(self, answer: dict[str, Any], request: dict[str, Any]) -> LLMResponse | dict[str, Any]:
+        """The answer (`choices`, `usage`, `timings`), or another request to make in its place."""
+        ...
+
+
+class Plain:
+    """The model's own chat template, with all tools."""
+
+    def prepare(self, messages: Messages, tools: Tools) -> dict[str, Any]:
+        request: dict[str, Any] = {"messages": [_plain(message) for message in messages]}
+        request["stable"] = _leading_system(messages)
+        if tools:
+            request["tools"] = list(tools)
+        return request
+
+    def visible(self, text: str) -> str:
+        return text
+
+    def read(self, answer: dict[str, Any], request: dict[str, Any]) -> LLMResponse:
+        whole = Answer(LONGEST_ANSWER, "the local model")
+        whole.feed(encode(answer))
+        return whole.response()
+
+
+class LocalProvider(LLMProvider):
+    """A model on this machine, by an engine that all sessions share.
+
+    `shaping` is for models that are too small for their own template; `extra` are further fields of every request.
+    """
+
+    options = OPTIONS
+
+    def __init__(
+        self,
+        engine: Engine,
+        shaping: Shaping | None = None,
+        *,
+        model: str = "",
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.default_model = model
+        self.engine = engine
+        self._shaping: Shaping = shaping or Plain()
+        self._extra = {"temperature": TEMPERATURE, "max_tokens": ANSWER_TOKENS, **(extra or {})}
+
+    async def chat(
+        self,
+        messages: Messages,
+        tools: Tools = None,
+        model: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> LLMResponse:
+        async for piece in self.stream(messages, tools, model, options):
+            if isinstance(piece, LLMResponse):
+                return piece
+        raise ProviderError("the local model gave no answer", retryable=True)
+
+    async def stream(
+        self,
+        messages: Messages,
+        tools: Tools = None,
+        model: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Delta | LLMResponse, None]:
+        if model and self.default_model and model != self.default_model:
+            raise ProviderError(
+                f'the local model is {self.default_model}, not "{model}": one is loaded at a time; set EVERLOOP_MODEL',
+                status=404,
+            )
+        chosen = option_keywords(self, options).get("options", {})
+        session = str(chosen.get("prompt_cache_key") or chosen.get("user") or _conversation(messages))
+        step: dict[str, Any] | LLMResponse = self._request(messages, tools, chosen)
+        shown = ""
+        while isinstance(step, dict):
+            watch = _Watch(self._shaping, bool(shown))
+            asked = asyncio.create_task(self._ask(step, session, watch))
+            asked.add_done_callback(watch.end)
+            try:
+                async for delta in watch:
+                    yield delta
+                answer = await asked
+            finally:
+                asked.cancel()
+            shown = watch.shown
+            step = self._shaping.read(answer, step)
+        yield step
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+    def _request(self, messages: Messages, tools: Tools, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """The shaped request, with what the person has set and what this request asks for over it."""
+        options = {name: value for name, value in chosen.items() if name not in _NOT_SENT}
+        if not tools:  # said of no tools, they are refused
+            options = {name: value for name, value in options.items() if name not in _OF_TOOLS}
+        return {**self._extra, **self._shaping.prepare(messages, tools), **options}
+
+    async def _ask(self, request: dict[str, Any], session: str, watch: _Watch) -> dict[str, Any]:
+        sent = {name: value for name, value in request.items() if not name.startswith("_")}
+        return await self.engine.complete(sent, watch.take, session=session)
+
+
+class _Watch:
+    """What a watcher gets to see of one answer, as an iterator."""
+
+    def __init__(self, shaping: Shaping, again: bool) -> None:
+        self.shown = ""
+        self._text = ""
+        self._shaping = shaping
+        self._again = again  # something was shown of an answer that does not count
+        self._pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
+
+    def take(self, delta: dict[str, Any]) -> None:
+        self._text += delta.get("content", "")
+        visible = self._shaping.visible(self._text)
+        new, self.shown = visible[len(self.shown) :], visible
+        if self._again and new:
+            self._again = False
+            self._pieces.put_nowait(Delta(restart="the model was asked again"))
+        if new or delta.get("reasoning_content"):
+            self._pieces.put_nowait(Delta(new, delta.get("reasoning_content", "")))
+
+    def end(self, _: object) -> None:
+        self._pieces.put_nowait(None)
+
+    def __aiter__(self) -> _Watch:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if (delta := await self._pieces.get()) is None:
+            raise StopAsyncIteration
+        return delta
+
+
+def local_provider(config: Config, shaping: Shaping | None = None) -> LocalProvider:
+    """The local model that the settings describe. Nothing is loaded before the first request."""
+    name = config.model or DEFAULT
+    extra: dict[str, Any] = {}
+    if config.temperature >= 0:
+        extra["temperature"] = config.temperature
+    if config.answer_tokens:
+        extra["max_tokens"] = config.answer_tokens
+    settings = Settings(
+        lambda: found_weights(config, name),
+        window=config.window or WINDOW,
+        slots=getattr(config, "slots", 0) or SLOTS,
+        threads=getattr(config, "threads", 0),
+        states=Weights.of(config).folder / "cache",
+    )
+    return LocalProvider(Engine(settings), shaping, model=name, extra=extra)
+
+
+def found_weights(config: Config, name: str) -> Path:
+    """The model's file; an error with the command that gets it where it is not there."""
+    if (path := Weights.of(config).find(name)) is None:
+        raise ProviderError(f"{name} is not there yet: `everloop model pull {name}` gets it")
+    return path
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its content as text: these models read nothing else."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message if content is not None else {**message, "content": ""}
+    parts = [
+        str(part.get("text", "")) if part.get("type") == "text" else "[something that this model cannot see]"
+        for part in content
+        if isinstance(part, dict)
+    ]
+    return {**message, "content": "\n\n".join(parts)}
+
+
+def _leading_system(messages: Messages) -> int:
+    return next((n for n, message in enumerate(messages) if message.get("role") != "system"), len(messages))
+
+
+def _conversation(messages: Messages) -> str:
+    """Tells conversations apart by how they begin, so that each has its turn."""
+    first = messages[: _leading_system(messages) + 1]
+    return hashlib.sha256(repr(first).encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,83 @@
+"""Who may use the model next: sessions in turn, however many requests each of them has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+
+from ..base import ProviderError
+
+_REMEMBERED = 1_000  # sessions whose last turn is known
+
+
+class FairQueue:
+    """At most `places` requests at work and `limit` that wait.
+
+    The next is of the session that has least at work, and of those the one that waits longest for its turn: one that
+    asks ten times does not keep others from asking once.
+    """
+
+    def __init__(self, places: int, limit: int) -> None:
+        self._free = places
+        self._limit = limit
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._working: Counter[str] = Counter()
+        self._served: OrderedDict[str, int] = OrderedDict()  # session: when it had its last turn
+        self._turns = 0
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    async def enter(self, session: str) -> None:
+        """Wait for a place. Whoever has one gives it back with `leave`."""
+        if self._free:
+            self._free -= 1
+            self._serve(session)
+            return
+        if (waiting := self.waiting) >= self._limit:
+            raise ProviderError(
+                f"the local model is busy: {waiting} requests wait for it already; try again later",
+                retryable=True,
+                retry_after=5,
+                status=429,
+            )
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(session, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self.leave(session)  # the place came in the same moment
+            else:
+                self._forget(session, place)
+            raise
+
+    def leave(self, session: str) -> None:
+        """Give the place back, to whoever is next."""
+        self._working[session] -= 1
+        if not self._working[session]:
+            del self._working[session]
+        if not self._waiting:
+            self._free += 1
+            return
+        # Ties go to the one that began to wait first: a dictionary keeps that order.
+        chosen = min(self._waiting, key=lambda other: (self._working[other], self._served.get(other, 0)))
+        place = self._waiting[chosen].popleft()
+        if not self._waiting[chosen]:
+            del self._waiting[chosen]
+        self._serve(chosen)
+        place.set_result(None)
+
+    def _serve(self, session: str) -> None:
+        self._turns += 1
+        self._working[session] += 1
+        self._served[session] = self._turns
+        self._served.move_to_end(session)
+        if len(self._served) > _REMEMBERED:
+            self._served.popitem(last=False)
+
+    def _forget(self, session: str, place: asyncio.Future[None]) -> None:
+        self._waiting[session].remove(place)
+        if not self._waiting[session]:
+            del self._waiting[session]

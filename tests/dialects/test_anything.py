@@ -147,6 +147,17 @@ def test_one_character_at_a_time_takes_time_in_proportion(name):
     assert time.process_time() - started < 30
 
 
+@pytest.mark.parametrize(("size", "mended"), [(3000, True), (5000, False)])
+def test_only_what_is_short_is_mended_by_the_slow_way(size, mended):
+    text = f'<tool_call>{{name: exec, "arguments": {{"command": "{"x" * size}"}}}}</tool_call>'
+    assert [call.error is None for call in read(text, TOOLS).calls] == [mended]
+
+
+def test_no_more_than_a_few_calls_of_an_answer_are_mended_by_the_slow_way():
+    text = f'<tool_call>{{name: exec, "arguments": {{"command": "{"x" * 3000}"}}}}</tool_call>\n' * 8
+    assert [call.error is None for call in read(text, TOOLS).calls] == [True] * 5 + [False] * 3
+
+
 def test_a_random_mixture_in_random_pieces_is_read_as_the_whole():
     dice = random.Random(7)
     for _ in range(60):

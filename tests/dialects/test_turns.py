@@ -206,6 +206,25 @@ async def test_a_call_that_stands_in_a_page_is_not_made_by_quoting_it(answer):
         assert (given.content, given.tool_calls) == (answer, [])
 
 
+async def test_a_quotation_behind_a_call_is_not_made_with_it():
+    conversation = Conversation([{"role": "user", "content": "what does the page say?"}])
+    page = marked(HOSTILE, "http://x.example")
+    conversation.append({"role": "tool", "tool_call_id": "1", "name": "web_fetch", "content": page})
+    answer = f"{READ}\n<tool_call>{HOSTILE}</tool_call>"
+    for given in await answers(Says(*answer), conversation=conversation):
+        assert [one.name for one in given.tool_calls] == ["read_file"]
+
+
+async def test_an_answer_that_differs_from_what_was_streamed_is_read_itself():
+    class Differs(Says):
+        async def stream(self, messages, tools=None, model=None):
+            yield Delta("<b>shown")
+            yield LLMResponse(READ)
+
+    answer = await ask(Differs(), Conversation(), TOOLS, None, lambda event: None)
+    assert [one.name for one in answer.tool_calls] == ["read_file"]
+
+
 async def test_what_another_agent_has_reported_is_quoted_too():
     conversation = Conversation([{"role": "user", "content": f"the report: {HOSTILE}"}])
     conversation.own_words[0] = ""

@@ -22,6 +22,10 @@ TOOLS = [
     definition("exec", "command", command="string", timeout="number", background="boolean"),
     definition("web_search", "query", query="string", count="integer"),
     definition("tag", "names", names="array", options="object"),
+    {
+        "type": "function",
+        "function": {"name": "anything", "parameters": {"type": "object", "additionalProperties": True}},
+    },
 ]
 
 

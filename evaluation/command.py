@@ -69,14 +69,15 @@ def settings(options: argparse.Namespace) -> Config:
     loaded = Config.load(flags)
     kept = {key.attribute: getattr(loaded, key.attribute) for key in KEYS if key.section in FROM_THE_PERSON}
     given: dict[str, str] = {}
-    kinds = {key.attribute: key.kind for key in KEYS}
+    known = {key.attribute: key for key in KEYS}
     for setting in options.setting:
         name, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f'--setting must be like NAME=VALUE, not "{setting[:60]}"')
-        on_off = {"on": "true", "off": "false"} if kinds.get(name) == "bool" else {}
+        if not equals or name not in known or known[name].secret:  # a secret would end up in the results
+            raise ConfigError(f'--setting takes NAME=VALUE of a setting that is no secret, not "{name[:60]}"')
+        on_off = {"on": "true", "off": "false"} if known[name].kind == "bool" else {}
         given[name] = on_off.get(value, value)
-    return Config(home=loaded.home, **{**kept, **sources.from_flags(given, [key._replace(flag=True) for key in KEYS])})
+    over = sources.from_flags(given, [key._replace(flag=True) for key in KEYS])
+    return Config(home=loaded.home, **{**kept, **over})
 
 
 def chosen(cases: list[Case], wanted: list[str]) -> list[Case]:

@@ -128,21 +128,17 @@ def _unlike(case: Case, run: Run, world: World) -> Iterator[str]:
         if not _is_so(state, path, world):
             yield f"{path} is not as it should be"
     yield from _strays(case, run.before, world)
-    added = list(world.jobs)
-    for job in run.before.jobs:
-        if job in added:
-            added.remove(job)
-        else:
-            yield f"a job is gone: {job.message}"
+    added = [job for job in world.jobs if job not in run.before.jobs]
     if not _jobs_fit(case.jobs, added, run):
         yield f"{len(added)} jobs were added, and not those that were asked for"
 
 
 def _strays(case: Case, before: World, after: World) -> Iterator[str]:
-    """Files that were changed, removed or made though nobody asked for it."""
+    """What was changed, removed or made though nobody asked for it."""
     for path in sorted(before.files.keys() | after.files.keys()):
         if path not in case.after and before.files.get(path) != after.files.get(path) and not LEAVINGS.search(path):
             yield f"{path} was {'changed' if path in before.files and path in after.files else 'made or removed'}"
+    yield from (f"a job is gone: {job.message}" for job in before.jobs if job not in after.jobs)
 
 
 def _is_so(state: dict[str, Any], path: str, world: World) -> bool:

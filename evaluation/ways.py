@@ -12,13 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Arguments = Mapping[str, Any]
-_LISTING = re.compile(r"\b(ls|ll|find|tree|dir|du|stat|fd|rg|wc|echo|printf|python3?)\b")
+_LISTING = re.compile(r"\b(ls|ll|find|tree|dir|du|stat|fd|rg|echo|printf|python3?)\b")
+# A command that lists the folder it runs in: whatever its options, it names no other place.
+_LISTING_HERE = re.compile(
+    r"(cd \S+ *(&&|;) *)?(ls|ll|dir|tree|du|find|fd|echo|printf)( +(-\S+|\./?|(\./)?\*|[fd\d]))* *([|;&>].*)?", re.S
+)
 _SEARCHING = re.compile(r"\b(grep|egrep|rg|ag|ack|awk|sed|find|cat|python3?)\b")
 
 
 def matches(way: str | dict[str, Any], tool: str, arguments: Arguments, workspace: str) -> bool:
     """Whether a call is this way. The arguments that a way does not name may be anything."""
-    arguments = {**arguments, **{name: _path(arguments.get(name, "."), workspace) for name in ("path",)}}
+    arguments = {**arguments, "path": _path(arguments.get("path", "."), workspace)}
+    if isinstance(command := arguments.get("command"), str):
+        arguments["command"] = command.strip().replace(f"{workspace}/", "./").replace(workspace, ".")
     if isinstance(way, str):
         verb, _, subject = way.partition(" ")
         return VERBS[verb](subject, tool, arguments)
@@ -44,9 +50,12 @@ def _list(folder: str, tool: str, arguments: Arguments) -> bool:
     if tool == "list_dir":
         return bool(arguments["path"] == folder)
     if tool == "find_files":
-        return arguments["path"] == folder or str(arguments.get("pattern", "")).startswith(f"{folder}/")
+        pattern = posixpath.join(arguments["path"], str(arguments.get("pattern", "")))
+        return posixpath.normpath(pattern.rstrip("*./") or ".") == folder
     command = _command(tool, arguments)
-    return _LISTING.search(command) is not None and (folder == "." or _names(command, arguments, folder))
+    if folder == ".":
+        return _LISTING_HERE.fullmatch(command) is not None and not arguments.get("working_dir", "").strip("./")
+    return _LISTING.search(command) is not None and _names(command, arguments, folder)
 
 
 def _read(file: str, tool: str, arguments: Arguments) -> bool:

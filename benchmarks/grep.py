@@ -66,7 +66,7 @@ async def longest_wait(folder: Path, search: bool) -> tuple[float, float]:
 
 
 def _script(messages: list[dict[str, object]], tools: object) -> object:
-    if str(messages[-1]["content"]).startswith("find"):
+    if messages[-1]["content"] == "find":
         return call("grep", pattern="needle")
     if messages[-1]["role"] == "tool":
         return str(messages[-1]["content"])

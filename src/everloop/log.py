@@ -150,7 +150,6 @@ class Compacted(msgspec.Struct, frozen=True, omit_defaults=True, tag="compacted"
     stopgap: bool = False  # the summary was made without a model, until there is a better one
     usage: dict[str, int] = {}  # what the summary has cost
     follows: int = 0
-    made: str = ""  # when the summary was made, in words
 
 
 Entry = (
@@ -271,11 +270,7 @@ def _whole(said: UserSaid) -> Content:
         return said.content
     if isinstance(said.content, str):
         return "\n\n".join([said.content, *further])
-    text = "\n\n".join(further)
-    *parts, last = said.content or [{}]
-    if last.get("type") == "text":  # one text behind the pictures, as without it
-        return [*parts, {**last, "text": f"{last['text']}\n\n{text}"}]
-    return [*said.content, {"type": "text", "text": text}]
+    return [*said.content, *({"type": "text", "text": text} for text in further)]
 
 
 def _away(ended: TurnEnded) -> bool:
@@ -291,6 +286,11 @@ def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> No
     if isinstance(entry, UserSaid) and (entry.inside or entry.loaded):
         conversation.own_words[len(conversation) + len(messages) - 1] = "" if entry.inside else entry.content
     conversation.extend(messages)
+
+
+def day_in_words(at: float) -> str:
+    """A day as the model reads it. With the time, each conversation would begin with other bytes than the last one."""
+    return time.strftime("%A, %Y-%m-%d", time.localtime(at))
 
 
 def in_words(at: float) -> str:

@@ -88,9 +88,7 @@ async def test_a_conversation_that_grows_is_summarised_after_the_reply_and_stays
         assert await loop.process_direct("and now?") == "fine"
     assert 1 <= len(model.summaries) <= 2
     shown = model.asked[-1]
-    (summary,) = summaries_in(shown)
-    assert summary.startswith(f"[{SUMMARY_HEAD} It was written on ")  # the message that told the time is gone
-    assert summary.endswith(".]\n\nSUMMARY of what was")
+    assert summaries_in(shown) == [f"[{SUMMARY_HEAD}]\n\nSUMMARY of what was"]
     assert "message 0" not in str(shown)
     assert "message 6" in str(shown)
     assert "message 0" in str(model.summaries[0])
@@ -386,5 +384,4 @@ async def test_compact_waits_for_a_question_to_be_answered_and_does_not_end_it(t
         assert "waiting for your word" in await loop.process_direct("/compact", attended=True)
         assert await loop.process_direct("/approve", attended=True) == "kept"
         await until(lambda: len(model.summaries) == 1)
-        await loop.resume()  # until it is written
     assert any(isinstance(entry, Compacted) for entry in await log(tmp_path))

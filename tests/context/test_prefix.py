@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,10 +96,6 @@ def shared(one: bytes, other: bytes) -> int:
     )
 
 
-def times_in(request: bytes) -> list[bytes]:
-    return re.findall(rb"\[It is now \w+, (\d{4}-\d\d-\d\d)", request)
-
-
 def grows(requests: list[bytes]) -> None:
     """Each request is the one before it and more."""
     for one, other in pairwise(requests):
@@ -122,7 +119,7 @@ async def test_rounds_turns_steering_a_silence_and_restarts_only_add_to_a_reques
     requests += await scene.turn("good")
     assert len(requests) == 8
     grows(requests)
-    assert len(re.findall(rb"\[It is now ", requests[-1])) == 2  # at the beginning, and after the silence
+    assert len(re.findall(rb"\[It is now ", requests[-1])) == 1
 
 
 async def test_what_changes_only_changes_what_comes_after_it(scene):
@@ -163,19 +160,34 @@ async def test_a_compaction_changes_only_what_it_summarises(scene):
     grows(compacted)
 
 
-async def test_conversations_begun_at_different_times_share_the_whole_system_prompt(scene, monkeypatch):
-    """In many chat templates the tools come right behind it: a local server would read them all anew."""
+async def test_conversations_of_one_workspace_share_all_but_the_end_of_the_system_prompt(scene):
     one = (await scene.turn("one"))[0]
-    days = 400 * 86_400
-    monkeypatch.setattr(time, "time", lambda then=time.time: then() + days)
-    for key, text in (("cli:other", "two"), ("cli:direct", "/new"), ("cli:direct", "three")):
-        scene.server.reply("fine")
-        await scene.agent.process_direct(text, key)
-    other, anew = (seen.raw for seen in scene.server.requests[-2:])
-    for request, word in ((other, b"two"), (anew, b"three")):
-        messages = request.index(b'{"role":"user"')
-        assert request[:messages] == one[:messages]
-        assert tools(request) == tools(one)
-        assert b'{"role":"user","content":"' + word + b"\\n\\n[It is now " in request
-    assert times_in(one) != times_in(other) == times_in(anew)
-    assert len(times_in(anew)) == 1
+    scene.server.reply("fine")
+    await scene.agent.process_direct("two", "cli:other")
+    other = scene.server.requests[-1].raw
+    assert shared(one, other) >= one.index(b"This conversation began on")
+    assert tools(one) == tools(other)
+
+
+async def test_conversations_that_begin_on_one_day_share_the_whole_system_prompt(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    async def prompt(now: float, key: str) -> str:
+        monkeypatch.setattr("time.time", lambda: now)
+        server.reply("hello")
+        async with AgentLoop(MessageBus(), provider, tmp_path, store=tmp_path / "s.db") as agent:
+            await agent.process_direct("hi", key)
+        body = server.requests[-1].body
+        assert body is not None
+        assert body["messages"][-1] == {"role": "user", "content": "hi"}
+        return str(body["messages"][0]["content"])
+
+    noon = 1_800_000_000.0 - 1_800_000_000.0 % 86_400 + 43_200 + time.timezone
+    async with FakeOpenAI() as server:
+        provider = OpenAIProvider(server.base_url, model="m")
+        first, later, next_day = (
+            await prompt(noon, "a"),
+            await prompt(noon + 7200, "b"),
+            await prompt(noon + 86_400, "c"),
+        )
+    assert first == later != next_day

@@ -7,7 +7,6 @@ import logging
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ import pytest
 from everloop import AgentLoop, Config, MessageBus
 from everloop.config import Rule
 from everloop.context.skills import SHIPPED
-from everloop.log import in_words
 from everloop.testing import ScriptedProvider, call
 
 from ..drawing import PIXEL
-from ..loop.chat import Gate, said
+from ..loop.chat import Gate
 
 UNSEEN = "a picture is here that this model cannot see"
 TEA = "---\nname: tea\ndescription: How to make tea.\n---\nBoil water first."
@@ -61,8 +59,7 @@ async def test_a_dollar_that_names_no_skill_changes_nothing(tmp_path):
     async with agent(tmp_path, model) as loop:
         for text in texts:
             await loop.process_direct(text)
-    asked = model.requests[-1].messages
-    assert [said(asked, place) for place, message in enumerate(asked) if message["role"] == "user"] == texts
+    assert [message["content"] for message in model.requests[-1].messages if message["role"] == "user"] == texts
 
 
 async def test_what_comes_from_inside_the_system_loads_no_skill(tmp_path):
@@ -70,7 +67,7 @@ async def test_what_comes_from_inside_the_system_loads_no_skill(tmp_path):
     model = ScriptedProvider(["ok"])
     async with agent(tmp_path, model) as loop:
         await loop.process_direct("use $tea", "cli:direct", "system", "cli:direct")
-    assert said(model.requests[0].messages) == "use $tea"
+    assert model.requests[0].messages[1]["content"] == "use $tea"
 
 
 async def test_a_restricted_agent_reads_a_shipped_skill_and_cannot_change_it(tmp_path):
@@ -126,7 +123,7 @@ async def test_a_model_without_vision_is_told_of_pictures_and_one_with_vision_se
             assert [part["type"] for part in content] == ["image_url", "text"]
         else:
             assert UNSEEN in content
-            assert "look\n\n[It is now " in content
+            assert content.endswith("look")
 
 
 async def test_a_model_known_to_be_blind_is_spared_pictures(tmp_path):
@@ -138,9 +135,7 @@ async def test_a_model_known_to_be_blind_is_spared_pictures(tmp_path):
     assert UNSEEN in str(model.requests[0].messages)
 
 
-async def test_the_model_is_told_the_time_with_the_first_message_and_after_a_silence(tmp_path, monkeypatch):
-    now = 1_767_225_600.0 + 86_400 * 7
-    monkeypatch.setattr(time, "time", lambda: now)
+async def test_the_model_is_told_the_time_at_the_beginning_and_after_a_silence(tmp_path):
     model = ScriptedProvider(["ok"] * 3)
     async with agent(tmp_path, model) as loop:
         await loop.process_direct("one")
@@ -150,11 +145,11 @@ async def test_the_model_is_told_the_time_with_the_first_message_and_after_a_sil
     store.close()
     async with agent(tmp_path, model) as loop:
         await loop.process_direct("three")
-    heard = [message["content"] for message in model.requests[-1].messages if message["role"] == "user"]
-    assert [text.partition("\n\n[It is now ")[::2] for text in heard] == [
-        ("one", f"{in_words(now)}.]"), ("two", ""), ("three", f"{in_words(now)}.]"),
-    ]  # fmt: skip
-    assert in_words(now)[:-6] not in model.requests[-1].messages[0]["content"]
+    system, *rest = model.requests[-1].messages
+    assert "This conversation began on " in system["content"].rsplit("---", 1)[1]
+    said = [message["content"] for message in rest if message["role"] == "user"]
+    assert said[:2] == ["one", "two"]
+    assert said[2].startswith("three\n\n[It is now ")
 
 
 async def test_a_turn_that_was_compacted_and_then_cut_off_goes_on_with_the_same_bytes(tmp_path):

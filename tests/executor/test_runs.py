@@ -17,7 +17,6 @@ from everloop.testing import ChatOnlyProvider, ScriptedProvider, call
 from everloop.tools.base import tool
 from everloop.tools.context import current_call
 
-from ..loop.chat import said
 from .goals import NUMBER, executor, results
 
 TOPIC = {"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}
@@ -44,9 +43,7 @@ async def test_a_goal_is_worked_on_with_tools_and_its_result_is_asked_for_in_the
     assert output.duration > 0
     work, again, last = provider.requests
     assert work.messages[0]["content"].startswith("You count notes.")
-    assert [message["role"] for message in work.messages] == ["system", "user"]
-    assert said(work.messages) == "How many in notes?"
-    assert [str(message).count("[It is now ") for message in last.messages] == [0, 1, *[0] * (len(last.messages) - 2)]
+    assert work.messages[1] == {"role": "user", "content": "How many in notes?"}
     assert [one["function"]["name"] for one in work.tools or ()] == ["read_file"]
     assert "the beans are dry" in results(again.messages)[0][1]
     assert last.tools is None
@@ -80,7 +77,7 @@ async def test_what_is_no_declared_input_stays_in_the_prompts(folder):
     provider = ScriptedProvider(["ok", "ok"])
     agent = await executor(folder, provider, inputs=TOPIC, query="${topic} ${secret} ${HOME}")
     await agent.run({"topic": "${secret}", "secret": "canary-1"})
-    assert said(provider.requests[0].messages) == "${secret} ${secret} ${HOME}"
+    assert provider.requests[0].messages[1]["content"] == "${secret} ${secret} ${HOME}"
     assert "canary-1" not in json.dumps(provider.requests[1].messages)
 
 
@@ -336,7 +333,7 @@ async def test_two_executors_at_once_do_not_see_each_other(tmp_path):
 async def test_runs_of_one_executor_side_by_side_keep_to_themselves(folder):
     async def echo(messages, tools):
         await asyncio.sleep(0.02)
-        return said(messages, 1)
+        return messages[1]["content"]
 
     provider = ScriptedProvider([echo], repeat_last=True)
     agent = await executor(folder, provider, inputs=TOPIC, query="${topic}", output_description="About ${topic}.")

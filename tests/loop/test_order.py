@@ -11,11 +11,11 @@ from everloop import InboundMessage, LLMProvider, MessageBus
 from everloop.log import UserSaid
 from everloop.testing import ScriptedProvider, call
 
-from .chat import Gate, echo, entries, said
+from .chat import Gate, entries
 
 
 async def test_messages_of_one_session_are_answered_in_order(start):
-    chat = start(ScriptedProvider([echo], repeat_last=True))
+    chat = start(ScriptedProvider([lambda messages, _: messages[-1]["content"]], repeat_last=True))
     for n in range(20):
         await chat.say(str(n))
     assert [await chat.hear() for _ in range(20)] == [str(n) for n in range(20)]
@@ -32,7 +32,7 @@ async def test_a_slow_session_delays_no_other(start):
 
 
 async def test_two_hundred_sessions_at_once(start):
-    chat = start(ScriptedProvider([echo], repeat_last=True))
+    chat = start(ScriptedProvider([lambda messages, _: messages[-1]["content"]], repeat_last=True))
     for n in range(200):
         await chat.say(f"from {n}", str(n))
     assert {await chat.hear() for _ in range(200)} == {f"from {n}" for n in range(200)}
@@ -41,11 +41,11 @@ async def test_two_hundred_sessions_at_once(start):
 async def test_direct_calls_at_once_in_one_session_keep_their_order(start):
     seen: list[str] = []
 
-    def hears(messages: Any, _: Any) -> str:
-        seen.append(said(messages))
-        return said(messages)
+    def echo(messages: Any, _: Any) -> str:
+        seen.append(messages[-1]["content"])
+        return messages[-1]["content"]
 
-    chat = start(ScriptedProvider([hears], repeat_last=True))
+    chat = start(ScriptedProvider([echo], repeat_last=True))
     texts = [str(n) for n in range(15)]
     answers = await asyncio.gather(*(chat.agent.process_direct(text) for text in texts))
     assert seen == texts
@@ -104,7 +104,7 @@ async def test_a_full_bus_pushes_back(start):
     await bus.publish_inbound(InboundMessage("test", "u", "1", "b"))
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(bus.publish_inbound(InboundMessage("test", "u", "1", "c")), 0.01)
-    chat = start(ScriptedProvider([echo], repeat_last=True), bus)
+    chat = start(ScriptedProvider([lambda messages, _: messages[-1]["content"]], repeat_last=True), bus)
     publisher = asyncio.create_task(chat.say("d"))
     assert [await chat.hear() for _ in range(3)] == ["a", "b", "d"]
     await publisher

@@ -10,7 +10,7 @@ import pytest
 from everloop import MessageBus
 from everloop.testing import ScriptedProvider, call
 
-from .chat import Gate, echo, until
+from .chat import Gate, until
 
 
 async def test_stop_ends_run_at_once_and_a_new_loop_finishes_the_turn(start):
@@ -52,7 +52,7 @@ async def test_a_message_taken_from_the_bus_is_not_lost_when_the_loop_is_stopped
     while bus.inbound_size:
         await asyncio.sleep(0)
     await chat.stop()
-    later = start(ScriptedProvider([echo], repeat_last=True))
+    later = start(ScriptedProvider([lambda messages, _: messages[-1]["content"]], repeat_last=True))
     assert [await later.hear() for _ in range(5)] == [f"hi {n}" for n in range(5)]
 
 
@@ -71,7 +71,7 @@ async def test_whoever_waits_for_an_answer_hears_that_the_loop_was_closed(start,
 
 
 async def test_a_loop_that_was_stopped_at_any_instant_can_be_used_again(start):
-    provider = ScriptedProvider([echo], repeat_last=True)
+    provider = ScriptedProvider([lambda messages, _: messages[-1]["content"]], repeat_last=True)
     chat = start(provider)
     await asyncio.sleep(0.02)
     for hops in range(12):
@@ -87,7 +87,7 @@ async def test_a_loop_that_was_stopped_at_any_instant_can_be_used_again(start):
 
 async def test_an_answer_that_was_not_handed_out_when_the_loop_stopped_comes_after_its_next_start(start):
     bus = MessageBus(size=1)
-    chat = start(ScriptedProvider([echo], repeat_last=True), bus)
+    chat = start(ScriptedProvider([lambda messages, _: messages[-1]["content"]], repeat_last=True), bus)
     for n in range(3):
         await chat.say(str(n), str(n))
     await until(lambda: bus.outbound_size == 1)

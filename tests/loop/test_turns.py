@@ -15,7 +15,7 @@ from everloop.testing import ScriptedProvider, call
 from everloop.tools.context import current_call
 
 from ..drawing import PIXEL
-from .chat import Held, said, until
+from .chat import Held, until
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,7 @@ async def test_a_system_message_works_in_its_origins_session_and_answers_there(s
     await running.bus.publish_inbound(InboundMessage("system", "spawn", chat_id, "result: 42"))
     answer = await asyncio.wait_for(running.bus.consume_outbound(), 5)
     assert (answer.channel, answer.chat_id, answer.content) == (channel, chat, "the sub-agent is done")
-    asked = provider.requests[1].messages
-    assert [said(asked, place) for place in range(1, len(asked))] == ["hi", "hello", "result: 42"]
+    assert [message["content"] for message in provider.requests[1].messages[1:]] == ["hi", "hello", "result: 42"]
 
 
 async def test_each_call_knows_its_own_turn(start):
@@ -125,4 +124,4 @@ async def test_a_picture_goes_to_the_model_and_stays_in_the_history(start, tmp_p
     for request in provider.requests:
         image, text = request.messages[1]["content"]
         assert image == {"type": "image_url", "image_url": {"url": url}}
-        assert text["text"].startswith(f"what is it?\n[attachment: {tmp_path / 'notes.pdf'}]\n\n[It is now ")
+        assert text["text"] == f"what is it?\n[attachment: {tmp_path / 'notes.pdf'}]"

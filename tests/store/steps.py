@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from everloop.bus import InboundMessage, OutboundMessage
-from everloop.log import Entry, ModelAnswered, TurnEnded, UserSaid
+from everloop.log import Entry, ModelAnswered, TurnEnded
 from everloop.store.base import Claim, Store
 
 
@@ -30,11 +27,6 @@ async def finish(store: Store, claim: Claim, text: str = "hello", **options: Any
     return await store.finish(claim, [ModelAnswered(text), TurnEnded("answer", text)], **options)
 
 
-def untimed(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries without the time that the first message of a conversation is told."""
-    return [replace(entry, now="") if isinstance(entry, UserSaid) else entry for entry in entries]
-
-
 async def log_of(store: Store, key: str = "test:1", owner: str = "me") -> list[Entry]:
     info = await store.session(owner, key)
-    return untimed([one.entry for one in await store.read_log(info.id)]) if info else []
+    return [one.entry for one in await store.read_log(info.id)] if info else []

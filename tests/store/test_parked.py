@@ -10,7 +10,7 @@ from everloop.errors import StaleLease
 from everloop.log import Call, CallsAsked, CallsDecided, Entry, ModelAnswered, Noted, UserSaid
 from everloop.store.base import Busy, Claim, Store, Waiting
 
-from .steps import answer, begun, finish, log_of, message, untimed
+from .steps import answer, begun, finish, log_of, message
 
 ASKED: list[Entry] = [ModelAnswered(None, (Call("a", "exec"),)), CallsAsked(("a",), "may I?")]
 
@@ -35,7 +35,7 @@ async def test_a_parked_turn_is_left_alone_until_it_is_answered(opened, me, othe
     resumed = await again.begin("me", "test:1", other)
     assert resumed is not None
     assert resumed.turn == claim.turn
-    assert untimed(resumed.entries) == [UserSaid("hi", "user"), *ASKED, CallsDecided(("a",), True, "ann", "go on")]
+    assert resumed.entries == [UserSaid("hi", "user"), *ASKED, CallsDecided(("a",), True, "ann", "go on")]
     await finish(again, resumed)
     assert await again.ready(other) == []
 

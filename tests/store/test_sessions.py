@@ -12,7 +12,7 @@ from everloop.log import Call, CallEnded, Cleared, Compacted, ModelAnswered, Not
 from everloop.store.base import Busy, new_turn_id
 from everloop.store.workers import new_worker
 
-from .steps import begun, finish, log_of, untimed
+from .steps import begun, finish, log_of
 
 # ---------------------------------------------------------------------------------------------- reading
 
@@ -88,7 +88,7 @@ async def test_a_session_can_be_forked_at_any_entry(store, me):
     forked = await store.begin("me", "fork:2", me)
     assert forked is not None
     assert forked.resumed
-    assert untimed(forked.entries) == [UserSaid("hi", "user"), asked]
+    assert forked.entries == [UserSaid("hi", "user"), asked]
     assert forked.message is None or not forked.message.reply  # nobody is told what a copy says
     await finish(store, forked)
 

@@ -6,24 +6,13 @@ import asyncio
 
 import pytest
 
-from everloop.bus import OutboundMessage
+from everloop.bus import InboundMessage, OutboundMessage
 from everloop.errors import StaleLease
-from everloop.log import (
-    Call,
-    CallEnded,
-    CallsBegun,
-    Cleared,
-    Entry,
-    ModelAnswered,
-    Noted,
-    TurnEnded,
-    UserSaid,
-    in_words,
-)
+from everloop.log import Call, CallEnded, CallsBegun, Cleared, Entry, ModelAnswered, TurnEnded, UserSaid
 from everloop.store.base import Busy, Claim
 from everloop.store.workers import retire
 
-from .steps import answer, begun, finish, log_of, message, untimed
+from .steps import answer, begun, finish, log_of, message
 
 
 async def test_a_message_and_the_start_of_its_turn_are_one_write(store, me):
@@ -31,7 +20,7 @@ async def test_a_message_and_the_start_of_its_turn_are_one_write(store, me):
     assert claim.turn
     assert claim.message is not None
     assert claim.message.content == "hi"
-    assert untimed(claim.entries) == [UserSaid("hi", "user")]
+    assert claim.entries == [UserSaid("hi", "user")]
     assert not claim.resumed
     assert claim.accepted in claim.inbox
     assert await log_of(store) == [UserSaid("hi", "user")]
@@ -93,7 +82,7 @@ async def test_a_dead_workers_turn_is_taken_over_where_it_stood_and_comes_before
     assert theirs.resumed
     assert theirs.turn == mine.turn
     assert theirs.fence > mine.fence
-    assert untimed(theirs.entries) == [UserSaid("first", "user"), asked, CallsBegun(("a",))]
+    assert theirs.entries == [UserSaid("first", "user"), asked, CallsBegun(("a",))]
     assert theirs.message is not None
     assert theirs.message.content == "first"
     assert theirs.accepted not in theirs.inbox
@@ -163,7 +152,7 @@ async def test_one_turn_is_read_alone(store, me):
         await finish(store, claim, f"answer {n}")
         turns.append(claim)
     for n, claim in enumerate(turns):
-        entries = untimed([one.entry for one in await store.read_turn(claim.session, claim.first_seq)])
+        entries = [one.entry for one in await store.read_turn(claim.session, claim.first_seq)]
         assert entries[0] == UserSaid(f"message {n}", "user")
         assert entries[-1] == TurnEnded("answer", f"answer {n}")
         assert len(entries) == 3
@@ -258,23 +247,13 @@ async def test_owners_never_meet(store, me):
     assert await store.turns("nobody") == []
 
 
-async def test_only_the_first_message_of_a_conversation_is_told_the_time(store, me):
-    times = []
-    for text in ("one", "two", "/new", "three"):
-        claim = await begun(store, me, text)
-        times.append(claim.entries[0].now if isinstance(claim.entries[0], UserSaid) else None)
-        await store.finish(
-            claim, [ModelAnswered("ok"), TurnEnded("answer", "ok"), *([Cleared()] if text == "/new" else [])]
-        )
-    assert [bool(time) for time in times] == [True, False, False, True]
-
-
-async def test_messages_that_were_noted_do_not_count_as_told(store, me):
-    await store.note("me", "test:1", [Noted({"role": "user", "content": "before"})])
-    assert [bool(one.now) for one in (await begun(store, me, "one")).entries if isinstance(one, UserSaid)] == [True]
-
-
-async def test_a_message_with_an_attachment_is_told_the_time_when_its_entry_is_written(store, me):
-    claim = await begun(store, me, "look", media=["a.png"])
+async def test_a_conversation_began_with_its_first_entry_however_late_that_is_written(store):
+    claim = await store.begin("me", "test:1", "w1", InboundMessage("test", "user", "1", "look", media=["a.png"]))
+    assert claim is not None
     assert claim.entries == []
-    assert claim.time_to_tell(0) == in_words(0)
+    await asyncio.sleep(0.05)
+    await store.append(claim, [UserSaid("look")])
+    await store.release(claim)
+    again = await store.begin("me", "test:1", "w1")
+    assert again is not None
+    assert again.began == claim.began

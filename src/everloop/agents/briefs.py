@@ -34,6 +34,7 @@ class Brief:
     limits: Limits
     model: str | None = None
     system: Callable[[str], str] = _as_it_is  # the system prompt, from the one that the agent has
+    dated: bool = True  # the day is told at the end of the system prompt
     ends_at: float | None = None  # when its time is up
     options: Mapping[str, Any] = field(default_factory=dict)  # of each model call
     # What follows from the turn's end, written with it; told whether the turn had read something from outside.

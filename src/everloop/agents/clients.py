@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,15 +39,15 @@ def brief_of(request: Request, tools: ToolRegistry, rounds: int, models: Callabl
     model = models(request.model)
     if request.tools:
         client = ClientTools(() if request.answer_only else request.tools)
-        return Brief(client, limits, model, lambda _: request.system or PLAIN, options=request.options)
+        return Brief(client, limits, model, lambda _: request.system or PLAIN, dated=False, options=request.options)
     tools = ToolRegistry() if request.answer_only else tools
-    return Brief(tools, limits, model, lambda standing: _behind(standing, request), options=request.options)
-
-
-def _behind(standing: str, request: Request) -> str:
-    # Not the time: a client that keeps the history itself would make the prompt another one with each request.
-    today = "" if request.kept else f"Today is {time.strftime('%A, %Y-%m-%d')}."
-    return PARTING.join(filter(None, (standing, request.system, today)))
+    return Brief(
+        tools,
+        limits,
+        model,
+        lambda standing: f"{standing}{PARTING}{request.system}" if request.system else standing,
+        options=request.options,
+    )
 
 
 class ClientTools(ToolRegistry):

@@ -22,7 +22,7 @@ from ..context.summaries import digest, summarise
 from ..context.tokens import Meter, weigh
 from ..engine import Turn
 from ..errors import StoreError
-from ..log import CallEnded, Compacted, Logged, in_words
+from ..log import CallEnded, Compacted, Logged
 from ..messages import Blind, Conversation, Message
 from ..providers.base import LLMProvider, ProviderError, counts
 from ..store.base import Claim, Store
@@ -213,9 +213,8 @@ class Compactor:
                 raise
             log.warning("no summary of session %s could be made: %s", claim.key, error)
             entry = made.entry(before, claim.compacted, digest(made.gone, earlier, self._longest), places)
-            return msgspec.structs.replace(entry, stopgap=True, made=in_words(time.time()))
-        entry = made.entry(before, claim.compacted, summary, places)
-        return msgspec.structs.replace(entry, usage=usage, made=in_words(time.time()))
+            return msgspec.structs.replace(entry, stopgap=True)
+        return msgspec.structs.replace(made.entry(before, claim.compacted, summary, places), usage=usage)
 
     async def _summary(
         self, claim: Claim, gone: Sequence[Logged], earlier: str, focus: str = ""

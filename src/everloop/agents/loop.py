@@ -100,7 +100,7 @@ class AgentLoop:
         )
         self._mcp = mcp_servers(settings)
         self._dispatcher = Dispatcher(
-            self.store, self._run_claim, lambda: self.context.build_system_prompt(), busy=busy, owner=owner
+            self.store, self._run_claim, lambda: self.context.standing_prompt(), busy=busy, owner=owner
         )
         self._dispatcher.on_held = lambda worker: self._spawn(self._held(worker))
         self._dispatcher.on_waiting = lambda message: self._say(message, WAITS)

@@ -107,6 +107,7 @@ class TurnRunner:
         try:
             assert live.system is not None
             system = brief.system(await live.system)
+            system = self.context.dated(system, claim.began) if brief.dated else system
             conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
             if not claim.entries:  # attachments and skills are read here, once, and stay in the log
                 content = await in_thread(self.context.user_content, message.content, message.media)
@@ -157,7 +158,7 @@ class TurnRunner:
     async def compact(self, claim: Claim, live: Live) -> tuple[Compacted | None, str]:
         """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""
         assert live.system is not None
-        system = await live.system
+        system = self.context.dated(await live.system, claim.began)
         conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
         work = self.compactor.make(
             claim, conversation, kept_turns=1, target=0, focus=words_after(claim.message.content), fall_back=False
@@ -193,7 +194,7 @@ class TurnRunner:
             return f"the model takes {window}"
         kept = self._histories.kept(info.id)
         if kept is None:
-            system = await in_thread(self.context.build_system_prompt)
+            system = await in_thread(self.context.build_system_prompt, info.created_at)
             kept = conversation_of(system, *await read_shown(self.store, info))
         summary = ", older turns as a summary" if kept.summary is not None else ""
         return f"about {measure.tokens(kept):,} of {window}{summary}"

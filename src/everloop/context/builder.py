@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..log import day_in_words
 from ..messages import Message, assistant_message, clean, tool_message, user_message
 from ..sandbox.reach import OutOfReach, Reach
 from .pictures import user_content
@@ -49,10 +50,19 @@ class ContextBuilder:
         self._identity = ""
         self._problems: list[str] = []
 
-    def build_system_prompt(self) -> str:
-        """Identity, bootstrap files, memory and skills, parted by `---`: the same for all conversations of the
-        workspace. It looks at the disk: call it in a thread."""
-        # No clock in here: many chat templates put the tools behind it, and a local server would read them all anew.
+    def build_system_prompt(self, began: float | None = None) -> str:
+        """Identity, bootstrap files, memory, skills, and last of all when the conversation began, by default now:
+        parted by `---`."""
+        return self.dated(self.standing_prompt(), time.time() if began is None else began)
+
+    def dated(self, standing: str, began: float) -> str:
+        """The system prompt of one conversation. It stays as it is for as long as the conversation lives, and is the
+        same for all that begin on one day: local servers need not read the tools again, which many chat templates put
+        behind it. The time of later messages is told with them."""
+        return f"{standing}{PARTING}This conversation began on {day_in_words(began)}."
+
+    def standing_prompt(self) -> str:
+        """What all conversations of the workspace begin with. It looks at the disk: call it in a thread."""
         self._identity = self._identity or self._introduce()
         blocks, reach = [self._identity], self._reach()
         blocks += [f"{title}\n\n{text}" for title, path, most in self._files if (text := self._text(path, most, reach))]

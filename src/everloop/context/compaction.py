@@ -52,7 +52,6 @@ class Plan:
             untrusted=older.untrusted or untrusted,
             stopgap=older.stopgap and not summary,
             follows=follows,
-            made=older.made,
         )
 
 

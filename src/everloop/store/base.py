@@ -71,13 +71,15 @@ class Claim:
     resumed: bool = False
     accepted: int | None = None  # the inbox row of the message handed to `begin`
     compacted: int = 0  # where the entry stands that says what of the conversation is left out
-    told: bool = False  # the conversation has been told the time before
+    began: float = 0.0  # when the conversation began
     idle_since: float = 0.0  # when the session was last at work
     spent: list[Spent] = field(default_factory=list)  # goes to disk with the next entries
 
     def time_to_tell(self, now: float) -> str:
-        """The time in words, for the first message of a conversation and for one after a silence; "" otherwise."""
-        return "" if self.told and now - self.idle_since < SILENCE_SECONDS else in_words(now)
+        """The time in words, when the conversation has been silent for a while; "" otherwise. A new conversation is
+        told when it began."""
+        fresh = self.first_seq == self.history_from + 1
+        return "" if fresh or now - self.idle_since < SILENCE_SECONDS else in_words(now)
 
 
 @dataclass(slots=True, frozen=True)

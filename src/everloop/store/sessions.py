@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from ..log import Cleared, Entry, Noted, UserSaid, messages_of
+from ..log import Cleared, Entry, Noted, messages_of
 from ..messages import Message
 from .location import store_path
 from .sqlite import SQLiteStore
@@ -28,7 +26,7 @@ class Session:
         entries = [logged.entry for logged in self._store.read_now(self._owner, self.key)]
         for entry in self._unsaved:
             entries = [] if isinstance(entry, Cleared) else [*entries, entry]
-        return list(messages_of(map(_as_said, entries)))
+        return list(messages_of(entries))
 
     def add_message(self, role: str, content: Any, **extra: Any) -> None:
         self._unsaved.append(Noted({"role": role, "content": content, **extra}))
@@ -51,11 +49,6 @@ class Session:
         if entries := list(self._unsaved):
             self._store.note_now(self._owner, self.key, entries)
             del self._unsaved[: len(entries)]  # only now: what was not written can be saved again
-
-
-def _as_said(entry: Entry) -> Entry:
-    """A message without the time that the model was told with it."""
-    return msgspec.structs.replace(entry, now="") if isinstance(entry, UserSaid) and entry.now else entry
 
 
 class SessionManager:

@@ -37,8 +37,7 @@ SPEND = """INSERT INTO spent (owner, scope, tokens, cost) VALUES (?, ?, ?, ?)
 
 # All that decides what a session does next, in one look.
 BEGIN = """SELECT id, worker, fence, history_from, compacted, updated_at,
-        EXISTS (SELECT 1 FROM entry WHERE session = s.id AND seq > s.history_from AND kind = 'user'
-            ORDER BY seq DESC LIMIT 1),
+        (SELECT at FROM entry WHERE session = s.id AND seq = s.history_from + 1),
         (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1),
         (SELECT id FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
@@ -122,10 +121,11 @@ def begin(
     if row is None:
         if message is None:
             return None
-        row = (_new_session(db, owner, key), None, 0, 0, 0, 0.0, 0, 1, None, None, 0)
-    id, holder, fence, history_from, compacted, idle_since, told, next_seq, turn, waiting, parked = row
+        row = (_new_session(db, owner, key), None, 0, 0, 0, 0.0, None, 1, None, None, 0)
+    id, holder, fence, history_from, compacted, idle_since, began, next_seq, turn, waiting, parked = row
     claim = Claim(owner, id, key, fence + 1, "", history_from, next_seq, next_seq)
-    claim.compacted, claim.idle_since, claim.told = compacted, idle_since, bool(told)
+    claim.compacted, claim.idle_since = compacted, idle_since
+    claim.began = began or time.time()
     held = holder is not None and holder != worker and alive(holder)
     if message is not None:
         first = not held and not parked and turn is None and waiting is None and kind == "message"
@@ -186,7 +186,7 @@ def _take(db: sqlite3.Connection, claim: Claim, waiting: int) -> None:
 def _open(db: sqlite3.Connection, claim: Claim) -> None:
     """Begin the turn of the claim's message."""
     if claim.message.plain:  # attachments and the like are read by the loop, which then writes the first entry
-        now = time.time()
+        now = claim.began if claim.next_seq == claim.history_from + 1 else time.time()
         said = claim.message.said(now=claim.time_to_tell(now))
         row = (claim.session, claim.next_seq, claim.turn, kind_of(said), encode_entry(said), now)
         db.execute(INSERT_ENTRY, row)

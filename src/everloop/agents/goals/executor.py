@@ -17,7 +17,7 @@ from ...config import Config
 from ...context.models import model_info
 from ...context.pictures import without_pictures
 from ...engine import Turn, run_turn
-from ...log import Call, TurnEnded, UserSaid, in_words
+from ...log import Call, TurnEnded, UserSaid, day_in_words
 from ...messages import Conversation, clean
 from ...providers.base import LLMProvider, LLMResponse
 from ...tools.policy.policy import Policy
@@ -128,8 +128,8 @@ class AgentExecutor:
 
     def build_system_prompt(self, inputs: Mapping[str, Any]) -> str:
         """The system prompt of a run with these inputs."""
-        facts = f"Workspace: {self._surroundings.workspace}" if self.definition.tools else ""
-        return system_prompt(self.definition, inputs, facts)
+        facts = [f"Workspace: {self._surroundings.workspace}"] if self.definition.tools else []
+        return system_prompt(self.definition, inputs, "\n".join([*facts, f"Today is {day_in_words(time.time())}."]))
 
     def build_extraction_message(self) -> str:
         """The message that asks for the result, once the work has ended by itself."""
@@ -247,8 +247,7 @@ class AgentExecutor:
     async def _turn(self, run: Run, message: str, limits: Limits, tools: ToolRegistry | None) -> TurnEnded:
         """One turn of the engine in the run's conversation; without tools, a call of any is answered with an error."""
         offered = tools if tools is not None else ToolRegistry()
-        first = not run.log.entries  # the time goes with the first message, so that the system prompt stays the same
-        said = UserSaid(clean(message), now=in_words(time.time()) if first else "")
+        said = UserSaid(clean(message))
         run.log.entries.append(said)
         turn = Turn(run.id, [said], run.conversation, run.log, run.activities.emit)
 

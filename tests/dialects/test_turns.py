@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 
-from everloop import AgentDefinition, AgentExecutor, AgentLoop, LLMProvider, LLMResponse, MessageBus, ToolRegistry, tool
+from everloop import (
+    AgentDefinition,
+    AgentExecutor,
+    AgentLoop,
+    Config,
+    LLMProvider,
+    LLMResponse,
+    MessageBus,
+    ToolRegistry,
+    tool,
+)
 from everloop import events as ev
 from everloop.agents.asking import ask
 from everloop.messages import Conversation
 from everloop.providers.base import Delta
 from everloop.providers.openai import OpenAIProvider
-from everloop.testing import call
+from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
 from everloop.tools.registry import marked
 
@@ -237,3 +248,17 @@ async def test_a_call_that_a_person_or_a_file_of_theirs_shows_may_be_made():
     conversation.append({"role": "tool", "tool_call_id": "1", "name": "read_file", "content": HOSTILE})
     for given in await answers(Says(HOSTILE), conversation=conversation):
         assert [one.name for one in given.tool_calls] == ["exec"]
+
+
+async def test_where_the_settings_say_so_a_call_in_text_is_words(tmp_path: Path) -> None:
+    text = '{"name": "list_dir", "arguments": {"path": "."}}'
+    for wanted in (True, False):
+        model = ScriptedProvider([text, "nothing is here"])
+        config = Config(home=tmp_path / "home", text_calls=wanted)
+        async with AgentLoop(MessageBus(), model, tmp_path, config=config, store=tmp_path / f"{wanted}.db") as agent:
+            assert await agent.process_direct("what is here?") == ("nothing is here" if wanted else text)
+        definition = AgentDefinition("look", "looks", "You look.", query="look", tools=["list_dir"])
+        model = ScriptedProvider([text, "done", "nothing"])
+        executor = await AgentExecutor.create(definition, model, tmp_path, config=config)
+        await executor.run({})
+        assert len(model.requests) == (3 if wanted else 2)

@@ -128,3 +128,15 @@ async def test_a_key_that_cannot_be_one_is_refused(server: Serving, key: str):
     status, error = await server.fails("hi", {"X-Session": key})
     assert (status, error["param"]) == (400, "X-Session")
     assert not server.fake.requests
+
+
+async def test_a_reminder_of_the_client_behind_the_last_message_hides_it_not(server: Serving):
+    server.fake.reply("hello")
+    await server.ask([{"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}], ADA)
+    assert server.seen()[-1] == {"role": "user", "content": "hi"}
+
+
+async def test_a_wrong_key_for_repeats_is_refused_with_and_without_a_session(server: Serving):
+    for headers in (ADA, {}):
+        status, error = await server.fails("hi", {**headers, "Idempotency-Key": "k" * 201})
+        assert (status, error["param"]) == (400, "Idempotency-Key")

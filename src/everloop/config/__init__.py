@@ -119,6 +119,10 @@ class Config:
     request_timeout: float = key("provider", 600.0, "seconds for a whole answer", above=0)
     retries: int = key("provider", 4, "further tries after a failure that may pass", at_least=0)
 
+    models: Path = key("local", UnderHome("models"), "where weights are kept", env="EVERLOOP_MODELS")
+    weights: str = key("local", "", "a GGUF file, or a folder with some, that is there already", env="EVERLOOP_WEIGHTS")
+    mirror: str = key("local", "", "a folder of your own to get weights from", url=True)
+
     name: str = key("agent", "Everloop", "the agent's name")
     max_iterations: int = key("agent", 20, "rounds a turn may take", at_least=1)
     busy: Busy = key("agent", "queue", "what a message does while its session is busy", choices=get_args(Busy))

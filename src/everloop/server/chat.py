@@ -21,11 +21,11 @@ from ..providers.base import honours
 from ..tools.threads import in_thread
 from .answers import Chunks, completion
 from .door import OWNER, TOKEN
-from .errors import ApiError, bad_request, internal_error, unavailable
+from .errors import ApiError, internal_error, unavailable
 from .feed import Feed
 from .outcomes import failure_of, finish_of
 from .requests import ChatRequest, read_chat
-from .sessions import said_in, session_of
+from .sessions import checked_key, said_in, session_of
 
 log = logging.getLogger(__name__)
 CHANNEL = "api"
@@ -101,11 +101,9 @@ class ChatHandler:
 
     async def _message_id(self, agent: AgentLoop, request: web.Request, session: str | None) -> str | None:
         """The id under which a request that is repeated is known: one whose answer never came is run again."""
-        key = request.headers.get("Idempotency-Key")
+        key = checked_key(request.headers, "Idempotency-Key")
         if key is None or session is None:
             return None
-        if not key.strip() or len(key) > 200 or not key.isprintable():
-            raise bad_request("Idempotency-Key: must be 1 to 200 printable characters", "Idempotency-Key")
         number = 1
         while await agent.requests.ended_unanswered(request[OWNER], id := f"{CHANNEL}:{session}:{key}:{number}"):
             number += 1

@@ -32,7 +32,7 @@ ORIGIN = web.RequestKey("origin", str)  # of another page that the settings allo
 T = TypeVar("T", bound=web.StreamResponse)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN = frozenset({"/healthz", "/readyz"})  # for whoever watches the machine, which has no token
-READING = frozenset({"GET", "HEAD", "OPTIONS"})
+WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 ONCE = ("Host", "Origin", "Authorization", "Content-Type", "Content-Encoding")  # two of these, and two readers differ
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
 BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]{1,512})", re.I)
@@ -174,7 +174,7 @@ class Door:
             )
 
     def _check_body(self, request: web.Request) -> None:
-        if request.method not in READING:
+        if request.method in WRITING:
             # A form of any page can be sent here without asking; JSON cannot.
             kind, _, parameters = request.headers.get("Content-Type", "").lower().partition(";")
             charset = parameters.replace(" ", "").replace('"', "")

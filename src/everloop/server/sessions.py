@@ -14,14 +14,18 @@ HEADER = "X-Session"
 LONGEST_KEY = 200
 
 
+def checked_key(headers: Mapping[str, str], header: str) -> str | None:
+    """The key in a header, if it is there."""
+    key = headers.get(header)
+    if key is not None and (not key.strip() or len(key) > LONGEST_KEY or not key.isprintable()):
+        raise bad_request(f"{header}: must be 1 to {LONGEST_KEY} printable characters", header)
+    return key
+
+
 def session_of(headers: Mapping[str, str]) -> str | None:
     """The session that the request goes on with; None for one that brings its whole history."""
-    key = headers.get(HEADER)
-    if key is None:
-        return None
-    if not key.strip() or len(key) > LONGEST_KEY or not key.isprintable():
-        raise bad_request(f"{HEADER}: must be 1 to {LONGEST_KEY} printable characters", HEADER)
-    if key.partition(":")[0] in INSIDE:
+    key = checked_key(headers, HEADER)
+    if key is not None and key.partition(":")[0] in INSIDE:
         raise bad_request(f"{HEADER}: {key.partition(':')[0]}: is kept for sessions of the system itself", HEADER)
     return key
 
@@ -31,9 +35,10 @@ def said_in(messages: Sequence[Message], kept: bool) -> tuple[Content, list[dict
 
     A kept session has the history: of the request only the last message counts, and results of the client's tools.
     """
-    last = messages[-1]
+    behind = [message for message in messages if message["role"] != "system"] if kept else messages  # reminders aside
+    last = behind[-1]
     said: Content = last["content"] if last["role"] == "user" else ""
-    before = list(messages[:-1] if last["role"] == "user" else messages)
+    before = list(behind[:-1] if last["role"] == "user" else behind)
     if kept:
         before = _results(before)
     return said, said if isinstance(said, list) else None, before

@@ -88,6 +88,7 @@ class AgentExecutor:
         self._on_activity = on_activity
         self._vision = config.vision if config is not None else "auto"
         self._window = config.window if config is not None else 0
+        self._text_calls = config.text_calls if config is not None else True
         self._runs = 0
 
     @classmethod
@@ -139,7 +140,7 @@ class AgentExecutor:
         self, conversation: Conversation, tools: list[dict[str, Any]] | None, emit: events.Emit | None = None
     ) -> LLMResponse:
         """Ask the model once; `tools` are the definitions that it is offered. With `emit` its answer is streamed."""
-        return await ask(self.provider, conversation, tools, self.model, emit)
+        return await ask(self.provider, conversation, tools, self.model, emit, text_calls=self._text_calls)
 
     async def process_function_calls(self, calls: Sequence[Call], run: RunCall) -> Sequence[ToolResult]:
         """Run calls of one answer that may start together, each by `run(call)`; a result for each, in order."""

@@ -1,0 +1,110 @@
+"""The grammar that a small model's answer is held to: one call of an offered tool, or words for the person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from .small_examples import all_examples
+
+Wanted = Literal["either", "call", "words"]
+
+_BASE = r"""
+text ::= [^{<\[\]}\n\t ] ([^\n] | "\n")*
+string ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" hex hex hex hex))* "\""
+filled ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" hex hex hex hex))+ "\""
+hex ::= [0-9a-fA-F]
+integer ::= "-"? [0-9] [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]?
+number ::= integer ("." [0-9] [0-9]? [0-9]? [0-9]?)?
+boolean ::= "true" | "false"
+value ::= string | number | boolean | "null" | array | object
+array ::= "[" (value (", " value)*)? "]"
+object ::= "{" (string ": " value (", " string ": " value)*)? "}"
+"""
+_KINDS = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "string"}
+_OF_PATHS = frozenset({"read_file", "edit_file", "list_dir", "grep"})
+# These say what or where: empty, they say nothing.
+_FILLED = frozenset(
+    {"path", "command", "pattern", "query", "url", "message", "text", "at", "every", "cron", "old_text"}
+)
+
+
+def grammar(tools: Iterable[Mapping[str, Any]], wanted: Wanted = "either", paths: Sequence[str] = ()) -> str:
+    """The GBNF grammar of an answer; with no tools it can only be words.
+
+    `paths` are all that a tool which looks at a file or changes one can be given; with none, anything can.
+    """
+    calls = [_call(number, tool) for number, tool in enumerate(tools)]
+    if not calls or wanted == "words":
+        return f"root ::= text{_BASE}"
+    root = "call" if wanted == "call" else "call | text"
+    names = " | ".join(f"call{number}" for number in range(len(calls)))
+    rules = "\n".join(calls)
+    path = " | ".join(_literal(json.dumps(path, ensure_ascii=False)) for path in paths) or "filled"
+    return f'root ::= {root}\ncall ::= "{{\\"tool\\": " ({names}) "}}"\n{rules}\npath ::= {path}{_BASE}'
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as the model writes it: one flat object, so that there is little to get wrong."""
+    return json.dumps({"tool": name, **arguments}, ensure_ascii=False)
+
+
+def _call(number: int, tool: Mapping[str, Any]) -> str:
+    name = str(tool.get("name", ""))
+    schema = tool.get("parameters") or {}
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    known = [shape for shape in _SHAPES.get(name, ()) if all(key in properties for key, _ in shape)]
+    if name in _OF_PATHS and "path" in properties:
+        properties = {**properties, "path": {"rule": "path"}}
+    forms = [_form(shape, properties) for shape in known] or [_any_form(properties, schema.get("required") or ())]
+    return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(forms)})"
+
+
+def _form(shape: Sequence[tuple[str, str | None]], properties: Mapping[str, Any]) -> str:
+    parts = [_pair(key, _literal(json.dumps(fixed)) if fixed else _rule(key, properties[key])) for key, fixed in shape]
+    return " ".join(parts) or '""'
+
+
+def _any_form(properties: Mapping[str, Any], required: Sequence[str]) -> str:
+    """What is required, and then what else is known, in the schema's order."""
+    must = [_pair(key, _rule(key, properties[key])) for key in properties if key in required]
+    may = [f"({_pair(key, _rule(key, properties[key]))})?" for key in properties if key not in required]
+    return " ".join(must + may) or '""'
+
+
+def _pair(key: str, rule: str) -> str:
+    return f"{_literal(f', {json.dumps(key)}: ')} {rule}"
+
+
+def _rule(key: str, schema: Mapping[str, Any]) -> str:
+    if "rule" in schema:
+        return str(schema["rule"])
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices:
+        return f"({' | '.join(_literal(json.dumps(choice)) for choice in choices)})"
+    kind = schema.get("type")
+    if kind == "string" and key in _FILLED:
+        return "filled"
+    return _KINDS.get(kind, "value") if isinstance(kind, str) else "value"
+
+
+def _literal(text: str) -> str:
+    """A text as a literal of the grammar."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _shapes() -> dict[str, list[tuple[tuple[str, str | None], ...]]]:
+    """By tool, which arguments go together, as the examples have them: a small model is offered no others."""
+    shapes: dict[str, list[tuple[tuple[str, str | None], ...]]] = {}
+    for example in all_examples():
+        for step in example.steps:
+            fixed = {"action"}  # what the other arguments depend on
+            shape = tuple((key, value if key in fixed else None) for key, value in step.arguments.items())
+            if shape not in shapes.setdefault(step.tool, []):
+                shapes[step.tool].append(shape)
+    return shapes
+
+
+_SHAPES = _shapes()

@@ -1,0 +1,59 @@
+"""Results of calls in the shortest words, so that a small model can copy its answer out of them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from .small_claims import failed
+
+_NUMBERED = re.compile(r"^ *\d+\t", re.M)
+_SIZED = re.compile(r"^(.+?)  (?:[\d.,]+ ?\S*B|->.*|\S+)$")
+
+
+def short_result(tool: str, text: str, limit: int) -> str:
+    """A result without what only larger models can use: sizes, numbers of lines, advice on errors."""
+    text = text.strip()
+    if failed(text):
+        return cut(_error(text), limit)
+    if tool == "list_dir":
+        return cut(_folder(text), limit)
+    if tool == "read_file":
+        lines = text.splitlines()
+        if lines and all(_NUMBERED.match(line) for line in lines if not line.startswith("[")):
+            text = _NUMBERED.sub("", text)
+    return cut(text, limit)
+
+
+def cut(text: str, limit: int) -> str:
+    """The text, or its beginning and its end."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit * 3 // 4]}\n[…]\n{text[-(limit // 4) :]}"
+
+
+def _error(text: str) -> str:
+    try:
+        message = json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError):
+        return text
+    return f"error: {str(message).partition(' Similar names')[0]}"
+
+
+def _folder(text: str) -> str:
+    """A folder's list in a line for its folders and a line for its files, each with their number."""
+    folders, files, others = [], [], []
+    for line in text.splitlines():
+        if line.startswith(("(", "[")):
+            others.append(line)
+        elif line.endswith("/"):
+            folders.append(line[:-1])
+        else:
+            sized = _SIZED.match(line)
+            files.append(sized[1] if sized else line)
+    parts = [
+        f"{len(names)} {kind}{'' if len(names) == 1 else 's'}: {', '.join(names)}"
+        for kind, names in (("folder", folders), ("file", files))
+        if names
+    ]
+    return "\n".join(parts + others)

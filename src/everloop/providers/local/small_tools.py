@@ -1,0 +1,111 @@
+"""Which tools and which worked examples a small model is shown for a request: those whose words are like its words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal
+
+from .small_examples import NEAREST, Example
+from .small_words import features, words
+
+COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec")
+# These only look, so nothing is changed by them.
+LOOKING = frozenset({"list_dir", "read_file", "find_files", "grep", "memory_search", "web_search", "web_fetch"})
+SHOWN = 3  # examples near the request
+LOOKED_AT = 6  # examples whose tools are offered too
+SURE = 0.3  # how like an example a request must be to be treated as it
+MOST = 10  # tools offered
+
+Weights = dict[str, float]
+
+
+def nearest(request: str, offered: frozenset[str], count: int) -> list[Example]:
+    """The examples most like the request whose tools are all offered, the nearest first."""
+    return [example for _, example in _ranked(request, offered, count)]
+
+
+def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words", "either"]:
+    """Whether the requests most like this one were done with a tool, all of them or none."""
+    ranked = _ranked(request, offered, LOOKED_AT)
+    total = sum(score for score, _ in ranked)
+    if not ranked or ranked[0][0] < SURE:
+        return "either"
+    share = sum(score for score, example in ranked if example.steps) / total
+    return "call" if share >= 0.8 else "words" if share <= 0.2 else "either"
+
+
+def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Literal["call", "words", "either"]:
+    """Whether the requests most like this one went on with another call after those that were made."""
+    ranked = _ranked(request, offered, LOOKED_AT)
+    if not ranked or ranked[0][0] < SURE:
+        return "either"
+    acts = sum(name not in LOOKING for name in made)
+    total = sum(score for score, _ in ranked)
+    share = sum(score for score, example in ranked if _acts(example) > acts) / total
+    if not acts and share >= 0.8:
+        return "call"
+    return "either" if share > 0.15 else "words"
+
+
+def _acts(example: Example) -> int:
+    return sum(step.tool not in LOOKING for step in example.steps)
+
+
+def _ranked(request: str, offered: frozenset[str], count: int) -> list[tuple[float, Example]]:
+    bank, weights = _bank()
+    wanted = _weigh(features(request), weights)
+    scored = [
+        (_likeness(wanted, found), -number) for number, (example, found) in enumerate(bank) if example.tools <= offered
+    ]
+    return [(score, bank[-number][0]) for score, number in sorted(scored, reverse=True)[:count] if score > 0]
+
+
+def choose(tools: Sequence[Mapping[str, Any]], request: str, used: Iterable[str] = ()) -> list[Mapping[str, Any]]:
+    """The tools to offer for a request, in their own order: the common ones, those of similar examples, those that
+    the turn has used, and those whose own words are in the request."""
+    names = frozenset(str(tool.get("name")) for tool in tools)
+    wanted = {*used, *(name for name in COMMON if name in names)}
+    for example in nearest(request, names, LOOKED_AT):
+        wanted |= example.tools
+    room = MOST - len(wanted)
+    if room > 0:
+        others = [tool for tool in tools if tool.get("name") not in wanted]
+        scored = [(score, str(tool["name"])) for tool in others if (score := _mentioned(tool, request)) > 0]
+        wanted |= {name for _, name in sorted(scored, reverse=True)[:room]}
+    return [tool for tool in tools if tool.get("name") in wanted]
+
+
+def _mentioned(tool: Mapping[str, Any], request: str) -> float:
+    """How much of a tool's name and description the request has; a tool with examples of its own needs no such help."""
+    if any(tool.get("name") in example.tools for example in NEAREST):
+        return 0.0
+    said = {word for word in words(request) if len(word) > 3}
+    name = set(words(str(tool.get("name")).replace("_", " ")))
+    about = set(words(str(tool.get("description")))[:40])
+    return 3.0 * len(said & name) + len(said & about)
+
+
+# ---------------------------------------------------------------------------------------------- likeness
+
+
+def _weigh(found: Weights, weights: Weights) -> Weights:
+    unknown = max(weights.values())
+    weighed = {name: strength * weights.get(name, unknown) for name, strength in found.items()}
+    length = math.sqrt(sum(weight * weight for weight in weighed.values())) or 1.0
+    return {name: weight / length for name, weight in weighed.items()}
+
+
+def _likeness(one: Weights, other: Weights) -> float:
+    return sum(weight * other[name] for name, weight in one.items() if name in other)
+
+
+@cache
+def _bank() -> tuple[list[tuple[Example, Weights]], Weights]:
+    """The examples with their weighed words, and the weights: what few examples have weighs most."""
+    counted = [features(example.request) for example in NEAREST]
+    occurrences = Counter(name for found in counted for name in found)
+    weights = {name: math.log(1 + len(NEAREST) / count) for name, count in occurrences.items()}
+    return [(example, _weigh(found, weights)) for example, found in zip(NEAREST, counted, strict=True)], weights

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -88,10 +89,11 @@ class Model:
 
     def __init__(self, loading: Loading, output: Output) -> None:
         self.output = output
-        self.llama = Llama(loading)
+        folder = _usable(loading.states)
+        self.llama = Llama(replace(loading, states=folder))
         states = None
-        if loading.states:
-            states = States(Path(loading.states), fingerprint(Path(loading.weights)), self.llama.version)
+        if folder:
+            states = States(Path(folder), fingerprint(Path(loading.weights)), self.llama.version)
         self.prefixes = Prefixes(self.llama, states)
         self._works: dict[int, Work] = {}
 
@@ -128,8 +130,6 @@ class Child:
 
     def _load(self, loading: Loading) -> None:
         try:
-            if loading.states:  # the library refuses to start without it
-                os.makedirs(loading.states, mode=0o700, exist_ok=True)
             with open(loading.weights, "rb") as file:  # the kernel reads it while we set up
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
             self._model = Model(loading, self._output)
@@ -138,6 +138,15 @@ class Child:
             self._output.send({"failed": str(error), "missing": True})
         except Exception as error:
             self._output.send({"failed": str(error) or type(error).__name__})
+
+
+def _usable(folder: str) -> str:
+    """The folder for states, or nothing where it cannot be written: the library would refuse to start."""
+    with suppress(OSError):
+        if folder:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            return folder if os.access(folder, os.W_OK | os.X_OK) else ""
+    return ""
 
 
 def leave() -> NoReturn:

@@ -116,9 +116,14 @@ class Engine:
             task.exception()  # whoever asked may have gone
 
 
+def installed() -> bool:
+    """Whether llama.cpp is there to be imported."""
+    return importlib.util.find_spec("xllamacpp") is not None
+
+
 def _prepared(settings: Settings) -> Loading:
     """What the child needs to know, once it is sure that it can load the model."""
-    if importlib.util.find_spec("xllamacpp") is None:
+    if not installed():
         raise ProviderError(MISSING)
     weights = settings.weights() if callable(settings.weights) else settings.weights
     check_memory(weights, settings.window, settings.slots)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SOCKETS = "everloop-engine-"
+_SOCKET = "s.sock"  # in the folder that we are in
 BATCH = 128  # tokens of a prompt that are read at once: a request can be stopped after each
 KEPT_MIB = 256  # of conversations that have lost their slot to another
 
@@ -55,10 +56,10 @@ class Llama:
         self._key = secrets.token_hex(16)
         sweep(Path(tempfile.gettempdir()))
         self._folder = tempfile.mkdtemp(prefix=f"{SOCKETS}{os.getpid()}-")  # mode 0700
-        self._socket = os.path.join(self._folder, "s.sock")
+        os.chdir(self._folder)  # a socket's whole path may have no more than 107 bytes
         params = xllamacpp.CommonParams()
         params.model.path = loading.weights
-        params.hostnames = [self._socket]
+        params.hostnames = [_SOCKET]
         params.api_keys = [self._key]
         params.endpoint_slots = True
         params.ui = False
@@ -134,7 +135,7 @@ class Llama:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _ask(self, path: str, body: Any) -> http.client.HTTPConnection:
-        connection = _UnixConnection(self._socket)
+        connection = _UnixConnection("localhost")
         headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         connection.request("GET" if data is None else "POST", path, data, headers)
@@ -142,13 +143,9 @@ class Llama:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost")
-        self._path = path
-
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(self._path)
+        self.sock.connect(_SOCKET)
 
 
 def sweep(folder: Path) -> None:

@@ -19,7 +19,8 @@ from .frames import HEAD, length, pack
 from .llama import Loading
 
 OnDelta = Callable[[dict[str, Any]], None]
-MISSING = 'the local model needs llama.cpp, which is not installed: `pip install "everloop[local]"`'
+INSTALL = '`pip install "everloop[local]"`'
+MISSING = f"the local model needs llama.cpp, which is not installed: {INSTALL}"
 SILENCE = 300.0  # seconds without a word from a child that has work to do
 GOODBYE = 2.0  # seconds that it has to end by itself
 _TAIL = 4_096  # bytes of what it says on standard error
@@ -123,7 +124,9 @@ class ModelProcess:
             self._settle(self._loaded, frame["ready"])
         elif "failed" in frame:
             why = _last_words(self._said) or frame["failed"]
-            text = MISSING if frame.get("missing") else f"the local model could not be loaded: {one_line(why)}"
+            text = f"the local model could not be loaded: {one_line(why)}"
+            if frame.get("missing"):
+                text = f"the local model needs llama.cpp, which cannot be used ({one_line(frame['failed'])}): {INSTALL}"
             self._fail(self._loaded, ProviderError(text))
         elif (work := self._works.get(frame["id"])) is not None:
             self._heard()

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 FORMAT = "1"  # a change of what the files hold makes old ones useless
 MOST_BYTES = 512 << 20
 _SAMPLES, _SAMPLE = 32, 1 << 16
+_SUM = 64  # bytes of a checksum
+_LEFT_BEHIND = 3_600.0  # seconds after which nobody writes to a file any more
 
 
 def fingerprint(weights: Path) -> str:
@@ -71,14 +74,18 @@ class States:
     def _prune(self) -> None:
         """Delete the files that were not used for longest, until the rest is small enough."""
         found = []
-        for path in self.folder.glob("*.state*"):
+        for path in self.folder.glob("*.state"):
             with suppress(OSError):
-                found.append((path.stat().st_mtime, path.stat().st_size, path.name))
+                known = path.stat()
+                if not path.name.startswith("."):
+                    found.append((known.st_mtime, known.st_size + _SUM, path.name))
+                elif known.st_mtime < time.time() - _LEFT_BEHIND:  # by a process that was killed
+                    path.unlink()
         total = sum(size for _, size, _ in found)
         for _, size, name in sorted(found):
             if total <= self._most_bytes:
                 break
-            self.remove(name) if name.endswith(".state") else (self.folder / name).unlink(missing_ok=True)
+            self.remove(name)
             total -= size
 
     def _sum(self, name: str) -> Path:

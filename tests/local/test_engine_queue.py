@@ -1,0 +1,91 @@
+"""Who is next for the model."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from everloop.providers.base import ProviderError
+from everloop.providers.local.queue import FairQueue
+
+
+async def order_of(queue: FairQueue, sessions: str) -> str:
+    """One request for each letter, asked in this order while the place is taken; the order they had it in."""
+    served = []
+
+    async def ask(session: str) -> None:
+        await queue.enter(session)
+        served.append(session)
+        await asyncio.sleep(0)
+        queue.leave(session)
+
+    await asyncio.gather(*map(ask, sessions))
+    return "".join(served)
+
+
+async def test_sessions_have_their_turns_one_after_another():
+    assert await order_of(FairQueue(1, 100), "aaaabbc") == "abcabaa"
+
+
+async def test_a_session_that_was_served_before_comes_after_one_that_was_not():
+    queue = FairQueue(1, 100)
+    assert await order_of(queue, "b") == "b"
+    assert await order_of(queue, "cba") == "cab"
+
+
+async def test_a_session_with_work_under_way_waits_for_those_without():
+    queue = FairQueue(2, 100)
+    await queue.enter("a")
+    await queue.enter("b")
+    more = asyncio.create_task(queue.enter("a"))
+    await asyncio.sleep(0)
+    other = asyncio.create_task(queue.enter("c"))
+    await asyncio.sleep(0)
+    queue.leave("b")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert other.done()
+    assert not more.done()
+    queue.leave("a")
+    await more
+
+
+async def test_a_full_queue_says_so_and_that_later_may_be_better():
+    queue = FairQueue(1, 2)
+    await queue.enter("a")
+    waiting = [asyncio.create_task(queue.enter(session)) for session in "bc"]
+    await asyncio.sleep(0)
+    with pytest.raises(ProviderError) as caught:
+        await queue.enter("d")
+    assert caught.value.retryable
+    assert caught.value.retry_after
+    for session in "abc":
+        queue.leave(session)
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting)
+    await queue.enter("d")
+
+
+async def test_one_who_gives_up_leaves_the_queue_and_its_place():
+    queue = FairQueue(1, 2)
+    await queue.enter("a")
+    waiting = asyncio.create_task(queue.enter("b"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.sleep(0)
+    assert queue.waiting == 0
+    queue.leave("a")
+    await asyncio.wait_for(queue.enter("c"), 1)
+
+
+async def test_a_place_that_comes_to_one_who_gives_up_in_the_same_moment_is_not_lost():
+    queue = FairQueue(1, 2)
+    await queue.enter("a")
+    waiting = asyncio.create_task(queue.enter("b"))
+    await asyncio.sleep(0)
+    queue.leave("a")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.wait_for(queue.enter("c"), 1)

@@ -1,0 +1,130 @@
+"""What the model has read survives a restart, and a file that is not what was written is as good as none."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.providers.local.engine import Engine, Settings
+from everloop.providers.local.states import States, fingerprint
+
+from .real import TINY, weights
+from .test_engine import text_of
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.may_block]
+
+RULES = " ".join(f"Rule {n}: be kind to guest {n * 7}." for n in range(40))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _found() -> None:
+    weights(TINY)
+
+
+async def first_turn(states: Path, question: str = "Who is there?", rules: str = RULES) -> dict[str, Any]:
+    """The first turn after a start."""
+    engine = Engine(Settings(weights(TINY), window=1024, states=states))
+    try:
+        messages = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
+        return await engine.complete({"messages": messages, "stable": 1, "max_tokens": 6, "temperature": 0})
+    finally:
+        await engine.close()
+
+
+def only_state(folder: Path) -> Path:
+    [found] = folder.glob("*.state")
+    return found
+
+
+async def test_after_a_restart_the_beginning_of_a_prompt_is_not_read_again(tmp_path):
+    first = await first_turn(tmp_path)
+    second = await first_turn(tmp_path)
+    assert first["timings"]["prefix_read"] > 200
+    assert "prefix_read" not in second["timings"]
+    assert second["timings"]["prefix_restored"] == first["timings"]["prefix_read"]
+    assert second["timings"]["prompt_n"] < 30
+    assert text_of(second) == text_of(first)
+    other = await first_turn(tmp_path, "What is the first rule?")
+    assert other["timings"]["prefix_restored"] == first["timings"]["prefix_read"]
+
+
+async def test_a_file_that_was_changed_or_cut_is_read_again_as_if_it_were_not_there(tmp_path):
+    first = await first_turn(tmp_path)
+    state = only_state(tmp_path)
+    right = state.read_bytes()
+    for wrong in (right[: len(right) // 2], right[:5000] + b"\xff" * 300 + right[5300:], b""):
+        state.write_bytes(wrong)
+        again = await first_turn(tmp_path)
+        assert "prefix_read" in again["timings"]
+        assert text_of(again) == text_of(first)
+    assert "prefix_restored" in (await first_turn(tmp_path))["timings"]  # it was written anew
+
+
+async def test_only_its_owner_can_read_what_was_kept_and_the_question_is_not_in_it(tmp_path):
+    await first_turn(tmp_path / "cache")
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    for path in (tmp_path / "cache").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_folder_that_cannot_be_written_costs_only_the_time(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    first = await first_turn(tmp_path / "file" / "cache")
+    assert text_of(first)
+
+
+async def test_another_beginning_has_another_file(tmp_path):
+    await first_turn(tmp_path)
+    other = await first_turn(tmp_path, rules=RULES.replace("kind", "good"))
+    assert "prefix_read" in other["timings"]
+    assert len(list(tmp_path.glob("*.state"))) == 2
+
+
+def test_states_of_another_model_or_version_are_other_files(tmp_path):
+    names = {States(tmp_path, model, version).name("text") for model in "ab" for version in "12"}
+    assert len(names) == 4
+
+
+def test_the_oldest_states_go_when_there_are_too_many(tmp_path):
+    tmp_path /= "cache"
+    states = States(tmp_path, "model", most_bytes=3_000)
+    now = time.time()
+    for n in range(5):
+        (tmp_path / "new").write_bytes(bytes(1_000 - 64))
+        states.written("new", f"{n}.state")
+        for path in tmp_path.glob(f"{n}.state*"):
+            os.utime(path, (now - 100 + n, now - 100 + n))
+    assert not states.right("0.state")
+    assert not states.right("1.state")
+    assert states.right("4.state")
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3_000
+
+
+def test_a_state_that_is_used_is_not_the_oldest(tmp_path):
+    tmp_path /= "cache"
+    states = States(tmp_path, "model", most_bytes=2_200)
+    now = time.time()
+    for n in range(2):
+        (tmp_path / "new").write_bytes(bytes(1_000 - 64))
+        states.written("new", f"{n}.state")
+        for path in tmp_path.glob(f"{n}.state*"):
+            os.utime(path, (now - 100 + n, now - 100 + n))
+    assert states.right("0.state")
+    (tmp_path / "new").write_bytes(bytes(1_000 - 64))
+    states.written("new", "2.state")
+    assert states.right("0.state")
+    assert not states.right("1.state")
+
+
+def test_models_are_told_apart_by_what_is_in_them(tmp_path):
+    data = bytes(5_000_000)
+    one, two, three = (tmp_path / name for name in "abc")
+    one.write_bytes(data)
+    two.write_bytes(data[:-1] + b"!")
+    three.write_bytes(data)
+    assert fingerprint(one) == fingerprint(three) != fingerprint(two)

@@ -4,61 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from evaluation.cases import CATEGORIES, SETS, Case, load
-from evaluation.judge import Job, Made, Run, World, judge, says
+from evaluation.cases import CATEGORIES, SETS, load
+from evaluation.judge import Made, Run, judge
 from evaluation.report import by_category, by_model
 from evaluation.results import Label, Results, read
-from evaluation.runner import Desk, Outcome, run_case
-from evaluation.ways import matches
+from evaluation.runner import Outcome
 
-from everloop.agents.cron.schedules import parse_schedule
-from everloop.config import Config
 from everloop.errors import EverloopError
-from everloop.providers.base import ToolCallRequest
-from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
+from tests.evaluation_runs import ALL, GROUPS, arguments_of, attempt, before, calls_of, did, named
 
 ROOT = Path(__file__).parent.parent
-ALL = {name: load(path) for name, path in SETS.items()}
-GROUPS = [
-    pytest.param([case for case in cases if case.category == category], id=f"{name}-{category}")
-    for name, cases in ALL.items()
-    for category in CATEGORIES
-]
 LEAST = 60
-
-
-def named(name: str) -> Case:
-    return next(case for cases in ALL.values() for case in cases if case.name == name)
-
-
-def calls_of(case: Case) -> list[ToolCallRequest]:
-    return [call(step["tool"], **_arguments(step)) for step in case.solution]
-
-
-def _arguments(step: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in step.items() if name != "tool"}
-
-
-def before(case: Case) -> World:
-    jobs = tuple(Job(job["message"], parse_schedule(at=job["at"], now=1e9)) for job in case.scheduled)
-    return World(dict(case.files), frozenset(), jobs)
-
-
-def did(case: Case, *calls: Made, answer: str, after: World | None = None) -> Run:
-    """A run in which nothing changed, or all at once."""
-    return Run("/w", before(case), calls, after or before(case), answer)
-
-
-async def attempt(case: Case, steps: list[Any], folder: Path) -> Outcome:
-    return await run_case(case, ScriptedProvider(steps), Config(), Desk(folder / "desk"))
 
 
 # ---------------------------------------------------------------------------------------------- the sets
@@ -149,7 +111,7 @@ def test_a_model_that_always_lists_the_folder_fails_nearly_all():
 @pytest.mark.parametrize("cases", GROUPS)
 def test_the_right_calls_are_not_enough_where_something_must_have_changed_or_be_said(cases):
     for case in cases:
-        made = [Made(step["tool"], _arguments(step), not case.fails, before(case)) for step in case.solution]
+        made = [Made(step["tool"], arguments_of(step), not case.fails, before(case)) for step in case.solution]
         verdict = judge(case, did(case, *made, answer="Done."))
         assert not verdict.end, case.name
         assert verdict.right or case.acts, case.name
@@ -162,7 +124,7 @@ def test_a_file_that_nobody_asked_for_or_a_job_that_is_gone_is_not_right(cases):
         stray = dataclasses.replace(start, files={**start.files, "stray.txt": "x"})
         worlds = [stray] + [dataclasses.replace(start, jobs=())] * bool(start.jobs)
         for world in worlds:
-            made = tuple(Made(step["tool"], _arguments(step), True, world) for step in case.solution)
+            made = tuple(Made(step["tool"], arguments_of(step), True, world) for step in case.solution)
             verdict = judge(case, Run("/w", start, made, world, case.answer))
             assert not verdict.end, case.name
             assert not (made and verdict.right), case.name
@@ -173,143 +135,8 @@ def test_a_call_of_another_case_is_not_right():
         for case in (case for case in cases if "list ." not in case.right):
             others = [other for other in cases if other.category != case.category and other.layout != case.layout]
             for step in (other.solution[0] for other in others if other.solution):
-                made = Made(step["tool"], _arguments(step), True, before(case))
+                made = Made(step["tool"], arguments_of(step), True, before(case))
                 assert not judge(case, did(case, made, answer="Done.")).right, f"{case.name}: {step}"
-
-
-# ---------------------------------------------------------------------------------------------- the judge in detail
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted", "found"),
-    [
-        ("It has 3 eggs.", 3, True),
-        ("It has three eggs.", 3, True),
-        ("It has 13 eggs.", 3, False),
-        ("It is 3.5 long.", 3, False),
-        ("It weighs 1.3 kg", 3, False),
-        ("3개입니다", 3, True),
-        ("About 3,357 metres.", 3357, True),
-        ("The file is notes.md.", "notes.md", True),
-        ("The file is oldnotes.md.", "notes.md", False),
-        ("TOKYO!", "Tokyo", True),
-        ("heart", "art", False),
-    ],
-)
-def test_a_number_or_a_word_is_found_as_a_whole(text, wanted, found):
-    assert says(text, wanted) is found
-
-
-@pytest.mark.parametrize(
-    ("way", "made", "fits"),
-    [
-        ("read notes.md", call("read_file", path="./notes.md"), True),
-        ("read notes.md", call("read_file", path="/w/notes.md"), True),
-        ("read notes.md", call("read_file", path="/etc/notes.md"), False),
-        ("read notes.md", call("exec", command="head -3 notes.md"), True),
-        ("read notes.md", call("write_file", path="notes.md", content=""), False),
-        ("read a/notes.md", call("read_file", path="notes.md"), False),
-        ("list .", call("list_dir"), True),
-        ("list .", call("list_dir", path="sub"), False),
-        ("list .", call("exec", command="ls -la"), True),
-        ("list .", call("exec", command="find . -maxdepth 1 -type f | sort"), True),
-        ("list .", call("exec", command="ls /w"), True),
-        ("list .", call("exec", command="ls /w/sub"), False),
-        ("list .", call("exec", command="ls", working_dir="sub"), False),
-        ("list sub", call("exec", command="ls", working_dir="sub"), True),
-        ("list sub", call("exec", command="ls"), False),
-        ("grep onion", call("grep", pattern="Onions?"), True),
-        ("grep onion", call("exec", command="grep -ri onion ."), True),
-        ("grep onion", call("exec", command="rm onion"), False),
-        ("find *.md", call("find_files", pattern="**/*.md"), True),
-        ("find *.md", call("find_files", pattern="*.txt"), False),
-        ("none", call("list_dir"), False),
-        ({"tool": "write_file", "path": ["a", "b"]}, call("write_file", path="b", content="x"), True),
-        ({"tool": "write_file", "content": {"re": "x+"}}, call("write_file", path="b", content="axx"), True),
-        ({"tool": "write_file", "content": {"re": "x+"}}, call("write_file", path="b", content="a"), False),
-        ({"tool": "write_file", "path": ["a", "b"]}, call("write_file", path="c", content="x"), False),
-    ],
-)
-def test_a_way_stands_for_the_calls_that_a_person_would_take_for_it(way, made, fits):
-    assert matches(way, made.name, made.arguments, "/w") is fits
-
-
-async def test_reading_before_changing_is_no_fault_and_another_way_to_the_same_end_is_right(tmp_path):
-    case = named("change-port")
-    text = case.files["config.ini"].replace("8080", "9000")
-    steps: list[Any] = [
-        [call("read_file", path="config.ini")],
-        [call("write_file", path="config.ini", content=text)],
-        [call("read_file", path="config.ini")],
-        "Done.",
-    ]
-    outcome = await attempt(case, steps, tmp_path)
-    assert (outcome.right, outcome.end) == (True, True)
-
-
-async def test_a_wrong_call_that_is_made_good_later_is_a_right_end_but_no_right_call(tmp_path):
-    case = named("change-port")
-    steps = [
-        call("edit_file", path="config.ini", old_text="port: 8080", new_text="port: 9000"),
-        call("edit_file", path="config.ini", old_text="8080", new_text="9000"),
-        "The port is 9000.",
-    ]
-    outcome = await attempt(case, steps, tmp_path)
-    assert (outcome.right, outcome.end) == (False, True)
-
-
-async def test_a_claim_that_is_not_true_on_disk_fails(tmp_path):
-    outcome = await attempt(named("create-todo"), [call("list_dir"), "I created todo.txt."], tmp_path)
-    assert (outcome.right, outcome.end) == (False, False)
-
-
-async def test_a_call_written_into_the_answer_fails(tmp_path):
-    for answer in ('{"name": "none", "arguments": {"x": "Tokyo"}}', "Tokyo <tool_call>"):
-        outcome = await attempt(named("capital-of-japan"), [answer], tmp_path)
-        assert not outcome.end
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fits"),
-    [
-        ({"at": "in 20 minutes"}, True),
-        ({"at": "in 1200 s"}, True),
-        ({"at": "in 30 minutes"}, False),
-        ({"at": "tomorrow 9:00"}, False),
-        ({"every": "20m"}, False),
-    ],
-)
-async def test_a_job_is_judged_by_when_it_comes(arguments, fits, tmp_path):
-    case = named("remind-in-20-minutes")
-    steps = [call("cron", action="add", message="Take the cake out.", **arguments), "I will."]
-    outcome = await attempt(case, steps, tmp_path)
-    assert (outcome.right, outcome.end) == (fits, fits)
-
-
-async def test_weekdays_may_be_written_in_any_way(tmp_path):
-    case = named("weekday-standup")
-    for expression, fits in (("30 8 * * MON-FRI", True), ("30 8 * * *", False), ("30 8 * * 1,2,3,4,5", True)):
-        steps = [call("cron", action="add", message="The standup begins.", cron=expression), "I will."]
-        assert (await attempt(case, steps, tmp_path)).end is fits
-
-
-async def test_a_turn_that_takes_too_long_is_stopped_and_fails(tmp_path):
-    case = named("capital-of-japan")
-    slow = ScriptedProvider([case.answer], delay=30)
-    outcome = await run_case(case, slow, Config(), Desk(tmp_path / "desk"), limit=0.3)
-    assert not outcome.end
-    assert outcome.seconds < 10
-
-
-async def test_commands_of_a_case_run_in_the_real_sandbox(tmp_path):
-    secret = tmp_path / "secret.txt"
-    secret.write_text("canary-7f3a")
-    case = named("run-echo")
-    steps: list[Any] = [call("exec", command=f"cat {secret}; echo changed > {secret}; echo bananas"), "bananas"]
-    provider = ScriptedProvider(steps)
-    await run_case(case, provider, Config(), Desk(tmp_path / "desk"))
-    assert "canary-7f3a" not in json.dumps(provider.requests[-1].messages)
-    assert secret.read_text() == "canary-7f3a"
 
 
 # ---------------------------------------------------------------------------------------------- results and command

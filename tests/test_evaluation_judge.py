@@ -95,6 +95,16 @@ async def test_a_wrong_call_that_is_made_good_later_is_a_right_end_but_no_right_
     assert (outcome.right, outcome.end) == (False, True)
 
 
+async def test_a_right_call_that_is_spoiled_later_is_a_right_call_but_no_right_end(tmp_path):
+    case = named("create-todo")
+    texts = ("water the plants", "water the cat")
+    steps = [call("write_file", path="todo.txt", content=text) for text in texts]
+    outcome = await attempt(case, [*steps, "Done."], tmp_path)
+    assert (outcome.right, outcome.end) == (True, False)
+    outcome = await attempt(case, [*reversed(steps), "Done."], tmp_path)
+    assert (outcome.right, outcome.end) == (False, True)
+
+
 async def test_a_claim_that_is_not_true_on_disk_fails(tmp_path):
     outcome = await attempt(named("create-todo"), [call("list_dir"), "I created todo.txt."], tmp_path)
     assert (outcome.right, outcome.end) == (False, False)

@@ -18,8 +18,8 @@ from ..base import LLMResponse, ToolCallRequest
 from .small_claims import claims_work, failed, fingerprint
 from .small_examples import FIXED, Example
 from .small_grammar import Wanted, call_text, grammar
-from .small_results import cut, short_result
-from .small_tools import SHOWN, choose, nearest, needs_tool, next_step
+from .small_results import cut, quote, short_result
+from .small_tools import SHOWN, acts, choose, introduce, nearest, needs_tool, next_step, shows
 from .small_words import names_a_file, paths_in, tokens
 
 Message = dict[str, Any]
@@ -60,27 +60,35 @@ class SmallShaping:
         last = _last_request(conversation)
         turn = _turn(conversation[last:])
         chosen = choose(offered, turn.request, [name for name, _, _ in turn.calls])
+        introduced = introduce(chosen)
+        if any(failed(result) for _, _, result in turn.calls):
+            chosen = offered  # what it needs may be among the others
         names = _names(chosen)
         prefix = _prefix(_names(offered))
         paths = _paths(turn, conversation)
+        begin = _begin(turn, names)
         near = nearest(turn.request, names, SHOWN) if names else []
         shown = [
             *prefix,
             *_notes(system),
             *_told(conversation[:last], OLD_LIMIT),
             *(message for example in reversed(near) for message in _example(example)),
+            *([{"role": "user", "content": introduced}] if introduced else []),
             *_told(conversation[last:], RESULT_LIMIT),
         ]
+        wanted = _wanted(turn, names)
         return {
             "messages": _joined(shown),
             "stable": len(prefix),
-            "grammar": grammar(chosen, _wanted(turn, names), paths),
+            "grammar": grammar(chosen, wanted, paths, begin),
             "temperature": 0,
             "max_tokens": ANSWER_TOKENS,
             "cache_prompt": True,
+            "_wanted": wanted,
             "_turn": turn,
             "_tools": chosen,
             "_paths": paths,
+            "_begin": begin,
         }
 
     def visible(self, text: str) -> str:
@@ -95,9 +103,8 @@ class SmallShaping:
         choice = (answer.get("choices") or [{}])[0]
         text = str((choice.get("message") or {}).get("content") or "").strip()
         call = _call(text)
-        if "_again" not in request and (wanted := _instead(text, call, request["_turn"], request["_tools"])):
-            again = grammar(request["_tools"], wanted, request["_paths"])
-            return {**request, "grammar": again, "_again": True}
+        if "_again" not in request and (again := _instead(text, call, request)):
+            return again
         usage = {name: count for name, count in (answer.get("usage") or {}).items() if type(count) is int}
         if call is not None:
             return LLMResponse(None, [call], finish_reason="tool_calls", usage=usage)
@@ -116,32 +123,49 @@ def _wanted(turn: Turn, names: frozenset[str]) -> Wanted:
     return next_step(turn.request, names, [name for name, _, result in turn.calls if not failed(result)])
 
 
-def _paths(turn: Turn, conversation: Sequence[Message]) -> list[str]:
+def _begin(turn: Turn, names: frozenset[str]) -> str:
+    """What words must begin with: the last result, where that is what was asked for."""
+    if not turn.calls:
+        return ""
+    name, arguments, result = turn.calls[-1]
+    if name not in ("list_dir", "read_file") or not shows(turn.request, names, name):
+        return ""
+    return quote(name, arguments, result)
+
+
+def _paths(turn: Turn, conversation: Sequence[Message]) -> dict[str, list[str]]:
     """Where a file can be that is looked at or changed: it was named, or a result of the turn has it.
 
     Small models garble names when they are free to. Once a call has failed they are free.
     """
     if any(failed(result) for _, _, result in turn.calls):
-        return []
-    seen = [path for _, _, result in turn.calls for path in paths_in(result)]
-    named = [path for message in conversation[-RECENT:] if _text(message) for path in paths_in(_text(message))]
-    if not (seen or named or turn.request):
-        return []
-    return list(
-        dict.fromkeys(
-            [".", *paths_in(turn.request), *named[-MOST_PATHS:], *seen[:MOST_PATHS], *tokens(turn.request)[:MOST_PATHS]]
-        )
-    )
+        return {}
+    seen = [path for _, _, result in turn.calls for path in paths_in(result)][:MOST_PATHS]
+    named = paths_in(turn.request)
+    said = [path for message in conversation[-RECENT:] for path in paths_in(_text(message))]
+    files = list(dict.fromkeys([*named, *seen] or said[-MOST_PATHS:]))
+    folders = list(dict.fromkeys([".", *(path for path in files), *tokens(turn.request)[:MOST_PATHS]]))
+    return {"read_file": files, "edit_file": files, "list_dir": folders, "grep": folders}
 
 
-def _instead(text: str, call: ToolCallRequest | None, turn: Turn, tools: Sequence[object]) -> Wanted | None:
-    """What to ask for instead of an answer that repeats a call, or claims work that no call has done."""
+def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -> dict[str, Any] | None:
+    """The request to make instead of one whose answer repeats a call, or claims work that no call has done."""
+    turn: Turn = request["_turn"]
     if call is not None:
         made = {fingerprint(name, arguments) for name, arguments, _ in turn.calls}
-        return "words" if fingerprint(call.name, call.arguments) in made else None
-    if tools and not turn.calls and claims_work(text):
-        return "call"
-    return None
+        return _again(request, "words") if fingerprint(call.name, call.arguments) in made else None
+    done = any(acts(name) and not failed(result) for name, _, result in turn.calls)
+    if done or not request["_tools"] or not claims_work(text):
+        return None
+    if turn.calls and failed(turn.calls[-1][2]):
+        told = f"That was not done. The result was:\n{short_result('', turn.calls[-1][2], OLD_LIMIT)}\nSay so."
+        return _again(request, "words", {"role": "assistant", "content": text}, {"role": "user", "content": told})
+    return None if request["_wanted"] == "words" and not turn.calls else _again(request, "call")
+
+
+def _again(request: dict[str, Any], wanted: Wanted, *said: Message) -> dict[str, Any]:
+    made = grammar(request["_tools"], wanted, request["_paths"], request["_begin"])
+    return {**request, "messages": [*request["messages"], *said], "grammar": made, "_again": True}
 
 
 # ---------------------------------------------------------------------------------------------- the prompt

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .small_results import quote
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -40,8 +42,14 @@ def _one(request: str, tool: str, result: str, answer: str, **arguments: Any) ->
     return Example(request, (Step(tool, arguments, result),), answer)
 
 
-def _list(request: str, result: str, answer: str, path: str = ".") -> Example:
-    return _one(request, "list_dir", result, answer, path=path)
+def _list(request: str, result: str, answer: str = "", path: str = ".") -> Example:
+    """The answer to a list is the list, and then perhaps a sentence."""
+    listed = quote("list_dir", {}, result)
+    return _one(request, "list_dir", result, f"{listed}\n{answer}".strip(), path=path)
+
+
+def _show(request: str, path: str, result: str) -> Example:
+    return _one(request, "read_file", result, quote("read_file", {"path": path}, result), path=path)
 
 
 def _read(request: str, path: str, result: str, answer: str) -> Example:
@@ -75,7 +83,7 @@ FIXED: tuple[Example, ...] = (
     _list(
         "what's in this folder?",
         "plants/\nseeds/\nferns.md  120 B\nsoil.txt  61 B\nwater.csv  88 B\nweather.log  2 kB",
-        "There are 2 folders: plants, seeds; and 4 files: ferns.md, soil.txt, water.csv, weather.log.",
+        "",
     ),
     _read(
         "what does ferns.md say about light?",
@@ -126,23 +134,23 @@ NEAREST: tuple[Example, ...] = (
     _list(
         "list the files",
         "wood/\noak.txt  5 B\nelm.txt  9 B\nfir.md  2 B",
-        "There is 1 folder: wood; and 3 files: oak.txt, elm.txt, fir.md.",
+        "",
     ),
     _list(
         "ls",
         "oak.txt  5 B\nelm.txt  9 B\nfir.md  2 B\nyew.md  3 B",
-        "There are 4 files: oak.txt, elm.txt, fir.md, yew.md.",
+        "",
     ),
     _list(
         "show me everything in the trees directory",
         "elm.txt  9 B\nash.txt  7 B",
-        "There are 2 files: elm.txt, ash.txt.",
+        "",
         "trees",
     ),
     _list(
         "what files do I have in music/?",
         "waltz.mp3  5 kB\nsong.mp3  9 kB",
-        "There are 2 files: waltz.mp3, song.mp3.",
+        "",
         "music",
     ),
     _list("is there a picture in this folder?", "cat.png  5 kB\nelm.txt  9 B", "Yes: cat.png."),
@@ -155,41 +163,38 @@ NEAREST: tuple[Example, ...] = (
     _list(
         "is there anything in the boxes folder?", "error: boxes does not exist.", "There is no folder boxes.", "boxes"
     ),
-    _list("ls boxes/", "pin.txt  5 B\ncap.txt  9 B", "There are 2 files: pin.txt, cap.txt.", "boxes"),
-    _list(
-        "what's inside the boxes folder?", "pin.txt  5 B\ncap.txt  9 B", "There are 2 files: pin.txt, cap.txt.", "boxes"
-    ),
+    _list("ls boxes/", "pin.txt  5 B\ncap.txt  9 B", "", "boxes"),
+    _list("what's inside the boxes folder?", "pin.txt  5 B\ncap.txt  9 B", "", "boxes"),
     _list(
         "what do we have here?",
         "trees/\nelm.txt  9 B\nash.txt  7 B",
-        "There is 1 folder: trees; and 2 files: elm.txt, ash.txt.",
+        "",
     ),
     _list(
         "which songs are in the directory music?",
         "waltz.mp3  5 kB\nsong.mp3  9 kB",
-        "There are 2 files: waltz.mp3, song.mp3.",
+        "",
         "music",
     ),
     _list("do I have a spreadsheet here?", "cash.xlsx  5 kB\nelm.txt  9 B", "Yes: cash.xlsx."),
     _list("anything new in the inbox dir?", "error: inbox does not exist.", "There is no folder inbox.", "inbox"),
-    _list(
-        "Welche Dateien liegen hier?", "eiche.txt  5 B\nulme.txt  9 B", "Hier liegen 2 Dateien: eiche.txt, ulme.txt."
-    ),
-    _list("Was ist im Ordner wald?", "eiche.txt  5 B", "Im Ordner wald liegt eiche.txt.", "wald"),
-    _list("¿Qué hay en esta carpeta?", "roble.txt  5 B\nolmo.txt  9 B", "Aquí hay 2 archivos: roble.txt, olmo.txt."),
-    _list("muéstrame los archivos de la carpeta bosque", "roble.txt  5 B", "En bosque está roble.txt.", "bosque"),
-    _list("Quels fichiers y a-t-il ici ?", "chene.txt  5 B", "Il y a chene.txt."),
-    _list("이 폴더에 어떤 파일이 있어?", "oak.txt  5 B\nelm.txt  9 B", "파일 2개가 있습니다: oak.txt, elm.txt."),
-    _list("trees 폴더 안에 뭐가 있지?", "elm.txt  9 B", "trees 폴더에는 elm.txt가 있습니다.", "trees"),
-    _list("这里有什么文件?", "oak.txt  5 B\nelm.txt  9 B", "有 2 个文件:oak.txt、elm.txt。"),
-    _list("列出 trees 目录的内容", "elm.txt  9 B", "trees 里有 elm.txt。", "trees"),
-    _list("ここにはどんなファイルがありますか?", "oak.txt  5 B", "oak.txt があります。"),
+    _list("Welche Dateien liegen hier?", "eiche.txt  5 B\nulme.txt  9 B", ""),
+    _list("Was ist im Ordner wald?", "eiche.txt  5 B", "", "wald"),
+    _list("¿Qué hay en esta carpeta?", "roble.txt  5 B\nolmo.txt  9 B", ""),
+    _list("muéstrame los archivos de la carpeta bosque", "roble.txt  5 B", "", "bosque"),
+    _list("Quels fichiers y a-t-il ici ?", "chene.txt  5 B", ""),
+    _list("이 폴더에 어떤 파일이 있어?", "oak.txt  5 B\nelm.txt  9 B", ""),
+    _list("trees 폴더 안에 뭐가 있지?", "elm.txt  9 B", "", "trees"),
+    _list("这里有什么文件?", "oak.txt  5 B\nelm.txt  9 B", ""),
+    _list("列出 trees 目录的内容", "elm.txt  9 B", "", "trees"),
+    _list("ここにはどんなファイルがありますか?", "oak.txt  5 B", ""),
     # what a file says
-    _read("show me rivers.txt", "rivers.txt", "Rhine\nDanube\nElbe", "rivers.txt says: Rhine, Danube, Elbe."),
-    _read(
-        "what's written in maps/north.md?", "maps/north.md", "# North\nHere is snow.", "It says: North. Here is snow."
-    ),
-    _read("read rivers.txt please", "rivers.txt", "Rhine\nDanube\nElbe", "It says: Rhine, Danube, Elbe."),
+    _show("show me rivers.txt", "rivers.txt", "Rhine\nDanube\nElbe"),
+    _show("what's written in maps/north.md?", "maps/north.md", "# North\nHere is snow."),
+    _show("read rivers.txt please", "rivers.txt", "Rhine\nDanube\nElbe"),
+    _show("open notes/bees.md", "notes/bees.md", "# Bees\nbuy honey\nask Ida about wax"),
+    _show("let me see the content of jobs.txt", "jobs.txt", "paint the fence\nsell the car\nwater the trees"),
+    _show("print pump.py", "pump.py", "for n in range(3):\n    print('pump')"),
     _read("Which port is set in net.ini?", "net.ini", "[net]\nport = 4400", "The port is 4400."),
     _read(
         "who is the author according to book/cover.txt?",
@@ -235,15 +240,15 @@ NEAREST: tuple[Example, ...] = (
         "error: ghost.pdf does not exist.",
         "I cannot: there is no file ghost.pdf.",
     ),
-    _read("Was steht in der Datei fluss.txt?", "fluss.txt", "Rhein\nDonau", "In fluss.txt steht: Rhein, Donau."),
+    _show("Was steht in der Datei fluss.txt?", "fluss.txt", "Rhein\nDonau"),
     _read("Wie hoch ist die Miete laut haus.md?", "haus.md", "Miete: 610 Euro", "Die Miete beträgt 610 Euro."),
-    _read("¿Qué dice rios.txt?", "rios.txt", "Ebro\nTajo", "Dice: Ebro, Tajo."),
+    _show("¿Qué dice rios.txt?", "rios.txt", "Ebro\nTajo"),
     _read("¿Cuánto cuesta la sierra según precios.csv?", "precios.csv", "sierra,19", "La sierra cuesta 19."),
-    _read("rivers.txt 내용 보여줘", "rivers.txt", "Rhine\nElbe", "rivers.txt에는 Rhine, Elbe가 있습니다."),
+    _show("rivers.txt 내용 보여줘", "rivers.txt", "Rhine\nElbe"),
     _read("ship.md를 읽고 어디서 만들었는지 알려줘", "ship.md", "built in Kiel", "Kiel에서 만들었습니다."),
-    _read("rivers.txt 里写了什么?", "rivers.txt", "Rhine\nElbe", "里面写着 Rhine 和 Elbe。"),
+    _show("rivers.txt 里写了什么?", "rivers.txt", "Rhine\nElbe"),
     _read("看一下 net.ini,端口是多少?", "net.ini", "port = 4400", "端口是 4400。"),
-    _read("Que dit le fichier fleuves.txt ?", "fleuves.txt", "Loire", "Il dit : Loire."),
+    _show("Que dit le fichier fleuves.txt ?", "fleuves.txt", "Loire\nSeine"),
     # new files
     _write("create a new file song.txt that says: la la la", "song.txt", "la la la\n", "I created song.txt."),
     _write(
@@ -324,6 +329,7 @@ NEAREST: tuple[Example, ...] = (
     ),
     _run("add a row wren,5 to birds.csv", "echo 'wren,5' >> birds.csv", "", "The row is in birds.csv."),
     _run("add a bullet '- soap' to tasks.md", "echo '- soap' >> tasks.md", "", "I added it to tasks.md."),
+    _run("add the line it's raining to sky.txt", 'echo "it\'s raining" >> sky.txt', "", "I added it to sky.txt."),
     _run("Hänge die Zeile Weser an fluss.txt an", "echo 'Weser' >> fluss.txt", "", "Weser steht jetzt in fluss.txt."),
     _run("Añade la línea Duero a rios.txt", "echo 'Duero' >> rios.txt", "", "He añadido Duero a rios.txt."),
     _run("rivers.txt 끝에 Volga를 추가해줘", "echo 'Volga' >> rivers.txt", "", "Volga를 추가했습니다."),

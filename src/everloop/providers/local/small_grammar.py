@@ -9,6 +9,7 @@ from typing import Any, Literal
 from .small_examples import all_examples
 
 Wanted = Literal["either", "call", "words"]
+Paths = Mapping[str, Sequence[str]]
 
 _BASE = r"""
 text ::= [^{<\[\]}\n\t ] ([^\n] | "\n")*
@@ -23,26 +24,27 @@ array ::= "[" (value (", " value)*)? "]"
 object ::= "{" (string ": " value (", " string ": " value)*)? "}"
 """
 _KINDS = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "string"}
-_OF_PATHS = frozenset({"read_file", "edit_file", "list_dir", "grep"})
 # These say what or where: empty, they say nothing.
 _FILLED = frozenset(
     {"path", "command", "pattern", "query", "url", "message", "text", "at", "every", "cron", "old_text"}
 )
 
 
-def grammar(tools: Iterable[Mapping[str, Any]], wanted: Wanted = "either", paths: Sequence[str] = ()) -> str:
+def grammar(
+    tools: Iterable[Mapping[str, Any]], wanted: Wanted = "either", paths: Paths | None = None, begin: str = ""
+) -> str:
     """The GBNF grammar of an answer; with no tools it can only be words.
 
-    `paths` are all that a tool which looks at a file or changes one can be given; with none, anything can.
+    `paths` are, by tool, all that can be given as a path, where not anything can; words `begin` with a text.
     """
-    calls = [_call(number, tool) for number, tool in enumerate(tools)]
+    calls = [_call(number, tool, (paths or {}).get(str(tool.get("name")), ())) for number, tool in enumerate(tools)]
+    base = f'words ::= {_literal(begin)} ("\\n" text)?{_BASE}' if begin else f"words ::= text{_BASE}"
     if not calls or wanted == "words":
-        return f"root ::= text{_BASE}"
-    root = "call" if wanted == "call" else "call | text"
+        return f"root ::= words\n{base}"
+    root = "call" if wanted == "call" else "call | words"
     names = " | ".join(f"call{number}" for number in range(len(calls)))
     rules = "\n".join(calls)
-    path = " | ".join(_literal(json.dumps(path, ensure_ascii=False)) for path in paths) or "filled"
-    return f'root ::= {root}\ncall ::= "{{\\"tool\\": " ({names}) "}}"\n{rules}\npath ::= {path}{_BASE}'
+    return f'root ::= {root}\ncall ::= "{{\\"tool\\": " ({names}) "}}"\n{rules}\n{base}'
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
@@ -50,13 +52,13 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     return json.dumps({"tool": name, **arguments}, ensure_ascii=False)
 
 
-def _call(number: int, tool: Mapping[str, Any]) -> str:
+def _call(number: int, tool: Mapping[str, Any], paths: Sequence[str]) -> str:
     name = str(tool.get("name", ""))
     schema = tool.get("parameters") or {}
     properties: Mapping[str, Any] = schema.get("properties") or {}
     known = [shape for shape in _SHAPES.get(name, ()) if all(key in properties for key, _ in shape)]
-    if name in _OF_PATHS and "path" in properties:
-        properties = {**properties, "path": {"rule": "path"}}
+    if paths and "path" in properties:
+        properties = {**properties, "path": {"enum": list(paths)}}
     forms = [_form(shape, properties) for shape in known] or [_any_form(properties, schema.get("required") or ())]
     return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(forms)})"
 
@@ -78,11 +80,9 @@ def _pair(key: str, rule: str) -> str:
 
 
 def _rule(key: str, schema: Mapping[str, Any]) -> str:
-    if "rule" in schema:
-        return str(schema["rule"])
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
-        return f"({' | '.join(_literal(json.dumps(choice)) for choice in choices)})"
+        return f"({' | '.join(_literal(json.dumps(choice, ensure_ascii=False)) for choice in choices)})"
     kind = schema.get("type")
     if kind == "string" and key in _FILLED:
         return "filled"

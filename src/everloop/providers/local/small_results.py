@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from .small_claims import failed
 
 _NUMBERED = re.compile(r"^ *\d+\t", re.M)
-_SIZED = re.compile(r"^(.+?)  (?:[\d.,]+ ?\S*B|->.*|\S+)$")
+LONGEST_QUOTE = 700  # characters of a result that an answer begins with
 
 
 def short_result(tool: str, text: str, limit: int) -> str:
@@ -23,6 +25,17 @@ def short_result(tool: str, text: str, limit: int) -> str:
         if lines and all(_NUMBERED.match(line) for line in lines if not line.startswith("[")):
             text = _NUMBERED.sub("", text)
     return cut(text, limit)
+
+
+def quote(tool: str, arguments: Mapping[str, Any], result: str) -> str:
+    """A result as the beginning of an answer, for those that are answers by themselves; "" where it is too long."""
+    text = short_result(tool, result, LONGEST_QUOTE + 1)
+    if failed(result) or not text or len(text) > LONGEST_QUOTE:
+        return ""
+    if tool == "list_dir":
+        folders, files, others = _entries(result)
+        return "" if others else ", ".join([*(f"{name}/" for name in folders), *files])
+    return f"{arguments.get('path')}:\n{text}"
 
 
 def cut(text: str, limit: int) -> str:
@@ -40,17 +53,22 @@ def _error(text: str) -> str:
     return f"error: {str(message).partition(' Similar names')[0]}"
 
 
-def _folder(text: str) -> str:
-    """A folder's list in a line for its folders and a line for its files, each with their number."""
+def _entries(text: str) -> tuple[list[str], list[str], list[str]]:
+    """A folder's folders, its files, and lines that are neither."""
     folders, files, others = [], [], []
-    for line in text.splitlines():
+    for line in text.strip().splitlines():
         if line.startswith(("(", "[")):
             others.append(line)
         elif line.endswith("/"):
             folders.append(line[:-1])
         else:
-            sized = _SIZED.match(line)
-            files.append(sized[1] if sized else line)
+            files.append(line.rpartition("  ")[0] or line)
+    return folders, files, others
+
+
+def _folder(text: str) -> str:
+    """A folder's list in a line for its folders and a line for its files, each with their number."""
+    folders, files, others = _entries(text)
     parts = [
         f"{len(names)} {kind}{'' if len(names) == 1 else 's'}: {', '.join(names)}"
         for kind, names in (("folder", folders), ("file", files))

@@ -8,18 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from .small_examples import NEAREST, Example
-from .small_words import features, words
+from .small_examples import NEAREST, Example, all_examples
+from .small_results import quote
+from .small_words import features, means_work, words
 
 COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec")
 # These only look, so nothing is changed by them.
 LOOKING = frozenset({"list_dir", "read_file", "find_files", "grep", "memory_search", "web_search", "web_fetch"})
-SHOWN = 3  # examples near the request
+SHOWN = 2  # examples near the request
 LOOKED_AT = 6  # examples whose tools are offered too
 SURE = 0.3  # how like an example a request must be to be treated as it
+_SHOWN_BY_EXAMPLE = frozenset(name for example in all_examples() for name in example.tools)
 MOST = 10  # tools offered
 
 Weights = dict[str, float]
+Tool = Mapping[str, Any]
 
 
 def nearest(request: str, offered: frozenset[str], count: int) -> list[Example]:
@@ -34,7 +37,9 @@ def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words"
     if not ranked or ranked[0][0] < SURE:
         return "either"
     share = sum(score for score, example in ranked if example.steps) / total
-    return "call" if share >= 0.8 else "words" if share <= 0.2 else "either"
+    if share >= 0.8:
+        return "call"
+    return "words" if share <= 0.2 and not means_work(request) else "either"
 
 
 def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Literal["call", "words", "either"]:
@@ -50,6 +55,25 @@ def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Lit
     return "either" if share > 0.15 else "words"
 
 
+def shows(request: str, offered: frozenset[str], tool: str) -> bool:
+    """Whether a result of a tool is the answer itself: it was for most of the requests like this one."""
+    if tool == "list_dir":
+        return True
+    alike = [(score, example) for score, example in _ranked(request, offered, LOOKED_AT) if tool in example.tools]
+    quoted = sum(score for score, example in alike if len(example.steps) == 1 and _quotes(example))
+    return bool(alike) and quoted > sum(score for score, _ in alike) / 2
+
+
+def _quotes(example: Example) -> bool:
+    step = example.steps[0]
+    return example.answer == quote(step.tool, step.arguments, step.result)
+
+
+def acts(tool: str) -> bool:
+    """Whether a tool may change something, and does not only look."""
+    return tool not in LOOKING
+
+
 def _acts(example: Example) -> int:
     return sum(step.tool not in LOOKING for step in example.steps)
 
@@ -63,7 +87,7 @@ def _ranked(request: str, offered: frozenset[str], count: int) -> list[tuple[flo
     return [(score, bank[-number][0]) for score, number in sorted(scored, reverse=True)[:count] if score > 0]
 
 
-def choose(tools: Sequence[Mapping[str, Any]], request: str, used: Iterable[str] = ()) -> list[Mapping[str, Any]]:
+def choose(tools: Sequence[Tool], request: str, used: Iterable[str] = ()) -> list[Tool]:
     """The tools to offer for a request, in their own order: the common ones, those of similar examples, those that
     the turn has used, and those whose own words are in the request."""
     names = frozenset(str(tool.get("name")) for tool in tools)
@@ -78,9 +102,20 @@ def choose(tools: Sequence[Mapping[str, Any]], request: str, used: Iterable[str]
     return [tool for tool in tools if tool.get("name") in wanted]
 
 
-def _mentioned(tool: Mapping[str, Any], request: str) -> float:
+def introduce(tools: Iterable[Tool]) -> str:
+    """A line for each tool that no example shows: its name, its arguments and what it does."""
+    lines = []
+    for tool in tools:
+        if tool.get("name") not in _SHOWN_BY_EXAMPLE:
+            arguments = ", ".join((tool.get("parameters") or {}).get("properties") or ())
+            about = str(tool.get("description") or "").partition("\n")[0][:120]
+            lines.append(f"(There is also the tool {tool.get('name')} with {arguments or 'no arguments'}: {about})")
+    return "\n".join(lines)
+
+
+def _mentioned(tool: Tool, request: str) -> float:
     """How much of a tool's name and description the request has; a tool with examples of its own needs no such help."""
-    if any(tool.get("name") in example.tools for example in NEAREST):
+    if tool.get("name") in _SHOWN_BY_EXAMPLE:
         return 0.0
     said = {word for word in words(request) if len(word) > 3}
     name = set(words(str(tool.get("name")).replace("_", " ")))

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 _ADDRESS = re.compile(r"https?://\S+")
 _FILE = re.compile(r"(?:[\w.-]+/)*[\w-]*\.[A-Za-z]\w{0,4}\b|[\w.-]+/(?:[\w.-]+/?)*", re.ASCII)
+_SURE = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w/$|/.*/|^\.{1,2}/|/.*\.\w+$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_./~-]+|[^\W\d_a-zA-Z][\w.-]*")
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
 _WORD = re.compile(r"[a-zà-öø-ÿß]+|\d+|[\u3040-\u30ff\u4e00-\u9fff]+|[\uac00-\ud7a3]+|§\w+")
@@ -78,6 +79,8 @@ _MEANINGS = {
     "bye": "bye goodbye cya tschüss adiós adios ciao 잘가- 再见-",
 }
 
+_OF_WORK = "folder file create write add change rename move copy delete find run command remember remind"
+
 
 def _table() -> tuple[dict[str, str], list[tuple[str, str]]]:
     exact, beginnings = {}, []
@@ -92,18 +95,26 @@ def _table() -> tuple[dict[str, str], list[tuple[str, str]]]:
 
 _EMPTY = frozenset(_NOTHING.split())
 _EXACT, _BEGINNINGS = _table()
+_WORK = frozenset(f"§{meaning}" for meaning in _OF_WORK.split())
 _MEANT = frozenset(f"§{meaning}" for meaning in _MEANINGS)
 
 
 def names_a_file(text: str) -> bool:
-    return _FILE.search(text) is not None
+    """Whether a file or a folder is named for sure: `and/or` and `e.g.` only look like it."""
+    return any(_SURE.search(path) for path in paths_in(text, whole=True))
 
 
-def paths_in(text: str) -> list[str]:
-    """The names of files and folders that stand in a text."""
-    return list(
-        dict.fromkeys(found.rstrip("/") for found in _FILE.findall(_ADDRESS.sub(" ", text)) if found.strip("./"))
-    )
+def means_work(text: str) -> bool:
+    """Whether a word of it speaks of files, commands or other work, and not only of the world."""
+    return any(part in _WORK for word in words(text) for part in _meanings(word))
+
+
+def paths_in(text: str, whole: bool = False) -> list[str]:
+    """The names of files and folders that stand in a text; `whole` with the stroke at a folder's end."""
+    text = _ADDRESS.sub(" ", text)
+    if whole:
+        return _FILE.findall(text)
+    return list(dict.fromkeys(found.rstrip("/") for found in _FILE.findall(text) if found.strip("./")))
 
 
 def tokens(text: str) -> list[str]:

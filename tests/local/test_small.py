@@ -1,0 +1,353 @@
+"""Small models: what they are asked, what they may answer, and what their answers become. No model runs here."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from everloop.messages import assistant_message, tool_message, user_message
+from everloop.providers.base import LLMResponse
+from everloop.providers.local.small import SmallShaping
+
+SYSTEM = (
+    "# Everloop\n\nYou are Everloop, a helpful agent. You work with tools and then answer the user.\n"
+    "Workspace: /srv/pond\nTime zone: UTC (UTC+0000)\nRuntime: Linux\n\n---\n\n"
+    "## Memory\n\n- The user likes herons.\n\n---\n\n## Skills\n\n- git: (/skills/git/SKILL.md)\n\n---\n\n"
+    "This conversation began on Sunday, 2031-05-04."
+)
+SHAPING = SmallShaping()
+
+
+def definition(name: str, description: str = "", **properties: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TEXT: dict[str, Any] = {"type": "string"}
+ACTION: dict[str, Any] = {"type": "string", "enum": ["add", "list", "remove"]}
+TOOLS = [
+    definition("read_file", path=TEXT),
+    definition("write_file", path=TEXT, content=TEXT),
+    definition("edit_file", path=TEXT, old_text=TEXT, new_text=TEXT),
+    definition("list_dir", path=TEXT),
+    definition("find_files", pattern=TEXT, path=TEXT),
+    definition("grep", pattern=TEXT, path=TEXT, glob=TEXT),
+    definition("exec", command=TEXT, timeout={"type": "number"}),
+    definition("memory_search", query=TEXT),
+    definition("remember", text=TEXT),
+    definition("cron", action=ACTION, message=TEXT, at=TEXT, every=TEXT, cron=TEXT, id=TEXT),
+    definition("spawn", "Give a task to a sub-agent.", task=TEXT),
+    definition("weather_forecast", "The forecast of rain and sun for a town.", town=TEXT),
+]
+NAMES = [tool["function"]["name"] for tool in TOOLS]
+
+
+def said(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": SYSTEM}, *messages]
+
+
+def asked(text: str, *messages: dict[str, Any]) -> dict[str, Any]:
+    return SHAPING.prepare(said(user_message(text), *messages), TOOLS)
+
+
+def made(name: str, result: str, **arguments: Any) -> list[dict[str, Any]]:
+    return [assistant_message(None, [("c1", name, arguments)]), tool_message("c1", name, result)]
+
+
+def answered(text: str) -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
+
+
+def read(text: str, request: dict[str, Any]) -> LLMResponse:
+    step = SHAPING.read(answered(text), request)
+    assert isinstance(step, LLMResponse)
+    return step
+
+
+def offered(request: dict[str, Any]) -> set[str]:
+    return {name for name in NAMES if f'"\\"{name}\\""' in request["grammar"]}
+
+
+def may_be_words(request: dict[str, Any]) -> bool:
+    return "words" in request["grammar"].splitlines()[0]
+
+
+def may_be_call(request: dict[str, Any]) -> bool:
+    return "call" in request["grammar"].splitlines()[0]
+
+
+def test_the_prompt_begins_with_the_same_messages_whatever_the_workspace_and_the_request() -> None:
+    one = asked("what is in moss.txt?")
+    other = SHAPING.prepare([{"role": "system", "content": "You are a pirate."}, user_message("hello")], TOOLS)
+    stable = one["stable"]
+    assert stable == other["stable"] > 10
+    assert one["messages"][:stable] == other["messages"][:stable]
+
+
+def test_the_next_round_only_adds_to_the_messages_of_the_round_before() -> None:
+    first = asked("set the depth to 4 in pond.ini")
+    rounds = made("read_file", "     1\tdepth = 3", path="pond.ini")
+    second = asked("set the depth to 4 in pond.ini", *rounds)
+    assert second["messages"][: len(first["messages"])] == first["messages"]
+    assert [message["role"] for message in second["messages"][len(first["messages"]) :]] == ["assistant", "user"]
+
+
+def test_what_was_said_before_stands_in_front_of_the_examples_for_the_new_request() -> None:
+    earlier = [user_message("hello"), assistant_message("Good day, angler.")]
+    one = SHAPING.prepare(said(*earlier, user_message("delete pike.txt")), TOOLS)["messages"]
+    other = SHAPING.prepare(said(*earlier, user_message("what is in pike.txt?")), TOOLS)["messages"]
+    same = next(at for at, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours)
+    assert any("Good day, angler." in message["content"] for message in one[:same])
+
+
+def test_the_same_conversation_gives_the_same_bytes() -> None:
+    assert json.dumps(asked("ls")["messages"]) == json.dumps(asked("ls")["messages"])
+    assert asked("ls")["grammar"] == asked("ls")["grammar"]
+
+
+def test_who_it_is_where_it_works_and_what_it_remembers_are_told_and_skills_are_not() -> None:
+    text = json.dumps(asked("hello")["messages"])
+    assert "You are Everloop" in text
+    assert "/srv/pond" in text
+    assert "likes herons" in text
+    assert "2031-05-04" in text
+    assert "SKILL.md" not in text
+
+
+def test_a_long_prompt_of_the_agent_is_cut() -> None:
+    whole = SHAPING.prepare([{"role": "system", "content": "Be kind. " * 5_000}, user_message("hello")], TOOLS)
+    assert len(json.dumps(whole["messages"])) < 15_000
+
+
+def test_roles_take_turns_whatever_the_conversation_is() -> None:
+    calls = assistant_message("I look.", [("c1", "list_dir", {"path": "a"}), ("c2", "list_dir", {"path": "b"})])
+    results = [tool_message("c1", "list_dir", "x.txt  1 B"), tool_message("c2", "list_dir", "y.txt  1 B")]
+    messages = asked("what is in a/ and b/?", user_message("quick please"), calls, *results)["messages"]
+    roles = [message["role"] for message in messages]
+    assert all(one != other for one, other in pairwise(roles))
+
+
+@pytest.mark.parametrize(
+    ("request_", "tool"),
+    [
+        ("remind me in 5 minutes to feed the fish", "cron"),
+        ("every tuesday at 10 tell me to clean the net", "cron"),
+        ("please remember that my boat is green", "remember"),
+        ("what did I tell you about my net before?", "memory_search"),
+        ("Erinnere mich morgen an die Angel", "cron"),
+        ("will there be rain in the forecast for my town?", "weather_forecast"),
+    ],
+)
+def test_a_tool_that_the_request_calls_for_is_offered_beside_the_common_ones(request_: str, tool: str) -> None:
+    assert {tool, "read_file", "exec"} <= offered(asked(request_))
+
+
+@pytest.mark.parametrize("request_", ["what is in moss.txt?", "delete moss.txt", "how many lines has moss.txt?"])
+def test_tools_that_have_nothing_to_do_with_a_request_are_not_offered(request_: str) -> None:
+    assert not offered(asked(request_)) & {"spawn", "weather_forecast", "cron", "remember"}
+
+
+def test_a_tool_that_no_example_shows_is_introduced_with_its_arguments() -> None:
+    last = asked("what is the forecast of rain for my town?")["messages"][-1]["content"]
+    assert "weather_forecast" in last
+    assert "town" in last
+    assert last.endswith("what is the forecast of rain for my town?")
+
+
+def test_after_a_failed_call_all_tools_are_offered() -> None:
+    request = asked("delete moss.txt", *made("exec", "rm: no\n[exit status 1]", command="rm moss.txt"))
+    assert offered(request) == set(NAMES)
+
+
+def test_only_the_arguments_that_examples_have_can_be_given() -> None:
+    grammar = asked("run ls in the shell")["grammar"]
+    assert "command" in grammar
+    assert "timeout" not in grammar
+
+
+def test_a_request_that_names_a_file_is_not_answered_before_a_tool_was_called() -> None:
+    assert not may_be_words(asked("is the pike bigger than the carp in fish.csv?"))
+
+
+@pytest.mark.parametrize("request_", ["what does 24/7 mean?", "is it he and/or she?", "name a fish, e.g. a small one"])
+def test_what_only_looks_like_a_path_does_not_ask_for_a_tool(request_: str) -> None:
+    assert may_be_words(asked(request_))
+
+
+@pytest.mark.parametrize("request_", ["hello!", "thanks a lot", "how many legs does a beetle have?", "谢谢"])
+def test_small_talk_may_be_answered_with_words(request_: str) -> None:
+    assert may_be_words(asked(request_))
+
+
+def test_once_what_was_asked_for_is_done_there_are_only_words_left() -> None:
+    request = asked("delete moss.txt", *made("exec", "(no output)", command="rm moss.txt"))
+    assert may_be_words(request)
+    assert not may_be_call(request)
+
+
+def test_what_must_be_changed_is_changed_after_it_was_read() -> None:
+    request = asked("change the depth in pond.ini to 9", *made("read_file", "     1\tdepth = 3", path="pond.ini"))
+    assert may_be_call(request)
+
+
+def test_calls_that_fail_again_and_again_end_in_words() -> None:
+    rounds = [message for _ in range(3) for message in made("read_file", '{"status":"error","message":"no"}', path="x")]
+    request = asked("what is in moss.txt?", *rounds)
+    assert not may_be_call(request)
+
+
+def test_a_file_to_read_is_one_that_was_named_or_seen() -> None:
+    grammar = asked("according to my old notes/pike.md, how long is a pike?")["grammar"]
+    line = next(line for line in grammar.splitlines() if "read_file" in line)
+    assert '\\"notes/pike.md\\"' in line
+    assert "old notes" not in line
+    assert "filled" not in line
+
+
+def test_without_tools_there_are_only_words_and_no_examples_of_calls() -> None:
+    request = SHAPING.prepare(said(user_message("what is in moss.txt?")), None)
+    assert not may_be_call(request)
+    assert '"tool"' not in json.dumps(request["messages"])
+
+
+# ---------------------------------------------------------------------------------------------- results
+
+
+def test_results_are_told_without_line_numbers_sizes_and_advice() -> None:
+    numbered = asked("what is in a.md?", *made("read_file", "     1\tone\n     2\ttwo", path="a.md"))["messages"][-1]
+    assert numbered["content"] == "Result:\none\ntwo"
+    listed = asked("ls", *made("list_dir", "ponds/\npike.md  15 B", path="."))["messages"][-1]
+    assert listed["content"] == "Result:\n1 folder: ponds\n1 file: pike.md"
+    error = '{"status":"error","message":"a.md does not exist.","advice":"Find the cause"}'
+    wrong = asked("what is in a.md?", *made("read_file", error, path="a.md"))["messages"][-1]
+    assert wrong["content"] == "Result:\nerror: a.md does not exist."
+
+
+def test_a_long_result_keeps_its_beginning_and_its_end() -> None:
+    long = "first\n" + "carp\n" * 5_000 + "last"
+    told = asked("run fish.sh", *made("exec", long, command="sh fish.sh"))["messages"][-1]["content"]
+    assert "first" in told
+    assert told.endswith("last")
+    assert len(told) < 2_000
+
+
+def test_the_answer_to_a_list_begins_with_the_whole_list() -> None:
+    request = asked("what files are here?", *made("list_dir", "ponds/\na b.md  15 B\npike.md  1 kB", path="."))
+    assert '"ponds/, a b.md, pike.md"' in request["grammar"]
+
+
+def test_the_answer_to_show_me_a_file_begins_with_its_text_and_a_question_about_it_does_not() -> None:
+    result = '     1\tdepth = 3\n     2\tfish = "pike"'
+    shown = asked("show me pond.ini", *made("read_file", result, path="pond.ini"))
+    assert r'"pond.ini:\ndepth = 3\nfish = \"pike\""' in shown["grammar"]
+    question = asked("how deep is it according to pond.ini?", *made("read_file", result, path="pond.ini"))
+    assert "depth = 3" not in question["grammar"]
+
+
+# ---------------------------------------------------------------------------------------------- answers
+
+
+def test_a_call_becomes_a_call_and_words_stay_words() -> None:
+    request = asked("what is in moss.txt?")
+    response = read('{"tool": "read_file", "path": "moss.txt"}', request)
+    assert [(one.name, one.arguments, one.error) for one in response.tool_calls] == [
+        ("read_file", {"path": "moss.txt"}, None)
+    ]
+    assert response.content is None
+    assert response.finish_reason == "tool_calls"
+    words = read("Green stuff.", request)
+    assert (words.content, words.tool_calls, words.finish_reason) == ("Green stuff.", [], "stop")
+
+
+def test_arguments_keep_their_depth_and_one_may_be_called_tool() -> None:
+    response = read('{"tool": "weather_forecast", "tool": "x", "town": {"a": [{"b": []}]}}', asked("hello"))
+    assert response.tool_calls[0].name == "weather_forecast"
+    assert response.tool_calls[0].arguments == {"tool": "x", "town": {"a": [{"b": []}]}}
+
+
+def test_calls_have_ids_of_their_own() -> None:
+    request = asked("ls")
+    ids = {read('{"tool": "list_dir", "path": "."}', request).tool_calls[0].id for _ in range(20)}
+    assert len(ids) == 20
+
+
+@pytest.mark.parametrize("text", ['{"tool": "write_file", "content": "half', "{", '{"tool"', "{}", "[]{", '{"tool": 1'])
+def test_a_call_that_was_cut_off_is_never_run(text: str) -> None:
+    response = read(text, asked("hello"))
+    assert all(call.error for call in response.tool_calls)
+
+
+def test_a_call_is_never_shown_and_words_are_as_they_come() -> None:
+    assert SHAPING.visible('{"tool": "re') == ""
+    assert SHAPING.visible("") == SHAPING.visible(" \n") == ""
+    assert SHAPING.visible(" Green st") == "Green st"
+
+
+def test_a_call_that_was_made_already_is_asked_for_words_instead_once() -> None:
+    request = asked("what is in moss.txt?", *made("read_file", "green", path="moss.txt"))
+    again = SHAPING.read(answered('{"tool": "read_file", "path": "moss.txt"}'), request)
+    assert isinstance(again, dict)
+    assert not may_be_call(again)
+    assert again["messages"] == request["messages"]
+    assert read("green", again).content == "green"
+    assert read('{"tool": "read_file", "path": "moss.txt"}', again).has_tool_calls
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "I have written it to the list.",
+        "The folder has been created.",
+        "Created the net list.",
+        "Ich habe sie gelöscht.",
+    ],
+)
+def test_a_claim_of_work_without_any_call_is_answered_by_asking_for_the_call(claim: str) -> None:
+    again = SHAPING.read(answered(claim), asked("put the net on my list somewhere"))
+    assert isinstance(again, dict)
+    assert may_be_call(again)
+    assert not may_be_words(again)
+
+
+def test_a_claim_that_a_call_backs_stands() -> None:
+    request = asked("delete moss.txt", *made("exec", "(no output)", command="rm moss.txt"))
+    assert read("I deleted moss.txt.", request).content == "I deleted moss.txt."
+
+
+def test_a_claim_after_only_looking_is_answered_by_asking_for_the_call() -> None:
+    request = asked("move my net list to the shed", *made("list_dir", "net.txt  3 B", path="."))
+    again = SHAPING.read(answered("I moved it."), request)
+    assert isinstance(again, dict)
+    assert not may_be_words(again)
+
+
+def test_a_claim_after_a_failure_is_answered_with_what_went_wrong() -> None:
+    request = asked("delete moss.txt", *made("exec", "rm: canary-77\n[exit status 1]", command="rm moss.txt"))
+    again = SHAPING.read(answered("I deleted moss.txt."), request)
+    assert isinstance(again, dict)
+    assert not may_be_call(again)
+    assert "canary-77" in again["messages"][-1]["content"]
+
+
+def test_plain_facts_are_no_claims() -> None:
+    for text in ("Hamlet was written by Shakespeare.", "The set of numbers is small.", "I can add a line."):
+        assert read(text, asked("who wrote this?")).content == text
+
+
+def test_pictures_and_odd_messages_do_no_harm() -> None:
+    content = [{"type": "image_url", "image_url": {"url": "data:"}}, {"type": "text", "text": "what is this?"}]
+    odd = [
+        user_message(content),
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "x", "function": {"name": "ls", "arguments": "{"}}],
+        },
+        {"role": "tool", "tool_call_id": "x", "content": "no"},
+    ]
+    request = SHAPING.prepare(odd, [{"type": "function"}, definition("odd", a={}), {"function": {"name": "bare"}}])
+    assert "what is this?" in json.dumps(request["messages"])
+    assert SHAPING.prepare([], None)["messages"]

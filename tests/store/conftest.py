@@ -11,23 +11,38 @@ import pytest
 from everloop.store.base import Store
 from everloop.store.workers import new_worker, retire
 
+from ..postgres.fixtures import database as database
+from ..postgres.fixtures import postgres as postgres
 
-async def sqlite(folder: Path) -> Store:
+
+def in_sqlite(place: Path) -> Store:
     from everloop.store.sqlite import SQLiteStore
 
-    return SQLiteStore(folder / "store.db")
+    return SQLiteStore(place / "store.db")
 
 
-STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {"sqlite": sqlite}
+def in_postgres(place: str) -> Store:
+    from everloop.store.postgres.store import PostgresStore
+
+    return PostgresStore(place)
+
+
+# Each with the fixture that says where it is, and what opens it there.
+STORES: dict[str, tuple[str, Callable[[Any], Store]]] = {
+    "sqlite": ("tmp_path", in_sqlite),
+    "postgres": ("database", in_postgres),
+}
 
 
 @pytest.fixture(params=STORES)
-async def opened(request, tmp_path) -> AsyncIterator[Callable[[], Awaitable[Store]]]:
+async def opened(request) -> AsyncIterator[Callable[[], Awaitable[Store]]]:
     """Opens the same store, as often as it is asked to."""
+    where, open_there = STORES[request.param]
+    place = request.getfixturevalue(where)
     stores: list[Store] = []
 
     async def open_store() -> Store:
-        stores.append(await STORES[request.param](tmp_path))
+        stores.append(open_there(place))
         return stores[-1]
 
     yield open_store

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 
 import msgspec
 
 from ..bus import InboundMessage
 from ..errors import StoreError
-from ..log import CallEnded, CallsBegun, CallsDecided, Cleared, Compacted, decode_entry, encode_entry, open_turn
+from ..log import CallEnded, CallsBegun, CallsDecided, Cleared, Compacted, Entry, decode_entry, encode_entry, open_turn
 from .base import new_turn_id
 from .transactions import INSERT_ENTRY, accept, session_row
 
@@ -36,11 +37,9 @@ def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_ke
     entries = [decode_entry(data) for _, _, _, data, _ in rows]
     under_way = len(open_turn(entries))
     turn = new_turn_id() if under_way else None
-    current = entries[len(entries) - under_way :]  # an earlier conversation may have had calls of the same ids
-    started = {id for entry in current if isinstance(entry, CallsBegun) for id in entry.ids}
-    started |= {entry.id for entry in current if isinstance(entry, CallEnded)}
+    left_out = granted(entries, under_way)
     for n, (seq, old_turn, kind, data, at) in enumerate(rows):
-        if isinstance(entry := entries[n], CallsDecided) and entry.allowed and not started.issuperset(entry.ids):
+        if n in left_out:
             continue
         db.execute(INSERT_ENTRY, (new, seq, turn if n >= len(rows) - under_way else old_turn, kind, data, at))
     if turn is not None:
@@ -58,3 +57,15 @@ def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_ke
                 own = encode_entry(msgspec.structs.replace(entry, aside={}))
                 db.execute("UPDATE entry SET data = ? WHERE session = ? AND seq = ?", (own, new, seq))
     db.execute("UPDATE session SET history_from = ?, compacted = ? WHERE id = ?", (history_from, compacted, new))
+
+
+def granted(entries: Sequence[Entry], under_way: int) -> set[int]:
+    """Where a person has allowed what was not begun then: the word was given for one run, and not for a copy."""
+    current = entries[len(entries) - under_way :]  # an earlier conversation may have had calls of the same ids
+    started = {id for entry in current if isinstance(entry, CallsBegun) for id in entry.ids}
+    started |= {entry.id for entry in current if isinstance(entry, CallEnded)}
+    return {
+        n
+        for n, entry in enumerate(entries)
+        if isinstance(entry, CallsDecided) and entry.allowed and not started.issuperset(entry.ids)
+    }

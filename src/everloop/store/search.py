@@ -12,21 +12,15 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
-
-import msgspec
+from typing import Protocol, TypeVar
 
 from ..errors import StoreError
 from .base import Found
-from .words import Query, indexed
+from .pieces import Lag, Piece, Text, next_pieces, said
+from .words import Query
 
 T = TypeVar("T")
-Role = Literal["user", "assistant"]
-BATCH_ENTRIES = 256  # read for one transaction
-BATCH_CHARACTERS = 200_000
-MAX_INDEXED = 100_000  # characters of one message
 
 # Contentless: the texts stand in the log already. The second column is a term that stands for the owner, which keeps
 # the search from looking through what is others'; whose a row is, the tables beside it say.
@@ -100,7 +94,7 @@ def _find(db: sqlite3.Connection, owner: str, words: Query, limit: int) -> Itera
                 ids |= dict.fromkeys(id for (id,) in db.execute(RANKED, (match, owner, time.time(), limit)))
     for id in list(ids)[:limit]:
         for key, turn, at, kind, data, untrusted, seq in db.execute(WHOLE, (id, owner)):
-            role, text = _said(kind, data) or ("assistant", "")
+            role, text = said(kind, data) or ("assistant", "")
             yield Found(key, turn, at, role, text, bool(untrusted), seq)
 
 
@@ -111,79 +105,24 @@ def _term(owner: str) -> str:
 # ---------------------------------------------------------------------------------------------- what is indexed
 
 
-class _Lag(NamedTuple):
-    """A session whose log has entries, up to `last`, that are not in the index."""
-
-    session: int
-    seq: int
-    untrusted: bool  # something in the conversation up to here came from outside
-    last: int
-
-
-class _Text(NamedTuple):
-    seq: int
-    at: float
-    data: str
-    text: str
-    untrusted: bool
-
-
-@dataclass(slots=True)
-class _Piece:
-    """A part of a session's log, read to be indexed."""
-
-    session: int
-    after: int
-    until: int
-    untrusted: bool  # at its end
-    texts: list[_Text] = field(default_factory=list)
-
-
 async def _caught_up(read: Runs, write: Runs, owner: str) -> bool:
     """Index what is new. False when another search did some of it at the same time: then look again."""
-    behind = deque(await read(lambda db: [_Lag(*row) for row in db.execute(BEHIND, (owner,))]))
+    behind = deque(await read(lambda db: [Lag(*row) for row in db.execute(BEHIND, (owner,))]))
     while behind:
-        pieces = await read(partial(_next_pieces, behind=behind))
+        pieces = await read(partial(_read_pieces, behind=behind))
         if not await write(partial(_add, owner=owner, pieces=pieces)):
             return False
     return True
 
 
-def _next_pieces(db: sqlite3.Connection, behind: deque[_Lag]) -> list[_Piece]:
-    """Read as much as one transaction takes, and move on in the list of what is behind."""
-    pieces, entries, characters = [], BATCH_ENTRIES, BATCH_CHARACTERS
-    while behind and entries > 0 and characters > 0:
-        lag = behind.popleft()
-        piece = _Piece(lag.session, lag.seq, lag.seq, lag.untrusted)
-        for seq, at, kind, data in db.execute(ENTRIES, (lag.session, lag.seq, lag.last, entries)):
-            characters -= _take(piece, seq, at, kind, data)
-            entries -= 1
-            if characters <= 0:
-                break
-        pieces.append(piece)
-        if lag.seq < piece.until < lag.last:
-            behind.appendleft(_Lag(lag.session, piece.until, piece.untrusted, lag.last))
-    return pieces
+def _read_pieces(db: sqlite3.Connection, behind: deque[Lag]) -> list[Piece]:
+    def entries_of(lag: Lag, most: int) -> sqlite3.Cursor:
+        return db.execute(ENTRIES, (lag.session, lag.seq, lag.last, most))
+
+    return next_pieces(entries_of, behind)
 
 
-def _take(piece: _Piece, seq: int, at: float, kind: str, data: str) -> int:
-    """Add an entry to a piece; how many characters of it go into the index."""
-    piece.until = seq
-    if kind == "new":
-        piece.untrusted = False
-    said = _said(kind, data)
-    if said is None or kind == "user":
-        piece.untrusted = piece.untrusted or _came_from_outside(data)
-    if said is None:
-        return 0
-    role, text = said
-    if text:
-        words = indexed(text[:MAX_INDEXED])
-        piece.texts.append(_Text(seq, at, data, words, role == "assistant" and piece.untrusted))
-    return len(text[:MAX_INDEXED])
-
-
-def _add(db: sqlite3.Connection, owner: str, pieces: list[_Piece]) -> bool:
+def _add(db: sqlite3.Connection, owner: str, pieces: list[Piece]) -> bool:
     """Put what was read into the index, unless somebody has done it since."""
     for piece in pieces:
         cursor = db.execute("SELECT seq FROM search_cursor WHERE session = ?", (piece.session,)).fetchone()
@@ -199,7 +138,7 @@ def _add(db: sqlite3.Connection, owner: str, pieces: list[_Piece]) -> bool:
     return True
 
 
-def _add_text(db: sqlite3.Connection, owner: str, session: int, text: _Text) -> None:
+def _add_text(db: sqlite3.Connection, owner: str, session: int, text: Text) -> None:
     if db.execute(COPY, (owner, text.at, text.seq, text.data)).fetchone():
         return
     new = db.execute(
@@ -207,50 +146,3 @@ def _add_text(db: sqlite3.Connection, owner: str, session: int, text: _Text) -> 
         (owner, session, text.seq, text.at, text.untrusted),
     )
     db.execute("INSERT INTO search (rowid, text, owner) VALUES (?, ?, ?)", (new.lastrowid, text.text, _term(owner)))
-
-
-# ---------------------------------------------------------------------------------------------- what entries say
-
-
-class _Words(msgspec.Struct):
-    content: Any = None
-    message: dict[str, Any] = {}
-    inside: bool = False
-
-
-class _Origin(msgspec.Struct):
-    untrusted: bool = False
-
-
-_decode_words = msgspec.json.Decoder(_Words).decode
-_decode_origin = msgspec.json.Decoder(_Origin).decode
-
-
-def _said(kind: str, data: str) -> tuple[Role, str] | None:
-    """Who said what by an entry; None where it is nobody's word. One that is damaged says nothing."""
-    if kind not in ("user", "answer", "note"):
-        return None
-    try:
-        words = _decode_words(data)
-    except msgspec.MsgspecError:
-        return None
-    if kind == "note":
-        role, content = words.message.get("role"), words.message.get("content")
-    else:
-        # What came from inside the system, a sub-agent's result say, is no person's word.
-        role, content = "user" if kind == "user" and not words.inside else "assistant", words.content
-    return (role, _text_of(content)) if role == "user" or role == "assistant" else None
-
-
-def _text_of(content: Any) -> str:
-    if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        return "\n".join(part for part in parts if isinstance(part, str))
-    return content if isinstance(content, str) else ""
-
-
-def _came_from_outside(data: str) -> bool:
-    try:
-        return _decode_origin(data).untrusted
-    except msgspec.MsgspecError:
-        return True  # nobody can tell any more

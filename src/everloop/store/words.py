@@ -38,21 +38,22 @@ class Query:
 
     def __init__(self, text: str) -> None:
         folded = _folded(clean(text[:MAX_QUERY])).replace("\0", " ")
+        # Each with whether it is a run of characters that are cut into pairs.
         found = (part for part in _PART.finditer(folded) if any(map(_is_word, part[0])))
-        self._parts = [(part[0], part[1] is not None) for part in islice(found, MAX_TERMS)]
+        self.parts = [(part[0], part[1] is not None) for part in islice(found, MAX_TERMS)]
 
     def __bool__(self) -> bool:
-        return bool(self._parts)
+        return bool(self.parts)
 
     @property
     def all(self) -> str:
         """An expression of FTS5 for texts with all the words; a run of characters is looked for as it stands."""
-        return " AND ".join(_as_it_stands(part) if unspaced else _quoted(part) for part, unspaced in self._parts)
+        return " AND ".join(_as_it_stands(part) if unspaced else _quoted(part) for part, unspaced in self.parts)
 
     @property
     def any(self) -> str:
         """The same for texts with any of the words, or any pair of characters."""
-        terms = (term for part, unspaced in self._parts for term in (_loosened(part) if unspaced else _words(part)))
+        terms = (term for part, unspaced in self.parts for term in (_loosened(part) if unspaced else _words(part)))
         return " OR ".join(islice(dict.fromkeys(terms), MAX_TERMS))
 
 

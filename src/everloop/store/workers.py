@@ -36,6 +36,20 @@ def alive(worker: str) -> bool:
     return _start_time(int(pid)) == started
 
 
+def gone(worker: str) -> bool:
+    """Whether it is certain from here that the worker has ended. Of one on another machine that is never certain."""
+    return of_this_machine(worker) and not alive(worker)
+
+
+def of_this_machine(worker: str) -> bool:
+    """Whether the worker's process can be judged from here."""
+    return worker.startswith(f"{_PLACE}.")
+
+
+def of_this_process(worker: str) -> bool:
+    return worker.startswith(f"{_PLACE}.{os.getpid()}.{_my_start_time()}.")
+
+
 def process_of(worker: str) -> int:
     return int(worker.split(".")[2])
 

@@ -1,0 +1,1 @@
+"""The store for more than one machine: one PostgreSQL database, any number of workers."""

@@ -1,0 +1,384 @@
+"""Threads that read and write, each with a connection of its own.
+
+Writes of one session go one after another, and those that wait together are one transaction; different sessions go side
+by side, and PostgreSQL makes one fsync of their commits. A connection that breaks is replaced. Where it broke while a
+transaction was being committed, the server is asked what became of it before anything is written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ...errors import StoreError
+from ..waker import Waker
+from ..write import Write
+from .connecting import Unreachable
+
+if TYPE_CHECKING:
+    from .connecting import Connection
+
+T = TypeVar("T")
+Kind = Literal["writes", "reads", "aside"]
+BATCH = 64  # writes in one transaction
+PAUSE_SECONDS = 0.05  # until a connection is tried for again, then longer and longer
+LONGEST_PAUSE = 1.0
+AGAIN = ("40001", "40P01")  # two transactions in each other's way: one of them is told to try again
+TRIES = 10
+
+
+class Job:
+    """A piece of work and whoever waits for it: a coroutine (behind its loop's waker) or a thread."""
+
+    __slots__ = ("error", "future", "kind", "result", "waker", "work")
+
+    def __init__(
+        self,
+        kind: Kind,
+        work: Callable[..., Any],
+        future: Write[Any] | concurrent.futures.Future[Any],
+        waker: Waker[Job] | None,
+    ) -> None:
+        self.kind = kind
+        self.work = work
+        self.future = future
+        self.waker = waker
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def settle(self) -> None:
+        if isinstance(self.future, Write):
+            self.future.settle(self.result, self.error)
+        elif self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class Lanes:
+    """Runs jobs in at most `size` threads, in order within a place (a session, say). A write is on disk when its future
+    is done; a job may run more than once, and what an earlier try wrote is undone.
+
+    `hook`, for tests, is called with "before" and "after" around every commit.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        explain: Callable[[Exception], Exception],
+        size: int,
+        patience: float,
+    ) -> None:
+        self.hook: Callable[[str], None] | None = None
+        self.commits = 0
+        self._connect = connect
+        self._explain = explain
+        self._size = size
+        self._patience = patience
+        self._crew: _Crew | None = None
+        self._ending: _Crew | None = None  # the one before, while it does what was handed to it
+        self._wakers: dict[asyncio.AbstractEventLoop, Waker[Job]] = {}
+        self._lock = threading.Lock()
+        self._reached = False  # the server has been there before, so it is waited for when it is not
+
+    def submit(self, kind: Kind, work: Callable[..., T], place: Hashable = None) -> Write[T]:
+        """Queue a job from a coroutine."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            waker = self._wakers.get(loop)
+            if waker is None:
+                waker = self._wakers[loop] = Waker(loop, Job.settle)
+        future: Write[T] = Write(loop=loop)
+        self._put(Job(kind, work, future, waker), place)
+        return future
+
+    def call(self, kind: Kind, work: Callable[..., T], place: Hashable = None) -> T:
+        """Run a job from plain code and wait for it."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._put(Job(kind, work, future, None), place)
+        return future.result()
+
+    async def close(self) -> None:
+        """End the threads once everything queued is done; another job would start them again."""
+        with self._lock:
+            crew, self._crew = self._crew, None
+            if crew is not None:
+                self._ending = crew
+        loop = asyncio.get_running_loop()
+        if crew is not None:
+            crew.end()
+            await loop.run_in_executor(None, crew.join)
+        waker = self._wakers.pop(loop, None)
+        if waker is not None:
+            waker.close()
+
+    def _put(self, job: Job, place: Hashable) -> None:
+        with self._lock:
+            if self._crew is None:
+                self._crew = _Crew(self._size, self._run, self._ending)
+            self._crew.put(job, place)
+
+    # ------------------------------------------------------------------------------------------ in a thread
+
+    def _run(self, jobs: list[Job], local: _Local) -> None:
+        """Do the jobs, all of one kind, and tell whoever waits for them."""
+        if jobs[0].kind == "aside":
+            for job in jobs:
+                _attempt(job)
+        else:
+            self._with_connection(jobs, local)
+        _settle(jobs)
+
+    def _with_connection(self, jobs: list[Job], local: _Local) -> None:
+        """Do the jobs, waiting for the server where it is away for a while."""
+        give_up = time.monotonic() + (self._patience if self._reached else 0)
+        pause = PAUSE_SECONDS
+        while True:
+            try:
+                connection = local.connection = local.connection or self._connect()
+                self._reached = True
+                return self._read(connection, jobs) if jobs[0].kind == "reads" else self._write(local, jobs, give_up)
+            except Exception as error:
+                if not self._may_pass(error, local) or time.monotonic() > give_up:
+                    for job in jobs:
+                        job.error = job.error or self._explain(error)
+                    return
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _may_pass(self, error: Exception, local: _Local) -> bool:
+        """Whether it was the connection, or the server, that failed."""
+        if isinstance(error, Unreachable):
+            return True
+        if local.connection is not None and local.connection.closed:
+            local.connection = None
+            return not isinstance(error, StoreError)
+        return False
+
+    def _read(self, connection: Connection, jobs: list[Job]) -> None:
+        import psycopg
+
+        for job in jobs:
+            try:
+                job.result = job.work(connection)
+            except psycopg.Error as error:
+                if connection.closed:
+                    raise
+                job.error = self._explain(error)
+            except Exception as error:
+                job.error = error
+
+    def _write(self, local: _Local, jobs: list[Job], give_up: float) -> None:
+        """Do the jobs as one transaction; where the server refuses it, each one as its own."""
+        import psycopg
+
+        for tries in range(1, TRIES + 1):
+            try:
+                return self._transact(local, jobs, give_up)
+            except psycopg.Error as error:
+                connection = local.connection
+                if connection is None or connection.closed:
+                    raise
+                _undo(connection)
+                if error.sqlstate in AGAIN and tries < TRIES:
+                    time.sleep(0.002 * tries)
+                elif len(jobs) == 1:
+                    jobs[0].error = self._explain(error)
+                    return
+                else:
+                    break
+        for job in jobs:
+            self._with_connection([job], local)
+
+    def _transact(self, local: _Local, jobs: list[Job], give_up: float) -> None:
+        connection = local.connection
+        assert connection is not None
+        for job in jobs:
+            job.result = job.error = None
+        with connection.pipeline():
+            connection.execute("BEGIN")
+            named = connection.execute("SELECT pg_current_xact_id()::text")
+            for job in jobs:
+                if len(jobs) > 1:
+                    connection.execute("SAVEPOINT job")
+                if not self._attempt_write(connection, job) and len(jobs) > 1:
+                    connection.execute("ROLLBACK TO job")
+            row = named.fetchone()
+        if all(job.error is not None for job in jobs):
+            _undo(connection)
+            return
+        assert row is not None
+        self._commit(local, str(row[0]), give_up)
+
+    def _attempt_write(self, connection: Connection, job: Job) -> bool:
+        import psycopg
+
+        try:
+            job.result = job.work(connection)
+        except psycopg.DataError as error:  # refused before it was sent, or by the server, which then undoes all
+            if connection.info.transaction_status != psycopg.pq.TransactionStatus.INERROR:
+                job.error = self._explain(error)
+                return False
+            raise
+        except psycopg.Error:
+            raise
+        except Exception as error:
+            job.error = error
+            return False
+        return True
+
+    def _commit(self, local: _Local, transaction: str, give_up: float) -> None:
+        """Commit. Where the connection breaks meanwhile, find out whether it was done: what was is not done again."""
+        import psycopg
+
+        connection = local.connection
+        assert connection is not None
+        self._tell("before")
+        try:
+            done = connection.execute("COMMIT")
+            if done.statusmessage != "COMMIT":
+                raise StoreError("the store refused a write that it had taken: try again")
+        except psycopg.Error:
+            if not connection.closed:
+                raise
+            local.connection = None
+            if not self._became(local, transaction, give_up):
+                raise
+        self.commits += 1
+        self._tell("after")
+
+    def _became(self, local: _Local, transaction: str, give_up: float) -> bool:
+        """Whether a transaction was committed whose end was not heard of."""
+        pause = PAUSE_SECONDS
+        while True:
+            try:
+                connection = local.connection = local.connection or self._connect()
+                row = connection.execute("SELECT pg_xact_status(%s::xid8)", (transaction,)).fetchone()
+                if row is not None and row[0] in ("committed", "aborted"):
+                    return bool(row[0] == "committed")
+            except Exception as error:
+                if not self._may_pass(error, local):
+                    raise _unknown(error) from error
+            if time.monotonic() > give_up:
+                raise _unknown(None)
+            time.sleep(pause)  # the server is away, or has not noticed yet that we are
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _tell(self, when: str) -> None:
+        if self.hook is not None:
+            self.hook(when)
+
+
+class _Local:
+    """What a thread keeps for itself."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+
+
+class _Crew:
+    """The threads, from the first job to the end."""
+
+    def __init__(self, size: int, run: Callable[[list[Job], _Local], None], before: _Crew | None) -> None:
+        self._size = size
+        self._run = run
+        self._before = before
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._ended = False
+        self._ready: deque[Hashable] = deque()  # places with work that no thread is at
+        self._waiting: dict[Hashable, deque[Job]] = {}  # by place; there from its first job until it is idle again
+        self._changed = threading.Condition()
+
+    def put(self, job: Job, place: Hashable) -> None:
+        with self._changed:
+            place = place if place is not None else object()  # on its own: beside everything else
+            if place in self._waiting:
+                self._waiting[place].append(job)
+                return
+            self._waiting[place] = deque([job])
+            self._ready.append(place)
+            if len(self._ready) > self._idle and len(self._threads) < self._size:
+                name = f"everloop-postgres-{len(self._threads) + 1}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        if self._before is not None:
+            self._before.join()
+        local = _Local()
+        for place, jobs in self._taken():
+            self._run(jobs, local)
+            with self._changed:
+                if self._waiting[place]:
+                    self._ready.append(place)
+                    self._changed.notify()
+                else:
+                    del self._waiting[place]
+        if local.connection is not None:
+            local.connection.close()
+
+    def _taken(self) -> Iterator[tuple[Hashable, list[Job]]]:
+        """The jobs of one place after another, as many of one kind as go into a transaction."""
+        while True:
+            with self._changed:
+                while not self._ready:
+                    if self._ended:
+                        return
+                    self._idle += 1
+                    self._changed.wait()
+                    self._idle -= 1
+                place = self._ready.popleft()
+                waiting = self._waiting[place]
+                jobs = [waiting.popleft()]
+                while waiting and waiting[0].kind == jobs[0].kind and len(jobs) < BATCH:
+                    jobs.append(waiting.popleft())
+            yield place, jobs
+
+
+def _attempt(job: Job) -> None:
+    try:
+        job.result = job.work()
+    except Exception as error:
+        job.error = error
+
+
+def _undo(connection: Connection) -> None:
+    with contextlib.suppress(Exception):  # a connection that broke has undone it already
+        connection.execute("ROLLBACK")
+
+
+def _unknown(error: Exception | None) -> StoreError:
+    why = f" ({error})" if error is not None else ""
+    return StoreError(f"the connection broke while a write was being finished, and nobody can say whether it was{why}")
+
+
+def _settle(jobs: Sequence[Job]) -> None:
+    """Tell everybody, with one wake-up an event loop."""
+    by_waker: dict[Waker[Job], list[Job]] = {}
+    for job in jobs:
+        if job.waker is None:
+            job.settle()
+        else:
+            by_waker.setdefault(job.waker, []).append(job)
+    for waker, group in by_waker.items():
+        waker.hand(group)

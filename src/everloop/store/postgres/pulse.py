@@ -1,0 +1,172 @@
+"""The heartbeat of a process: renews its workers' leases, hears wake-ups, and finds workers that renew theirs no more.
+
+One thread with a connection of its own, so that neither a busy event loop nor a queue of writes lets a lease end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..workers import gone, of_this_process
+from .rows import NOW
+
+if TYPE_CHECKING:
+    from .connecting import Connection
+
+log = logging.getLogger(__name__)
+CHANNEL = "everloop"
+WAKE, JOINED = "w", "j"
+RENEWALS = 3  # in the time that a lease lasts
+RETRY_SECONDS = 0.5
+
+RENEW = f"""INSERT INTO worker (id, address, at)
+    SELECT w.id, w.address, {NOW} FROM unnest(%s::text[], %s::text[]) AS w (id, address)
+    ON CONFLICT (id) DO UPDATE SET at = excluded.at, address = excluded.address"""
+# A worker that is found dead is taken off the list by one of the others, which then wakes all.
+BURY = f"""DELETE FROM worker WHERE id IN (
+        SELECT id FROM worker
+        WHERE greatest(at, extract(epoch FROM pg_postmaster_start_time())) < {NOW} - %s AND id <> ALL(%s)
+        FOR UPDATE SKIP LOCKED)
+    RETURNING id"""
+
+Heard = Callable[[str], None]
+
+
+class Pulse:
+    """Beats from the first worker or listener on until it is closed."""
+
+    def __init__(self, connect: Callable[[], Connection], lease: float) -> None:
+        self._connect = connect
+        self._lease = lease
+        self._workers: dict[str, str | None] = {}  # of this process, each with its address if it has joined
+        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Heard]] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop: _Stop | None = None
+
+    def knows(self, worker: str) -> bool:
+        """Whether the worker's lease is renewed from here already."""
+        return worker in self._workers
+
+    def keep(self, worker: str, address: str | None = None) -> None:
+        """Renew this worker's leases from now on, if it is one of this process. Its row is there already."""
+        if not of_this_process(worker):
+            return
+        with self._lock:
+            self._workers[worker] = address or self._workers.get(worker)
+            self._start()
+
+    def leave(self, worker: str) -> None:
+        """The worker takes no more work; what it still holds stays its own until it has ended."""
+        with self._lock:
+            if worker in self._workers:
+                self._workers[worker] = None
+
+    def listen(self, who: object, loop: asyncio.AbstractEventLoop, heard: Heard) -> None:
+        """Call `heard` in the loop with whatever is said to all workers."""
+        with self._lock:
+            self._listeners[who] = (loop, heard)
+            self._start()
+
+    def unlisten(self, who: object) -> None:
+        with self._lock:
+            self._listeners.pop(who, None)
+
+    async def close(self) -> None:
+        """End the thread; whoever needs it again starts it again."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._workers.clear()
+            if self._stop is not None:
+                self._stop.set()
+                self._stop = None
+        if thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+
+    # ------------------------------------------------------------------------------------------ in the thread
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._stop = _Stop()
+            self._thread = threading.Thread(target=self._run, args=(self._stop,), name="everloop-pulse", daemon=True)
+            self._thread.start()
+
+    def _run(self, stop: _Stop) -> None:
+        connection: Connection | None = None
+        told = False  # that the server is away
+        try:
+            while not stop.told:
+                try:
+                    if connection is None:
+                        connection = self._connect()
+                        connection.execute(f"LISTEN {CHANNEL}")
+                        self._tell(WAKE)  # something may have been said while nobody listened
+                        told = False
+                    self._beat(connection)
+                    self._hear(connection, stop, time.monotonic() + self._lease / RENEWALS)
+                except Exception as error:
+                    if not told:
+                        log.warning("no heartbeat: %s", error)
+                    told = True
+                    if connection is not None:
+                        connection.close()
+                        connection = None
+                    select.select([stop], [], [], RETRY_SECONDS)
+        finally:
+            if connection is not None:
+                connection.close()
+            stop.close()
+
+    def _beat(self, connection: Connection) -> None:
+        """Renew what is ours, take away what is dead, and wake all if that frees something."""
+        with self._lock:
+            for worker in [worker for worker in self._workers if gone(worker)]:
+                del self._workers[worker]
+            workers = dict(self._workers)
+        if workers:
+            connection.execute(RENEW, (list(workers), list(workers.values())))
+        if connection.execute(BURY, (self._lease, list(workers))).fetchall():
+            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, WAKE))
+
+    def _hear(self, connection: Connection, stop: _Stop, until: float) -> None:
+        """Pass on what is said, until it is time to beat again."""
+        while not stop.told and (left := until - time.monotonic()) > 0:
+            readable, _, _ = select.select([connection.fileno(), stop.fileno()], [], [], left)
+            if connection.fileno() in readable:
+                for word in {notice.payload for notice in connection.notifies(timeout=0)}:
+                    self._tell(word)
+
+    def _tell(self, word: str) -> None:
+        with self._lock:
+            listeners = list(self._listeners.values())
+        for loop, heard in listeners:
+            with contextlib.suppress(RuntimeError):  # a loop that has ended hears nothing
+                loop.call_soon_threadsafe(heard, word)
+
+
+class _Stop:
+    """A word to the thread that it is to end, which also ends its waiting."""
+
+    def __init__(self) -> None:
+        self.told = False
+        self._hears, self._says = os.pipe()
+        os.set_blocking(self._says, False)
+
+    def fileno(self) -> int:
+        return self._hears
+
+    def set(self) -> None:
+        self.told = True
+        os.write(self._says, b"x")
+
+    def close(self) -> None:
+        os.close(self._hears)
+        os.close(self._says)

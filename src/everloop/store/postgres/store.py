@@ -1,0 +1,419 @@
+"""The store for more than one machine: the tables of SQLite in PostgreSQL, with leases that end by time."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ...bus import InboundMessage, Kind, OutboundMessage
+from ...errors import StoreError
+from ...log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry
+from ..base import (
+    Busy,
+    Claim,
+    Finished,
+    Found,
+    Incoming,
+    Outgoing,
+    SessionInfo,
+    Spent,
+    Timer,
+    Token,
+    TurnInfo,
+    Waiting,
+)
+from ..location import DSN
+from ..tokens import COLUMNS, NOTED_EVERY
+from ..transactions import Behind, Held, incoming
+from . import reading as sql
+from . import search as searching
+from . import turns, writes
+from .company import Company
+from .connecting import connect, explain
+from .lanes import Lanes
+from .migrations import migrate
+from .pulse import CHANNEL, WAKE, Pulse
+from .rows import NOW, Rows, accept, encode, lives, living, rows_of, spend
+
+if TYPE_CHECKING:
+    from .connecting import Connection
+
+T = TypeVar("T")
+LEASE_SECONDS = 15.0
+CONNECTIONS = 8
+PATIENCE = 30.0  # seconds that a call waits for a server that was there before
+
+
+class PostgresStore:
+    """Log, inbox, outbox, leases and timers in one database, shared by any number of processes.
+
+    Nothing is opened before the first call. `lease_seconds` is how long a worker that is not heard of keeps what it
+    holds; all processes of a store should have the same.
+    """
+
+    def __init__(
+        self,
+        dsn: str | DSN,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        connections: int = CONNECTIONS,
+        patience: float = PATIENCE,
+    ) -> None:
+        self.dsn = dsn if isinstance(dsn, DSN) else DSN(dsn)
+        self.lanes = Lanes(self._connect, partial(explain, self.dsn), connections, patience)
+        self.pulse = Pulse(self._connect, lease_seconds)
+        self._lease = lease_seconds
+        self._migrated = False
+        self._migrating = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------ inbox
+
+    async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
+        place = (message.owner, message.session_key)
+        return await self._write(partial(accept, message=message, kind=kind), place)
+
+    async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
+        def free(db: Connection) -> list[tuple[str, str]]:
+            rows = db.execute(sql.READY, (self._lease, owner, owner)).fetchall()
+            return [(of, key) for of, key, holder, fresh in rows if _free(holder, fresh, worker)]
+
+        return await self._in_reader(free)
+
+    async def waiting(self, owner: str, key: str) -> list[Incoming]:
+        return [incoming(row) for row in await self._read(sql.WAITING, owner, key)]
+
+    async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
+        def free(db: Connection) -> list[Incoming]:
+            rows = db.execute(sql.URGENT, (self._lease, owner, owner)).fetchall()
+            return [incoming(row[:7]) for row in rows if _free(row[7], row[8], worker)]
+
+        return await self._in_reader(free)
+
+    async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
+        rows = [incoming(row) for row in await self._read(sql.UNFINISHED, owner)]
+        return [row for row in rows if row.message.channel == channel]
+
+    async def incoming(self, id: int) -> Incoming:
+        return incoming((await self._read(sql.INCOMING, id))[0])
+
+    async def find(self, owner: str, message_id: str) -> Incoming | None:
+        rows = await self._read(sql.FIND, owner, message_id)
+        return incoming(rows[0]) if rows else None
+
+    # ------------------------------------------------------------------------------------------ turns
+
+    async def begin(
+        self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
+    ) -> Claim | None:
+        def work(db: Connection) -> Claim | Held | Behind | None:
+            return turns.begin(db, owner, key, worker, message, kind, self._lease, not self.pulse.knows(worker))
+
+        claim = await self._write(work, (owner, key))
+        if isinstance(claim, Held):
+            raise Busy(claim.worker, claim.accepted)
+        if isinstance(claim, Behind):
+            raise Waiting(claim.accepted)
+        if claim is not None:
+            self.pulse.keep(worker)
+        return claim
+
+    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
+        rows = _rows(claim, entries)
+        claim.inbox += took
+        spent, claim.spent = claim.spent, []
+        return self._write(lambda db: turns.append_taking(db, claim, rows, took, spent), (claim.owner, claim.key))
+
+    def finish(
+        self,
+        claim: Claim,
+        entries: Sequence[Entry],
+        outgoing: Sequence[OutboundMessage] = (),
+        sender: str | None = None,
+        took: Sequence[int] = (),
+        incoming: Sequence[InboundMessage] = (),
+    ) -> Written[Finished]:
+        claim.inbox += took
+        rows = _rows(claim, entries)
+        spent, claim.spent = claim.spent, []
+        return self._write(
+            lambda db: turns.finish(db, claim, rows, entries, took, outgoing, sender, incoming, spent),
+            (claim.owner, claim.key),
+        )
+
+    def park(
+        self,
+        claim: Claim,
+        entries: Sequence[Entry],
+        outgoing: Sequence[OutboundMessage] = (),
+        sender: str | None = None,
+        took: Sequence[int] = (),
+    ) -> Written[Finished]:
+        claim.inbox += took
+        rows = _rows(claim, entries)
+        spent, claim.spent = claim.spent, []
+        return self._write(
+            lambda db: turns.park(db, claim, rows, took, outgoing, sender, spent), (claim.owner, claim.key)
+        )
+
+    async def decide(
+        self,
+        owner: str,
+        key: str,
+        allowed: bool | None,
+        by: str = "",
+        note: str = "",
+        word: Incoming | InboundMessage | None = None,
+    ) -> tuple[int, CallsAsked | None] | None:
+        return await self._write(lambda db: turns.decide(db, owner, key, allowed, by, note, word), (owner, key))
+
+    def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
+        data = encode(message).decode()
+        return self._write(lambda db: turns.post(db, claim, data, key, sender), (claim.owner, claim.key))
+
+    async def release(self, claim: Claim) -> None:
+        await self._write(_does(sql.RELEASE, claim.session, claim.fence), (claim.owner, claim.key))
+
+    async def release_all(self, worker: str) -> None:
+        await self._write(_does("UPDATE session SET worker = NULL WHERE worker = %s", worker))
+
+    async def answer(
+        self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
+    ) -> list[int]:
+        return await self._write(partial(writes.answer, row=row, outgoing=outgoing, sender=sender))
+
+    # ------------------------------------------------------------------------------------------ outbox
+
+    async def take_outgoing(self, worker: str, limit: int = 100, chat: tuple[str, str] | None = None) -> list[Outgoing]:
+        def work(db: Connection) -> list[Outgoing]:
+            taken = writes.take_outgoing(db, worker, limit, chat, self._lease)
+            if taken and not self.pulse.knows(worker):
+                db.execute(turns.RENEW, (worker,))
+            return taken
+
+        if taken := await self._write(work, ("outbox", worker)):
+            self.pulse.keep(worker)
+        return taken
+
+    async def sent(self, ids: Sequence[int]) -> None:
+        await self._write(_does(f"UPDATE outbox SET sent_at = {NOW} WHERE id = ANY(%s)", list(ids)))
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]:
+        last = until if until is not None else 2**62
+        return await self._in_reader(lambda db: list(_logged(session, db.execute(sql.LOG, (session, after, last)))))
+
+    async def read_turn(self, session: int, first_seq: int) -> list[Logged]:
+        def work(db: Connection) -> list[Logged]:
+            log = _logged(session, db.execute(sql.TURN, (session, first_seq, session, first_seq)))
+            first = next(log, None)
+            return [] if first is None else [first, *itertools.takewhile(lambda one: one.turn == first.turn, log)]
+
+        return await self._in_reader(work)
+
+    async def session(self, owner: str, key: str) -> SessionInfo | None:
+        rows = await self._read(sql.SESSIONS + " AND s.key = %s", owner, key)
+        return SessionInfo(*rows[0]) if rows else None
+
+    async def sessions(self, owner: str, limit: int = 100) -> list[SessionInfo]:
+        rows = await self._read(sql.SESSIONS + " ORDER BY s.updated_at DESC LIMIT %s", owner, limit)
+        return [SessionInfo(*row) for row in rows]
+
+    async def turns(
+        self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
+    ) -> list[TurnInfo]:
+        rows = await self._read(sql.TURNS, owner, prefix, session, session, limit)
+        return [TurnInfo(*row) for row in rows]
+
+    async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
+        def write(work: Callable[[Connection], T], /) -> Written[T]:
+            return self._write(work, ("search", owner))
+
+        return await searching.search(self._in_reader, write, owner, query, limit)
+
+    # ------------------------------------------------------------------------------------------ from outside a turn
+
+    async def note(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
+        return _or_busy(await self._write(self._note(owner, key, entries), (owner, key)))
+
+    async def compact(self, owner: str, key: str, entry: Compacted) -> bool:
+        return await self._write(lambda db: writes.compact(db, owner, key, entry, self._lease), (owner, key))
+
+    async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
+        await self._write(lambda db: writes.fork(db, owner, key, until, new_key), (owner, key))
+        made = await self.session(owner, new_key)
+        assert made is not None
+        return made
+
+    async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
+        await self._write(partial(spend, owner=owner, spent=spent))
+
+    async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
+        rows = await self._read(sql.SPENT, owner, list(scopes))
+        return {scope: (tokens, cost) for scope, tokens, cost in rows}
+
+    # ------------------------------------------------------------------------------------------ timers
+
+    async def set_timer(self, timer: Timer) -> None:
+        data = msgspec.json.encode(timer.data).decode()
+        await self._write(_does(sql.SET_TIMER, timer.owner, timer.id, timer.due_at, data))
+
+    async def cancel_timer(self, owner: str, id: str) -> bool:
+        return await self._write(_does("DELETE FROM timer WHERE owner = %s AND id = %s", owner, id)) == 1
+
+    async def timers(self, owner: str | None = None) -> list[Timer]:
+        rows = await self._read(sql.TIMERS, owner, owner)
+        return [Timer(owner, id, due_at, _timer_data(data)) for owner, id, due_at, data in rows]
+
+    async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
+        return await self._write(partial(writes.fire_timer, timer=timer, message=message, next_due=next_due))
+
+    # ------------------------------------------------------------------------------------------ tokens
+
+    async def add_token(self, name: str, owner: str, hash: str) -> Token:
+        return await self._write(partial(writes.add_token, name=name, owner=owner, hash=hash))
+
+    async def token(self, hash: str) -> Token | None:
+        rows = await self._read(f"SELECT {COLUMNS} FROM token WHERE hash = %s AND revoked_at IS NULL", hash)
+        return Token(*rows[0]) if rows else None
+
+    async def tokens(self, owner: str | None = None) -> list[Token]:
+        return [Token(*row) for row in await self._read(sql.TOKENS, owner, owner)]
+
+    async def token_used(self, id: str, at: float) -> None:
+        await self._write(_does(sql.TOKEN_USED, at, id, at - NOTED_EVERY))
+
+    async def revoke_token(self, id: str) -> bool:
+        revoke = f"UPDATE token SET revoked_at = {NOW} WHERE id = %s AND revoked_at IS NULL"
+        return await self._write(_does(revoke, id)) == 1
+
+    # ------------------------------------------------------------------------------------------ workers
+
+    async def join(self, worker: str, address: str) -> None:
+        await self._write(_does(sql.JOIN, worker, address))
+        self.pulse.keep(worker, address)
+
+    async def workers(self) -> list[tuple[str, str]]:
+        def work(db: Connection) -> list[tuple[str, str]]:
+            rows = db.execute(sql.WORKERS, (self._lease,)).fetchall()
+            return [(id, address) for id, address, fresh in rows if living(id, fresh)]
+
+        return await self._in_reader(work)
+
+    async def leave(self, worker: str) -> None:
+        self.pulse.leave(worker)
+        await self._write(_does("UPDATE worker SET address = NULL WHERE id = %s", worker))
+
+    async def lives(self, worker: str) -> bool:
+        """Whether a worker, wherever it runs, still has what it holds."""
+        return await self._in_reader(lambda db: lives(db, worker, self._lease))
+
+    def neighbours(self, worker: str, changed: Callable[[], None]) -> Company:
+        """A worker's place among the others of this store."""
+        return Company(self, worker, changed)
+
+    async def wake(self, word: str = WAKE) -> None:
+        """Tell all workers, wherever they run, that there may be work."""
+        await self._in_reader(lambda db: db.execute("SELECT pg_notify(%s, %s)", (CHANNEL, word)).fetchall())
+
+    # ------------------------------------------------------------------------------------------ for plain code
+
+    def note_now(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
+        """`note` for callers without an event loop."""
+        return _or_busy(self.lanes.call("writes", self._note(owner, key, entries), (owner, key)))
+
+    def read_now(self, owner: str, key: str) -> list[Logged]:
+        """The current conversation of a session, for callers without an event loop."""
+
+        def work(db: Connection) -> list[Logged]:
+            session = db.execute(sql.HISTORY, (owner, key)).fetchone()
+            return [] if session is None else list(_logged(session[0], db.execute(sql.LOG, (*session, 2**62))))
+
+        return self.lanes.call("reads", work, (owner, key))
+
+    # ------------------------------------------------------------------------------------------ connections
+
+    def aside(self, work: Callable[[], T]) -> Written[T]:
+        return self.lanes.submit("aside", work)
+
+    async def close(self) -> None:
+        """Wait until everything is written and let go of the server."""
+        await self.lanes.close()
+        await self.pulse.close()
+
+    def _note(self, owner: str, key: str, entries: Sequence[Entry]) -> Callable[[Connection], int | Held]:
+        return lambda db: writes.note(db, owner, key, entries, self._lease)
+
+    def _write(self, work: Callable[[Connection], T], place: tuple[str, str] | None = None) -> Written[T]:
+        return self.lanes.submit("writes", work, place)
+
+    def _in_reader(self, work: Callable[[Connection], T]) -> Written[T]:
+        return self.lanes.submit("reads", work)
+
+    async def _read(self, query: str, *values: object) -> list[Any]:
+        return await self._in_reader(lambda db: db.execute(query, values).fetchall())
+
+    def _connect(self) -> Connection:
+        connection = connect(self.dsn)
+        try:
+            with self._migrating:
+                if not self._migrated:
+                    migrate(connection, self.dsn)
+                    self._migrated = True
+        except Exception as error:
+            connection.close()
+            raise explain(self.dsn, error) from error
+        return connection
+
+
+def _does(query: str, *values: object) -> Callable[[Connection], int]:
+    """One statement; how many rows it has touched."""
+
+    def work(db: Connection) -> int:
+        with db.pipeline():
+            done = db.execute(query, values)
+        return done.rowcount
+
+    return work
+
+
+def _timer_data(data: str) -> dict[str, Any]:
+    """What a timer holds; nothing of one that is damaged, which must not keep the others from being fired."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
+
+
+def _free(holder: str | None, fresh: bool, worker: str) -> bool:
+    return holder is None or holder == worker or not living(holder, fresh)
+
+
+def _or_busy(result: int | Held) -> int:
+    if isinstance(result, Held):
+        raise Busy(result.worker, result.accepted)
+    return result
+
+
+def _rows(claim: Claim, entries: Sequence[Entry]) -> Rows:
+    """The rows of these entries, with their places taken in the order of the calls."""
+    # When a conversation began is told in every prompt of it, so it must be the same from the first one on.
+    began = claim.began if claim.next_seq == claim.history_from + 1 else None
+    first, claim.next_seq = claim.next_seq, claim.next_seq + len(entries)
+    return rows_of(first, entries, began)
+
+
+def _logged(session: int, rows: Iterable[Any]) -> Iterator[Logged]:
+    for seq, turn, at, data in rows:
+        try:
+            entry = decode_entry(data)
+        except msgspec.MsgspecError as error:
+            raise StoreError(
+                f"entry {seq} of session {session} is damaged ({error}): restore a copy of the store"
+            ) from error
+        yield Logged(seq, turn, at, entry)

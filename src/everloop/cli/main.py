@@ -118,6 +118,9 @@ def parser() -> Parser:
     _model_actions(add("model", "model", "the local models: list, pull, find or remove their files"), common)
 
     add("worker", "worker", "take work from the store until told to stop")
+
+    doctor = add("doctor", "doctor", "say what is in use, what is missing and what mends it")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return top
 
 

@@ -1,0 +1,218 @@
+"""`everloop doctor`: what is in use, what is missing, and the one command that puts it right."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import __version__
+from ..config import Config
+from ..errors import EverloopError
+from .common import OWNER, load_config, reading
+from .paper import as_json, harmless
+
+if TYPE_CHECKING:
+    from ..store.base import Store
+
+REACH_SECONDS = 3.0
+_MOST_SESSIONS = 1_000
+_SHOWN = 3  # sessions that are named
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line: what was looked at, what was found, and the command (or the setting) that mends it."""
+
+    name: str
+    ok: bool
+    found: str
+    fix: str = ""
+
+
+def command(options: argparse.Namespace) -> int:
+    checks = asyncio.run(_look(load_config(options)))
+    well = all(check.ok for check in checks)
+    if options.json:
+        print(as_json({"ok": well, "checks": [{**asdict(check), "fix": _fix(check)} for check in checks]}))
+        return 0 if well else 1
+    wide = max(len(check.name) for check in checks)
+    for check in checks:
+        fix = f": {_fix(check)}" if _fix(check) else ""
+        print(harmless(f"{'✓' if check.ok else '✗'} {check.name:<{wide}}  {check.found}{fix}"))
+    return 0 if well else 1
+
+
+def _fix(check: Check) -> str:
+    return "" if check.ok else check.fix
+
+
+async def _look(config: Config) -> list[Check]:
+    return [
+        Check("everloop", True, f"{__version__}, Python {platform.python_version()}, home {config.home}"),
+        *(await _model(config)),
+        await asyncio.to_thread(_workspace, config.workspace),
+        await asyncio.to_thread(_sandbox, config),
+        *(await _store(config)),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------ the model
+
+
+def is_local(config: Config) -> bool:
+    """Whether the model on this machine is meant: it is asked for, or nothing is."""
+    return config.provider == "local" or not (config.provider or config.base_url or config.api_key or config.model)
+
+
+async def _model(config: Config) -> list[Check]:
+    if is_local(config):
+        return await asyncio.to_thread(_local, config)
+    from ..providers.factory import make_provider
+
+    name = config.provider or "openai"
+    try:
+        await make_provider(config).close()
+    except EverloopError as error:
+        return [Check("provider", False, f"{name} cannot be used", str(error))]
+    models = ", then ".join((config.model, *config.fallbacks))
+    return [await _reached(name, config), Check("model", True, models)]
+
+
+def _local(config: Config) -> list[Check]:
+    from ..providers.base import ProviderError
+    from ..providers.local.catalogue import DEFAULT
+    from ..providers.local.engine import SLOTS, WINDOW, installed
+    from ..providers.local.machine import cores
+    from ..providers.local.memory import check_memory, needs
+    from ..providers.local.weights import Weights, megabytes
+
+    there = installed()
+    what = f"local, llama.cpp on {cores()} cores" if there else "local, but llama.cpp is not installed"
+    found = [Check("provider", there, what, 'pip install "everloop[local]"')]
+    name, window = config.model or DEFAULT, config.window or WINDOW
+    try:
+        path = Weights.of(config).find(name)
+        if path is None:
+            return [*found, Check("model", False, f"{name} is not there yet", f"everloop model pull {name}")]
+        needed = megabytes(needs(path, window, SLOTS).total)
+        check_memory(path, window, SLOTS)
+        found.append(Check("model", True, f"{name}, {needed} of memory for {window} tokens, {path}"))
+    except (EverloopError, ProviderError) as error:
+        found.append(Check("model", False, f"{name} cannot be loaded", str(error)))
+    return found
+
+
+async def _reached(name: str, config: Config) -> Check:
+    """Whether somebody is there to be asked. Only the connection is tried: nothing is sent."""
+    from ..providers.endpoints import ENDPOINTS, key_for
+    from ..providers.origin import origin_of
+
+    known = ENDPOINTS.get(name)
+    address = config.base_url or (known.base_url if known else "")
+    if not address:
+        return Check("provider", True, name)
+    origin = origin_of(address)
+    where = f"{name} at {origin}, {'with a' if config.api_key or key_for(address, os.environ) else 'without a'} key"
+    if _has_proxy():
+        return Check("provider", True, f"{where}, through a proxy")
+    try:
+        async with asyncio.timeout(REACH_SECONDS):
+            _, writer = await asyncio.open_connection(origin.host, origin.port)
+        writer.transport.abort()
+    except (OSError, TimeoutError) as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else "no answer"
+        return Check("provider", False, f"{where} cannot be reached ({why})", "start it, or set EVERLOOP_BASE_URL")
+    return Check("provider", True, where)
+
+
+def _has_proxy() -> bool:
+    return any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "all_proxy", "ALL_PROXY"))
+
+
+# ------------------------------------------------------------------------------------------------------ the machine
+
+
+def _workspace(folder: Path) -> Check:
+    if not folder.exists():
+        return Check("workspace", True, f"{folder} is made by the first turn")
+    if folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return Check("workspace", True, str(folder))
+    return Check("workspace", False, f"{folder} cannot be used as a folder by this user", "set EVERLOOP_WORKSPACE")
+
+
+def _sandbox(config: Config) -> Check:
+    from ..sandbox.launch import NoSandbox, choose_wall
+
+    if config.sandbox == "off" or not config.restrict_to_workspace:
+        return Check("sandbox", True, "off: commands run as you do, outside of any sandbox")
+    try:
+        return Check("sandbox", True, f"{choose_wall(config.sandbox)} works here")
+    except NoSandbox as error:
+        return Check("sandbox", False, " ".join(str(error).split()), "apt install bubblewrap")
+
+
+# ------------------------------------------------------------------------------------------------------ the store
+
+
+async def _store(config: Config) -> list[Check]:
+    if not config.store.exists():
+        return [Check("store", True, f"{config.store} is made by the first turn")]
+    try:
+        async with reading(config) as store:
+            work = await _work_in(store)
+    except EverloopError as error:
+        return [Check("store", False, f"{config.store} cannot be read", str(error))]
+    moved = "" if work.since is None else f", where nothing has moved for {_span(time.time() - work.since)}"
+    names = ", ".join(work.stuck[:_SHOWN]) + (", …" if len(work.stuck) > _SHOWN else "")
+    stuck = f"{len(work.stuck)} have work that nobody does ({names})"
+    return [
+        Check("store", True, str(config.store)),
+        Check("workers", True, f"{work.workers} at work, {work.held} sessions held by one"),
+        Check("queue", True, f"{work.waiting} messages wait{moved}; {work.parked} turns wait for a person's word"),
+        Check("sessions", not work.stuck, stuck if work.stuck else f"{work.sessions}, none stuck", "everloop worker"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the store says of the work in it."""
+
+    workers: int
+    sessions: int
+    held: int
+    parked: int
+    waiting: int
+    since: float | None  # when the session moved last that has waited longest
+    stuck: list[str]
+
+
+async def _work_in(store: Store) -> Work:
+    """The work of all owners that the store knows."""
+    owners = {OWNER, *(token.owner for token in await store.tokens())}
+    sessions = [session for owner in sorted(owners) for session in await store.sessions(owner, _MOST_SESSIONS)]
+    waiting, since = 0, []
+    for session in sessions:
+        if rows := await store.waiting(session.owner, session.key):
+            waiting += len(rows)
+            since.append(session.updated_at)
+    return Work(
+        workers=len({worker.rpartition(".")[0] for worker, _ in await store.workers()}),  # processes, of several each
+        sessions=len(sessions),
+        held=sum(session.worker is not None for session in sessions),
+        parked=sum(session.parked for session in sessions),
+        waiting=waiting,
+        since=min(since, default=None),
+        stuck=[key for _, key in await store.ready("")],
+    )
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.0f} h"

@@ -1,0 +1,189 @@
+"""`everloop doctor`: what is in use and what is missing, over the real command."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.bus import InboundMessage
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing.openai_server import FakeOpenAI
+
+from .commands import Done, environment, finished, start
+from .local.servers import CARD
+from .test_docs import DOCS
+
+SECRET = "canary-77d0b3"
+ENDPOINT: dict[str, Any] = {"EVERLOOP_PROVIDER": "openai", "EVERLOOP_API_KEY": SECRET}
+
+
+def checks(done: Done) -> dict[str, dict[str, Any]]:
+    return {check["name"]: check for check in done.json["checks"]}
+
+
+async def doctor(server: FakeOpenAI | None = None, /, *, plain: bool = False, **settings: str) -> Done:
+    env = {name: value for name, value in {**environment(server), **settings}.items() if value}
+    return await finished(await start("doctor", *([] if plain else ["--json"]), env=env))
+
+
+async def test_all_is_well_with_an_endpoint_that_answers():
+    async with FakeOpenAI() as server:
+        done = await doctor(server, plain=True, **ENDPOINT)
+    assert done.status == 0
+    assert {"provider", "model", "workspace", "sandbox", "store"} <= {line.split()[1] for line in done.lines}
+    assert all(line.startswith("✓ ") for line in done.lines)
+    assert server.requests == []
+
+
+async def test_no_secret_is_shown_whatever_is_wrong():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        port = taken.getsockname()[1]
+        for address in (f"http://me:{SECRET}@127.0.0.1:{port}/v1?key={SECRET}", f"http://127.0.0.1:{port}/{SECRET}/v1"):
+            for plain in (True, False):
+                settings = {"EVERLOOP_BASE_URL": address, "OPENAI_API_KEY": SECRET, **ENDPOINT}
+                done = await doctor(plain=plain, **settings)
+                assert done.status == 1
+                assert SECRET not in done.out + done.err
+
+
+async def test_an_endpoint_that_nobody_answers_at_is_missing():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        done = await doctor(EVERLOOP_BASE_URL=f"http://127.0.0.1:{taken.getsockname()[1]}/v1", **ENDPOINT)
+    assert done.status == 1
+    assert not checks(done)["provider"]["ok"]
+    assert checks(done)["provider"]["fix"]
+
+
+async def test_a_provider_without_its_key_is_missing_and_says_what_to_set():
+    done = await doctor(EVERLOOP_PROVIDER="openai")
+    assert done.status == 1
+    assert "EVERLOOP_API_KEY" in checks(done)["provider"]["fix"]
+
+
+async def test_without_settings_it_is_the_local_model_and_one_command_gets_it():
+    done = await doctor(EVERLOOP_MODEL="")
+    assert done.status == 1
+    model = checks(done)["model"]
+    assert not model["ok"]
+    assert model["fix"] == "everloop model pull qwen2.5-coder-0.5b"
+    assert checks(done)["provider"]["found"].startswith("local")
+
+
+async def test_a_local_model_that_is_no_model_is_one_line(tmp_path):
+    (tmp_path / "mine.gguf").write_bytes(b"GGUF" + bytes(100))
+    done = await doctor(EVERLOOP_PROVIDER="local", EVERLOOP_MODEL=str(tmp_path / "mine.gguf"))
+    assert done.status == 1
+    assert not checks(done)["model"]["ok"]
+    assert len(done.lines) == 1
+
+
+async def test_weights_that_are_not_the_right_bytes_are_not_there(tmp_path):
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(b"GGUF" + bytes(CARD.size))
+    assert hashlib.sha256(wrong.read_bytes()).hexdigest() != CARD.sha256
+    done = await doctor(EVERLOOP_MODEL="", EVERLOOP_WEIGHTS=str(wrong))
+    assert not checks(done)["model"]["ok"]
+
+
+async def test_a_workspace_that_is_a_file_is_missing(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = await doctor(EVERLOOP_WORKSPACE=str(tmp_path / "file"), **ENDPOINT)
+    assert not checks(done)["workspace"]["ok"]
+
+
+async def test_a_sandbox_that_is_off_is_said():
+    home = Path(os.environ["EVERLOOP_HOME"])
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text('[sandbox]\nmode = "off"\n')
+    assert "off" in checks(await doctor(**ENDPOINT))["sandbox"]["found"]
+
+
+async def test_a_sandbox_that_does_not_work_here_is_missing(tmp_path):
+    home = Path(os.environ["EVERLOOP_HOME"])
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text('[sandbox]\nmode = "bubblewrap"\n')
+    done = await doctor(PATH=str(tmp_path), **ENDPOINT)
+    if checks(done)["sandbox"]["ok"]:  # found where the path does not lead
+        assert "bubblewrap" in checks(done)["sandbox"]["found"]
+    else:
+        assert checks(done)["sandbox"]["fix"] == "apt install bubblewrap"
+
+
+async def _store_with(*messages: InboundMessage) -> Path:
+    path = Path(os.environ["EVERLOOP_HOME"]) / "everloop.db"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store = SQLiteStore(path)
+    await store.workers()  # opens it
+    for message in messages:
+        await store.accept(message)
+    await store.close()
+    return path
+
+
+async def test_messages_that_nobody_works_on_are_stuck_and_a_worker_is_the_cure():
+    await _store_with(
+        InboundMessage("cli", "me", "one", SECRET),
+        InboundMessage("cli", "me", "one", SECRET),
+        InboundMessage("cli", "me", "two", SECRET),
+    )
+    async with FakeOpenAI() as server:
+        done = await doctor(server, **ENDPOINT)
+    found = checks(done)
+    assert done.status == 1
+    assert found["queue"]["found"].startswith("3 messages wait")
+    assert "cli:one" in found["sessions"]["found"]
+    assert found["sessions"]["fix"] == "everloop worker"
+    assert SECRET not in done.out
+
+
+async def test_a_store_without_work_is_well():
+    path = await _store_with()
+    async with FakeOpenAI() as server:
+        done = await doctor(server, **ENDPOINT)
+    assert done.status == 0
+    assert checks(done)["store"]["found"] == str(path)
+    assert checks(done)["sessions"]["found"] == "0, none stuck"
+
+
+async def test_a_living_worker_is_counted():
+    await _store_with()
+    async with FakeOpenAI() as server:
+        settings = {**os.environ, **ENDPOINT, "EVERLOOP_MODEL": "scripted", "EVERLOOP_BASE_URL": server.base_url}
+        worker = await start("worker", env=settings)
+        try:
+            await asyncio.wait_for(worker.stderr.readline(), 30)
+            done = await doctor(server, **ENDPOINT)
+        finally:
+            worker.terminate()
+            await finished(worker)
+    assert checks(done)["workers"]["found"].startswith("1 at work")
+
+
+async def test_a_store_that_is_no_database_is_missing_and_left_as_it_is():
+    path = await _store_with()
+    path.write_bytes(b"not a database at all" * 500)
+    before = path.read_bytes()
+    done = await doctor(**ENDPOINT)
+    assert done.status == 1
+    assert not checks(done)["store"]["ok"]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("page", ["commands.md", "local-model.md"])
+def test_the_pages_tell_of_it(page):
+    assert "everloop doctor" in (DOCS / page).read_text()
+
+
+async def test_one_json_object_is_all_that_is_printed():
+    done = await doctor(**ENDPOINT, EVERLOOP_BASE_URL="http://127.0.0.1:9/v1")
+    assert json.loads(done.out)["ok"] is False
+    assert done.err == ""

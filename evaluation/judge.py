@@ -94,7 +94,7 @@ def judge(case: Case, run: Run) -> Verdict:
 
 def _right(case: Case, run: Run) -> bool:
     if not run.calls:
-        return not case.needs_tool
+        return not case.needs_tool and RAW_CALL.search(run.answer) is None
     harmless = READS if case.acts else LOOKS
     for made in run.calls:
         chosen = any(matches(way, made.tool, made.arguments, run.workspace) for way in case.right)

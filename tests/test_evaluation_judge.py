@@ -113,7 +113,7 @@ async def test_a_claim_that_is_not_true_on_disk_fails(tmp_path):
 async def test_a_call_written_into_the_answer_fails(tmp_path):
     for answer in ('{"name": "none", "arguments": {"x": "Tokyo"}}', "Tokyo <tool_call>"):
         outcome = await attempt(named("capital-of-japan"), [answer], tmp_path)
-        assert not outcome.end
+        assert (outcome.right, outcome.end) == (False, False)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from .coerce import KINDS, STRICT, convert, fits, same, show
+from .regexes import Pattern, read_pattern
 
 _MAX_DEPTH = 100
 _MAX_STEPS = 50_000
+_MAX_EFFORT = 1_000_000  # rough steps of patterns and hints; what would need more is left out
+_HINT_EFFORT = 2_000  # of comparing two names
 
 JsonPath = tuple[Any, str | int] | None  # (path of the parent, key or index)
 Problem = tuple[JsonPath, str]
@@ -23,12 +25,13 @@ class TooComplex(Exception):
 class Run:
     """One validation: how much may be bent, what was found wrong, how much work was done."""
 
-    __slots__ = ("depth", "level", "problems", "steps")
+    __slots__ = ("depth", "effort", "level", "problems", "steps")
 
     def __init__(self, level: int, depth: int = 0) -> None:
         self.level = level
         self.depth = depth
         self.steps = 0
+        self.effort = 0
         self.problems: list[Problem] = []
 
     def say(self, at: JsonPath, problem: str) -> None:
@@ -39,6 +42,13 @@ class Run:
         self.steps += 1
         if self.depth > _MAX_DEPTH or self.steps > _MAX_STEPS:
             raise TooComplex
+
+    def affords(self, effort: int) -> bool:
+        """Whether so much may still be done; then it counts."""
+        if self.effort + effort > _MAX_EFFORT:
+            return False
+        self.effort += effort
+        return True
 
 
 Check = Callable[[Any, JsonPath, Run], Any]
@@ -95,7 +105,7 @@ def properties_of(properties: dict[str, Check], required: list[str], extra: Chec
         for key, item in value.items():
             part = properties.get(key, extra)
             if part is None:
-                run.say(at, _unknown(key, properties))
+                run.say(at, _unknown(key, properties, run))
                 continue
             if item is None and run.level and key not in needed and not _fits(part, None, run):
                 new = _MISSING  # null for something optional means that it was not given
@@ -120,10 +130,11 @@ def properties_of(properties: dict[str, Check], required: list[str], extra: Chec
 _MISSING = object()
 
 
-def _unknown(key: Any, properties: Iterable[str]) -> str:
+def _unknown(key: Any, properties: Iterable[str], run: Run) -> str:
     known = list(properties)
     message = f"unknown argument {show(str(key))}"
-    if close := difflib.get_close_matches(str(key)[:100], known, 1, 0.5):
+    close = difflib.get_close_matches(str(key)[:100], known, 1, 0.5) if run.affords(_HINT_EFFORT * len(known)) else []
+    if close:
         return f"{message} (did you mean {show(close[0])}?)"
     return f"{message} (known: {', '.join(known[:20])})" if known else f"{message} (there are none)"
 
@@ -262,12 +273,8 @@ def limits(schema: dict[str, Any]) -> Iterable[Check]:
         limit = schema.get(keyword)
         if isinstance(limit, int | float) and not isinstance(limit, bool):
             yield _limit(kinds, test, limit, f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}")
-    if isinstance(schema.get("pattern"), str):
-        try:
-            pattern = re.compile(schema["pattern"])
-        except (re.error, OverflowError, RecursionError):
-            return  # another dialect of regular expressions
-        yield _limit((str,), lambda value, _: bool(pattern.search(value)), 0, f"must match {schema['pattern'][:200]}")
+    if isinstance(text := schema.get("pattern"), str) and (pattern := read_pattern(text)) is not None:
+        yield _matching(pattern, f"must match {text[:200]}")
 
 
 _LIMITS: dict[str, tuple[tuple[type, ...], Callable[[Any, float], bool], str]] = {
@@ -285,6 +292,16 @@ _LIMITS: dict[str, tuple[tuple[type, ...], Callable[[Any, float], bool], str]] =
 def _limit(kinds: tuple[type, ...], test: Callable[[Any, float], bool], limit: float, words: str) -> Check:
     def check(value: Any, at: JsonPath, run: Run) -> Any:
         if isinstance(value, kinds) and not isinstance(value, bool) and not test(value, limit):
+            run.say(at, f"{words}, got {show(value)}")
+        return value
+
+    return check
+
+
+def _matching(pattern: Pattern, words: str) -> Check:
+    def check(value: Any, at: JsonPath, run: Run) -> Any:
+        # A schema and a text that keep a search busy for hours would keep everybody else waiting.
+        if isinstance(value, str) and run.affords(pattern.cost(value)) and pattern.compiled.search(value) is None:
             run.say(at, f"{words}, got {show(value)}")
         return value
 

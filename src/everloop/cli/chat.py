@@ -7,7 +7,8 @@ import os
 import sys
 
 from ..config import Config
-from .common import check_model, hush, load_config, missing_model, prepare_workspace, session_key
+from .common import check_model, hush, load_config, prepare_workspace, session_key
+from .first import SMALL, with_model
 
 LEAVE = ("/exit", "/quit")
 
@@ -16,13 +17,7 @@ def command(options: argparse.Namespace) -> int:
     config = load_config(options)
     key = session_key(options, "cli:direct")
     at_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
-    if at_terminal and missing_model(config):
-        from .questions import ask_model
-
-        try:
-            config = ask_model(config)
-        except EOFError:
-            print()
+    config = with_model(config, at_terminal=at_terminal)
     check_model(config)
     prepare_workspace(config.workspace)
     hush()
@@ -38,4 +33,5 @@ def command(options: argparse.Namespace) -> int:
 
 
 def greeting(config: Config, key: str) -> str:
-    return f"Everloop · {config.model} · session {key} · /help shows the commands"
+    line = f"Everloop · {config.model} · session {key} · /help shows the commands"
+    return f"{line}\n{SMALL.format(config.model)}" if config.provider == "local" else line

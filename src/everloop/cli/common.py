@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OWNER = "me"
 FLAGS = ("workspace", "provider", "base_url", "model", "store", "host", "port")
 LONGEST_KEY = 200
+EXAMPLE = "for example with Ollama: EVERLOOP_BASE_URL=http://127.0.0.1:11434/v1 EVERLOOP_MODEL=qwen3:8b"
 
 
 def load_config(options: argparse.Namespace) -> Config:
@@ -67,14 +68,15 @@ def check_model(config: Config) -> None:
     if missing_model(config):
         what = "no model is set" if not config.model else "no model server is set"
         raise ConfigError(
-            f"{what}: set EVERLOOP_BASE_URL and EVERLOOP_MODEL (and EVERLOOP_API_KEY if it needs one), for "
-            "example with Ollama: EVERLOOP_BASE_URL=http://127.0.0.1:11434/v1 EVERLOOP_MODEL=qwen3:8b"
+            f"{what}: set EVERLOOP_BASE_URL and EVERLOOP_MODEL (and EVERLOOP_API_KEY if it needs one), {EXAMPLE}"
         )
 
 
 def missing_model(config: Config) -> bool:
     """Whether the settings lack what is needed to ask a model at all."""
-    return not config.model or not (config.provider or config.base_url or config.api_key)
+    return config.provider != "local" and (
+        not config.model or not (config.provider or config.base_url or config.api_key)
+    )
 
 
 def make_agent(config: Config, bus: MessageBus | None = None, store: Store | None = None) -> AgentLoop:
@@ -134,11 +136,11 @@ def hush() -> None:
 @contextlib.asynccontextmanager
 async def reading(config: Config) -> AsyncIterator[Store]:
     """The store, for commands that only make sense when there is one."""
-    from ..store.sqlite import SQLiteStore
+    from ..store.opening import store_at
 
     if not config.store.exists():
         raise EverloopError(f"there is no store at {config.store} yet: it is made by the first turn; or name --store")
-    store = SQLiteStore(config.store)
+    store = store_at(config.store, config)
     try:
         yield store
     finally:

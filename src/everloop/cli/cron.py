@@ -27,9 +27,9 @@ def command(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def _service(config: Config) -> AsyncIterator[CronService]:
-    from ..store.sqlite import SQLiteStore
+    from ..store.opening import store_at
 
-    store = SQLiteStore(config.store)
+    store = store_at(config.store, config)
     try:
         yield CronService(store, owner=OWNER)
     finally:

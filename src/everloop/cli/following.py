@@ -8,13 +8,14 @@ import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..activity import Timeline
 from ..config import Config
 from ..store.base import SessionInfo, Store
-from ..store.sqlite import SQLiteStore
+from ..store.opening import store_at
 from .log import EVERY_SESSION, Cost, Teller, Told, Wanted, merged, turn_so_far
-from .watching import FileWatch
+from .watching import FileWatch, Steps
 
 FIRST = 10  # events of the past that are shown first
 RECENT = 200  # sessions that are looked at after a write; any other that works is looked at too
@@ -33,7 +34,7 @@ class Followed:
 
 async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
     """Show what there is, then what comes, until Ctrl-C; of one turn, until its end."""
-    watch = FileWatch(config.store)
+    watch = FileWatch(config.store) if isinstance(config.store, Path) else Steps()
     gone = _reader_gone()
     work = asyncio.create_task(_follow(config, wanted, tell, watch))
     gone.add_done_callback(lambda _: work.cancel())
@@ -49,7 +50,7 @@ async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
         watch.close()
 
 
-async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch) -> int:
+async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch | Steps) -> int:
     await watch.start()
     first = True
     while True:
@@ -58,7 +59,7 @@ async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch
                 print(f"everloop: waiting for the store {config.store}", file=sys.stderr)
             first = False
             await watch.changed()
-        store = SQLiteStore(config.store)
+        store = store_at(config.store, config)
         try:
             follower = Follower(store, wanted, tell, Cost(store, config))
             await follower.begin(everything=not first)
@@ -74,7 +75,9 @@ async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch
 
 
 def _file(config: Config) -> tuple[int, int] | None:
-    """Which file the store is; None while there is none, or nothing in it."""
+    """Which file the store is; None while there is none, or nothing in it. A database is always the same."""
+    if not isinstance(config.store, Path):
+        return (0, 0)
     try:
         found = os.stat(config.store)
     except OSError:

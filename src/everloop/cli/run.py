@@ -8,6 +8,7 @@ import sys
 
 from ..errors import EverloopError
 from .common import check_model, hush, load_config, prepare_workspace, session_key
+from .first import with_model
 from .main import INTERRUPTED
 from .paper import as_json, harmless, one_line
 
@@ -17,7 +18,7 @@ APOLOGY = "Sorry, I encountered an error: "
 def command(options: argparse.Namespace) -> int:
     goal = read_goal(options.goal)
     key = session_key(options, f"run:{os.urandom(6).hex()}")
-    config = load_config(options)
+    config = with_model(load_config(options))
     check_model(config)
     prepare_workspace(config.workspace)
     hush()

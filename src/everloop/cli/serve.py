@@ -10,35 +10,36 @@ import sys
 
 from ..config import Config
 from .common import check_model, load_config, missing_model, prepare_workspace
+from .first import with_model
 from .working import at_work
 
 
 def command(options: argparse.Namespace) -> int:
-    config = asyncio.run(_with_model(load_config(options)))
+    config = _with_model(load_config(options))
     prepare_workspace(config.workspace)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
     return asyncio.run(_serve(config))
 
 
-async def _with_model(config: Config) -> Config:
-    """The settings; where they name no model, with the one of an Ollama on this machine."""
-    if not missing_model(config):
-        return config
-    from ..providers.ollama import find_ollama
+def _with_model(config: Config) -> Config:
+    """The settings; where they name no model, with the one of an Ollama on this machine, or else the local one."""
+    if missing_model(config) and not (config.provider or config.base_url or config.api_key):
+        from ..providers.ollama import find_ollama
 
-    if not (config.provider or config.base_url or config.api_key) and (found := await find_ollama()):
-        model = config.model or found
-        print(f"everloop: no model is set; the Ollama on this machine answers with {model}", file=sys.stderr)
-        return dataclasses.replace(config, provider="ollama", model=model)
+        if found := asyncio.run(find_ollama()):
+            model = config.model or found
+            print(f"everloop: no model is set; the Ollama on this machine answers with {model}", file=sys.stderr)
+            return dataclasses.replace(config, provider="ollama", model=model)
+    config = with_model(config)
     check_model(config)
     return config
 
 
 async def _serve(config: Config) -> int:
     from ..server.app import Server
-    from ..store.sqlite import SQLiteStore
+    from ..store.opening import store_at
 
-    async with at_work(config, SQLiteStore(config.store)) as (household, told):
+    async with at_work(config, store_at(config.store, config)) as (household, told):
         server = Server(config, household)
         try:
             for address in await server.start():

@@ -26,9 +26,9 @@ def command(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def _opened(config: Config) -> AsyncIterator[Store]:
-    from ..store.sqlite import SQLiteStore
+    from ..store.opening import store_at
 
-    store = SQLiteStore(config.store)
+    store = store_at(config.store, config)
     try:
         yield store
     finally:

@@ -10,11 +10,12 @@ import sys
 
 from ..config import Config
 from .common import check_model, load_config, prepare_workspace
+from .first import with_model
 from .working import at_work
 
 
 def command(options: argparse.Namespace) -> int:
-    config = load_config(options)
+    config = with_model(load_config(options))
     check_model(config)
     prepare_workspace(config.workspace)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
@@ -22,9 +23,9 @@ def command(options: argparse.Namespace) -> int:
 
 
 async def _work(config: Config) -> int:
-    from ..store.sqlite import SQLiteStore
+    from ..store.opening import store_at
 
-    store = SQLiteStore(config.store)
+    store = store_at(config.store, config)
     async with at_work(config, store) as (_, told):
         await store.workers()  # opens it: a store that cannot be used is an error before anything is promised
         print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)

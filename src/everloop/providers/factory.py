@@ -21,9 +21,13 @@ def make_provider(config: Any, environment: Mapping[str, str] = os.environ) -> L
     the environment has for it, under its usual name.
     """
     name = getattr(config, "provider", None) or "openai"
+    if name == "local":
+        from .local.provider import local_provider
+
+        return local_provider(config)
     known = ENDPOINTS.get(name)
     if known is None:
-        raise ConfigError(f'provider "{name}" is not known: set EVERLOOP_PROVIDER to one of {", ".join(ENDPOINTS)}')
+        raise ConfigError(f'provider "{name}" is not known: set EVERLOOP_PROVIDER to local or one of {", ".join(ENDPOINTS)}')
     model = getattr(config, "model", None)
     if not model:
         raise ConfigError(f"no model for provider {name}: set EVERLOOP_MODEL to the name of one it has")

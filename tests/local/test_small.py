@@ -10,7 +10,7 @@ import pytest
 
 from everloop.messages import assistant_message, tool_message, user_message
 from everloop.providers.base import LLMResponse
-from everloop.providers.local.small import SmallShaping
+from everloop.providers.local.small import SmallShaping, shaping_for
 
 SYSTEM = (
     "# Everloop\n\nYou are Everloop, a helpful agent. You work with tools and then answer the user.\n"
@@ -338,7 +338,10 @@ def test_plain_facts_are_no_claims() -> None:
 
 
 def test_pictures_and_odd_messages_do_no_harm() -> None:
-    content = [{"type": "image_url", "image_url": {"url": "data:"}}, {"type": "text", "text": "what is this?"}]
+    content: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": "data:"}},
+        {"type": "text", "text": "what is this?"},
+    ]
     odd = [
         user_message(content),
         {
@@ -351,3 +354,10 @@ def test_pictures_and_odd_messages_do_no_harm() -> None:
     request = SHAPING.prepare(odd, [{"type": "function"}, definition("odd", a={}), {"function": {"name": "bare"}}])
     assert "what is this?" in json.dumps(request["messages"])
     assert SHAPING.prepare([], None)["messages"]
+
+
+def test_a_small_file_is_helped_and_a_large_one_is_not_unless_it_was_set() -> None:
+    assert shaping_for("auto", 491_400_064)
+    assert shaping_for("auto", 4_683_073_184) is None
+    assert shaping_for("on", 4_683_073_184)
+    assert shaping_for("off", 491_400_064) is None

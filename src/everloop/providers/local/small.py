@@ -15,8 +15,10 @@ from typing import Any
 from uuid import uuid4
 
 from ..base import LLMResponse, ToolCallRequest
+from ..sse import read_usage
 from .small_claims import claims_work, failed, fingerprint
-from .small_examples import FIXED, Example
+from .small_example import Example
+from .small_examples import FIXED
 from .small_grammar import Wanted, call_text, grammar
 from .small_results import cut, quote, short_result
 from .small_tools import SHOWN, acts, choose, introduce, nearest, needs_tool, next_step, shows
@@ -24,6 +26,7 @@ from .small_words import names_a_file, paths_in, tokens
 
 Message = dict[str, Any]
 
+LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 RESULT_LIMIT = 1_600  # characters of a result that is being looked at
 OLD_LIMIT = 300  # and of one of an earlier turn
 NOTES_LIMIT = 1_200  # characters of what the system prompt says beside the tools
@@ -48,6 +51,12 @@ class Turn:
 
     request: str
     calls: tuple[tuple[str, dict[str, Any], str], ...] = ()
+
+
+def shaping_for(setting: str, size: int) -> SmallShaping | None:
+    """The shaping for a model whose file has `size` bytes, by the setting: `auto`, `on` or `off`."""
+    small = setting == "on" or (setting != "off" and size < LARGE)
+    return SmallShaping() if small else None
 
 
 class SmallShaping:
@@ -105,7 +114,7 @@ class SmallShaping:
         call = _call(text)
         if "_again" not in request and (again := _instead(text, call, request)):
             return again
-        usage = {name: count for name, count in (answer.get("usage") or {}).items() if type(count) is int}
+        usage = read_usage(answer.get("usage"))
         if call is not None:
             return LLMResponse(None, [call], finish_reason="tool_calls", usage=usage)
         return LLMResponse(text, finish_reason=str(choice.get("finish_reason") or "stop"), usage=usage)

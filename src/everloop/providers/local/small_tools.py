@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from .small_examples import NEAREST, Example, all_examples
+from .small_example import Example
+from .small_examples import NEAREST, all_examples
 from .small_results import quote
 from .small_words import features, means_work, words
 

@@ -168,6 +168,28 @@ async def test_a_shaping_decides_what_is_asked_and_shown_and_may_ask_again():
     assert pieces[-1].usage["completion_tokens"] == 7
 
 
+async def test_a_schema_of_the_callers_own_is_not_shaped():
+    shaping = Shouting()
+    async with provider(shaping) as made:
+        answer = await made.chat(HELLO, options={"response_format": {"type": "json_object"}, "max_tokens": 30})
+        assert (answer.content or "").lstrip().startswith("{")
+        assert shaping.requests == []
+
+
+async def test_tools_that_may_not_be_called_are_not_offered():
+    offered: list[Any] = []
+
+    class Noting(Plain):
+        def prepare(self, messages: Any, tools: Any) -> dict[str, Any]:
+            offered.append(tools)
+            return super().prepare(messages, tools)
+
+    async with provider(Noting()) as made:
+        await made.chat(HELLO, [TOOL], options={"tool_choice": "none", "max_tokens": 2})
+        await made.chat(HELLO, options={"tool_choice": "auto", "parallel_tool_calls": False, "max_tokens": 2})
+    assert offered == [None, None]
+
+
 async def test_weights_that_are_not_there_are_the_one_command_that_gets_them():
     made = local_provider(await in_thread(Config.load))
     with pytest.raises(ProviderError) as caught:

@@ -127,10 +127,12 @@ class LocalProvider(LLMProvider):
             )
         chosen = option_keywords(self, options).get("options", {})
         session = str(chosen.get("prompt_cache_key") or chosen.get("user") or _conversation(messages))
-        step: dict[str, Any] | LLMResponse = self._request(messages, tools, chosen)
+        # A shape of the caller's own leaves no room for another one.
+        shaping = Plain() if "response_format" in chosen else self._shaping
+        step: dict[str, Any] | LLMResponse = self._request(shaping, messages, tools, chosen)
         shown = ""
         while isinstance(step, dict):
-            watch = _Watch(self._shaping, bool(shown))
+            watch = _Watch(shaping, bool(shown))
             asked = asyncio.create_task(self._ask(step, session, watch))
             asked.add_done_callback(watch.end)
             try:
@@ -140,18 +142,19 @@ class LocalProvider(LLMProvider):
             finally:
                 asked.cancel()
             shown = watch.shown
-            step = self._shaping.read(answer, step)
+            step = shaping.read(answer, step)
         yield step
 
     async def close(self) -> None:
         await self.engine.close()
 
-    def _request(self, messages: Messages, tools: Tools, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """The shaped request, with what the person has set and what this request asks for over it."""
-        options = {name: value for name, value in chosen.items() if name not in _NOT_SENT}
-        if not tools:  # said of no tools, they are refused
-            options = {name: value for name, value in options.items() if name not in _OF_TOOLS}
-        return {**self._extra, **self._shaping.prepare(messages, tools), **options}
+    def _request(self, shaping: Shaping, messages: Messages, tools: Tools, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """The shaped request, with what the person has set below it and what this request asks for over it."""
+        shaped = shaping.prepare(messages, None if chosen.get("tool_choice") == "none" else tools)
+        # Said of no tools, the options of tools are refused.
+        left_out = _NOT_SENT if shaped.get("tools") else _NOT_SENT | _OF_TOOLS
+        options = {name: value for name, value in chosen.items() if name not in left_out}
+        return {**self._extra, **shaped, **options}
 
     async def _ask(self, request: dict[str, Any], session: str, watch: _Watch) -> dict[str, Any]:
         sent = {name: value for name, value in request.items() if not name.startswith("_")}

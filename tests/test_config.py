@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from everloop import Config
 from everloop.config import KEYS
+from everloop.config.dsn import DSN
 from everloop.config.keys import reference
 from everloop.errors import ConfigError
 
@@ -126,7 +127,7 @@ def test_a_variable_wins_over_the_file_and_a_flag_over_both(home):
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key.env], ids=lambda key: key.env)
 def test_every_variable_reaches_its_attribute(home, key):
-    value = "/somewhere" if key.kind == "Path" else "http://x/v1" if key.url else "value"
+    value = "/somewhere" if key.kind.startswith("Path") else "http://x/v1" if key.url else "value"
     assert str(getattr(load(home, env={key.env: value}), key.attribute)) == value
 
 
@@ -228,11 +229,14 @@ def test_a_wrong_flag_is_named(home):
 
 
 @pytest.mark.parametrize("dsn", ["postgresql://me:pass@db/x", "postgres://me:pass@db/x", "PostgreSQL://me:pass@db"])
-def test_a_postgresql_address_is_refused_for_now_and_its_password_not_shown(home, dsn):
-    said = "PostgreSQL is not supported yet; use a path"
-    assert refusal(home, f'store = "{dsn}"').endswith(f"config.toml: store: {said}")
-    assert refusal(home, env={"EVERLOOP_STORE": dsn}) == f"EVERLOOP_STORE: {said}"
-    assert refusal(home, store=dsn) == f"--store: {said}"
+def test_a_postgresql_address_is_a_store_and_its_password_is_not_shown(home, dsn):
+    for config in (load(home, f'store = "{dsn}"'), load(home, env={"EVERLOOP_STORE": dsn}), load(home, store=dsn)):
+        assert isinstance(config.store, DSN)
+        assert config.store.secret == dsn
+        assert "pass" not in f"{config} {config.store} {config.store!r}"
+    message = refusal(home, workspace=dsn)
+    assert message == "--workspace must be a path, not the address of a database"
+    assert "pass" not in message
 
 
 def test_any_other_address_is_no_path(home):

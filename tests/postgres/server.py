@@ -92,7 +92,7 @@ class Server:
     def database(self) -> Iterator[str]:
         """A database that is made from the template, for as long as it is used; its address."""
         name = f"t{os.getpid()}_{next(_numbers)}_{secrets.token_hex(3)}"
-        self.sql(f"CREATE DATABASE {name} TEMPLATE everloop_template")
+        self.sql(f"CREATE DATABASE {name} TEMPLATE everloop_template STRATEGY FILE_COPY")
         try:
             yield self.dsn(name)
         finally:
@@ -100,7 +100,7 @@ class Server:
 
     def make_template(self) -> None:
         """A database with our tables."""
-        from everloop.store.location import DSN
+        from everloop.config.dsn import DSN
         from everloop.store.postgres.connecting import connect
         from everloop.store.postgres.migrations import migrate
 

@@ -14,6 +14,7 @@ from ..actions import Limits, Park, next_action
 from ..bus import InboundMessage, MessageBus, OutboundMessage
 from ..commands import command_of, kind_of
 from ..config import Config
+from ..config.dsn import DSN
 from ..context.builder import ContextBuilder
 from ..dispatch.durable import DurableBus
 from ..dispatch.local import RETRY_SECONDS, WAITS, Dispatcher, Live, Stopped
@@ -25,8 +26,7 @@ from ..messages import clean
 from ..providers.base import LLMProvider
 from ..store.base import Claim, Incoming, Store
 from ..store.location import home
-from ..store.sessions import SessionManager
-from ..store.sqlite import SQLiteStore
+from ..store.sessions import PlainStore, SessionManager
 from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
@@ -70,7 +70,7 @@ class AgentLoop:
         restrict_to_workspace: bool = False,
         config: Any = None,
         *,
-        store: Store | str | Path | None = None,
+        store: Store | str | Path | DSN | None = None,
         busy: Literal["queue", "steer", "interrupt"] | None = None,
         on_event: Callable[[str, events.Event], None] | None = None,
         owner: str | None = None,
@@ -173,8 +173,8 @@ class AgentLoop:
     @property
     def sessions(self) -> SessionManager:
         """The sessions of this loop's store, for plain code."""
-        if not isinstance(self.store, SQLiteStore):
-            raise TypeError("sessions are only there with a SQLite store")
+        if not isinstance(self.store, PlainStore):
+            raise TypeError("this store has nothing for plain code")
         return SessionManager(store=self.store)
 
     # ------------------------------------------------------------------------------------------ life

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
+from ..config.dsn import DSN
 from ..store.base import Store
-from ..store.location import checked, store_path
+from ..store.location import own_path
+from ..store.opening import store_at
 from ..store.sqlite import SQLiteStore
 
 if TYPE_CHECKING:
@@ -18,12 +20,12 @@ if TYPE_CHECKING:
     from ..tools.mcp.servers import McpServers
 
 
-def open_store(store: Store | str | Path | None, config: Any, workspace: Path) -> Store:
+def open_store(store: Store | str | Path | DSN | None, config: Any, workspace: Path) -> Store:
     if store is None:
         store = getattr(config, "store", None) or os.environ.get("EVERLOOP_STORE")
     if not store:
-        return SQLiteStore(partial(store_path, workspace))  # found off the event loop: it follows links
-    return SQLiteStore(checked(store)) if isinstance(store, str | Path) else store
+        return SQLiteStore(partial(own_path, workspace))  # found off the event loop: it follows links
+    return store_at(store, config) if isinstance(store, str | Path | DSN) else store
 
 
 def allowed(patterns: tuple[str, ...], wish: str) -> str | None:

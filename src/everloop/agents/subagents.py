@@ -20,11 +20,10 @@ from ..actions import Limits
 from ..bus import InboundMessage
 from ..config import Config
 from ..context.builder import PARTING
-from ..dispatch.neighbours import wake_all
+from ..dispatch.neighbours import lives, wake_all
 from ..log import CallEnded, Reason, TurnEnded, UserSaid
 from ..sandbox.reach import Reach
 from ..store.base import Claim, Incoming, Store
-from ..store.workers import alive
 from ..tools.base import Output, ToolError
 from ..tools.context import current_call
 from ..tools.registry import ToolRegistry
@@ -223,7 +222,7 @@ class SubagentManager:
         """Stop it here, or have it stopped where it runs."""
         info = await self._store.session(owner, one.session)
         holder = info.worker if info is not None else None
-        if holder is None or holder == self._sessions.worker or not await in_thread(alive, holder):
+        if holder is None or holder == self._sessions.worker or not await lives(self._store, holder):
             self._sessions.kick(owner, one.session)
             return self._sessions.stop_turn(owner, one.session, "cancelled", STOPPED)
         # Not of the channel of sub-agents: it would count as one.

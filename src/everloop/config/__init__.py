@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from . import sources
+from .dsn import DSN
 from .keys import Key, UnderHome, key, keys_of
 
 Busy = Literal["queue", "steer", "interrupt"]
@@ -101,7 +102,7 @@ class Config:
 
     # fmt: off
     workspace: Path = key("", UnderHome("workspace"), "the folder it works in", env="EVERLOOP_WORKSPACE", flag=True)
-    store: Path = key("", UnderHome("everloop.db"), "the database file", env="EVERLOOP_STORE", flag=True)
+    store: Path | DSN = key("", UnderHome("everloop.db"), "the database", env="EVERLOOP_STORE", flag=True)
 
     provider: str = key("provider", "", "which model API to use", key="name", env="EVERLOOP_PROVIDER", flag=True)
     base_url: str = key("provider", "", "address of the model API", env="EVERLOOP_BASE_URL", flag=True, url=True)
@@ -158,6 +159,8 @@ class Config:
     turn_cost: float = key("budget", 0.0, "money a turn may cost, by the prices below; 0 for any sum", at_least=0)
     day_tokens: int = key("budget", 0, "tokens that may be used in a day", at_least=0)
     day_cost: float = key("budget", 0.0, "money that may be spent in a day", at_least=0)
+
+    lease_seconds: float = key("worker", 15.0, "seconds that a worker keeps what it holds unheard; PostgreSQL", above=0)
 
     host: str = key("server", "127.0.0.1", "the address it listens on", flag=True)
     port: int = key("server", 8002, "the port it listens on; 0 for any free one", flag=True, at_least=0)

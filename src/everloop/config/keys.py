@@ -94,6 +94,7 @@ SHAPES = {
 KINDS = {
     "str": "one line of text",
     "Path": "a path",
+    "Path | DSN": "a path or a `postgresql://` address",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .dsn import DSN, is_dsn
 from .keys import SHAPES, Key, keys_of
 
 DEFAULT_HOME = "~/.everloop"
@@ -157,12 +158,14 @@ def _parsed(key: Key, text: str) -> Any:
             return int(text) if key.kind == "int" else float(text)
         except ValueError:
             return text
-    return text.strip() if key.kind != "Path" else text
+    return text.strip() if not key.kind.startswith("Path") else text
 
 
 def _typed(key: Key, value: Any, folder: Path | None, where: str) -> Any:
     """The value as its field wants it, or a ConfigError that says what is allowed (and never shows a secret)."""
-    if key.kind == "Path" and isinstance(value, (str, os.PathLike)) and os.fspath(value):
+    if key.kind == "Path | DSN" and (isinstance(value, DSN) or (isinstance(value, str) and is_dsn(value))):
+        return value if isinstance(value, DSN) else DSN(value.strip())
+    if key.kind.startswith("Path") and isinstance(value, (str, os.PathLike)) and os.fspath(value):
         return _path(os.fspath(value), folder, where)
     if key.kind == "tuple[str, ...]" and isinstance(value, list):
         value = tuple(value)
@@ -205,8 +208,8 @@ def _is_url(value: str) -> bool:
 def _path(text: str, folder: Path | None, where: str) -> Path:
     """The absolute path: `~` is the person's home, and a relative one starts at the folder (or where we are)."""
     # The address of a database often holds a password, so it is never shown.
-    if text.lower().startswith(("postgresql:", "postgres:")):
-        raise ConfigError(f"{where}: PostgreSQL is not supported yet; use a path")
+    if is_dsn(text):
+        raise ConfigError(f"{where} must be a path, not the address of a database")
     if "\0" in text or "://" in text:
         raise ConfigError(f"{where} must be a path, not an address")
     try:

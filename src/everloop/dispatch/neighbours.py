@@ -1,6 +1,6 @@
-"""Workers on one machine that share a store: they wake each other, and notice when one dies.
+"""Workers that share a store: they wake each other, and notice when one dies.
 
-A wake-up is a datagram on a Unix socket; a death is seen on the process's pidfd. Neither is polled for.
+On one machine a wake-up is a datagram on a Unix socket; a death is seen on the process's pidfd. Neither is polled for.
 """
 
 from __future__ import annotations
@@ -17,26 +17,53 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from ..errors import StoreError
-from ..store.base import Store
-from ..store.workers import process_of
+from ..store.base import Gathering, Place, Store
+from ..store.deaths import Deaths
+from ..store.workers import alive
 
 log = logging.getLogger(__name__)
 WAKE, JOINED = b"w", b"j"
 
 
 class Neighbours:
-    """This worker's place among the others. `changed` is called when there may be work to take."""
+    """This worker's place among the others. `changed` is called when there may be work to take.
+
+    How they hear of each other is the store's matter where it has a way of its own, as one for many machines has.
+    """
+
+    def __init__(self, store: Store, worker: str, changed: Callable[[], None]) -> None:
+        self._place: Place = (
+            store.neighbours(worker, changed) if isinstance(store, Gathering) else Sockets(store, worker, changed)
+        )
+
+    async def join(self) -> None:
+        """Be known to the others and know them."""
+        await self._place.join()
+
+    async def leave(self) -> None:
+        await self._place.leave()
+
+    async def wake(self) -> None:
+        """Tell all others that there may be work."""
+        await self._place.wake()
+
+    def watch(self, worker: str) -> None:
+        """Hear of the death of a worker, also of one that has not joined."""
+        self._place.watch(worker)
+
+
+class Sockets:
+    """A worker's place among those of one machine."""
 
     def __init__(self, store: Store, worker: str, changed: Callable[[], None]) -> None:
         self._store = store
         self._worker = worker
         self._changed = changed
         self._socket: socket.socket | None = None
-        self._watched: dict[str, int] = {}  # worker → pidfd
+        self._deaths = Deaths(changed)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def join(self) -> None:
-        """Be known to the others and know them."""
         path = await asyncio.to_thread(_socket_path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(path))
@@ -48,17 +75,13 @@ class Neighbours:
     async def leave(self) -> None:
         if self._socket is None:
             return
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._socket)
+        asyncio.get_running_loop().remove_reader(self._socket)
         address = self._socket.getsockname()
         self._socket.close()
         self._socket = None
         for task in list(self._tasks):
             task.cancel()
-        for fd in self._watched.values():
-            loop.remove_reader(fd)
-            os.close(fd)
-        self._watched.clear()
+        self._deaths.close()
         await asyncio.to_thread(Path(address).unlink, missing_ok=True)
         try:
             await self._store.leave(self._worker)
@@ -67,10 +90,12 @@ class Neighbours:
             log.warning("%s", error)
 
     async def wake(self, what: bytes = WAKE) -> None:
-        """Tell all others that there may be work."""
         for worker, address in await self._store.workers():
             if worker != self._worker:
                 send(address, what)
+
+    def watch(self, worker: str) -> None:
+        self._deaths.watch(worker)
 
     def _heard(self) -> None:
         assert self._socket is not None
@@ -86,24 +111,6 @@ class Neighbours:
             self.watch(worker)
         self._changed()  # one may have died before it could be watched
 
-    def watch(self, worker: str) -> None:
-        """Hear of the death of a worker, also of one that has not joined."""
-        pid = process_of(worker)
-        if worker in self._watched or pid == os.getpid():
-            return
-        try:
-            fd = os.pidfd_open(pid)
-        except (OSError, AttributeError):  # gone already, or not Linux
-            return
-        self._watched[worker] = fd
-        asyncio.get_running_loop().add_reader(fd, self._died, worker)
-
-    def _died(self, worker: str) -> None:
-        fd = self._watched.pop(worker)
-        asyncio.get_running_loop().remove_reader(fd)
-        os.close(fd)
-        self._changed()
-
     def _later(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -112,8 +119,16 @@ class Neighbours:
 
 async def wake_all(store: Store) -> None:
     """Wake every worker of a store, from a process that is none."""
+    if isinstance(store, Gathering):
+        await store.wake()
+        return
     for _, address in await store.workers():
         send(address, WAKE)
+
+
+async def lives(store: Store, worker: str) -> bool:
+    """Whether a worker of this store still has what it holds."""
+    return await store.lives(worker) if isinstance(store, Gathering) else await asyncio.to_thread(alive, worker)
 
 
 def send(address: str, what: bytes) -> None:

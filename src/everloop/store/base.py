@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, in_words
@@ -374,6 +374,29 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class Place(Protocol):
+    """A worker's place among the others of a store."""
+
+    async def join(self) -> None: ...
+
+    async def leave(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+    def watch(self, worker: str) -> None: ...
+
+
+@runtime_checkable
+class Gathering(Protocol):
+    """A store that itself lets its workers hear of each other, as one for more than one machine must."""
+
+    def neighbours(self, worker: str, changed: Callable[[], None]) -> Place: ...
+
+    async def wake(self) -> None: ...
+
+    async def lives(self, worker: str) -> bool: ...
 
 
 def new_turn_id() -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
+from ...config.dsn import DSN
 from ...context.skills import SHIPPED
 from ...log import Call
 from ...messages import Conversation
@@ -154,12 +155,14 @@ def _listed(
 
 
 def _surroundings(
-    agent: str, workspace: Path, own_home: Path, store: Path, restricted: bool, own: ToolRegistry
+    agent: str, workspace: Path, own_home: Path, store: Path | DSN, restricted: bool, own: ToolRegistry
 ) -> Surroundings:
     if workspace.exists() and not workspace.is_dir():
         raise DefinitionError(f"agent {agent}: workspace: {workspace} is not a folder")
-    real = store.resolve()
-    protected = [own_home.resolve(), real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm"))]
+    protected = [own_home.resolve()]
+    if isinstance(store, Path):
+        real = store.resolve()
+        protected += [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm"))]
     return Surroundings(
         agent=agent,
         workspace=Path(os.path.abspath(workspace)),

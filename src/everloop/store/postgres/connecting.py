@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from ...config.dsn import DSN
 from ...errors import EverloopError, StoreError
-from ..location import DSN
 
 if TYPE_CHECKING:
     import psycopg
@@ -52,8 +53,8 @@ def connect(dsn: DSN) -> Connection:
             "user and the password"
         ) from None
     try:
-        for name, value in SETTINGS.items():
-            connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+        sets = ", ".join(["set_config(%s, %s, false)"] * len(SETTINGS))
+        connection.execute(f"SELECT {sets}", list(chain(*SETTINGS.items())))
     except psycopg.Error as error:
         connection.close()
         raise Unreachable(f"cannot use the store {dsn}: {one_line(dsn, error)}") from None

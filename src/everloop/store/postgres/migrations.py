@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...config.dsn import DSN
 from ...errors import StoreError
-from ..location import DSN
 
 if TYPE_CHECKING:
     from .connecting import Connection

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ...bus import InboundMessage, Kind, OutboundMessage
+from ...config.dsn import DSN
 from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry
 from ..base import (
@@ -27,7 +28,6 @@ from ..base import (
     TurnInfo,
     Waiting,
 )
-from ..location import DSN
 from ..tokens import COLUMNS, NOTED_EVERY
 from ..transactions import Behind, Held, incoming
 from . import reading as sql

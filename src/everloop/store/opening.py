@@ -1,0 +1,25 @@
+"""Opens the store that an address names. What it needs is loaded on use: most have one of the two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.dsn import DSN
+from .location import checked
+
+if TYPE_CHECKING:
+    from .postgres.store import PostgresStore
+    from .sqlite import SQLiteStore
+
+
+def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore:
+    """The store at a path or at a `postgresql://` address; nothing is opened before its first call."""
+    place = checked(where)
+    if isinstance(place, DSN):
+        from .postgres.store import LEASE_SECONDS, PostgresStore
+
+        return PostgresStore(place, lease_seconds=getattr(config, "lease_seconds", LEASE_SECONDS))
+    from .sqlite import SQLiteStore
+
+    return SQLiteStore(place)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from .serving import Serving, call, function, serving, text_of
+from .test_life import until
 
 ADA = {"X-Session": "ada"}
+ONCE = {**ADA, "Idempotency-Key": "k1"}
 
 
 @pytest.fixture
@@ -100,6 +102,46 @@ async def test_a_request_whose_client_left_is_run_again_when_it_is_repeated(serv
     assert (await server.ended("ada")).reason == "cancelled"
     server.fake.reply("now it works")
     assert text_of(await server.ask("go", once)) == "now it works"
+
+
+async def test_whoever_repeats_a_request_gets_its_answer_though_the_first_connection_breaks(server: Serving):
+    server.fake.reply("the only answer", delay=0.6)
+    first = asyncio.create_task(server.ask("go", ONCE))
+    await until(lambda: server.fake.requests)
+    second = asyncio.create_task(server.ask("go", ONCE))
+    await asyncio.sleep(0.1)
+    first.cancel()
+    third = asyncio.create_task(server.stream("go", ONCE))
+    await asyncio.sleep(0.1)
+    second.cancel()
+    assert (await third).text == "the only answer"
+    assert len(server.fake.requests) == 1
+
+
+async def test_a_request_repeated_while_the_first_one_is_being_stopped_is_run_again(server: Serving):
+    server.fake.calls(call("exec", command="trap '' TERM; echo x > mark; sleep 30"))
+    first = asyncio.create_task(server.ask("go", ONCE))
+    await until((server.household.config.workspace / "mark").exists)
+    server.fake.reply("the answer of the second")
+    first.cancel()
+    assert text_of(await server.ask("go", ONCE)) == "the answer of the second"
+    assert text_of(await server.ask("go", ONCE)) == "the answer of the second"
+
+
+async def test_a_key_that_was_used_for_another_message_is_refused(server: Serving):
+    server.fake.reply("done")
+    await server.ask("pay Ada", ONCE)
+    status, error = await server.fails("pay Bob", ONCE)
+    assert (status, error["param"]) == (400, "Idempotency-Key")
+    assert text_of(await server.ask("pay Ada", ONCE)) == "done"
+    assert len(server.fake.requests) == 1
+
+
+async def test_a_colon_does_not_make_one_key_of_two(server: Serving):
+    for number, (session, key) in enumerate((("a:b", "c"), ("a", "b:c"), ("a:b:c", "1"), ("a", "b:c:1"))):
+        server.fake.reply(f"answer {number}")
+        body = await server.ask("go", {"X-Session": session, "Idempotency-Key": key})
+        assert text_of(body) == f"answer {number}"
 
 
 async def test_requests_of_one_session_wait_for_each_other(server: Serving):

@@ -12,7 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from everloop.log import CallEnded, Entry, TurnEnded
+from everloop.bus import InboundMessage
+from everloop.dispatch.local import Dispatcher, Live, Stopped
+from everloop.log import CallEnded, Entry, Request, TurnEnded
+from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
@@ -213,3 +216,32 @@ async def test_without_a_token_it_only_listens_to_this_machine(tmp_path: Path, f
     assert done.status == 2
     assert len(done.err.splitlines()) == 1
     assert "everloop token add" in done.err
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_a_request_that_had_not_begun_when_the_server_stopped_is_run_later_only_if_it_can_be_asked_for(
+    tmp_path: Path, kept: bool
+):
+    store = SQLiteStore(tmp_path / "store.db")
+    began: list[str] = []
+
+    async def hang(claim: Claim, live: Live) -> str:
+        began.append(claim.key)
+        await asyncio.sleep(60)
+        return ""
+
+    dispatcher = Dispatcher(store, hang, lambda: "", at_once=1)
+    answers = [
+        await dispatcher.submit(
+            InboundMessage("api", "client", id, "go", id=id, request=Request(kept=kept)).addressed()
+        )
+        for id in ("first", "second")
+    ]
+    await until(lambda: began)
+    await dispatcher.stop()
+    for answer in answers:
+        with pytest.raises(Stopped):
+            await answer
+    assert began == ["api:first"]
+    assert (await store.find("me", "second") is not None) == kept
+    await store.close()

@@ -18,6 +18,14 @@ CLIENT_LEFT = "Stopped: the client went away."
 
 
 @dataclass(slots=True, frozen=True)
+class Earlier:
+    """A request that came before."""
+
+    said: str
+    unanswered: bool  # it has ended without an answer, so that it may be run once more
+
+
+@dataclass(slots=True, frozen=True)
 class Outcome:
     """What became of a request: the turn's entries, and its end. A command has no turn, only words."""
 
@@ -28,6 +36,12 @@ class Outcome:
     def reason(self) -> str:
         last = self.entries[-1] if self.entries else None
         return last.reason if isinstance(last, TurnEnded) else "answer"
+
+    @property
+    def left(self) -> bool:
+        """Whether the turn was stopped because its client had gone."""
+        last = self.entries[-1] if self.entries else None
+        return isinstance(last, TurnEnded) and last.reason == "cancelled" and last.text == CLIENT_LEFT
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -92,16 +106,18 @@ class Requests:
         logged = await self._store.read_turn(row.session, row.first_seq)
         return Outcome(text, [one.entry for one in logged])
 
-    async def ended_unanswered(self, owner: str, id: str) -> bool:
-        """Whether the request of this id has ended without an answer, so that it may be run once more."""
+    async def earlier(self, owner: str, id: str) -> Earlier | None:
+        """The request of this id, if there was one."""
         row = await self._store.find(owner, id)
-        if row is None or not row.done or row.first_seq is None:
-            return False
+        if row is None:
+            return None
+        if not row.done or row.first_seq is None:
+            return Earlier(row.message.content, False)
         logged = await self._store.read_turn(row.session, row.first_seq)
         last = logged[-1].entry if logged else None
-        return isinstance(last, TurnEnded) and last.reason in UNANSWERED
+        return Earlier(row.message.content, isinstance(last, TurnEnded) and last.reason in UNANSWERED)
 
     def withdraw(self, message: InboundMessage) -> None:
-        """The client has gone: its turn ends now, or as soon as it begins."""
+        """The client has gone: its turn ends now, or as soon as it begins, unless another waits for the same one."""
         assert message.id is not None
         self._dispatcher.withdraw(message.owner, message.session_key, message.id, CLIENT_LEFT)

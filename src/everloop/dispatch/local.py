@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from .. import events
@@ -165,14 +166,18 @@ class Dispatcher:
         return True
 
     def withdraw(self, owner: str, key: str, message: str, text: str) -> None:
-        """Stop the turn of this message and of no other: now, or when it begins."""
+        """Stop the turn of this message and of no other, now or when it begins, unless somebody still waits for it."""
         live = self._live.get((owner, key))
-        if live is None:  # it is over
+        if live is None or self._is_awaited(live, message):  # it is over, or the client has asked for it once more
             return
         if live.message == message:
             live.stop("cancelled", text)
         else:
             live.withdrawn[message] = text
+
+    def _is_awaited(self, live: Live, message: str) -> bool:
+        items = chain(live.fresh, [live.item] if live.item else [], *self._waiting.values())
+        return any(item.message.id == message and not item.answer.done() for item in items)
 
     # ------------------------------------------------------------------------------------------ shutting down
 
@@ -300,7 +305,8 @@ class Dispatcher:
         live.message = claim.message.id
         if self.busy == "interrupt" and "message" in live.behind.values():
             live.stop("replaced", REPLACED)
-        if (text := live.withdrawn.pop(claim.message.id or "", None)) is not None:
+        text = live.withdrawn.pop(claim.message.id or "", None)
+        if text is not None and not self._is_awaited(live, claim.message.id or ""):
             live.stop("cancelled", text)
         try:
             answer = await self._run(claim, live)
@@ -377,7 +383,12 @@ class Dispatcher:
                 item.answer.set_result(text)
 
     async def _keep(self, item: Item) -> None:
-        """Put a message on disk that no turn was begun for; the next start takes it up."""
+        """Put a message on disk that no turn was begun for; the next start takes it up. Of a request that is all there
+        is nothing is kept: its client hears of the failure, and nobody would wait for the answer."""
+        request = item.message.request
+        if request is not None and not request.kept:
+            self._fail([item], Stopped())
+            return
         try:
             await self._store.accept(item.message, item.kind)
             self._fail([item], Stopped())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from aiohttp import web
@@ -21,7 +21,7 @@ from ..providers.base import honours
 from ..tools.threads import in_thread
 from .answers import Chunks, completion
 from .door import OWNER, TOKEN
-from .errors import ApiError, internal_error, unavailable
+from .errors import ApiError, bad_request, internal_error, unavailable
 from .feed import Feed
 from .outcomes import failure_of, finish_of
 from .requests import ChatRequest, read_chat
@@ -29,6 +29,7 @@ from .sessions import checked_key, said_in, session_of
 
 log = logging.getLogger(__name__)
 CHANNEL = "api"
+KEY = "Idempotency-Key"
 LARGE = 100_000  # bytes of a body that is read in a thread
 
 
@@ -56,14 +57,9 @@ class ChatHandler:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         asked = await self._read(request)
-        try:
-            if asked.chat.stream:
-                return await self._stream(request, asked)
-            outcome = await _run(asked)
-        except BaseException:
-            if not self.stopping:
-                asked.agent.requests.withdraw(asked.message)  # over already, or nobody waits for it any more
-            raise
+        if asked.chat.stream:
+            return await self._stream(request, asked)
+        outcome = await self._run(asked)
         return web.Response(body=_whole(asked, outcome), content_type="application/json")
 
     async def _read(self, request: web.Request) -> Asked:
@@ -80,7 +76,7 @@ class ChatHandler:
             session or id,
             text_of(said),
             metadata={"untrusted": True} if any(one["role"] == "tool" for one in chat.messages) else {},
-            id=await self._message_id(agent, request, session) or id,
+            id=await self._message_id(agent, request, session, text_of(said)) or id,
             owner=request[OWNER],
             session=session or f"{CHANNEL}:{id}",
             reply=False,
@@ -99,13 +95,18 @@ class ChatHandler:
         )
         return Asked(agent, message, chat, agent.model_for(chat.model or ""), id, int(time.time()))
 
-    async def _message_id(self, agent: AgentLoop, request: web.Request, session: str | None) -> str | None:
+    async def _message_id(self, agent: AgentLoop, request: web.Request, session: str | None, said: str) -> str | None:
         """The id under which a request that is repeated is known: one whose answer never came is run again."""
-        key = checked_key(request.headers, "Idempotency-Key")
+        key = checked_key(request.headers, KEY)
         if key is None or session is None:
             return None
+        about = f"{CHANNEL}:{len(session)}:{session}:{key}"  # with the length, or a colon in one could be the other's
         number = 1
-        while await agent.requests.ended_unanswered(request[OWNER], id := f"{CHANNEL}:{session}:{key}:{number}"):
+        while (earlier := await agent.requests.earlier(request[OWNER], id := f"{about}:{number}")) is not None:
+            if earlier.said != said:  # its answer would be taken for the answer to this
+                raise bad_request(f"{KEY}: was used for another message of this session", KEY, "idempotency_key_reused")
+            if not earlier.unanswered:
+                break
             number += 1
         return id
 
@@ -113,7 +114,7 @@ class ChatHandler:
         """Nothing is sent before there is something to say: until then an error still has its own status."""
         chunks = Chunks(asked.id, asked.created, asked.model, asked.chat.include_usage)
         feed = Feed(chunks, self._ping_seconds)
-        run = asyncio.ensure_future(_run(asked, feed))
+        run = asyncio.ensure_future(self._run(asked, feed))
         run.add_done_callback(feed.end)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         try:
@@ -136,20 +137,32 @@ class ChatHandler:
         await response.write_eof()
         return response
 
+    async def _run(self, asked: Asked, feed: Feed | None = None) -> Outcome:
+        """What came of the turn; an ApiError if it has no answer. Cancelled, the client is gone."""
+        own, message, emit = asked.message.owner == OWN, asked.message, feed.emit if feed is not None else None
+        try:
+            outcome = await asked.agent.requests.run(message, emit)
+            if outcome.left and message.id != asked.id:  # who asked before was just leaving, and this one is there
+                message = replace(message, id=_next(message.id or ""))
+                outcome = await asked.agent.requests.run(message, emit)
+        except asyncio.CancelledError:
+            if not self.stopping:
+                asked.agent.requests.withdraw(message)
+            raise
+        except StoreError as error:
+            log.error("%s", error)
+            raise unavailable(f"the server cannot keep its log{f': {error}' if own else ''}") from error
+        except Exception as error:
+            log.exception("request %s failed", asked.id)
+            raise internal_error(asked.id) from error
+        if (failure := failure_of(outcome, own)) is not None:
+            raise failure
+        return outcome
 
-async def _run(asked: Asked, feed: Feed | None = None) -> Outcome:
-    """What came of the turn; an ApiError if it has no answer."""
-    try:
-        outcome = await asked.agent.requests.run(asked.message, feed.emit if feed is not None else None)
-    except StoreError as error:
-        log.error("%s", error)
-        raise unavailable(f"the server cannot keep its log: {error}") from error
-    except Exception as error:
-        log.exception("request %s failed", asked.id)
-        raise internal_error(asked.id) from error
-    if (failure := failure_of(outcome, asked.message.owner == OWN)) is not None:
-        raise failure
-    return outcome
+
+def _next(id: str) -> str:
+    about, _, number = id.rpartition(":")
+    return f"{about}:{int(number) + 1}"
 
 
 def _last(chunks: Chunks, feed: Feed, outcome: Outcome) -> bytes:

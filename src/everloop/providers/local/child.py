@@ -130,7 +130,7 @@ class Child:
 
     def _load(self, loading: Loading) -> None:
         try:
-            with open(loading.weights, "rb") as file:  # the kernel reads it while we set up
+            with suppress(AttributeError), open(loading.weights, "rb") as file:  # the kernel reads it while we set up
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
             self._model = Model(loading, self._output)
             self._output.send({"ready": self._model.llama.version})

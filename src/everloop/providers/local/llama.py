@@ -152,6 +152,9 @@ def sweep(folder: Path) -> None:
     """Remove the sockets of our own processes that were killed."""
     for path in folder.glob(f"{SOCKETS}*-*"):
         with suppress(OSError, ValueError):
-            pid = int(path.name.removeprefix(SOCKETS).partition("-")[0])
-            if path.stat(follow_symlinks=False).st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
+            if path.stat(follow_symlinks=False).st_uid != os.getuid():
+                continue
+            try:
+                os.kill(int(path.name.removeprefix(SOCKETS).partition("-")[0]), 0)
+            except ProcessLookupError:
                 shutil.rmtree(path, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ def connect(dsn: DSN) -> Connection:
         from psycopg.conninfo import conninfo_to_dict
     except ImportError as error:
         raise StoreError(MISSING) from error
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # connections that break are ours to tell of
     try:
         given = conninfo_to_dict(dsn.secret)
     except psycopg.Error:  # its text may quote the address, and so the password

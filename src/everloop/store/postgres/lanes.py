@@ -12,53 +12,23 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import StoreError
 from ..waker import Waker
 from ..write import Write
 from .connecting import Unreachable
+from .crew import Crew, Job, Kind, Local, settle
 
 if TYPE_CHECKING:
     from .connecting import Connection
 
 T = TypeVar("T")
-Kind = Literal["writes", "reads", "aside"]
-BATCH = 64  # writes in one transaction
 PAUSE_SECONDS = 0.05  # until a connection is tried for again, then longer and longer
 LONGEST_PAUSE = 1.0
 AGAIN = ("40001", "40P01")  # two transactions in each other's way: one of them is told to try again
 TRIES = 10
-
-
-class Job:
-    """A piece of work and whoever waits for it: a coroutine (behind its loop's waker) or a thread."""
-
-    __slots__ = ("error", "future", "kind", "result", "waker", "work")
-
-    def __init__(
-        self,
-        kind: Kind,
-        work: Callable[..., Any],
-        future: Write[Any] | concurrent.futures.Future[Any],
-        waker: Waker[Job] | None,
-    ) -> None:
-        self.kind = kind
-        self.work = work
-        self.future = future
-        self.waker = waker
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def settle(self) -> None:
-        if isinstance(self.future, Write):
-            self.future.settle(self.result, self.error)
-        elif self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)
 
 
 class Lanes:
@@ -81,8 +51,8 @@ class Lanes:
         self._explain = explain
         self._size = size
         self._patience = patience
-        self._crew: _Crew | None = None
-        self._ending: _Crew | None = None  # the one before, while it does what was handed to it
+        self._crew: Crew | None = None
+        self._ending: Crew | None = None  # the one before, while it does what was handed to it
         self._wakers: dict[asyncio.AbstractEventLoop, Waker[Job]] = {}
         self._lock = threading.Lock()
         self._reached = False  # the server has been there before, so it is waited for when it is not
@@ -121,21 +91,21 @@ class Lanes:
     def _put(self, job: Job, place: Hashable) -> None:
         with self._lock:
             if self._crew is None:
-                self._crew = _Crew(self._size, self._run, self._ending)
+                self._crew = Crew(self._size, self._run, self._ending)
             self._crew.put(job, place)
 
     # ------------------------------------------------------------------------------------------ in a thread
 
-    def _run(self, jobs: list[Job], local: _Local) -> None:
+    def _run(self, jobs: list[Job], local: Local) -> None:
         """Do the jobs, all of one kind, and tell whoever waits for them."""
         if jobs[0].kind == "aside":
             for job in jobs:
                 _attempt(job)
         else:
             self._with_connection(jobs, local)
-        _settle(jobs)
+        settle(jobs)
 
-    def _with_connection(self, jobs: list[Job], local: _Local) -> None:
+    def _with_connection(self, jobs: list[Job], local: Local) -> None:
         """Do the jobs, waiting for the server where it is away for a while."""
         give_up = time.monotonic() + (self._patience if self._reached else 0)
         pause = PAUSE_SECONDS
@@ -152,7 +122,7 @@ class Lanes:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _may_pass(self, error: Exception, local: _Local) -> bool:
+    def _may_pass(self, error: Exception, local: Local) -> bool:
         """Whether it was the connection, or the server, that failed."""
         if isinstance(error, Unreachable):
             return True
@@ -168,24 +138,25 @@ class Lanes:
             try:
                 job.result = job.work(connection)
             except psycopg.Error as error:
-                if connection.closed:
+                if _lost(connection, error):
                     raise
                 job.error = self._explain(error)
             except Exception as error:
                 job.error = error
 
-    def _write(self, local: _Local, jobs: list[Job], give_up: float) -> None:
+    def _write(self, local: Local, jobs: list[Job], give_up: float) -> None:
         """Do the jobs as one transaction; where the server refuses it, each one as its own."""
         import psycopg
 
         for tries in range(1, TRIES + 1):
+            assert local.connection is not None
             try:
-                return self._transact(local, jobs, give_up)
+                if self._transact(local, jobs, give_up):
+                    return
             except psycopg.Error as error:
-                connection = local.connection
-                if connection is None or connection.closed:
+                if _lost(local.connection, error):
                     raise
-                _undo(connection)
+                _undo(local.connection)
                 if error.sqlstate in AGAIN and tries < TRIES:
                     time.sleep(0.002 * tries)
                 elif len(jobs) == 1:
@@ -196,7 +167,8 @@ class Lanes:
         for job in jobs:
             self._with_connection([job], local)
 
-    def _transact(self, local: _Local, jobs: list[Job], give_up: float) -> None:
+    def _transact(self, local: Local, jobs: list[Job], give_up: float) -> bool:
+        """Do the jobs and commit them. False when nothing of it was kept, and it can be done again."""
         connection = local.connection
         assert connection is not None
         for job in jobs:
@@ -212,9 +184,9 @@ class Lanes:
             row = named.fetchone()
         if all(job.error is not None for job in jobs):
             _undo(connection)
-            return
+            return True
         assert row is not None
-        self._commit(local, str(row[0]), give_up)
+        return self._commit(local, str(row[0]), give_up)
 
     def _attempt_write(self, connection: Connection, job: Job) -> bool:
         import psycopg
@@ -233,7 +205,7 @@ class Lanes:
             return False
         return True
 
-    def _commit(self, local: _Local, transaction: str, give_up: float) -> None:
+    def _commit(self, local: Local, transaction: str, give_up: float) -> bool:
         """Commit. Where the connection breaks meanwhile, find out whether it was done: what was is not done again."""
         import psycopg
 
@@ -242,18 +214,18 @@ class Lanes:
         self._tell("before")
         try:
             done = connection.execute("COMMIT")
-            if done.statusmessage != "COMMIT":
-                raise StoreError("the store refused a write that it had taken: try again")
-        except psycopg.Error:
-            if not connection.closed:
+            kept = done.statusmessage == "COMMIT"
+        except psycopg.Error as error:
+            if not _lost(connection, error):
                 raise
             local.connection = None
-            if not self._became(local, transaction, give_up):
-                raise
-        self.commits += 1
-        self._tell("after")
+            kept = self._became(local, transaction, give_up)
+        if kept:
+            self.commits += 1
+            self._tell("after")
+        return kept
 
-    def _became(self, local: _Local, transaction: str, give_up: float) -> bool:
+    def _became(self, local: Local, transaction: str, give_up: float) -> bool:
         """Whether a transaction was committed whose end was not heard of."""
         pause = PAUSE_SECONDS
         while True:
@@ -275,91 +247,19 @@ class Lanes:
             self.hook(when)
 
 
-class _Local:
-    """What a thread keeps for itself."""
-
-    __slots__ = ("connection",)
-
-    def __init__(self) -> None:
-        self.connection: Connection | None = None
-
-
-class _Crew:
-    """The threads, from the first job to the end."""
-
-    def __init__(self, size: int, run: Callable[[list[Job], _Local], None], before: _Crew | None) -> None:
-        self._size = size
-        self._run = run
-        self._before = before
-        self._threads: list[threading.Thread] = []
-        self._idle = 0
-        self._ended = False
-        self._ready: deque[Hashable] = deque()  # places with work that no thread is at
-        self._waiting: dict[Hashable, deque[Job]] = {}  # by place; there from its first job until it is idle again
-        self._changed = threading.Condition()
-
-    def put(self, job: Job, place: Hashable) -> None:
-        with self._changed:
-            place = place if place is not None else object()  # on its own: beside everything else
-            if place in self._waiting:
-                self._waiting[place].append(job)
-                return
-            self._waiting[place] = deque([job])
-            self._ready.append(place)
-            if len(self._ready) > self._idle and len(self._threads) < self._size:
-                name = f"everloop-postgres-{len(self._threads) + 1}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._changed.notify()
-
-    def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self) -> None:
-        if self._before is not None:
-            self._before.join()
-        local = _Local()
-        for place, jobs in self._taken():
-            self._run(jobs, local)
-            with self._changed:
-                if self._waiting[place]:
-                    self._ready.append(place)
-                    self._changed.notify()
-                else:
-                    del self._waiting[place]
-        if local.connection is not None:
-            local.connection.close()
-
-    def _taken(self) -> Iterator[tuple[Hashable, list[Job]]]:
-        """The jobs of one place after another, as many of one kind as go into a transaction."""
-        while True:
-            with self._changed:
-                while not self._ready:
-                    if self._ended:
-                        return
-                    self._idle += 1
-                    self._changed.wait()
-                    self._idle -= 1
-                place = self._ready.popleft()
-                waiting = self._waiting[place]
-                jobs = [waiting.popleft()]
-                while waiting and waiting[0].kind == jobs[0].kind and len(jobs) < BATCH:
-                    jobs.append(waiting.popleft())
-            yield place, jobs
-
-
 def _attempt(job: Job) -> None:
     try:
         job.result = job.work()
     except Exception as error:
         job.error = error
+
+
+def _lost(connection: Connection, error: Exception) -> bool:
+    """Whether the connection is of no use any more. A fatal error is the last that is heard of one."""
+    diagnosis = getattr(error, "diag", None)
+    if diagnosis is not None and diagnosis.severity_nonlocalized in ("FATAL", "PANIC"):
+        connection.close()
+    return connection.closed
 
 
 def _undo(connection: Connection) -> None:
@@ -370,15 +270,3 @@ def _undo(connection: Connection) -> None:
 def _unknown(error: Exception | None) -> StoreError:
     why = f" ({error})" if error is not None else ""
     return StoreError(f"the connection broke while a write was being finished, and nobody can say whether it was{why}")
-
-
-def _settle(jobs: Sequence[Job]) -> None:
-    """Tell everybody, with one wake-up an event loop."""
-    by_waker: dict[Waker[Job], list[Job]] = {}
-    for job in jobs:
-        if job.waker is None:
-            job.settle()
-        else:
-            by_waker.setdefault(job.waker, []).append(job)
-    for waker, group in by_waker.items():
-        waker.hand(group)

@@ -43,8 +43,11 @@ Heard = Callable[[str], None]
 class Pulse:
     """Beats from the first worker or listener on until it is closed."""
 
-    def __init__(self, connect: Callable[[], Connection], lease: float) -> None:
+    def __init__(
+        self, connect: Callable[[], Connection], explain: Callable[[Exception], Exception], lease: float
+    ) -> None:
         self._connect = connect
+        self._explain = explain
         self._lease = lease
         self._workers: dict[str, str | None] = {}  # of this process, each with its address if it has joined
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Heard]] = {}
@@ -114,7 +117,7 @@ class Pulse:
                     self._hear(connection, stop, time.monotonic() + self._lease / RENEWALS)
                 except Exception as error:
                     if not told:
-                        log.warning("no heartbeat: %s", error)
+                        log.warning("no heartbeat: %s", self._explain(error))
                     told = True
                     if connection is not None:
                         connection.close()

@@ -65,8 +65,9 @@ class PostgresStore:
         patience: float = PATIENCE,
     ) -> None:
         self.dsn = dsn if isinstance(dsn, DSN) else DSN(dsn)
-        self.lanes = Lanes(self._connect, partial(explain, self.dsn), connections, patience)
-        self.pulse = Pulse(self._connect, lease_seconds)
+        in_words = partial(explain, self.dsn)
+        self.lanes = Lanes(self._connect, in_words, connections, patience)
+        self.pulse = Pulse(self._connect, in_words, lease_seconds)
         self._lease = lease_seconds
         self._migrated = False
         self._migrating = threading.Lock()

@@ -1,0 +1,81 @@
+"""A server's socket in between, which can break a connection at the worst moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Literal
+
+SOCKET = ".s.PGSQL.5432"
+Cut = Literal["before", "after"]
+
+
+class Proxy:
+    """Passes everything on. Told to cut, it breaks the connection that sends the next COMMIT: before it gets to the
+    server, or after the server has done it and before the client hears of it."""
+
+    def __init__(self, server: Path) -> None:
+        self.cut: Cut | None = None
+        self.cuts = 0
+        self._server = server
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.WriteTransport] = set()
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        theirs, to_server = await asyncio.open_unix_connection(self._server / SOCKET)
+        both = (writer.transport, to_server.transport)
+        self._open.update(both)
+        answers = asyncio.create_task(self._pass(theirs, writer))
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                cut = self.cut if b"COMMIT" in data else None
+                if cut is not None:
+                    self.cut, self.cuts = None, self.cuts + 1
+                if cut == "before":
+                    break
+                if cut == "after":
+                    answers.cancel()
+                    await asyncio.wait([answers])
+                to_server.write(data)
+                await to_server.drain()
+                if cut == "after":
+                    await theirs.read(65536)  # it is done there
+                    break
+        answers.cancel()
+        for transport in both:
+            transport.abort()
+        await asyncio.gather(answers, writer.wait_closed(), to_server.wait_closed(), return_exceptions=True)
+        self._open.difference_update(both)
+        self._tasks.discard(task)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+            writer.close()
+
+    async def close(self) -> None:
+        for transport in self._open:
+            transport.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def proxied(dsn: str, folder: Path) -> AsyncIterator[tuple[Proxy, str]]:
+    """A proxy before the database of this address, and the address that leads through it."""
+    start, _, server = dsn.partition("?host=")
+    place = Path(os.path.relpath(folder)) if len(str(folder)) > 80 else folder  # sockets allow 107 bytes
+    proxy = Proxy(Path(server))
+    listening = await asyncio.start_unix_server(proxy.connected, place / SOCKET)
+    try:
+        yield proxy, f"{start}?host={folder}"
+    finally:
+        listening.close()
+        await proxy.close()

@@ -1,0 +1,218 @@
+"""Connections that break and servers that go away: nothing is lost, and nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.bus import InboundMessage, OutboundMessage
+from everloop.errors import StoreError
+from everloop.log import ModelAnswered, TurnEnded
+from everloop.store.base import Spent
+from everloop.store.postgres.store import PostgresStore
+from everloop.store.workers import new_worker, retire
+
+from .proxy import proxied
+from .server import Server, own_server
+
+
+@pytest.fixture
+def worker():
+    name = new_worker()
+    yield name
+    retire(name)
+
+
+@asynccontextmanager
+async def opened(dsn: str, **options: Any) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(dsn, **options)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def said(text: str = "hi", **options: Any) -> InboundMessage:
+    return InboundMessage("test", "user", "1", text, **options).addressed()
+
+
+ANSWER = OutboundMessage("test", "1", "hello")
+
+
+async def whole_turn(store: PostgresStore, worker: str) -> None:
+    """A turn with everything that would show if it were done twice."""
+    claim = await store.begin("me", "test:1", worker, said())
+    assert claim is not None
+    await store.append(claim, [ModelAnswered("one")])
+    claim.spent.append(Spent("day", 3, 0.5))
+    await store.append(claim, [ModelAnswered("two")])
+    assert await store.post(claim, ANSWER, "key", None) is not None
+    follows = InboundMessage("test", "user", "2", "follows").addressed()
+    finished = await store.finish(claim, [TurnEnded("answer", "x")], [ANSWER], incoming=[follows])
+    assert len(finished.outbox) == 1
+    assert not finished.more
+
+
+def traces(server: Server, dsn: str) -> dict[str, Any]:
+    """What the turn has left in each table."""
+    database = dsn.partition("@/")[2].partition("?")[0]
+    tables = ("session", "entry", "inbox", "outbox")
+    counts = {name: server.sql(f"SELECT count(*) FROM {name}", database=database)[0][0] for name in tables}
+    counts["spent"] = server.sql("SELECT tokens, cost FROM spent", database=database)
+    return counts
+
+
+ONCE = {"session": 2, "entry": 4, "inbox": 2, "outbox": 2, "spent": [(3, 0.5)]}
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+@pytest.mark.parametrize("write", range(5))
+async def test_a_commit_whose_answer_was_lost_is_looked_up_and_never_done_twice(postgres, database, worker, cut, write):
+    with tempfile.TemporaryDirectory() as folder:
+        async with proxied(database, Path(folder)) as (proxy, dsn), opened(dsn) as store:
+            await store.workers()  # the tables are there
+            number = 0
+
+            def cut_one(when: str) -> None:
+                nonlocal number
+                if when == "before" and proxy.cuts == 0:
+                    if number == write:
+                        proxy.cut = cut
+                    number += 1
+
+            store.lanes.hook = cut_one
+            await whole_turn(store, worker)
+            assert proxy.cuts == 1
+            assert [row.message.content for row in await store.waiting("me", "test:2")] == ["follows"]
+    assert traces(postgres, database) == ONCE
+
+
+async def test_a_backend_that_is_killed_in_the_middle_of_a_write_costs_nothing(postgres, database, worker):
+    name = database.partition("@/")[2].partition("?")[0]
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+    async with opened(database) as store:
+        killed = 0
+
+        def kill_all(when: str) -> None:
+            nonlocal killed
+            if when == "before" and killed < 5:
+                killed += len(postgres.sql(kill, name))
+
+        await store.workers()
+        store.lanes.hook = kill_all
+        await whole_turn(store, worker)
+        assert killed >= 5
+    assert traces(postgres, database) == ONCE
+
+
+async def test_a_server_that_is_restarted_under_load_loses_nothing_and_is_found_again(worker):
+    with own_server() as server, server.database() as dsn:
+        async with opened(dsn) as store:
+            stop, told = asyncio.Event(), 0
+
+            async def chat(name: str) -> int:
+                turns = 0
+                while not stop.is_set():
+                    text = f"{name} {turns}"
+                    message = InboundMessage("test", "user", name, text, id=text).addressed()
+                    claim = await store.begin("me", f"test:{name}", worker, message)
+                    assert claim is not None
+                    await store.append(claim, [ModelAnswered(f"so {text}")])
+                    await store.finish(claim, [TurnEnded("answer", text)], [OutboundMessage("test", name, text)])
+                    turns += 1
+                return turns
+
+            chats = [asyncio.create_task(chat(f"c{n}")) for n in range(6)]
+            for mode in ("fast", "immediate"):
+                await asyncio.sleep(0.5)
+                await asyncio.to_thread(server.restart, mode)
+            await asyncio.sleep(0.5)
+            stop.set()
+            for n, turns in enumerate(await asyncio.gather(*chats)):
+                info = await store.session("me", f"test:c{n}")
+                assert info is not None
+                log = await store.read_log(info.id)
+                assert [one.seq for one in log] == list(range(1, 3 * turns + 1))
+                texts = [one.entry.text for one in log if isinstance(one.entry, TurnEnded)]
+                assert texts == [f"c{n} {turn}" for turn in range(turns)]
+                told += turns
+            assert told > 6
+            sent = [row.message.content for row in await store.take_outgoing(new_worker(), 100_000)]
+            assert len(sent) == len(set(sent)) == told
+
+
+async def test_a_server_that_stays_away_is_one_clear_error_and_work_goes_on_when_it_is_back(worker):
+    with own_server() as server, server.database() as dsn:
+        async with opened(dsn, patience=0.5) as store:
+            claim = await store.begin("me", "test:1", worker, said())
+            assert claim is not None
+            await asyncio.to_thread(server.stop)
+            for _ in range(2):
+                with pytest.raises(StoreError) as raised:
+                    await store.append(claim, [ModelAnswered("lost")])
+                assert len(str(raised.value).splitlines()) == 1
+                claim.next_seq -= 1
+                with pytest.raises(StoreError):
+                    await store.sessions("me")
+            await asyncio.to_thread(server.start)
+            await store.append(claim, [ModelAnswered("kept")])
+            assert len(await store.read_log(claim.session)) == 2
+
+
+async def test_a_write_that_is_refused_takes_none_of_its_neighbours_along(database, worker):
+    async with opened(database) as store:
+        claim = await store.begin("me", "test:1", worker, said())
+        assert claim is not None
+        held = await store.begin("me", "test:1", worker)  # the first claim is stale from here on
+        assert held is not None
+        writes = []
+        for n in range(20):
+            late = claim if n % 2 else held
+            writes.append(store.append(late, [ModelAnswered(f"{n}")]))
+        results = await asyncio.gather(*writes, return_exceptions=True)
+        assert [isinstance(result, StoreError) for result in results] == [bool(n % 2) for n in range(20)]
+        texts = [
+            one.entry.content for one in await store.read_log(held.session) if isinstance(one.entry, ModelAnswered)
+        ]
+        assert texts == [str(n) for n in range(0, 20, 2)]
+
+
+async def test_what_postgresql_cannot_hold_is_one_clear_error_and_touches_nothing_else(database, worker):
+    async with opened(database) as store:
+        good = store.accept(said("fine"))
+        with pytest.raises(StoreError) as raised:
+            await store.accept(said("x", id="a\0b"))
+        assert len(str(raised.value).splitlines()) == 1
+        await good
+        await store.accept(said("nul \0 in a text is fine"))
+        assert [row.message.content for row in await store.waiting("me", "test:1")] == [
+            "fine",
+            "nul \0 in a text is fine",
+        ]
+
+
+async def test_a_write_cannot_be_cancelled_half_way(database, worker):
+    async with opened(database) as store:
+        claim = await store.begin("me", "test:1", worker, said())
+        assert claim is not None
+        write = asyncio.ensure_future(store.append(claim, [ModelAnswered("kept")]))
+        assert not write.cancel()
+        await write
+        assert len(await store.read_log(claim.session)) == 2
+
+
+async def test_a_write_of_many_at_once_is_few_transactions(database, worker):
+    async with opened(database) as store:
+        claim = await store.begin("me", "test:1", worker, said())
+        assert claim is not None
+        before, began = store.lanes.commits, time.monotonic()
+        await asyncio.gather(*(store.append(claim, [ModelAnswered(str(n))]) for n in range(200)))
+        assert store.lanes.commits - before < 20
+        assert time.monotonic() - began < 20

@@ -193,6 +193,12 @@ def test_what_must_be_changed_is_changed_after_it_was_read() -> None:
     assert may_be_call(request)
 
 
+def test_a_word_that_is_no_command_is_tried_in_another_way_once() -> None:
+    wrong = made("exec", "bash: run: command not found\n[exit status 127]", command="run fish.sh")
+    assert not may_be_words(asked("run fish.sh", *wrong))
+    assert may_be_words(asked("run fish.sh", *wrong, *wrong))
+
+
 def test_calls_that_fail_again_and_again_end_in_words() -> None:
     rounds = [message for _ in range(3) for message in made("read_file", '{"status":"error","message":"no"}', path="x")]
     request = asked("what is in moss.txt?", *rounds)
@@ -207,13 +213,64 @@ def test_a_file_to_read_is_one_that_was_named_or_seen() -> None:
     assert "filled" not in line
 
 
+def test_a_file_that_was_said_before_can_be_meant_only_where_none_is_named_now() -> None:
+    earlier = [user_message("what is in carp.md?"), assistant_message("Nothing.")]
+    meant = SHAPING.prepare(said(*earlier, user_message("show it again")), TOOLS)["grammar"]
+    named = SHAPING.prepare(said(*earlier, user_message("show me pike.md")), TOOLS)["grammar"]
+    assert "carp.md" in meant
+    assert "carp.md" not in named
+
+
 def test_without_tools_there_are_only_words_and_no_examples_of_calls() -> None:
     request = SHAPING.prepare(said(user_message("what is in moss.txt?")), None)
     assert not may_be_call(request)
     assert '"tool"' not in json.dumps(request["messages"])
 
 
+@pytest.mark.parametrize(
+    ("request_", "may_go_on"),
+    [
+        ("write sum.py that prints 2+3, then run it", True),
+        ("create a file net.txt containing two nets", False),
+    ],
+)
+def test_after_a_change_there_may_be_another_only_where_requests_like_it_had_one(
+    request_: str, may_go_on: bool
+) -> None:
+    request = asked(request_, *made("write_file", "Created it.", path="sum.py", content="x"))
+    assert may_be_words(request)
+    assert may_be_call(request) == may_go_on
+
+
+def test_a_question_about_the_folder_asks_for_a_tool_though_no_file_is_named() -> None:
+    assert not may_be_words(asked("what files do I have?"))
+
+
+def test_examples_in_the_letters_of_the_request_are_shown() -> None:
+    last = asked("moss.txt 삭제해 줘")["messages"][-7:]
+    assert any("\uac00" <= letter <= "\ud7a3" for message in last[:-1] for letter in message["content"])
+
+
+def test_the_time_is_not_told_beside_the_request() -> None:
+    last = asked("ls\n\n[It is now Sunday, 2031-05-04 11:00.]")["messages"][-1]["content"]
+    assert last == "ls"
+
+
 # ---------------------------------------------------------------------------------------------- results
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "pike.md  1 kB\n[1 of 9 entries shown]",
+        "(empty folder)",
+        '{"status":"error","message":"ponds/ does not exist."}',
+        "\n".join(f"pike-{number}.md  1 kB" for number in range(200)),
+    ],
+)
+def test_a_list_that_is_not_whole_or_too_long_or_none_is_left_to_the_model(result: str) -> None:
+    request = asked("what files are in ponds/?", *made("list_dir", result, path="ponds/"))
+    assert "words ::= text" in request["grammar"]
 
 
 def test_results_are_told_without_line_numbers_sizes_and_advice() -> None:

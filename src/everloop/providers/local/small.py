@@ -128,6 +128,8 @@ def _wanted(turn: Turn, names: frozenset[str]) -> Wanted:
         return "call" if names_a_file(turn.request) else needs_tool(turn.request, names)
     failures = [failed(result) for _, _, result in turn.calls]
     if failures[-1]:
+        if sum(failures) == 1 and "command not found" in turn.calls[-1][2]:
+            return "call"  # it took a word of the request for a command
         return "either" if sum(failures) < TRIES else "words"
     return next_step(turn.request, names, [name for name, _, result in turn.calls if not failed(result)])
 

@@ -49,6 +49,14 @@ CHANGES: tuple[Example, ...] = (
         "14",
         "street.txt says 14 now.",
     ),
+    edit(
+        "The concert was shifted from 19:00 to 20:00. Please correct gig.md",
+        "gig.md",
+        "19:00",
+        "20:00",
+        "gig.md says 20:00 now.",
+    ),
+    edit("exchange Rhine for Weser in rivers.txt", "rivers.txt", "Rhine", "Weser", "rivers.txt says Weser now."),
     edit("write Vienna instead of Graz in trip.md", "trip.md", "Graz", "Vienna", "trip.md says Vienna now."),
     edit("rename the variable count to total in pump.py", "pump.py", "count", "total", "It is called total now."),
     Example(
@@ -184,7 +192,16 @@ CHANGES: tuple[Example, ...] = (
     run("how many words does ship.md have?", "wc -w < ship.md", "212", "ship.md has 212 words."),
     run("count the rivers in rivers.txt, one is on each line", "wc -l < rivers.txt", "3", "There are 3 rivers."),
     run("how often does fog occur in weather.txt?", "grep -c 'fog' weather.txt", "6", "fog occurs 6 times."),
-    run("how many python files are there?", "find . -name '*.py' | wc -l", "2", "There are 2 python files."),
+    use(
+        "how many python files are there?",
+        "find_files",
+        "bell.py\nwater/pump.py",
+        "There are 2 python files: bell.py and water/pump.py.",
+        pattern="*.py",
+    ),
+    run(
+        "how many times does rain come up in weather.txt?", "grep -c 'rain' weather.txt", "4", "rain comes up 4 times."
+    ),
     run("how big is tape.wav?", "wc -c < tape.wav", "40960", "tape.wav has 40960 bytes."),
     run("Wie viele Zeilen hat fluss.txt?", "wc -l < fluss.txt", "2", "fluss.txt hat 2 Zeilen."),
     run("¿Cuántas líneas tiene rios.txt?", "wc -l < rios.txt", "2", "rios.txt tiene 2 líneas."),

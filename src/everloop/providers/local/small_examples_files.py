@@ -38,6 +38,13 @@ FILES: tuple[Example, ...] = (
     listing(
         "is there anything in the boxes folder?", "error: boxes does not exist.", "There is no folder boxes.", "boxes"
     ),
+    listing(
+        "how many files does the boxes folder have?",
+        "pin.txt  5 B\ncap.txt  9 B",
+        "There are 2 files in boxes.",
+        "boxes",
+    ),
+    listing("how many things are in music?", "waltz.mp3  5 kB\nsong.mp3  9 kB", "There are 2 files in music.", "music"),
     listing("ls boxes/", "pin.txt  5 B\ncap.txt  9 B", "", "boxes"),
     listing("what's inside the boxes folder?", "pin.txt  5 B\ncap.txt  9 B", "", "boxes"),
     listing(

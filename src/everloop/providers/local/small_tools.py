@@ -51,7 +51,7 @@ def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Lit
     acts = sum(name not in LOOKING for name in made)
     total = sum(score for score, _ in ranked)
     share = sum(score for score, example in ranked if _acts(example) > acts) / total
-    if not acts and share >= 0.8:
+    if not acts and share >= 0.6 and _acts(ranked[0][1]):
         return "call"
     return "either" if share > 0.15 else "words"
 

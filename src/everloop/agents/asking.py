@@ -20,18 +20,20 @@ async def ask(
     options: Mapping[str, Any] | None = None,
     *,
     text_calls: bool = True,
+    brought: Sequence[str] = (),
 ) -> LLMResponse:
     """The model's whole answer; `emit` is shown it as it comes. `options` go to a provider that honours some.
 
-    `text_calls`: calls of the tools that the model wrote into its text count, where it made none otherwise.
+    `text_calls`: calls of the tools that the model wrote into its text count, where it made none otherwise, and where
+    they do not stand in something from outside, as the texts are that a client has `brought`.
     """
     wishes = option_keywords(provider, options)
     callable_tools = tools if text_calls else None
     if emit is not None and isinstance(provider, StreamingProvider):
-        hearing = Hearing(conversation, callable_tools, emit)
+        hearing = Hearing(conversation, callable_tools, emit, brought)
         return await _stream(provider, conversation, tools, model, hearing, emit, wishes)
     response = await provider.chat(conversation, tools=tools, model=model, **wishes)
-    response = await heard(response, conversation, callable_tools)
+    response = await heard(response, conversation, callable_tools, brought)
     if emit is not None:
         if response.reasoning:
             emit(events.Reasoning(response.reasoning))

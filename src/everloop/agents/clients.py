@@ -7,7 +7,7 @@ from typing import Any
 
 from ..actions import Limits
 from ..context.builder import PARTING
-from ..log import Call, Request, UserSaid
+from ..log import Call, Request, UserSaid, text_of
 from ..store.base import Claim
 from ..tools.context import CallContext
 from ..tools.registry import ToolRegistry, ToolResult, error_result
@@ -22,6 +22,12 @@ def request_of(claim: Claim) -> Request | None:
     """The request that the claimed turn is about, if it is one."""
     first = claim.entries[0] if claim.entries else None
     return first.request if isinstance(first, UserSaid) else claim.message.request
+
+
+def brought_by(claim: Claim) -> list[str]:
+    """The results of a client's own tools that came with the claimed request: what they found is from outside."""
+    before = request.before if (request := request_of(claim)) is not None else ()
+    return [text_of(message.get("content")) for message in before if message.get("role") == "tool"]
 
 
 def is_abandoned(claim: Claim, request: Request | None) -> bool:

@@ -25,22 +25,30 @@ _DIALECTS = "everloop.providers.dialects"
 Tools = Sequence[dict[str, Any]] | None
 
 
-async def heard(response: LLMResponse, conversation: Conversation, tools: Tools) -> LLMResponse:
-    """A whole answer. Calls in its text count only if `tools` were offered and the provider gave none itself."""
+async def heard(
+    response: LLMResponse, conversation: Conversation, tools: Tools, brought: Sequence[str] = ()
+) -> LLMResponse:
+    """A whole answer. Calls in its text count only if `tools` were offered and the provider gave none itself.
+
+    `brought`: further texts from outside, which an API client sent.
+    """
     content: object = getattr(response, "content", None)  # of whatever a provider has returned
     if not isinstance(content, str) or _SUSPICIOUS.search(content) is None or not _is_answer(response):
         return response
     await _load()
     from ..providers.dialects import read
 
-    return _with(response, read(content, None if response.tool_calls else tools, outside(conversation)))
+    return _with(response, read(content, None if response.tool_calls else tools, outside(conversation, brought)))
 
 
 class Hearing:
     """An answer that comes in pieces, shown as far as it is certain what they are."""
 
-    def __init__(self, conversation: Conversation, tools: Tools, emit: events.Emit) -> None:
+    def __init__(
+        self, conversation: Conversation, tools: Tools, emit: events.Emit, brought: Sequence[str] = ()
+    ) -> None:
         self._conversation = conversation
+        self._brought = brought
         self._tools = tools
         self._emit = emit
         self._texts: list[str] = []
@@ -62,7 +70,7 @@ class Hearing:
         await _load()
         from ..providers.dialects import Reader
 
-        self._reader = Reader(self._tools, outside(self._conversation))
+        self._reader = Reader(self._tools, outside(self._conversation, self._brought))
         self._reader.feed("".join(self._texts[:-1]))  # all of it was shown: there was nothing in it
         self._show(self._reader.feed(self._texts[-1]))
 
@@ -76,11 +84,11 @@ class Hearing:
         text = "".join(self._texts)
         response = whole if whole is not None else LLMResponse(text)
         if self._reader is None:
-            return await heard(response, self._conversation, self._tools)
+            return await heard(response, self._conversation, self._tools, self._brought)
         reading = self._reader.finish()
         self._show(reading.pieces)
         if not _is_answer(response) or response.tool_calls or response.content != text:
-            return await heard(response, self._conversation, self._tools)
+            return await heard(response, self._conversation, self._tools, self._brought)
         return _with(response, reading)
 
     def _show(self, pieces: Sequence[Piece]) -> None:
@@ -105,7 +113,7 @@ def _is_answer(response: object) -> bool:
     return isinstance(response, LLMResponse)
 
 
-def outside(conversation: Conversation) -> Callable[[str], bool]:
+def outside(conversation: Conversation, brought: Sequence[str] = ()) -> Callable[[str], bool]:
     """Whether a text stands, but for its spaces, in something that came from outside: a page, a mail, another agent.
 
     A model that quotes such a text does not call what is called in it.
@@ -124,6 +132,7 @@ def outside(conversation: Conversation) -> Callable[[str], bool]:
                 if isinstance(content := message.get("content"), str)
                 and (is_marked(content) or (message.get("role") == "user" and own_words.get(place) == ""))
             ]
+            texts += map(_squeezed, brought)
         return any(_squeezed(source) in text for text in texts) if texts else False
 
     return quoted

@@ -18,6 +18,7 @@ from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 from .asking import ask
 from .budgets import Budgets
+from .clients import brought_by
 from .measure import Measure
 
 AGAIN = "Call it again."
@@ -46,6 +47,7 @@ class Asking:
         self._measure = measure
         self._budgets = budgets
         self._claim = claim
+        self._brought = brought_by(claim)
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         limited = self._budgets.limits(self._claim)
@@ -54,7 +56,14 @@ class Asking:
             await self._budgets.check(self._claim, self._measure.model, tokens)
         tools = self._tools.get_definitions() or None
         response = await ask(
-            self._provider, conversation, tools, self._model, emit, self._options, text_calls=self._text_calls
+            self._provider,
+            conversation,
+            tools,
+            self._model,
+            emit,
+            self._options,
+            text_calls=self._text_calls,
+            brought=self._brought,
         )
         usage = counts(response)
         if limited:

@@ -8,6 +8,7 @@ from typing import Any
 from ..bus import INSIDE
 from ..log import Content, text_of
 from ..messages import Message
+from ..tools.registry import marked
 from .errors import bad_request
 
 HEADER = "X-Session"
@@ -45,7 +46,8 @@ def said_in(messages: Sequence[Message], kept: bool) -> tuple[Content, list[dict
 
 
 def _results(messages: Sequence[Message]) -> list[Message]:
-    """The results that end these messages, as one message of the user: in the log their calls are over already."""
+    """The results that end these messages, as one message: in the log their calls are over already. It stands among the
+    user's, so it is marked as what it is: nobody's word."""
     start = len(messages)
     while start and messages[start - 1]["role"] == "tool":
         start -= 1
@@ -56,4 +58,4 @@ def _results(messages: Sequence[Message]) -> list[Message]:
     texts = [
         f"[Result of {names.get(one['tool_call_id'], 'a tool')}]\n{text_of(one['content'])}" for one in messages[start:]
     ]
-    return [{"role": "user", "content": "\n\n".join(texts)}]
+    return [{"role": "user", "content": marked("\n\n".join(texts), "the client's tools")}]

@@ -35,7 +35,9 @@ def _texts(conversation: Sequence[Message]) -> Iterator[str]:
     for place, message in enumerate(conversation):
         role, content = message.get("role"), own_words.get(place, message.get("content"))
         # Not what a search that failed says: that may be the model's own words.
-        if role == "user" or (role == "tool" and message.get("name") == "web_search" and is_marked(content)):
+        if (role == "user" and not is_marked(content)) or (
+            role == "tool" and message.get("name") == "web_search" and is_marked(content)
+        ):
             if isinstance(content, str):
                 yield content
             elif isinstance(content, list):

@@ -141,11 +141,12 @@ class Pulse:
 
     def _hear(self, connection: Connection, stop: _Stop, until: float) -> None:
         """Pass on what is said, until it is time to beat again."""
-        while not stop.told and (left := until - time.monotonic()) > 0:
-            readable, _, _ = select.select([connection.fileno(), stop.fileno()], [], [], left)
-            if connection.fileno() in readable:
-                for word in {notice.payload for notice in connection.notifies(timeout=0)}:
-                    self._tell(word)
+        while not stop.told:
+            for word in {notice.payload for notice in connection.notifies(timeout=0)}:
+                self._tell(word)
+            if (left := until - time.monotonic()) <= 0:
+                break
+            select.select([connection.fileno(), stop.fileno()], [], [], left)
 
     def _tell(self, word: str) -> None:
         with self._lock:

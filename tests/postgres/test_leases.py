@@ -1,0 +1,217 @@
+"""Leases that end by time: who is alive, who takes over, and what a stale worker can still do, which is nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.bus import InboundMessage
+from everloop.dispatch.neighbours import Neighbours, lives, wake_all
+from everloop.errors import StaleLease
+from everloop.log import CallEnded, ModelAnswered, TurnEnded
+from everloop.store.base import Busy
+from everloop.store.postgres.store import PostgresStore
+from everloop.store.workers import new_worker, process_of, retire
+from everloop.testing import call
+from everloop.testing.openai_server import FakeOpenAI
+
+from ..commands import environment, start, until
+
+ELSEWHERE = "anothermachine.1.77.88.1"  # a worker of which nothing can be known from here but its row
+LEASE = 1.0
+
+
+@pytest.fixture
+def worker():
+    name = new_worker()
+    yield name
+    retire(name)
+
+
+@asynccontextmanager
+async def opened(dsn: str, **options: Any) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(dsn, **{"lease_seconds": LEASE, **options})
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def said(text: str = "hi", chat: str = "1") -> InboundMessage:
+    return InboundMessage("test", "user", chat, text).addressed()
+
+
+# ---------------------------------------------------------------------------------------------- in one process
+
+
+async def test_a_lease_lasts_for_as_long_as_its_worker_is_there(database, worker):
+    other = new_worker()
+    async with opened(database) as store, opened(database) as there:
+        claim = await store.begin("me", "test:1", worker, said())
+        assert claim is not None
+        for _ in range(5):
+            await asyncio.sleep(LEASE / 2)
+            assert await there.ready(other) == []
+            with pytest.raises(Busy) as busy:
+                await there.begin("me", "test:1", other)
+            assert busy.value.worker == worker
+        await store.append(claim, [ModelAnswered("still mine")])
+    retire(other)
+
+
+async def test_a_worker_of_another_machine_is_dead_when_it_has_not_renewed_and_its_writes_are_refused(database, worker):
+    async with opened(database) as store, opened(database) as there:
+        heard = asyncio.Event()
+        company = Neighbours(store, worker, heard.set)
+        await company.join()
+        claim = await there.begin("me", "test:1", ELSEWHERE, said())
+        assert claim is not None
+        assert await lives(store, ELSEWHERE)
+        with pytest.raises(Busy):
+            await store.begin("me", "test:1", worker)
+        await asyncio.sleep(0.1)
+        heard.clear()
+        async with asyncio.timeout(4 * LEASE):
+            await heard.wait()  # nobody has looked again and again
+        assert not await lives(store, ELSEWHERE)
+        assert await store.ready(worker) == [("me", "test:1")]
+        taken = await store.begin("me", "test:1", worker)
+        assert taken is not None
+        assert taken.resumed
+        with pytest.raises(StaleLease):
+            await there.append(claim, [ModelAnswered("late")])
+        with pytest.raises(StaleLease):
+            await there.finish(claim, [TurnEnded("answer", "late")])
+        await there.release(claim)
+        await store.append(taken, [ModelAnswered("mine")])
+        await company.leave()
+
+
+async def test_a_wake_up_reaches_the_workers_of_every_process_of_the_store_and_of_no_other(postgres, database, worker):
+    with postgres.database() as elsewhere:
+        async with opened(database) as here, opened(database) as there, opened(elsewhere) as other:
+            heard, unheard, second = asyncio.Event(), asyncio.Event(), new_worker()
+            ours, theirs = Neighbours(here, worker, heard.set), Neighbours(other, second, unheard.set)
+            await ours.join()
+            await theirs.join()
+            await asyncio.sleep(0.3)
+            for _ in range(3):
+                heard.clear()
+                unheard.clear()
+                await wake_all(there)
+                async with asyncio.timeout(5):
+                    await heard.wait()
+            await asyncio.sleep(0.1)
+            assert not unheard.is_set()
+            await ours.leave()
+            await theirs.leave()
+            assert await here.workers() == []
+            heard.clear()
+            await wake_all(there)
+            await asyncio.sleep(0.2)
+            assert not heard.is_set()
+            retire(second)
+
+
+async def test_after_an_outage_nobody_is_dead_until_it_had_the_time_to_be_heard_of_again(postgres, database, worker):
+    """Told by the server's own start: a row that is older than it says nothing."""
+    async with opened(database, lease_seconds=1e6) as store:
+        assert await store.begin("me", "test:1", ELSEWHERE, said()) is not None
+        name = database.partition("@/")[2].partition("?")[0]
+        postgres.sql("UPDATE worker SET at = 1.0", database=name)
+        assert await lives(store, ELSEWHERE)
+    async with opened(database, lease_seconds=0.01) as store:
+        assert not await lives(store, ELSEWHERE)
+
+
+# ---------------------------------------------------------------------------------------------- real workers
+
+
+@asynccontextmanager
+async def at_work(database: str, server: FakeOpenAI, lease: float = 2.0) -> AsyncIterator[Any]:
+    """`everloop worker` as a process."""
+    home = Path(os.environ["EVERLOOP_HOME"])
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(f"[worker]\nlease_seconds = {lease}\n")
+    process = await start("worker", env=environment(server, EVERLOOP_STORE=database))
+    try:
+        async with asyncio.timeout(20):
+            line = (await process.stderr.readline()).decode()
+        assert "is ready" in line
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def answered(store: PostgresStore, worker: str) -> str:
+    async with asyncio.timeout(30):
+        while not (rows := await store.take_outgoing(worker)):
+            await asyncio.sleep(0.05)
+    assert len(rows) == 1
+    await store.sent([rows[0].id])
+    return rows[0].message.content
+
+
+async def test_a_worker_that_was_frozen_past_its_lease_writes_nothing_any_more(database, worker):
+    async with FakeOpenAI() as server, opened(database) as store, at_work(database, server) as frozen:
+        server.reply("of the frozen one", delay=4)
+        server.reply("of the other")
+        await store.accept(said())
+        await store.wake()
+        await until(lambda: len(server.requests) == 1)
+        frozen.send_signal(signal.SIGSTOP)
+        async with at_work(database, server) as other:
+            assert await answered(store, worker) == "of the other"
+            await until(lambda: time.time() - server.requests[0].time > 4.2)  # its model has answered
+            frozen.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(20):
+                line = (await frozen.stderr.readline()).decode()  # it says that it was taken over
+            assert "test:1" in line
+            info = await store.session("me", "test:1")
+            assert info is not None
+            log = [one.entry for one in await store.read_log(info.id)]
+            assert [one.content for one in log if isinstance(one, ModelAnswered)] == ["of the other"]
+            assert [one.text for one in log if isinstance(one, TurnEnded)] == ["of the other"]
+            assert await store.take_outgoing(worker) == []
+            other.kill()
+            await other.wait()
+            server.reply("of the one that was frozen")  # which works on
+            await store.accept(said("more", "2"))
+            await store.wake()
+            assert await answered(store, worker) == "of the one that was frozen"
+
+
+async def test_a_worker_that_is_killed_in_the_middle_of_a_turn_is_followed_by_another_at_once(database, worker):
+    async with (
+        FakeOpenAI() as server,
+        opened(database) as store,
+        at_work(database, server, 60) as one,
+        at_work(database, server, 60) as two,
+    ):
+        server.calls(call("list_dir", path="."))
+        server.reply("never heard", delay=30)
+        server.reply("of whoever is left")
+        await store.accept(said())
+        await store.wake()
+        await until(lambda: len(server.requests) == 2)
+        info = await store.session("me", "test:1")
+        assert info is not None
+        assert info.worker is not None
+        holder = next(process for process in (one, two) if process.pid == process_of(info.worker))
+        holder.kill()
+        async with asyncio.timeout(15):  # its lease of a minute is not waited for: its death is seen
+            assert await answered(store, worker) == "of whoever is left"
+        log = [one.entry for one in await store.read_log(info.id)]
+        assert sum(isinstance(one, CallEnded) for one in log) == 1
+        assert sum(isinstance(one, ModelAnswered) for one in log) == 2
+        assert len(server.requests) == 3

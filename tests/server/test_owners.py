@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import sys
 from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from everloop.agents.household import Household
+from everloop.bus import InboundMessage
+from everloop.config import Config, McpServer, Rule
+from everloop.dispatch.neighbours import wake_all
+from everloop.errors import StoreError
+from everloop.providers.factory import make_provider
+from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
 from ..commands import environment, everloop, start
@@ -15,6 +26,7 @@ from .serving import Client, Serving, call, process, serving, text_of
 from .test_life import until
 
 CANARY = "canary-7f3a"
+ODD = Path(__file__).parents[1] / "mcp_servers/odd.py"
 
 
 @pytest.fixture
@@ -160,3 +172,119 @@ async def test_another_owner_does_not_read_where_the_model_is(server: Serving):
         assert status == 502
         assert (CANARY in error["message"]) == (client is server)
         assert (server.fake.base_url.split("/")[2] in error["message"]) == (client is server)
+
+
+OPENED = {
+    "restrict_to_workspace": False,
+    "sandbox": "off",
+    "environment": ("RED_KEY",),
+    "message_to": ("cli:*",),
+    "policy": (Rule(do="allow", tainted=True),),
+    "mcp": (McpServer(name="odd", command=sys.executable, args=(str(ODD), "plain", "ready")),),
+}
+
+
+async def test_another_owner_gets_nothing_of_what_the_person_has_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RED_KEY", CANARY)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "secret.txt").write_text(CANARY)
+    opened = {**OPENED, "readable": (str(shared),), "writable": (str(shared),)}
+    async with serving(tmp_path, **opened) as server:
+        ways = [
+            call("exec", "c1", command=f"cat {shared}/secret.txt"),
+            call("exec", "c2", command='echo "$RED_KEY"'),
+            call("exec", "c3", command=f"echo x > {shared}/written-$$"),
+            call("message", "c4", content="from another", channel="cli", chat_id="direct"),
+            call("web_fetch", "c5", url=f"{server.fake.base_url}/models"),
+        ]
+        for client, own in ((await server.client("ada"), False), (server, True)):
+            server.fake.calls(*ways)
+            server.fake.reply("done")
+            await client.ask("go")
+            results = [str(message["content"]) for message in server.seen() if message["role"] == "tool"]
+            assert len(results) == len(ways)
+            assert (CANARY in str(results)) == own
+            assert len(list(shared.glob("written-*"))) == own
+            body = server.fake.requests[-1].body
+            assert body is not None
+            assert any("odd" in tool["function"]["name"] for tool in body["tools"]) == own
+            rows = await server.store.take_outgoing("somebody", chat=("cli", "direct"))
+            assert [row.message.content for row in rows] == ["from another"] * own
+
+
+async def test_a_host_of_the_persons_own_network_is_not_for_others(tmp_path: Path):
+    fetched: list[str] = []
+
+    async def take(request: web.Request) -> web.Response:
+        fetched.append(request.path)
+        return web.Response(text=CANARY)
+
+    app = web.Application()
+    app.router.add_get("/{name}", take)
+    async with TestServer(app) as site, serving(tmp_path, private_hosts=(f"127.0.0.1:{site.port}",)) as server:
+        for client, name in ((await server.client("ada"), "ada"), (server, "me")):
+            address = str(site.make_url(f"/{name}"))
+            server.fake.calls(call("web_fetch", url=address))
+            server.fake.reply("done")
+            await client.ask(f"open {address}")
+    assert fetched == ["/me"]
+
+
+async def test_a_job_and_a_sub_agent_of_an_owner_work_in_the_owners_workspace_whoever_fires_them(tmp_path: Path):
+    async with serving(tmp_path) as server:
+        ada = await server.client("ada")
+        soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=1.5)
+        server.fake.calls(call("cron", action="add", message="write the file", at=soon.isoformat()))
+        server.fake.reply("later")
+        await ada.ask("go", {"X-Session": "work"})
+        server.fake.calls(call("write_file", path="one.txt", content="x"))
+        server.fake.reply("written")
+        await until(lambda: len(server.fake.requests) == 4)
+        server.fake.calls(call("spawn", task="write another", wait=True))
+        server.fake.calls(call("write_file", path="two.txt", content="x"))
+        server.fake.reply("written")
+        server.fake.reply("it has")
+        await ada.ask("go", {"X-Session": "work"})
+        assert {"one.txt", "two.txt"} <= {path.name for path in server.workspace("ada").iterdir()}
+        assert not list(server.household.config.workspace.glob("*.txt"))
+        owners = {info.owner for owner in ("me", "ada") for info in await server.store.sessions(owner)}
+        assert owners == {"ada"}
+
+
+async def test_a_store_that_cannot_be_read_for_a_while_ends_no_server(tmp_path: Path):
+    """An owner whose agent is not at work yet still gets it once the store can be read again."""
+
+    class Sick(SQLiteStore):
+        sick = asked = 0
+
+        async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
+            if self.sick and owner is None:
+                self.asked += 1
+                raise StoreError("the disk is full")
+            return await super().ready(worker, owner)
+
+    async with FakeOpenAI() as fake:
+        config = Config(home=tmp_path, workspace=tmp_path, base_url=fake.base_url, model="scripted", retries=0)
+        store, provider = Sick(tmp_path / "store.db"), make_provider(config)
+        household = Household(config, store, provider)
+        running = asyncio.create_task(household.run())
+        await until(lambda: store.path.exists())
+        store.sick = 1
+        async with asyncio.timeout(10):
+            while not store.asked:
+                await wake_all(store)
+                await asyncio.sleep(0.05)
+        store.sick = 0
+        fake.reply("hello")
+        await store.accept(InboundMessage("api", "ada", "work", "hi", owner="ada").addressed())
+        await wake_all(store)
+        await until(lambda: fake.requests)
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await household.close()
+        await provider.close()
+        await store.close()

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from ..config import Config
 from ..dispatch.durable import DurableBus
+from ..dispatch.local import RETRY_SECONDS
 from ..dispatch.neighbours import Neighbours
+from ..errors import StoreError
 from ..providers.base import LLMProvider
 from ..store.base import Store
 from ..store.workers import new_worker, retire
@@ -56,8 +58,12 @@ class Household:
             await neighbours.join()
             while True:
                 self._changed.clear()  # before looking: what comes meanwhile sets it again
-                for owner in {owner for owner, _ in await self.store.ready(self._worker)} - self._agents.keys():
-                    await self.agent(owner)
+                try:
+                    for owner in {owner for owner, _ in await self.store.ready(self._worker)} - self._agents.keys():
+                        await self.agent(owner)
+                except StoreError as error:  # a full or locked disk ends no server
+                    log.error("%s", error)
+                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed.set)
                 await self._changed.wait()
         finally:
             await neighbours.leave()
@@ -73,9 +79,8 @@ class Household:
 
     async def _make(self, owner: str) -> AgentLoop:
         config = self.config
-        if owner != OWN:  # others than the person whose machine it is are always kept in their workspace
-            folder = await in_thread(_workspace, config.home, owner)
-            config = dataclasses.replace(config, workspace=folder, restrict_to_workspace=True, heartbeat_minutes=0.0)
+        if owner != OWN:
+            config = _for_others(config, await in_thread(_workspace, config.home, owner))
         return AgentLoop(
             DurableBus(self.store),
             self.provider,
@@ -93,6 +98,24 @@ class Household:
 def _ended(run: asyncio.Task[None]) -> None:
     if not run.cancelled() and (error := run.exception()) is not None:
         log.error("%s: %s", run.get_name(), error)
+
+
+def _for_others(config: Config, workspace: Path) -> Config:
+    """The settings for an owner who is not the person of the machine: always kept in the workspace, and without what
+    that person has opened for the own agent, such as folders, keys, chats and hosts."""
+    return dataclasses.replace(
+        config,
+        workspace=workspace,
+        restrict_to_workspace=True,
+        sandbox="auto" if config.sandbox == "off" else config.sandbox,
+        readable=(),
+        writable=(),
+        environment=(),
+        private_hosts=(),
+        message_to=(),
+        mcp=(),
+        heartbeat_minutes=0.0,
+    )
 
 
 def _workspace(home: Path, owner: str) -> Path:

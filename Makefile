@@ -1,18 +1,18 @@
 # Everything starts with a private .venv made from the lock files; a second run finds it ready.
-#   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make bench   make lint   make format
-#   make types   make chaos   make clean
+#   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make eval   make bench   make lint
+#   make format   make types   make chaos   make clean
 #   PYTHON=/path/to/python3 picks the interpreter; make lock renews the lock files (needs uv).
 
 # The folder of this file, so that `make -f "some where/Makefile" test` works from anywhere.
 ROOT := $(shell cd "$$(dirname "$$(printf '%s' '$(subst ','\'',$(MAKEFILE_LIST))' | sed 's/^ //')")" && pwd -P)
 HERE := $(shell pwd -P)
 
-.PHONY: chat test bench lint format types chaos lock setup clean
+.PHONY: chat test eval bench lint format types chaos lock setup clean
 .DEFAULT_GOAL := chat
 
 ifneq ($(ROOT),$(HERE))
 
-chat test bench lint format types chaos lock setup clean:
+chat test eval bench lint format types chaos lock setup clean:
 	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
 
 else
@@ -30,10 +30,13 @@ ARGS ?=
 $(shell [ -x $(PY) ] && [ "$$(cat $(READY) 2>/dev/null)" = "$$(pwd -P)" ] || rm -f $(READY) $(READY_DEV))
 
 chat: $(READY)
-	@.venv/bin/everloop $(ARGS)
+	@EVERLOOP_PULL=$${EVERLOOP_PULL-1} .venv/bin/everloop $(ARGS)
 
 test: $(READY_DEV)
 	@$(PY) -m pytest -q $(ARGS)
+
+eval: $(READY_DEV)
+	@$(PY) -m evaluation $(ARGS)
 
 bench: $(READY_DEV)
 	@$(PY) benchmarks/run.py $(ARGS)
@@ -47,7 +50,7 @@ format: $(READY_DEV)
 	@$(PY) -m ruff format .
 
 types: $(READY_DEV)
-	@$(PY) -m mypy src tests $(wildcard benchmarks)
+	@$(PY) -m mypy src tests $(wildcard benchmarks evaluation)
 
 chaos: $(READY_DEV)
 	@$(PY) -m pytest -q -n 0 -m chaos --timeout 0 $(ARGS)
@@ -67,6 +70,6 @@ lock:
 
 clean:
 	rm -rf .venv .clients build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests $(wildcard benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests $(wildcard benchmarks evaluation) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 endif

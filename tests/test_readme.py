@@ -75,23 +75,26 @@ async def test_the_transcript_is_what_happens():
     assert (workspace / "plan.md").read_text() == "1. Water\n2. Mend\n"
 
 
-def test_the_settings_for_openai_lead_to_openai():
-    line = next(line for line in README.splitlines() if "EVERLOOP_API_KEY=" in line)
-    settings = dict(part.split("=", 1) for part in line.split() if "=" in part)
-    assert settings.keys() == {"EVERLOOP_BASE_URL", "EVERLOOP_API_KEY", "EVERLOOP_MODEL"}
-    provider = make_provider(Config.load(env={**settings, "EVERLOOP_HOME": os.environ["EVERLOOP_HOME"]}))
-    endpoint = provider._providers[0][0]._endpoint  # type: ignore[attr-defined] # nothing may connect there
-    assert endpoint.where == "api.openai.com"
+def settings_for(provider: str) -> dict[str, str]:
+    """The variables of the line that connects a provider."""
+    line = next(line for line in README.splitlines() if line.startswith(f"EVERLOOP_PROVIDER={provider} "))
+    return dict(part.split("=", 1) for part in line.split() if "=" in part)
+
+
+@pytest.mark.parametrize(
+    ("provider", "where"),
+    [("ollama", "127.0.0.1:11434"), ("openai", "api.openai.com"), ("anthropic", "api.anthropic.com")],
+)
+def test_the_settings_for_a_provider_lead_to_it(provider: str, where: str):
+    made = make_provider(Config.load(env={**settings_for(provider), "EVERLOOP_HOME": os.environ["EVERLOOP_HOME"]}))
+    endpoint = made._providers[0][0]._endpoint  # type: ignore[attr-defined] # nothing may connect there
+    assert endpoint.where == where
 
 
 async def test_the_settings_for_ollama_reach_a_server_there():
-    line = next(line for line in README.splitlines() if line.startswith("EVERLOOP_BASE_URL="))
-    settings: Any = dict(part.split("=", 1) for part in line.split() if "=" in part)
     async with FakeOpenAI() as server:
         server.reply("Hello.")
-        settings["EVERLOOP_BASE_URL"] = settings["EVERLOOP_BASE_URL"].replace(
-            "http://127.0.0.1:11434/v1", server.base_url
-        )
+        settings: Any = {**settings_for("ollama"), "EVERLOOP_BASE_URL": server.base_url}
         assert (await everloop("run", "Say hello.", **settings)).out == "Hello.\n"
         assert server.requests[0].model == "qwen3:8b"
 

@@ -37,6 +37,8 @@ async def test_a_session_that_was_served_before_comes_after_one_that_was_not():
 async def test_a_session_with_work_under_way_waits_for_those_without():
     queue = FairQueue(2, 100)
     await queue.enter("a")
+    await queue.enter("c")
+    queue.leave("c")  # it had its turn after the other, which is still at it
     await queue.enter("b")
     more = asyncio.create_task(queue.enter("a"))
     await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import time
@@ -83,6 +84,29 @@ async def test_another_beginning_has_another_file(tmp_path):
     other = await first_turn(tmp_path, rules=RULES.replace("kind", "good"))
     assert "prefix_read" in other["timings"]
     assert len(list(tmp_path.glob("*.state"))) == 2
+
+
+async def test_a_second_conversation_at_the_same_time_does_not_read_the_beginning_again(tmp_path):
+    engine = Engine(Settings(weights(TINY), window=1024, states=tmp_path))
+    try:
+        system = {"role": "system", "content": RULES}
+        long = {"messages": [system, {"role": "user", "content": "Who is there?"}], "stable": 1, "ignore_eos": True}
+        begun = asyncio.Event()
+
+        def seen(delta: dict[str, Any]) -> None:
+            if "content" in delta:
+                begun.set()
+
+        one = asyncio.create_task(engine.complete({**long, "max_tokens": 400}, seen, session="one"))
+        await begun.wait()
+        asked = {"messages": [system, {"role": "user", "content": "And who else?"}], "stable": 1, "max_tokens": 3}
+        for _ in range(2):
+            two = await engine.complete(asked, session="two")
+            assert two["timings"]["prompt_n"] < 40
+        assert not one.done()
+        one.cancel()
+    finally:
+        await engine.close()
 
 
 def test_states_of_another_model_or_version_are_other_files(tmp_path):

@@ -133,6 +133,9 @@ async def test_a_watcher_who_leaves_stops_the_model():
         assert answer.usage["completion_tokens"] == 1
 
 
+KEPT = object()  # cannot be sent
+
+
 class Shouting:
     """Asks once more unless the answer was asked for twice, and shows it in capitals."""
 
@@ -140,7 +143,7 @@ class Shouting:
         self.requests: list[dict[str, Any]] = []
 
     def prepare(self, messages: Any, tools: Any) -> dict[str, Any]:
-        return {**Plain().prepare(messages, tools), "max_tokens": 5, "_mine": "secret", "temperature": 0}
+        return {**Plain().prepare(messages, tools), "max_tokens": 5, "_mine": KEPT, "temperature": 0}
 
     def visible(self, text: str) -> str:
         return text.upper()
@@ -164,7 +167,7 @@ async def test_a_shaping_decides_what_is_asked_and_shown_and_may_ask_again():
     assert shown == pieces[-1].content
     assert shown == shown.upper()
     assert [request["max_tokens"] for request in shaping.requests] == [5, 7]
-    assert shaping.requests[1]["_mine"] == "secret"
+    assert shaping.requests[1]["_mine"] is KEPT
     assert pieces[-1].usage["completion_tokens"] == 7
 
 

@@ -65,7 +65,7 @@ class Work:
 
     def _answered(self) -> dict[str, Any]:
         stable = int(self._request.pop("stable", 0))
-        done = self._model.prefixes.prepare(self._request, stable, self._stopped)
+        done = self._model.prefixes.prepare(self._request, stable, self._model.busy == 1, self._stopped)
         if self._stopped():
             raise Cancelled
         answer = Growing()
@@ -96,6 +96,10 @@ class Model:
             states = States(Path(folder), fingerprint(Path(loading.weights)), self.llama.version)
         self.prefixes = Prefixes(self.llama, states)
         self._works: dict[int, Work] = {}
+
+    @property
+    def busy(self) -> int:
+        return len(self._works)
 
     def begin(self, id: int, request: dict[str, Any]) -> None:
         work = self._works[id] = Work(id, request, self)

@@ -88,10 +88,10 @@ class Llama:
         body = {"messages": messages, **({"tools": tools} if tools else {})}
         return str(self.post("/apply-template", body)["prompt"])
 
-    def idle_slot(self) -> int | None:
-        """The slot with least in it of those that nobody uses."""
+    def idle_slots(self) -> list[int]:
+        """The slots that nobody uses, that with least in it first."""
         idle = [slot for slot in self.post("/slots", None) if not slot["is_processing"]]
-        return min(idle, key=lambda slot: int(slot.get("n_prompt_tokens") or 0))["id"] if idle else None
+        return [int(slot["id"]) for slot in sorted(idle, key=lambda slot: int(slot.get("n_prompt_tokens") or 0))]
 
     def read_prompt(self, text: str, stopped: Callable[[], bool]) -> tuple[int, int] | None:
         """Let the model read a text. The slot it did so in and how many tokens it read; None if it was stopped."""

@@ -25,34 +25,47 @@ class Prefixes:
         self._states = states
         self._lock = threading.Lock()  # two requests with one beginning: the second waits and finds it read
         self._warm: OrderedDict[str, None] = OrderedDict()
+        self._held: dict[int, str] = {}  # slot: the beginning that was put there last
         self._texts: OrderedDict[bytes, str] = OrderedDict()
 
-    def prepare(self, request: dict[str, Any], stable: int, stopped: Callable[[], bool]) -> dict[str, Any]:
-        """What was done, for the answer's timings. `stable` is how many messages, or characters, do not change."""
+    def prepare(self, request: dict[str, Any], stable: int, alone: bool, stopped: Callable[[], bool]) -> dict[str, Any]:
+        """What was done, for the answer's timings. `stable` is how many messages, or characters, do not change; `alone`
+        whether no other request is at work, whose slot this one cannot have."""
         if self._states is None or stable <= 0:
             return {}
         # A template that cannot say where a beginning ends, a full disk: then the prompt is read as any other.
         with suppress(LlamaError, OSError, ValueError, KeyError, TypeError):
             text = self._text(request, stable)
-            if len(text) < SHORTEST or (name := self._states.name(text)) in self._warm:
+            if len(text) < SHORTEST:
+                return {}
+            name = self._states.name(text)
+            if alone and name in self._warm:
                 return {}
             with self._lock:
-                return {} if name in self._warm or stopped() else self._prepare(self._states, name, text, stopped)
+                return {} if stopped() else self._prepare(self._states, name, text, stopped)
         return {}
 
     def _prepare(self, states: States, name: str, text: str, stopped: Callable[[], bool]) -> dict[str, Any]:
-        done = self._restored(states, name) or self._read(states, name, text, stopped)
+        idle = self._llama.idle_slots()
+        warm = name in self._warm
+        if warm and (not idle or any(self._held.get(slot) == name for slot in idle)):
+            return {}
+        done = self._restored(states, name, idle)
+        if not done and not warm:
+            done = self._read(states, name, text, stopped)
         if done:
             self._warm[name] = None
             if len(self._warm) > WARM:
                 self._warm.popitem(last=False)
         return done
 
-    def _restored(self, states: States, name: str) -> dict[str, Any]:
-        if not states.right(name) or (slot := self._llama.idle_slot()) is None:
+    def _restored(self, states: States, name: str, idle: list[int]) -> dict[str, Any]:
+        if not idle or not states.right(name):
             return {}
         try:
-            return {"prefix_restored": self._llama.restore(slot, name)}
+            tokens = self._llama.restore(idle[0], name)
+            self._held[idle[0]] = name
+            return {"prefix_restored": tokens}
         except LlamaError:
             states.remove(name)
             return {}
@@ -61,6 +74,7 @@ class Prefixes:
         if (found := self._llama.read_prompt(text, stopped)) is None:
             return {}
         slot, tokens = found
+        self._held[slot] = name
         temporary = f".{os.getpid()}-{name}"
         with suppress(LlamaError, OSError):
             self._llama.save(slot, temporary)

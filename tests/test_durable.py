@@ -13,6 +13,8 @@ from everloop.dispatch.durable import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
 
+from .loop.chat import until
+
 
 def said(text: str) -> InboundMessage:
     return InboundMessage("test", "user", "one", text)
@@ -64,7 +66,9 @@ async def test_a_message_of_another_process_steers_the_turn_that_runs(tmp_path):
         await chat.channel.publish_inbound(said("one"))
         await gate.reached.wait()
         await chat.channel.publish_inbound(said("and two"))
-        await asyncio.sleep(0.2)
+        live = chat.agent._dispatcher.live("me", "test:one")
+        assert live is not None
+        await until(lambda: bool(live.steer))  # the worker has heard of it
         gate.open.set()
         assert await chat.hear() == "both answered"
         assert [m["content"] for m in chat.provider.requests[-1].messages[1:]] == ["one", "first answer", "and two"]

@@ -157,6 +157,11 @@ def test_a_tool_that_no_example_shows_is_introduced_with_its_arguments() -> None
     assert last.endswith("what is the forecast of rain for my town?")
 
 
+def test_a_word_of_a_description_alone_does_not_offer_a_tool() -> None:
+    assert not offered(asked("I have a task for later")) & {"spawn", "weather_forecast"}
+    assert "weather_forecast" not in offered(asked("I like rain"))
+
+
 def test_after_a_failed_call_all_tools_are_offered() -> None:
     request = asked("delete moss.txt", *made("exec", "rm: no\n[exit status 1]", command="rm moss.txt"))
     assert offered(request) == set(NAMES)
@@ -197,6 +202,16 @@ def test_a_word_that_is_no_command_is_tried_in_another_way_once() -> None:
     wrong = made("exec", "bash: run: command not found\n[exit status 127]", command="run fish.sh")
     assert not may_be_words(asked("run fish.sh", *wrong))
     assert may_be_words(asked("run fish.sh", *wrong, *wrong))
+
+
+def test_a_file_that_is_still_to_be_written_is_written_before_there_are_words() -> None:
+    read_it = made("read_file", "     1\tpike 9", path="fish.csv")
+    request = asked("look up the pike in fish.csv and write the number to pike.txt", *read_it)
+    assert not may_be_words(request)
+    assert "write_file" in offered(request)
+    assert "read_file" not in offered(request)
+    wrote = made("write_file", "Created pike.txt.", path="pike.txt", content="9")
+    assert may_be_words(asked("look up the pike in fish.csv and write the number to pike.txt", *read_it, *wrote))
 
 
 def test_calls_that_fail_again_and_again_end_in_words() -> None:
@@ -249,6 +264,11 @@ def test_a_question_about_the_folder_asks_for_a_tool_though_no_file_is_named() -
 def test_examples_in_the_letters_of_the_request_are_shown() -> None:
     last = asked("moss.txt 삭제해 줘")["messages"][-7:]
     assert any("\uac00" <= letter <= "\ud7a3" for message in last[:-1] for letter in message["content"])
+
+
+def test_no_example_in_other_letters_is_shown() -> None:
+    for text in ("please remember: I am old", "thanks"):
+        assert asked(text)["messages"][-5]["content"].isascii()
 
 
 def test_the_time_is_not_told_beside_the_request() -> None:

@@ -22,7 +22,7 @@ from .small_examples import FIXED
 from .small_grammar import Wanted, call_text, grammar
 from .small_results import cut, quote, short_result
 from .small_tools import SHOWN, acts, choose, introduce, nearest, needs_tool, next_step, shows
-from .small_words import names_a_file, paths_in, tokens
+from .small_words import means_change, names_a_file, paths_in, tokens
 
 Message = dict[str, Any]
 
@@ -69,14 +69,16 @@ class SmallShaping:
         last = _last_request(conversation)
         turn = _turn(conversation[last:])
         chosen = choose(offered, turn.request, [name for name, _, _ in turn.calls])
-        introduced = introduce(chosen)
+        introduced, shown_for = introduce(chosen), _names(chosen)  # the same in all rounds, so that they are read once
         if any(failed(result) for _, _, result in turn.calls):
             chosen = offered  # what it needs may be among the others
+        if _left(turn):
+            chosen = [tool for tool in chosen if acts(str(tool.get("name")))]
         names = _names(chosen)
         prefix = _prefix(_names(offered))
         paths = _paths(turn, conversation)
         begin = _begin(turn, names)
-        near = nearest(turn.request, names, SHOWN) if names else []
+        near = nearest(turn.request, shown_for, SHOWN) if names else []
         shown = [
             *prefix,
             *_notes(system),
@@ -131,7 +133,18 @@ def _wanted(turn: Turn, names: frozenset[str]) -> Wanted:
         if sum(failures) == 1 and "command not found" in turn.calls[-1][2]:
             return "call"  # it took a word of the request for a command
         return "either" if sum(failures) < TRIES else "words"
-    return next_step(turn.request, names, [name for name, _, result in turn.calls if not failed(result)])
+    return "call" if _left(turn) else next_step(turn.request, names, [name for name, _, _ in turn.calls])
+
+
+def _left(turn: Turn) -> bool:
+    """Whether something is still to be changed: a file that was named is in no call, and nothing was changed yet."""
+    touched = json.dumps([arguments for _, arguments, _ in turn.calls], ensure_ascii=False)
+    return (
+        0 < len(turn.calls) < TRIES
+        and not any(acts(name) or failed(result) for name, _, result in turn.calls)
+        and means_change(turn.request)
+        and any(path not in touched for path in paths_in(turn.request))
+    )
 
 
 def _begin(turn: Turn, names: frozenset[str]) -> str:

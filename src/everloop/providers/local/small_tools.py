@@ -11,11 +11,12 @@ from typing import Any, Literal
 from .small_example import Example
 from .small_examples import NEAREST, all_examples
 from .small_results import quote
-from .small_words import features, means_work, words
+from .small_words import LATIN, features, means_work, script, words
 
 COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec")
 # These only look, so nothing is changed by them.
 LOOKING = frozenset({"list_dir", "read_file", "find_files", "grep", "memory_search", "web_search", "web_fetch"})
+HARD = frozenset({"spawn", "message", "process"})  # beyond a small model, unless it is told their names
 SHOWN = 2  # examples near the request
 LOOKED_AT = 6  # examples whose tools are offered too
 SURE = 0.3  # how like an example a request must be to be treated as it
@@ -27,8 +28,12 @@ Tool = Mapping[str, Any]
 
 
 def nearest(request: str, offered: frozenset[str], count: int) -> list[Example]:
-    """The examples most like the request whose tools are all offered, the nearest first."""
-    return [example for _, example in _ranked(request, offered, count)]
+    """The examples most like the request whose tools are all offered, the nearest first. A small model answers in the
+    letters that it has just seen, so they are in the request's, or else in Latin ones."""
+    letters = script(request)
+    ranked = _ranked(request, offered, len(NEAREST))
+    own = [example for _, example in ranked if script(example.request) == letters]
+    return (own or [example for _, example in ranked if script(example.request) == LATIN])[:count]
 
 
 def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words", "either"]:
@@ -114,14 +119,15 @@ def introduce(tools: Iterable[Tool]) -> str:
     return "\n".join(lines)
 
 
-def _mentioned(tool: Tool, request: str) -> float:
+def _mentioned(tool: Tool, request: str) -> int:
     """How much of a tool's name and description the request has; a tool with examples of its own needs no such help."""
     if tool.get("name") in _SHOWN_BY_EXAMPLE:
-        return 0.0
+        return 0
     said = {word for word in words(request) if len(word) > 3}
     name = set(words(str(tool.get("name")).replace("_", " ")))
     about = set(words(str(tool.get("description")))[:40])
-    return 3.0 * len(said & name) + len(said & about)
+    score = 2 * len(said & name) + (0 if tool.get("name") in HARD else len(said & about))
+    return score if score > 1 else 0
 
 
 # ---------------------------------------------------------------------------------------------- likeness

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 _ADDRESS = re.compile(r"https?://\S+")
 _FILE = re.compile(r"(?:[\w.-]+/)*[\w-]*\.[A-Za-z]\w{0,4}\b|[\w.-]+/(?:[\w.-]+/?)*", re.ASCII)
+LATIN = "§latin"
 _SURE = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w/$|/.*/|^\.{1,2}/|/.*\.\w+$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_./~-]+|[^\W\d_a-zA-Z][\w.-]*")
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
@@ -73,12 +74,14 @@ _MEANINGS = {
         "오늘- 분 시간- 明天- 今天- 分钟- 小时-"
     ),
     "every": "every each daily weekly hourly jede- täglich wöchentlich cada diari- chaque 매일- 매주- 마다- 每-",
+    "week": "weekday- week wochentag- woche semana 요일- 星期-",
     "sort": "sort- order- alphabet- sortier- orden- 정렬- 排序-",
     "hello": "hello hi hey greetings morning hallo servus hola bonjour salut 안녕- 你好- こんにちは-",
     "thanks": "thank- thanks thx danke gracias merci 고마- 감사- 谢谢- ありがとう-",
     "bye": "bye goodbye cya tschüss adiós adios ciao 잘가- 再见-",
 }
 
+_OF_CHANGES = "create write add change rename move copy delete sort"
 _OF_WORK = "folder file create write add change rename move copy delete find run command remember remind"
 
 
@@ -96,6 +99,7 @@ def _table() -> tuple[dict[str, str], list[tuple[str, str]]]:
 _EMPTY = frozenset(_NOTHING.split())
 _EXACT, _BEGINNINGS = _table()
 _WORK = frozenset(f"§{meaning}" for meaning in _OF_WORK.split())
+_CHANGES = frozenset(f"§{meaning}" for meaning in _OF_CHANGES.split())
 _MEANT = frozenset(f"§{meaning}" for meaning in _MEANINGS)
 
 
@@ -107,6 +111,11 @@ def names_a_file(text: str) -> bool:
 def means_work(text: str) -> bool:
     """Whether a word of it speaks of files, commands or other work, and not only of the world."""
     return any(part in _WORK for word in words(text) for part in _meanings(word))
+
+
+def means_change(text: str) -> bool:
+    """Whether a word of it asks for something to be changed."""
+    return any(part in _CHANGES for word in words(text) for part in _meanings(word))
 
 
 def paths_in(text: str, whole: bool = False) -> list[str]:
@@ -136,14 +145,14 @@ def features(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for one, two in pairwise(["^", *meant, "$"]):
         found[f"{one} {two}"] = 0.5
-    found[_script(text)] = 1.5
+    found[script(text)] = 1.5
     for word in meant:
         if word not in _EMPTY:
             found[word] = 2.0 if word in _MEANT else 1.0
     return found
 
 
-def _script(text: str) -> str:
+def script(text: str) -> str:
     """Which letters it is written in: examples in the same ones come first."""
     if any("\uac00" <= letter <= "\ud7a3" for letter in text):
         return "§korean"
@@ -151,7 +160,7 @@ def _script(text: str) -> str:
         return "§japanese"
     if any("\u4e00" <= letter <= "\u9fff" for letter in text):
         return "§chinese"
-    return "§latin"
+    return LATIN
 
 
 def _meanings(word: str) -> list[str]:

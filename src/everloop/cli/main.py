@@ -119,6 +119,10 @@ def parser() -> Parser:
 
     add("worker", "worker", "take work from the store until told to stop")
 
+    migrate = add("migrate", "migrate", "move a SQLite store into an empty PostgreSQL database")
+    migrate.add_argument("source", metavar="FILE", help="the SQLite store")
+    migrate.add_argument("target", metavar="DSN", help="the database: postgresql://USER:PASSWORD@HOST/DATABASE")
+
     doctor = add("doctor", "doctor", "say what is in use, what is missing and what mends it")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return top

@@ -121,7 +121,7 @@ class House:
             for piece in pieces:
                 writer.write(piece if isinstance(piece, bytes) else piece.encode())
                 await asyncio.sleep(pause)
-            return await _answers(reader)
+            return await answers_in(reader)
         finally:
             writer.close()
 
@@ -148,7 +148,11 @@ class House:
 async def opened_house(folder: Path, host: str = "127.0.0.1", **options: Any) -> AsyncIterator[House]:
     """The application behind a door with these options."""
     store = SQLiteStore(folder / "store.db")
-    limits = {name: options.pop(name) for name in ("idle_seconds", "head_seconds", "send_seconds") if name in options}
+    limits = {
+        name: options.pop(name)
+        for name in ("idle_seconds", "head_seconds", "send_seconds", "places")
+        if name in options
+    }
     settings = {"loopback": True, "token_needed": False, "body_limit": 100_000, "at_once": 50, "at_once_each": 20}
     house = House(store, Door(store, **{**settings, **options}))
     app = web.Application()
@@ -174,7 +178,7 @@ async def opened_house(folder: Path, host: str = "127.0.0.1", **options: Any) ->
         await store.close()
 
 
-async def _answers(reader: asyncio.StreamReader) -> list[Answer]:
+async def answers_in(reader: asyncio.StreamReader) -> list[Answer]:
     found: list[Answer] = []
     with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, ConnectionError):
         while True:

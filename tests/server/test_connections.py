@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
-from .house import House, opened_house
+from .house import House, answers_in, opened_house
 
 JSON = "Content-Type: application/json\r\n"
 
@@ -279,3 +281,56 @@ async def test_a_request_behind_an_upgrade_that_is_not_taken_passes_the_door_too
     answers = await house.raw(upgrade + "GET /read HTTP/1.1\r\nHost: evil.test\r\n\r\n")
     assert [answer.status for answer in answers] == [200, 403]
     assert len(house.entered) == 1
+
+
+# ---------------------------------------------------------------------------------------------- many connections
+
+
+async def test_silent_connections_keep_nobody_out_and_those_at_work_stay(tmp_path):
+    async with opened_house(tmp_path, places=10) as house:
+        working = [asyncio.create_task(house.ask("POST", "/wait")) for _ in range(3)]
+        async with asyncio.timeout(5):
+            while len(house.entered) < 3:
+                await asyncio.sleep(0.01)
+        silent = [await house.connect() for _ in range(30)]
+        for _, writer in silent[-3:]:
+            writer.write(b"POST /echo HTTP/1.1\r\nHost: loc")  # a head that never ends
+        for _ in range(20):
+            assert (await house.ask()).status == 200
+        async with asyncio.timeout(5):
+            assert [await reader.read() for reader, _ in silent[:20]] == [b""] * 20
+        house.gate.set()
+        assert [answer.status for answer in await asyncio.gather(*working)] == [200] * 3
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_where_every_connection_is_at_work_a_new_one_is_told_so(tmp_path):
+    async with opened_house(tmp_path, places=3) as house:
+        working = [asyncio.create_task(house.ask("POST", "/wait")) for _ in range(3)]
+        async with asyncio.timeout(5):
+            while len(house.entered) < 3:
+                await asyncio.sleep(0.01)
+        reader, writer = await house.connect()
+        (answer,) = await answers_in(reader)
+        writer.close()
+        assert answer.status == 503
+        assert answer.error["code"] == "unavailable"
+        assert answer.header("retry-after")
+        house.gate.set()
+        assert [answer.status for answer in await asyncio.gather(*working)] == [200] * 3
+        assert (await house.ask()).status == 200
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be():
+    program = """
+import resource
+from everloop.server.connections import room_for
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
+assert room_for(2000) == 1920, room_for(2000)
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (4096, 4096)
+assert room_for(100) == 1100
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+assert room_for(2000) == 22
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

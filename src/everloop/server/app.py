@@ -13,7 +13,7 @@ from ..errors import ConfigError, StoreError
 from ..messages import encode_json
 from .answers import health, model, models
 from .chat import ChatHandler
-from .connections import Runner
+from .connections import Runner, room_for
 from .door import Door
 from .errors import not_found, unavailable
 from .origins import check_bind
@@ -46,7 +46,12 @@ class Server:
             at_once=config.at_once,
             at_once_each=config.at_once_each,
         )
-        self._runner = Runner(self._app(), self._door, shutdown_timeout=max(config.drain_seconds, 0.01))
+        self._runner = Runner(
+            self._app(),
+            self._door,
+            shutdown_timeout=max(config.drain_seconds, 0.01),
+            places=room_for(config.at_once),
+        )
         await self._runner.setup()
         port = config.port
         for address in binding.addresses:

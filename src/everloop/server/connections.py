@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import resource
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
+from ..messages import encode_json
 from . import errors
 from .door import REQUEST_ID, Door, new_request_id
 from .errors import ApiError
@@ -20,6 +22,23 @@ IDLE_SECONDS = 75.0  # longer than proxies keep a connection, so that they are t
 HEAD_SECONDS = 15.0
 SEND_SECONDS = 60.0
 LINGER_SECONDS = 2.0  # in which a client that is told no may finish sending, and read it
+IDLE_PLACES = 1_000  # connections on which nothing is asked, besides the requests at once
+OTHER_FILES = 256  # that the process has open besides its connections
+
+
+def room_for(requests: int) -> int:
+    """How many connections may be open where so many requests may run, each with another one to the model.
+
+    The limit of open files that the system sets is raised as far as that needs and it may be: without a file left
+    nobody gets in, and no store can be opened.
+    """
+    wanted = requests + IDLE_PLACES
+    needed = wanted + requests + OTHER_FILES
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        limit = needed if most == resource.RLIM_INFINITY else min(needed, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    return wanted if limit == resource.RLIM_INFINITY or limit >= needed else max((limit - OTHER_FILES) // 2, 16)
 
 
 class Runner(web.AppRunner):
@@ -34,9 +53,11 @@ class Runner(web.AppRunner):
         idle_seconds: float = IDLE_SECONDS,
         head_seconds: float = HEAD_SECONDS,
         send_seconds: float = SEND_SECONDS,
+        places: int = IDLE_PLACES,
     ) -> None:
         super().__init__(app, shutdown_timeout=shutdown_timeout)
         self._door = door
+        self._places = places
         self._limits = (head_seconds, send_seconds)
         self._idle_seconds = idle_seconds
         app.middlewares.insert(0, door.read_body)
@@ -48,6 +69,7 @@ class Runner(web.AppRunner):
         return _Server(
             self._door,
             self._limits,
+            self._places,
             admit,
             request_factory=made.request_factory,
             handler_cancellation=True,
@@ -59,12 +81,24 @@ class Runner(web.AppRunner):
 
 
 class _Server(web.Server):
-    def __init__(self, door: Door, limits: tuple[float, float], handler: Any, **options: Any) -> None:
+    def __init__(self, door: Door, limits: tuple[float, float], places: int, handler: Any, **options: Any) -> None:
         super().__init__(handler, **options)
+        self._places = places
         self._make = functools.partial(Connection, self, door, limits, loop=asyncio.get_running_loop())
 
     def __call__(self) -> web.RequestHandler:
         return self._make(**self._kwargs)
+
+    def has_room(self, newcomer: Connection) -> bool:
+        """Whether one more may stay. Where all places are taken, the oldest that asks for nothing gives way: whoever
+        opens connections and is silent keeps nobody out."""
+        if len(self._connections) <= self._places:
+            return True
+        for other in self._connections:
+            if isinstance(other, Connection) and other is not newcomer and other.is_idle():
+                other.force_close()
+                return True
+        return False
 
 
 class Connection(web.RequestHandler):
@@ -74,20 +108,27 @@ class Connection(web.RequestHandler):
     read what it is sent.
     """
 
-    __slots__ = ("_door", "_head_seconds", "_head_timer", "_send_seconds", "_send_timer")
+    __slots__ = ("_door", "_head_seconds", "_head_timer", "_send_seconds", "_send_timer", "_server")
 
-    def __init__(self, manager: web.Server, door: Door, limits: tuple[float, float], **options: Any) -> None:
+    def __init__(self, manager: _Server, door: Door, limits: tuple[float, float], **options: Any) -> None:
         super().__init__(manager, **options)
+        self._server = manager
         self._door = door
         self._head_seconds, self._send_seconds = limits
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._server.has_room(self) and self.transport is not None:
+            self.transport.write(FULL)
+            self.force_close()
+
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is None and self._waits_for_head():
+        if self._head_timer is None and self.is_idle():
             self._head_timer = self._loop.call_later(self._head_seconds, self.force_close)
         super().data_received(data)
-        if self._head_timer is not None and not self._waits_for_head():
+        if self._head_timer is not None and not self.is_idle():
             self._head_timer.cancel()
             self._head_timer = None
 
@@ -118,12 +159,24 @@ class Connection(web.RequestHandler):
             log.error("request %s failed", request[REQUEST_ID], exc_info=exc)
         return self._door.refusal(request, _worded(status, exc, request[REQUEST_ID]), close=True)
 
-    def _waits_for_head(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether nothing is asked on it: the head of a request is waited for."""
         return self._waiter is not None and not self._waiter.done()
 
     def _abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
+
+
+def _full() -> bytes:
+    """What a connection gets that there is no place for, before anything is read of it."""
+    error = errors.unavailable("the server has as many connections as it can keep; try again soon", 1.0)
+    body = encode_json(error.body())
+    head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+FULL = _full()
 
 
 def _worded(status: int, exc: BaseException | None, id: str) -> ApiError:

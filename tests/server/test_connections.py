@@ -283,6 +283,26 @@ async def test_a_request_behind_an_upgrade_that_is_not_taken_passes_the_door_too
     assert len(house.entered) == 1
 
 
+async def test_large_bodies_have_so_much_room_together_and_small_ones_always_pass(tmp_path):
+    async with opened_house(tmp_path, body_limit=1_000_000, bodies_limit=1_500_000) as house:
+        large = b" " * 700_000
+        working = [asyncio.create_task(house.ask("POST", "/wait", large)) for _ in range(2)]
+        async with asyncio.timeout(5):
+            while len(house.entered) < 2:
+                await asyncio.sleep(0.01)
+        for _ in range(3):
+            refused = await house.ask(body=large)
+            assert refused.status == 429
+            assert refused.header("retry-after")
+            assert (await house.ask(body=b" " * 200_000)).status == 200
+        house.gate.set()
+        assert [answer.status for answer in await asyncio.gather(*working)] == [200] * 2
+        for _ in range(4):
+            assert (await house.ask(body=large)).status == 200
+        assert (await house.ask(body=large + large)).status == 413
+        assert house.door._held == 0
+
+
 # ---------------------------------------------------------------------------------------------- many connections
 
 

@@ -38,6 +38,8 @@ FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Pr
 BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]{1,512})", re.I)
 HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+(?: *, *[A-Za-z0-9-]+)*")
 BODY_SECONDS = 20.0
+LARGE_BODIES = 8  # of the largest size that may be here at once, all requests together
+SMALL_BODY = 256 * 1024  # is taken whatever others have sent
 SLOWEST = 16 * 1024  # bytes a second, on top of those seconds: an honest upload over a thin line may take its time
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -66,6 +68,7 @@ class Door:
         at_once: int,
         at_once_each: int,
         body_seconds: float = BODY_SECONDS,
+        bodies_limit: int | None = None,
     ) -> None:
         self.closing = False  # new requests are turned away, those under way may end
         self._store = store
@@ -76,6 +79,8 @@ class Door:
         self._at_once = at_once
         self._at_once_each = at_once_each
         self._body_seconds = body_seconds
+        self._bodies_limit = LARGE_BODIES * body_limit if bodies_limit is None else bodies_limit
+        self._held = 0  # bytes of the bodies of all requests under way
         self._under_way: Counter[str] = Counter()
 
     @property
@@ -105,10 +110,16 @@ class Door:
     @web.middleware
     async def read_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Take the body in before the handler begins: not more than allowed, and not slower."""
-        if request.can_read_body:
+        if not request.can_read_body:
+            return await handler(request)
+        body = bytearray()
+        try:
+            await self._take(request, body)
             # Where aiohttp keeps what `request.read` and `request.json` give.
-            request._read_bytes = await self._body(request)
-        return await handler(request)
+            request._read_bytes = bytes(body)
+            return await handler(request)
+        finally:
+            self._held -= len(body)
 
     async def dress(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Give a response the headers that all of them have; a signal of the application, for streams too."""
@@ -251,18 +262,21 @@ class Door:
             response.headers["Cross-Origin-Resource-Policy"] = "cross-origin"
         return response
 
-    async def _body(self, request: web.Request) -> bytes:
-        body, began = bytearray(), asyncio.get_running_loop().time()
+    async def _take(self, request: web.Request, body: bytearray) -> None:
+        began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._body_seconds) as limit:
                 while chunk := await request.content.readany():
                     body += chunk
+                    self._held += len(chunk)
+                    if self._held > self._bodies_limit and len(body) > SMALL_BODY:
+                        # What is made of a body needs several times its size for as long as the request runs.
+                        raise errors.too_many_requests("too many large requests at once; try again soon")
                     if len(body) > self._body_limit:
                         raise errors.too_large(self._body_limit)
                     limit.reschedule(began + self._body_seconds + len(body) / SLOWEST)
         except TimeoutError:
             raise errors.too_slow("the request's body came too slowly") from None
-        return bytes(body)
 
 
 def new_request_id() -> str:

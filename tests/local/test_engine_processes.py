@@ -84,7 +84,11 @@ async def test_even_a_child_that_is_stopped_goes_with_its_parent():
         pid = heard(process)["pid"]
         os.kill(pid, signal.SIGSTOP)
         process.kill()
-        assert await gone(pid, 1)
+        try:
+            assert await gone(pid, 1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_child_goes_when_its_parent_is_killed_while_the_model_loads():

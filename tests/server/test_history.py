@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import pytest
 
+from everloop.server.requests import read_chat
 from everloop.testing.conversation import check_conversation
 
-from .chats import HELLO, LIMIT, PIXEL, calls, parts, read, refused, result
+from .chats import ALL, HELLO, LIMIT, PIXEL, calls, parts, read, refused, result
 
 
 def test_the_leading_system_messages_are_the_system_prompt():
@@ -188,3 +191,15 @@ def test_arguments_that_are_no_object_are_wrapped_for_servers_that_refuse_them(s
 def test_the_number_of_messages_is_limited():
     assert len(read(messages=[HELLO] * LIMIT).messages) == LIMIT
     assert refused(messages=[HELLO] * (LIMIT + 1)).param == "messages"
+
+
+def test_thousands_of_calls_with_the_same_id_take_no_longer_than_others():
+    def seconds(messages: list[dict[str, Any]]) -> float:
+        body = json.dumps({"messages": messages}).encode()
+        began = time.process_time()
+        read_chat(body, honours=ALL, messages_limit=20_000)
+        return time.process_time() - began
+
+    same = [message for _ in range(8_000) for message in (calls("x"), result("x"))]
+    others = [message for n in range(8_000) for message in (calls(f"x{n}"), result(f"x{n}"))]
+    assert seconds(same) < 5 * seconds(others) + 0.5

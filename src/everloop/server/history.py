@@ -37,6 +37,7 @@ class History:
         self._waiting: dict[str, ToolCall] = {}  # the calls without a result, by the id the client gave them
         self._renamed: dict[str, str] = {}  # the ids of these calls, where they had stood in the conversation before
         self._ids: set[str] = set()
+        self._seen: dict[str, int] = {}  # how often an id was given out again
 
     def read(self, messages: Sequence[AnyMessage]) -> list[Message]:
         """All messages. Every call has exactly one result, and it is the model's turn at the end."""
@@ -110,11 +111,12 @@ class History:
             where = f"messages[{self._at}].tool_calls[{number}].id"
             raise bad_request(f"{where}: a call of this id stands before it", where)
         self._waiting[call.id] = call
-        id, count = call.id, 1
+        id, count = call.id, self._seen.get(call.id, 1)
         while id in self._ids:  # some models count from 0 in every answer, and other servers want to tell calls apart
             count += 1
             id = f"{call.id[:240]}_{count}"
         self._ids.add(id)
+        self._seen[call.id] = count  # or a thousand calls of one id would be counted a thousand times
         self._renamed[call.id] = id
         arguments = call.function.arguments
         if not isinstance(parse_arguments(arguments), dict):  # servers refuse what is no object

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 SCHEMES = ("postgresql:", "postgres:")
+# Nothing is guessed about an address that is written in another way: what looks like a host may be half of a password.
+_HOST = r"(?:\[[0-9a-fA-F:.]+\]|[\w.%-]*)(?::[0-9]*)?"
+_SHAPE = re.compile(
+    rf"postgres(?:ql)?://(?:(?P<user>[^:@/?#\s]*)(?::[^@/?#\s]*)?@)?(?P<hosts>{_HOST}(?:,{_HOST})*)"
+    r"(?P<name>/[^@:/?#\s]*)?(?:\?[^@#\s]*)?",
+    re.IGNORECASE,
+)
 
 
 def is_dsn(text: str) -> bool:
@@ -17,15 +26,14 @@ class DSN:
     def __init__(self, secret: str) -> None:
         self.secret = secret
 
-    def __str__(self) -> str:
-        from urllib.parse import urlsplit
+    @property
+    def well_formed(self) -> bool:
+        return _SHAPE.fullmatch(self.secret) is not None
 
-        try:
-            parts = urlsplit(self.secret)
-            user = f"{parts.username}@" if parts.username else ""
-            return f"postgresql://{user}{parts.netloc.rpartition('@')[2]}{parts.path}"
-        except ValueError:
+    def __str__(self) -> str:
+        if (found := _SHAPE.fullmatch(self.secret)) is None:
             return "postgresql://…"
+        return f"postgresql://{found['user'] + '@' if found['user'] else ''}{found['hosts']}{found['name'] or ''}"
 
     def __repr__(self) -> str:
         return f"DSN({str(self)!r})"
@@ -37,5 +45,5 @@ class DSN:
         return hash(self.secret)
 
     def exists(self) -> bool:
-        """Whether there is something to read: a database is asked for it, which only its server can answer."""
+        """Whether there may be something to read, which only its server knows."""
         return True

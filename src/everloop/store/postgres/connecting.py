@@ -40,11 +40,14 @@ def connect(dsn: DSN) -> Connection:
         raise StoreError(MISSING) from error
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # connections that break are ours to tell of
     try:
-        given = conninfo_to_dict(dsn.secret)
+        given = conninfo_to_dict(dsn.secret) if dsn.well_formed else None
     except psycopg.Error:  # its text may quote the address, and so the password
+        given = None
+    if given is None:
         raise StoreError(
-            f"{dsn}: this is no address of a PostgreSQL database: write postgresql://USER:PASSWORD@HOST/DATABASE"
-        ) from None
+            f"{dsn} is no address of a PostgreSQL database: write postgresql://USER:PASSWORD@HOST/DATABASE, with "
+            "special characters as in web addresses (@ is %40)"
+        )
     defaults = {"connect_timeout": CONNECT_SECONDS, "application_name": "everloop", **KEEPALIVE}
     options: dict[str, Any] = {name: value for name, value in defaults.items() if name not in given}
     try:

@@ -45,3 +45,5 @@ RELEASE = "UPDATE session SET worker = NULL WHERE id = %s AND fence = %s"
 JOIN = f"""INSERT INTO worker (id, address, at) VALUES (%s, %s, {NOW})
     ON CONFLICT (id) DO UPDATE SET at = excluded.at, address = excluded.address"""
 WORKERS = f"SELECT w.id, w.address, {FRESH} FROM worker w WHERE w.address IS NOT NULL"
+# Nothing is kept of it, so nothing waits for the disk.
+NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"

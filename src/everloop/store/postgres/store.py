@@ -69,6 +69,7 @@ class PostgresStore:
         self.lanes = Lanes(self._connect, in_words, connections, patience)
         self.pulse = Pulse(self._connect, in_words, lease_seconds)
         self._lease = lease_seconds
+        self._waking: dict[str, Written[None]] = {}  # by what is said: a wake-up that has not gone out yet
         self._migrated = False
         self._migrating = threading.Lock()
 
@@ -319,8 +320,10 @@ class PostgresStore:
         return Company(self, worker, changed)
 
     async def wake(self, word: str = WAKE) -> None:
-        """Tell all workers, wherever they run, that there may be work."""
-        await self._in_reader(lambda db: db.execute("SELECT pg_notify(%s, %s)", (CHANNEL, word)).fetchall())
+        """Tell all workers, wherever they run, that there may be work. Many who say so at once are one."""
+        if word not in self._waking:
+            self._waking[word] = self._in_reader(partial(self._notify, word=word))
+        await self._waking[word]
 
     # ------------------------------------------------------------------------------------------ for plain code
 
@@ -346,6 +349,10 @@ class PostgresStore:
         """Wait until everything is written and let go of the server."""
         await self.lanes.close()
         await self.pulse.close()
+
+    def _notify(self, db: Connection, word: str) -> None:
+        self._waking.pop(word, None)  # whoever comes now has written something that this one may be too early for
+        db.execute(sql.NOTIFY, (CHANNEL, word))
 
     def _note(self, owner: str, key: str, entries: Sequence[Entry]) -> Callable[[Connection], int | Held]:
         return lambda db: writes.note(db, owner, key, entries, self._lease)

@@ -65,12 +65,9 @@ async def _look(config: Config) -> list[Check]:
 # ------------------------------------------------------------------------------------------------------ the model
 
 
-def is_local(config: Config) -> bool:
-    """Whether the model on this machine is meant: it is asked for, or nothing is."""
-    return config.provider == "local" or not (config.provider or config.base_url or config.api_key or config.model)
-
-
 async def _model(config: Config) -> list[Check]:
+    from .first import is_local
+
     if is_local(config):
         return await asyncio.to_thread(_local, config)
     from ..providers.factory import make_provider

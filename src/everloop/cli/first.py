@@ -30,14 +30,13 @@ def with_model(config: Config, *, at_terminal: bool = False) -> Config:
         if missing_model(config) and at_terminal:
             return _asked(config)
         return config
-    import importlib.util
-
     from ..providers.local.catalogue import DEFAULT
+    from ..providers.local.engine import WINDOW, installed
     from ..providers.local.weights import Weights
 
-    local = dataclasses.replace(config, provider="local", model=config.model or DEFAULT)
+    local = dataclasses.replace(config, provider="local", model=config.model or DEFAULT, window=config.window or WINDOW)
     weights = Weights.of(local)
-    if importlib.util.find_spec("xllamacpp") is None:
+    if not installed():
         if at_terminal and not config.provider:
             return _asked(config)
         raise ConfigError(

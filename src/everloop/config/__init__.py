@@ -23,6 +23,7 @@ Decision = Literal["allow", "ask", "deny"]
 Sandbox = Literal["auto", "bubblewrap", "landlock", "off"]
 Vision = Literal["auto", "yes", "no"]
 Missed = Literal["run", "drop"]
+Small = Literal["auto", "on", "off"]
 Search = Literal["auto", "brave", "duckduckgo", "searxng"]
 
 
@@ -122,6 +123,9 @@ class Config:
 
     models: Path = key("local", UnderHome("models"), "where weights are kept", env="EVERLOOP_MODELS")
     weights: str = key("local", "", "a GGUF file, or a folder with some, that is there already", env="EVERLOOP_WEIGHTS")
+    small: Small = key("local", "auto", "help a small model: few tools, worked examples", choices=get_args(Small))
+    threads: int = key("local", 0, "threads of the model; 0 for as many as there are cores", at_least=0)
+    slots: int = key("local", 2, "conversations that are worked on at once", at_least=1)
     mirror: str = key("local", "", "a folder of your own to get weights from", url=True)
 
     name: str = key("agent", "Everloop", "the agent's name")

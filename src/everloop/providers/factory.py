@@ -24,16 +24,22 @@ def make_provider(config: Any, environment: Mapping[str, str] = os.environ) -> L
     if name == "local":
         from .local.provider import local_provider
 
-        return local_provider(config)
+        return _tried_again(config, local_provider(config))
     known = ENDPOINTS.get(name)
     if known is None:
-        raise ConfigError(f'provider "{name}" is not known: set EVERLOOP_PROVIDER to local or one of {", ".join(ENDPOINTS)}')
+        raise ConfigError(
+            f'provider "{name}" is not known: set EVERLOOP_PROVIDER to local or one of {", ".join(ENDPOINTS)}'
+        )
     model = getattr(config, "model", None)
     if not model:
         raise ConfigError(f"no model for provider {name}: set EVERLOOP_MODEL to the name of one it has")
+    return _tried_again(config, _speaker(config, name, known, model, environment))
+
+
+def _tried_again(config: Any, provider: LLMProvider) -> LLMProvider:
+    """The provider with retries and its fallback models."""
     from .resilient import Resilient
 
-    provider = _speaker(config, name, known, model, environment)
     models = [None, *(getattr(config, "fallbacks", None) or ())]
     retries = getattr(config, "retries", None)
     return Resilient([(provider, other) for other in models], retries=4 if retries is None else retries)

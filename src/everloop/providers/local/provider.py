@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...config import Config
+from ...errors import EverloopError
 from ..base import Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
 from ..sse import Answer, encode
-from .catalogue import DEFAULT
-from .engine import SLOTS, WINDOW, Engine, Settings
-from .weights import Weights
+from .catalogue import CATALOGUE, DEFAULT
+from .engine import WINDOW, Engine, Settings
+from .small import shaping_for
+from .weights import Weights, own_file
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
@@ -204,11 +206,22 @@ def local_provider(config: Config, shaping: Shaping | None = None) -> LocalProvi
     settings = Settings(
         lambda: found_weights(config, name),
         window=config.window or WINDOW,
-        slots=getattr(config, "slots", 0) or SLOTS,
-        threads=getattr(config, "threads", 0),
+        slots=config.slots,
+        threads=config.threads,
         states=Weights.of(config).folder / "cache",
     )
+    shaping = shaping or shaping_for(config.small, _size(name))
     return LocalProvider(Engine(settings), shaping, model=name, extra=extra)
+
+
+def _size(name: str) -> int:
+    """Bytes of the model's file, as far as that is known before it is there."""
+    if (card := CATALOGUE.get(name)) is not None:
+        return card.size
+    try:
+        return own_file(name).stat().st_size
+    except (OSError, EverloopError):
+        return 0
 
 
 def found_weights(config: Config, name: str) -> Path:

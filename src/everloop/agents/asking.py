@@ -60,7 +60,7 @@ async def _stream(
             if item.reasoning:
                 emit(events.Reasoning(item.reasoning))
             if item.text and not hearing.take(item.text):
-                await hearing.begin()
+                await hearing.read()
         else:
             whole = item
     return await hearing.end(whole)

@@ -10,17 +10,22 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import events
 from ..messages import Conversation
 from ..providers.base import LLMResponse
+from ..tools.threads import in_thread
 
 if TYPE_CHECKING:
     from ..providers.dialects import Piece, Reader, Reading
 
 _SUSPICIOUS = re.compile(r"[<{\[`]")
 _DIALECTS = "everloop.providers.dialects"
+
+LARGE = 50_000  # characters of an answer, or of what is held back of one, that are read beside the event loop
+LONG = 1_000_000  # characters of a conversation that is looked through for quotations there too
 
 Tools = Sequence[dict[str, Any]] | None
 
@@ -38,7 +43,9 @@ async def heard(
     await _load()
     from ..providers.dialects import read
 
-    return _with(response, read(content, None if response.tool_calls else tools, outside(conversation, brought)))
+    reading = partial(read, content, None if response.tool_calls else tools, outside(conversation, brought))
+    slow = len(content) > LARGE or _is_long(conversation)
+    return _with(response, await in_thread(reading) if slow else reading())
 
 
 class Hearing:
@@ -51,28 +58,38 @@ class Hearing:
         self._brought = brought
         self._tools = tools
         self._emit = emit
+        self._long = _is_long(conversation)
         self._texts: list[str] = []
         self._reader: Reader | None = None
 
     def take(self, text: str) -> bool:
-        """The next piece of the text; False if it waits for `begin`."""
+        """The next piece of the text; False if it waits for `read`."""
         self._texts.append(text)
-        if self._reader is not None:
-            self._show(self._reader.feed(text))
-        elif _SUSPICIOUS.search(text) is None:
+        if self._reader is None:
+            if _SUSPICIOUS.search(text) is not None:
+                return False
             self._emit(events.Text(text))
-        else:
+        elif self._is_slow(self._reader, text):
             return False
+        else:
+            self._show(self._reader.feed(text))
         return True
 
-    async def begin(self) -> None:
-        """Read the text from here on: something in it may be more than text."""
-        await _load()
-        from ..providers.dialects import Reader
+    async def read(self) -> None:
+        """Read the piece that was taken: something in it may be more than text."""
+        reader = self._reader
+        if reader is None:
+            await _load()
+            from ..providers.dialects import Reader
 
-        self._reader = Reader(self._tools, outside(self._conversation, self._brought))
-        self._reader.feed("".join(self._texts[:-1]))  # all of it was shown: there was nothing in it
-        self._show(self._reader.feed(self._texts[-1]))
+            reader = self._reader = Reader(self._tools, outside(self._conversation, self._brought))
+            reader.feed("".join(self._texts[:-1]))  # all of it was shown: there was nothing in it
+        text = self._texts[-1]
+        self._show(await in_thread(reader.feed, text) if self._is_slow(reader, text) else reader.feed(text))
+
+    def _is_slow(self, reader: Reader, text: str = "") -> bool:
+        """Whether others would be kept waiting."""
+        return self._long or reader.held + len(text) > LARGE
 
     def restart(self) -> None:
         """What came so far is lost."""
@@ -85,7 +102,7 @@ class Hearing:
         response = whole if whole is not None else LLMResponse(text)
         if self._reader is None:
             return await heard(response, self._conversation, self._tools, self._brought)
-        reading = self._reader.finish()
+        reading = await in_thread(self._reader.finish) if self._is_slow(self._reader) else self._reader.finish()
         self._show(reading.pieces)
         if not _is_answer(response) or response.tool_calls or response.content != text:
             return await heard(response, self._conversation, self._tools, self._brought)
@@ -107,6 +124,10 @@ def _with(response: LLMResponse, reading: Reading) -> LLMResponse:
         finish_reason="tool_calls" if reading.calls else response.finish_reason,
         reasoning="\n\n".join(filter(None, (response.reasoning, reading.reasoning))) or None,
     )
+
+
+def _is_long(conversation: Conversation) -> bool:
+    return getattr(conversation, "characters", 0) > LONG
 
 
 def _is_answer(response: object) -> bool:
@@ -145,6 +166,4 @@ def _squeezed(text: str) -> str:
 async def _load() -> None:
     """Load what reads calls, beside the event loop."""
     if _DIALECTS not in sys.modules:
-        from ..tools.threads import in_thread
-
         await in_thread(importlib.import_module, _DIALECTS)

@@ -70,13 +70,18 @@ class Reader:
         self._cut = False  # words followed the calls
         self._outermost = True  # not the reader of another's unfinished thought
 
+    @property
+    def held(self) -> int:
+        """How many characters wait until it is certain what they are."""
+        return len(self._text) - self._at + self._size
+
     def feed(self, text: str) -> list[Piece]:
         """Take in the next piece; what may be shown now."""
         self._coming.append(text)
         self._size += len(text)
         self._total += len(text)
         # What is held is looked at again and again as it grows: that work is kept in proportion to the text.
-        held = len(self._text) - self._at + self._size
+        held = self.held
         if self._work + held > 64 * self._total + (1 << 16) and 4 * held < 5 * self._tried:
             return []
         self._run(False)

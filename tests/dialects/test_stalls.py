@@ -17,10 +17,10 @@ from everloop.providers.base import Delta, LLMProvider, LLMResponse
 from .tools import TOOLS
 
 SLOW = {
-    "nested": '{"name": "exec", "arguments": ' + '{"a":' * 60_000,
-    "list": '[exec(command="a"), ' * 20_000,
-    "marks": "<tool_call>" * 80_000,
-    "signs": "a < b { c [ d ` e\n" * 60_000,
+    "nested": '{"name": "exec", "arguments": ' + '{"a":' * 300_000,
+    "list": '[exec(command="a"), ' * 90_000,
+    "marks": "<tool_call>" * 150_000,
+    "signs": "a < b { c [ d ` e\n" * 100_000,
 }
 
 
@@ -53,7 +53,9 @@ async def longest_wait() -> AsyncIterator[list[float]]:
             waits[0] = max(waits[0], time.thread_time() - began)
 
     beating = asyncio.create_task(beat())
+    await asyncio.sleep(0)
     yield waits
+    await asyncio.sleep(0)
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
 
@@ -62,7 +64,7 @@ async def longest_wait() -> AsyncIterator[list[float]]:
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_an_answer_that_takes_long_to_read_is_read_beside_the_event_loop(text: str, streamed: bool):
     async with longest_wait() as waits:
-        await ask(Writes(text, 20_000), Conversation(), TOOLS, None, (lambda event: None) if streamed else None)
+        await ask(Writes(text, 200_000), Conversation(), TOOLS, None, (lambda event: None) if streamed else None)
     assert waits[0] < 0.05
 
 

@@ -72,8 +72,9 @@ class SmallShaping:
         introduced, shown_for = introduce(chosen), _names(chosen)  # the same in all rounds, so that they are read once
         if any(failed(result) for _, _, result in turn.calls):
             chosen = offered  # what it needs may be among the others
-        if _left(turn):
-            chosen = [tool for tool in chosen if acts(str(tool.get("name")))]
+        wanted = _wanted(turn, _names(chosen))
+        if wanted == "call" and turn.calls:  # it has looked, and would look again
+            chosen = [tool for tool in chosen if acts(str(tool.get("name")))] or chosen
         names = _names(chosen)
         prefix = _prefix(_names(offered))
         paths = _paths(turn, conversation)
@@ -87,7 +88,6 @@ class SmallShaping:
             *([{"role": "user", "content": introduced}] if introduced else []),
             *_told(conversation[last:], RESULT_LIMIT),
         ]
-        wanted = _wanted(turn, names)
         return {
             "messages": _joined(shown),
             "stable": len(prefix),

@@ -137,6 +137,13 @@ CHANGES: tuple[Example, ...] = (
         pattern="anchor",
     ),
     use(
+        "search all files for copper",
+        "grep",
+        "metals.md:2:copper is red",
+        "It is in metals.md, line 2: copper is red.",
+        pattern="copper",
+    ),
+    use(
         "which file talks about snow?",
         "grep",
         "maps/north.md:2:Here is snow.",
@@ -193,11 +200,11 @@ CHANGES: tuple[Example, ...] = (
     run("count the rivers in rivers.txt, one is on each line", "wc -l < rivers.txt", "3", "There are 3 rivers."),
     run("how often does fog occur in weather.txt?", "grep -c 'fog' weather.txt", "6", "fog occurs 6 times."),
     use(
-        "how many python files are there?",
+        "count the .md files in all folders",
         "find_files",
-        "bell.py\nwater/pump.py",
-        "There are 2 python files: bell.py and water/pump.py.",
-        pattern="*.py",
+        "ferns.md\nmaps/north.md",
+        "There are 2: ferns.md and maps/north.md.",
+        pattern="*.md",
     ),
     run(
         "how many times does rain come up in weather.txt?", "grep -c 'rain' weather.txt", "4", "rain comes up 4 times."

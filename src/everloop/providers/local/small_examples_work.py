@@ -284,6 +284,8 @@ WORK: tuple[Example, ...] = (
     talk("when did the second world war end?", "The Second World War ended in 1945."),
     talk("i have to go now, see you later", "See you later!"),
     talk("that's it for now", "All right. See you!"),
+    talk("bye", "Goodbye!"),
+    talk("ok, enough for now. goodbye", "Goodbye, see you soon!"),
     talk("great job", "Thank you!"),
     talk("what is your name?", "I am Everloop, your assistant."),
     talk("how are you doing today?", "I am doing well, thank you. What can I do for you?"),

@@ -44,12 +44,13 @@ _MEANINGS = {
         "cambi- reemplaz- sustitu- corrig- remplac- 바꿔- 바꾸- 변경- 수정- 改- 替换- 修改-"
     ),
     "rename": "renam- umbenenn- benenn- renombr- renomm- 이름을- 重命名- 改名-",
-    "move": "move- mov- verschieb- muev- mover déplac- 옮- 이동- 移动- 移到-",
+    "move": "move moving verschieb- muev- mover déplac- 옮- 이동- 移动- 移到-",
     "copy": "copy copying copied duplicat- backup- kopier- copia copiar 복사- 复制- 拷贝-",
     "delete": (
         "delet- remov- erase- rid trash- lösch- entfern- borra- elimin- supprim- 삭제- 지워- 지우- 删除- 删掉- 削除-"
     ),
-    "find": "find- search- look- locat- grep such- finde- busca- encuentr- cherch- 찾- 검색- 查找- 搜索- 找-",
+    "look": "look- schau- mira guck-",
+    "find": "find- search- locat- grep such- finde- busca- encuentr- cherch- 찾- 검색- 查找- 搜索- 找-",
     "mention": (
         "mention- appear- occur- word talk- vorkomm- erwähn- aparec- palabra- menciona- wort 단어- 提到- 出现-"
     ),
@@ -146,6 +147,7 @@ def features(text: str) -> dict[str, float]:
     for one, two in pairwise(["^", *meant, "$"]):
         found[f"{one} {two}"] = 0.5
     found[script(text)] = 1.5
+    found[f"§paths{min(said.count('§path'), 2)}"] = 1.5
     for word in meant:
         if word not in _EMPTY:
             found[word] = 2.0 if word in _MEANT else 1.0

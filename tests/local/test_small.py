@@ -36,6 +36,8 @@ TOOLS = [
     definition("find_files", pattern=TEXT, path=TEXT),
     definition("grep", pattern=TEXT, path=TEXT, glob=TEXT),
     definition("exec", command=TEXT, timeout={"type": "number"}),
+    definition("web_search", query=TEXT),
+    definition("web_fetch", url=TEXT),
     definition("memory_search", query=TEXT),
     definition("remember", text=TEXT),
     definition("cron", action=ACTION, message=TEXT, at=TEXT, every=TEXT, cron=TEXT, id=TEXT),
@@ -157,6 +159,13 @@ def test_a_tool_that_no_example_shows_is_introduced_with_its_arguments() -> None
     assert last.endswith("what is the forecast of rain for my town?")
 
 
+def test_the_web_is_offered_only_where_it_is_asked_for() -> None:
+    assert "web_search" in offered(asked("search the web for pike recipes"))
+    assert "web_search" in offered(asked("is there news about the lake?"))
+    assert "web_fetch" in offered(asked("what does https://example.org/pike say?"))
+    assert not offered(asked("look for the pike in my files")) & {"web_search", "web_fetch"}
+
+
 def test_a_word_of_a_description_alone_does_not_offer_a_tool() -> None:
     assert not offered(asked("I have a task for later")) & {"spawn", "weather_forecast"}
     assert "weather_forecast" not in offered(asked("I like rain"))
@@ -209,7 +218,7 @@ def test_a_file_that_is_still_to_be_written_is_written_before_there_are_words() 
     request = asked("look up the pike in fish.csv and write the number to pike.txt", *read_it)
     assert not may_be_words(request)
     assert "write_file" in offered(request)
-    assert "read_file" not in offered(request)
+    assert not offered(request) & {"read_file", "edit_file"}
     wrote = made("write_file", "Created pike.txt.", path="pike.txt", content="9")
     assert may_be_words(asked("look up the pike in fish.csv and write the number to pike.txt", *read_it, *wrote))
 

@@ -22,7 +22,7 @@ from .small_examples import FIXED
 from .small_grammar import Wanted, call_text, grammar
 from .small_results import cut, quote, short_result
 from .small_tools import SHOWN, acts, choose, introduce, nearest, needs_tool, next_step, shows
-from .small_words import means_change, names_a_file, paths_in, tokens
+from .small_words import CHANGES, means, names_a_file, paths_in, tokens
 
 Message = dict[str, Any]
 
@@ -74,7 +74,10 @@ class SmallShaping:
             chosen = offered  # what it needs may be among the others
         wanted = _wanted(turn, _names(chosen))
         if wanted == "call" and turn.calls:  # it has looked, and would look again
-            chosen = [tool for tool in chosen if acts(str(tool.get("name")))] or chosen
+            new = _left(turn) and not means(turn.request, "change")  # a file that is written, and not one to edit
+            chosen = [
+                tool for tool in chosen if acts(name := str(tool.get("name"))) and not (new and name == "edit_file")
+            ]
         names = _names(chosen)
         prefix = _prefix(_names(offered))
         paths = _paths(turn, conversation)
@@ -142,7 +145,7 @@ def _left(turn: Turn) -> bool:
     return (
         0 < len(turn.calls) < TRIES
         and not any(acts(name) or failed(result) for name, _, result in turn.calls)
-        and means_change(turn.request)
+        and means(turn.request, *CHANGES)
         and any(path not in touched for path in paths_in(turn.request))
     )
 

@@ -87,6 +87,13 @@ WORK: tuple[Example, ...] = (
         query="Nora arrive",
     ),
     use(
+        "go through what we said in the past: where do I keep the key?",
+        "memory_search",
+        "user: I keep the key under the blue pot",
+        "You keep the key under the blue pot.",
+        query="key",
+    ),
+    use(
         "what was the wifi code again? I gave it to you",
         "memory_search",
         "user: the wifi code is blue77",

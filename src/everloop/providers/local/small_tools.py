@@ -11,11 +11,12 @@ from typing import Any, Literal
 from .small_example import Example
 from .small_examples import NEAREST, all_examples
 from .small_results import quote
-from .small_words import LATIN, features, means_work, script, words
+from .small_words import LATIN, WORK, features, means, names_an_address, script, words
 
 COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec")
 # These only look, so nothing is changed by them.
 LOOKING = frozenset({"list_dir", "read_file", "find_files", "grep", "memory_search", "web_search", "web_fetch"})
+WEB = frozenset({"web_search", "web_fetch"})
 HARD = frozenset({"spawn", "message", "process"})  # beyond a small model, unless it is told their names
 SHOWN = 2  # examples near the request
 LOOKED_AT = 6  # examples whose tools are offered too
@@ -45,7 +46,7 @@ def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words"
     share = sum(score for score, example in ranked if example.steps) / total
     if share >= 0.8:
         return "call"
-    return "words" if share <= 0.2 and not means_work(request) else "either"
+    return "words" if share <= 0.2 and not means(request, *WORK) else "either"
 
 
 def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Literal["call", "words", "either"]:
@@ -96,6 +97,8 @@ def _ranked(request: str, offered: frozenset[str], count: int) -> list[tuple[flo
 def choose(tools: Sequence[Tool], request: str, used: Iterable[str] = ()) -> list[Tool]:
     """The tools to offer for a request, in their own order: the common ones, those of similar examples, those that
     the turn has used, and those whose own words are in the request."""
+    if not (means(request, "web") or names_an_address(request)):
+        tools = [tool for tool in tools if tool.get("name") not in WEB]
     names = frozenset(str(tool.get("name")) for tool in tools)
     wanted = {*used, *(name for name in COMMON if name in names)}
     for example in nearest(request, names, LOOKED_AT):

@@ -76,14 +76,19 @@ _MEANINGS = {
     ),
     "every": "every each daily weekly hourly jede- täglich wöchentlich cada diari- chaque 매일- 매주- 마다- 每-",
     "week": "weekday- week wochentag- woche semana 요일- 星期-",
+    "web": (
+        "web- online internet- google website- news weather latest netz wetter nachrichten- noticias clima météo 뉴스- "
+        "날씨- 인터넷- 新闻- 天气- 网上- 上网-"
+    ),
     "sort": "sort- order- alphabet- sortier- orden- 정렬- 排序-",
     "hello": "hello hi hey greetings morning hallo servus hola bonjour salut 안녕- 你好- こんにちは-",
     "thanks": "thank- thanks thx danke gracias merci 고마- 감사- 谢谢- ありがとう-",
     "bye": "bye goodbye cya tschüss adiós adios ciao 잘가- 再见-",
 }
 
-_OF_CHANGES = "create write add change rename move copy delete sort"
-_OF_WORK = "folder file create write add change rename move copy delete find run command remember remind"
+# What asks for a change, and what asks for any work at all.
+CHANGES = ("create", "write", "add", "change", "rename", "move", "copy", "delete", "sort")
+WORK = (*CHANGES, "folder", "file", "find", "run", "command", "remember", "remind", "web")
 
 
 def _table() -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -99,9 +104,11 @@ def _table() -> tuple[dict[str, str], list[tuple[str, str]]]:
 
 _EMPTY = frozenset(_NOTHING.split())
 _EXACT, _BEGINNINGS = _table()
-_WORK = frozenset(f"§{meaning}" for meaning in _OF_WORK.split())
-_CHANGES = frozenset(f"§{meaning}" for meaning in _OF_CHANGES.split())
 _MEANT = frozenset(f"§{meaning}" for meaning in _MEANINGS)
+
+
+def names_an_address(text: str) -> bool:
+    return _ADDRESS.search(text) is not None
 
 
 def names_a_file(text: str) -> bool:
@@ -109,14 +116,10 @@ def names_a_file(text: str) -> bool:
     return any(_SURE.search(path) for path in paths_in(text, whole=True))
 
 
-def means_work(text: str) -> bool:
-    """Whether a word of it speaks of files, commands or other work, and not only of the world."""
-    return any(part in _WORK for word in words(text) for part in _meanings(word))
-
-
-def means_change(text: str) -> bool:
-    """Whether a word of it asks for something to be changed."""
-    return any(part in _CHANGES for word in words(text) for part in _meanings(word))
+def means(text: str, *meanings: str) -> bool:
+    """Whether a word of it has one of the meanings."""
+    wanted = {f"§{meaning}" for meaning in meanings}
+    return any(part in wanted for word in words(text) for part in _meanings(word))
 
 
 def paths_in(text: str, whole: bool = False) -> list[str]:

@@ -213,6 +213,21 @@ def test_a_word_that_is_no_command_is_tried_in_another_way_once() -> None:
     assert may_be_words(asked("run fish.sh", *wrong, *wrong))
 
 
+def test_an_edit_that_did_not_fit_is_tried_again_once() -> None:
+    error = '{"status":"error","message":"old_text stands in lines 1 and 3."}'
+    wrong = made("edit_file", error, path="fish.csv", old_text="a", new_text="b")
+    request = asked("replace a by b in fish.csv", *wrong)
+    assert not may_be_words(request)
+    assert {"edit_file", "read_file"} <= offered(request)
+    absent = '{"status":"error","message":"fish.csv does not exist."}'
+    gone = made("edit_file", absent, path="fish.csv", old_text="a", new_text="b")
+    assert may_be_words(asked("replace a by b in fish.csv", *gone))
+
+
+def test_a_question_about_the_world_is_not_forced_into_a_call() -> None:
+    assert may_be_words(asked("Wie viele Beine hat ein Hund?"))
+
+
 def test_a_file_that_is_still_to_be_written_is_written_before_there_are_words() -> None:
     read_it = made("read_file", "     1\tpike 9", path="fish.csv")
     request = asked("look up the pike in fish.csv and write the number to pike.txt", *read_it)

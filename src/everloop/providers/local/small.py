@@ -73,7 +73,7 @@ class SmallShaping:
         if any(failed(result) for _, _, result in turn.calls):
             chosen = offered  # what it needs may be among the others
         wanted = _wanted(turn, _names(chosen))
-        if wanted == "call" and turn.calls:  # it has looked, and would look again
+        if wanted == "call" and turn.calls and not failed(turn.calls[-1][2]):  # it has looked, and would look again
             new = _left(turn) and not means(turn.request, "change")  # a file that is written, and not one to edit
             chosen = [
                 tool for tool in chosen if acts(name := str(tool.get("name"))) and not (new and name == "edit_file")
@@ -133,10 +133,15 @@ def _wanted(turn: Turn, names: frozenset[str]) -> Wanted:
         return "call" if names_a_file(turn.request) else needs_tool(turn.request, names)
     failures = [failed(result) for _, _, result in turn.calls]
     if failures[-1]:
-        if sum(failures) == 1 and "command not found" in turn.calls[-1][2]:
-            return "call"  # it took a word of the request for a command
+        if sum(failures) == 1 and _mendable(*turn.calls[-1]):
+            return "call"
         return "either" if sum(failures) < TRIES else "words"
     return "call" if _left(turn) else next_step(turn.request, names, [name for name, _, _ in turn.calls])
+
+
+def _mendable(name: str, _: Mapping[str, Any], result: str) -> bool:
+    """Whether a call failed by how it was made: a word of the request as a command, a text that is not in the file."""
+    return "command not found" in result or (name == "edit_file" and "does not exist" not in result)
 
 
 def _left(turn: Turn) -> bool:

@@ -45,7 +45,7 @@ def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words"
         return "either"
     share = sum(score for score, example in ranked if example.steps) / total
     if share >= 0.8:
-        return "call"
+        return "call" if means(request, *WORK, "show", "read", "before", "every") else "either"
     return "words" if share <= 0.2 and not means(request, *WORK) else "either"
 
 

@@ -200,7 +200,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[Serving]:
             }
         )
         config.workspace.mkdir(parents=True, exist_ok=True)
-        store, provider = SQLiteStore(config.store), make_provider(config)
+        store, provider = SQLiteStore(home / "everloop.db"), make_provider(config)
         household = Household(config, store, provider)
         server = Server(config, household)
         work = asyncio.create_task(household.run())

@@ -174,7 +174,7 @@ async def test_a_picture_reaches_the_model(server: Serving):
 
 async def test_the_wishes_of_a_client_reach_the_model(server: Serving):
     server.fake.reply("{}")
-    wishes = {
+    wishes: dict[str, Any] = {
         "temperature": 0.5,
         "max_tokens": 7,
         "stop": ["END"],

@@ -91,37 +91,18 @@ class AgentLoop:
         self.store = open_store(store, config, self.workspace)
         built_in = builtin_tools(settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config)
         self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
-        self.context = ContextBuilder(
-            self.workspace,
-            settings.name,
-            lambda: self._turns.reach(),
-            memory_limit=settings.memory_limit,
-            skills_limit=settings.skills_limit,
-        )
+        limits = {"memory_limit": settings.memory_limit, "skills_limit": settings.skills_limit}
+        self.context = ContextBuilder(self.workspace, settings.name, lambda: self._turns.reach(), **limits)
         self._mcp = mcp_servers(settings)
-        self._dispatcher = Dispatcher(
-            self.store, self._run_claim, lambda: self.context.standing_prompt(), busy=busy, owner=owner
-        )
-        self._dispatcher.on_held = lambda worker: self._spawn(self._held(worker))
-        self._dispatcher.on_waiting = lambda message: self._say(message, WAITS)
-        if not isinstance(bus, DurableBus):
-            self._dispatcher.on_stranger = lambda: self._spawn(wake_all(self.store))
-        self.subagents = SubagentManager(
-            self.store, self._dispatcher, self.tools, settings, lambda: self._turns.reach()
-        )
-        self.subagents.on_work = self._listen
-        self.tools.hint = self._what_it_is
-        if settings.subagents:
-            self.tools.register(SpawnTool(self.subagents))
-        budgets = Budgets(self.store, settings)
-        self.cron_service = (
-            cron_service
-            if cron_service is not None
-            else CronService(self.store, owner=owner or "me", missed=settings.missed)
-        )
-        self.tools.register(CronTool(self.cron_service))
+        self._dispatcher = self._dispatch(busy)
+        self.subagents = self._family(settings)
+        if cron_service is None:
+            cron_service = CronService(self.store, owner=owner or "me", missed=settings.missed)
+        self.cron_service = cron_service
+        self.tools.register(CronTool(cron_service))
         self._heartbeat = self._beats(settings)
         self._serving: asyncio.Task[None] | None = None
+        budgets = Budgets(self.store, settings)
         own_home = settings.home if isinstance(config, Config) else home()
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
@@ -135,6 +116,24 @@ class AgentLoop:
         self._stopped = False
         self._background: set[asyncio.Task[None]] = set()
         self._handed_out: set[int] = set()  # rows of the outbox that wait on the bus to be taken
+
+    def _dispatch(self, busy: str) -> Dispatcher:
+        made = Dispatcher(
+            self.store, self._run_claim, lambda: self.context.standing_prompt(), busy=busy, owner=self.owner
+        )
+        made.on_held = lambda worker: self._spawn(self._held(worker))
+        made.on_waiting = lambda message: self._say(message, WAITS)
+        if not isinstance(self.bus, DurableBus):
+            made.on_stranger = lambda: self._spawn(wake_all(self.store))
+        return made
+
+    def _family(self, settings: Config) -> SubagentManager:
+        made = SubagentManager(self.store, self._dispatcher, self.tools, settings, lambda: self._turns.reach())
+        made.on_work = self._listen
+        self.tools.hint = self._what_it_is
+        if settings.subagents:
+            self.tools.register(SpawnTool(made))
+        return made
 
     def _turn_runner(
         self,

@@ -12,13 +12,19 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from everloop import __version__
 from everloop.errors import EverloopError
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
 CLOSED_PIPE = 141  # and one whose reader went away
+
+
+class Add(Protocol):
+    """Adds a command: its name, its module, what it does."""
+
+    def __call__(self, name: str, module: str, text: str, *parents: Parser) -> Parser: ...
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,6 +83,17 @@ def parser() -> Parser:
         command.set_defaults(module=module)
         return command
 
+    _work(add, session)
+    _looking(add, session)
+    _cron_actions(add("cron", "cron", "scheduled work: add, list, remove, or run at once"), common, session)
+    _serving(add)
+    _token_actions(add("token", "token", "who may come to the server: add, list or revoke tokens"), common)
+    _model_actions(add("model", "model", "the local models: list, pull, find or remove their files"), common)
+    _upkeep(add)
+    return top
+
+
+def _work(add: Add, session: Parser) -> None:
     run = add("run", "run", "work on one goal and print the answer", session)
     run.add_argument("goal", help="what to do; - reads it from standard input")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of the answer")
@@ -85,6 +102,8 @@ def parser() -> Parser:
     init = add("init", "init", "make a workspace with short files to begin with; nothing is overwritten")
     init.add_argument("folder", nargs="?", metavar="FOLDER", help="the folder (default: the workspace)")
 
+
+def _looking(add: Add, session: Parser) -> None:
     sessions = add("sessions", "sessions", "list the sessions, the latest first")
     sessions.add_argument("-n", type=_count, default=100, metavar="N", help="at most so many (default 100)")
     sessions.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -106,26 +125,22 @@ def parser() -> Parser:
     fork.add_argument("source", metavar="SESSION[@N]", help="the session, and the number of its last entry to keep")
     fork.add_argument("--as", dest="new_key", metavar="KEY", help="the new session's key")
 
-    cron = add("cron", "cron", "scheduled work: add, list, remove, or run at once")
-    _cron_actions(cron, common, session)
 
+def _serving(add: Add) -> None:
     serve = add("serve", "serve", "answer OpenAI clients over HTTP until told to stop")
     serve.add_argument("--host", metavar="HOST", help="the address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", metavar="PORT", help="the port to listen on (default 8002; 0 for any free one)")
 
-    _token_actions(add("token", "token", "who may come to the server: add, list or revoke tokens"), common)
-
-    _model_actions(add("model", "model", "the local models: list, pull, find or remove their files"), common)
-
     add("worker", "worker", "take work from the store until told to stop")
 
+
+def _upkeep(add: Add) -> None:
     migrate = add("migrate", "migrate", "move a SQLite store into an empty PostgreSQL database")
     migrate.add_argument("source", metavar="FILE", help="the SQLite store")
     migrate.add_argument("target", metavar="DSN", help="the database: postgresql://USER:PASSWORD@HOST/DATABASE")
 
     doctor = add("doctor", "doctor", "say what is in use, what is missing and what mends it")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
-    return top
 
 
 def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:

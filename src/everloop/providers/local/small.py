@@ -8,49 +8,25 @@ The prompt begins with what never changes, then has the conversation, then the e
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from ..base import LLMResponse, ToolCallRequest
 from ..sse import read_usage
 from .small_claims import claims_work, failed, fingerprint
-from .small_example import Example
-from .small_examples import FIXED
-from .small_grammar import Wanted, call_text, grammar
-from .small_results import cut, quote, short_result
-from .small_tools import SHOWN, acts, choose, introduce, nearest, needs_tool, next_step, shows
+from .small_grammar import Wanted, grammar
+from .small_prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, notes, prefix, told
+from .small_results import quote, short_result
+from .small_tools import SHOWN, acts, choose, introduce, may_act, nearest, needs_tool, next_step, shows
+from .small_turn import Message, Turn, last_request, parted, text_of, turn_of
 from .small_words import CHANGES, means, names_a_file, paths_in, tokens
 
-Message = dict[str, Any]
-
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
-RESULT_LIMIT = 1_600  # characters of a result that is being looked at
-OLD_LIMIT = 300  # and of one of an earlier turn
-NOTES_LIMIT = 1_200  # characters of what the system prompt says beside the tools
 ANSWER_TOKENS = 600
 TRIES = 3  # calls of a turn that may fail
 RECENT = 8  # messages whose files are known
 MOST_PATHS = 40
-_SYSTEM = (
-    "You are a helpful assistant that works in a folder on the user's computer. "
-    "To do something or to look something up, answer with one call of a tool as JSON. "
-    "Say only what a result says. When the request is done, or needs no tool, answer in one short sentence, "
-    "in the user's language."
-)
-# Told beside what was said, a small model takes it for what was asked; there is `date`.
-_CLOCK = re.compile(r"\n*\[It is now [^\]]*\]\s*$")
-_BREAK = "\n\n---\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The turn that is being worked on: what was asked, and the calls so far with their results."""
-
-    request: str
-    calls: tuple[tuple[str, dict[str, Any], str], ...] = ()
 
 
 def shaping_for(setting: str, size: int) -> SmallShaping | None:
@@ -65,35 +41,41 @@ class SmallShaping:
     def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any]:
         """The request for llama.cpp: messages, a grammar, and how many messages at the beginning never change."""
         offered = [tool["function"] for tool in tools or () if isinstance(tool.get("function"), dict)]
-        system, conversation = _parted(messages)
-        last = _last_request(conversation)
-        turn = _turn(conversation[last:])
+        system, conversation = parted(messages)
+        last = last_request(conversation)
+        turn = turn_of(conversation[last:])
         chosen = choose(offered, turn.request, [name for name, _, _ in turn.calls])
-        introduced, shown_for = introduce(chosen), _names(chosen)  # the same in all rounds, so that they are read once
+        introduced, shown_for = (
+            introduce(chosen),
+            names_of(chosen),
+        )  # the same in all rounds, so that they are read once
         if any(failed(result) for _, _, result in turn.calls):
             chosen = offered  # what it needs may be among the others
-        wanted = _wanted(turn, _names(chosen))
+        wanted = _wanted(turn, names_of(chosen))
         if wanted == "call" and turn.calls and not failed(turn.calls[-1][2]):  # it has looked, and would look again
             new = _left(turn) and not means(turn.request, "change")  # a file that is written, and not one to edit
             chosen = [
                 tool for tool in chosen if acts(name := str(tool.get("name"))) and not (new and name == "edit_file")
             ]
-        names = _names(chosen)
-        prefix = _prefix(_names(offered))
+        if turn.calls and not may_act(turn.request, shown_for):
+            # What was read may say what to do, but it is no order.
+            chosen = [tool for tool in chosen if not acts(str(tool.get("name")))]
+        names = names_of(chosen)
+        stable = prefix(names_of(offered))
         paths = _paths(turn, conversation)
         begin = _begin(turn, names)
         near = nearest(turn.request, shown_for, SHOWN) if names else []
         shown = [
-            *prefix,
-            *_notes(system),
-            *_told(conversation[:last], OLD_LIMIT),
-            *(message for example in reversed(near) for message in _example(example)),
+            *stable,
+            *notes(system),
+            *told(conversation[:last], OLD_LIMIT),
+            *(message for example in reversed(near) for message in example_messages(example)),
             *([{"role": "user", "content": introduced}] if introduced else []),
-            *_told(conversation[last:], RESULT_LIMIT),
+            *told(conversation[last:], RESULT_LIMIT),
         ]
         return {
-            "messages": _joined(shown),
-            "stable": len(prefix),
+            "messages": joined(shown),
+            "stable": len(stable),
             "grammar": grammar(chosen, wanted, paths, begin),
             "temperature": 0,
             "max_tokens": ANSWER_TOKENS,
@@ -174,7 +156,7 @@ def _paths(turn: Turn, conversation: Sequence[Message]) -> dict[str, list[str]]:
         return {}
     seen = [path for _, _, result in turn.calls for path in paths_in(result)][:MOST_PATHS]
     named = paths_in(turn.request)
-    said = [path for message in conversation[-RECENT:] for path in paths_in(_text(message))]
+    said = [path for message in conversation[-RECENT:] for path in paths_in(text_of(message))]
     files = list(dict.fromkeys([*named, *seen] or said[-MOST_PATHS:]))
     folders = list(dict.fromkeys([".", *(path for path in files), *tokens(turn.request)[:MOST_PATHS]]))
     return {"read_file": files, "edit_file": files, "list_dir": folders, "grep": folders}
@@ -190,8 +172,8 @@ def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -
     if done or not request["_tools"] or not claims_work(text):
         return None
     if turn.calls and failed(turn.calls[-1][2]):
-        told = f"That was not done. The result was:\n{short_result('', turn.calls[-1][2], OLD_LIMIT)}\nSay so."
-        return _again(request, "words", {"role": "assistant", "content": text}, {"role": "user", "content": told})
+        report = f"That was not done. The result was:\n{short_result('', turn.calls[-1][2], OLD_LIMIT)}\nSay so."
+        return _again(request, "words", {"role": "assistant", "content": text}, {"role": "user", "content": report})
     return None if request["_wanted"] == "words" and not turn.calls else _again(request, "call")
 
 
@@ -200,126 +182,8 @@ def _again(request: dict[str, Any], wanted: Wanted, *said: Message) -> dict[str,
     return {**request, "messages": [*request["messages"], *said], "grammar": made, "_again": True}
 
 
-# ---------------------------------------------------------------------------------------------- the prompt
-
-
-def _prefix(names: frozenset[str]) -> list[Message]:
-    """The system prompt and the examples that fit the tools there are: the same bytes for all conversations."""
-    if not names:
-        return [{"role": "system", "content": "You are a helpful assistant. Answer in short."}]
-    shown: list[Message] = [{"role": "system", "content": _SYSTEM}]
-    for example in FIXED:
-        if example.tools <= names:
-            shown += _example(example)
-    return shown
-
-
-def _example(example: Example) -> list[Message]:
-    shown: list[Message] = [{"role": "user", "content": example.request}]
-    for step in example.steps:
-        shown.append({"role": "assistant", "content": call_text(step.tool, step.arguments)})
-        shown.append({"role": "user", "content": _result(short_result(step.tool, step.result, RESULT_LIMIT))})
-    return [*shown, {"role": "assistant", "content": example.answer}]
-
-
-def _result(text: str) -> str:
-    return f"Result:\n{text}"
-
-
-def _notes(system: str) -> list[Message]:
-    """What the agent's own prompt says beside its tools and skills, as a short exchange before the conversation.
-
-    It stands behind the examples, so that they need not be read again when the memory or the workspace is another.
-    """
-    blocks = [block for block in system.split(_BREAK) if not block.startswith("## Skills")]
-    if blocks and blocks[0].startswith("# "):
-        lines = [line for line in blocks[0].splitlines()[2:] if not line.startswith(("Runtime:", "Time zone:"))]
-        blocks[0] = " ".join(lines).replace(". You work with tools and then answer the user.", ".")
-    text = cut("\n\n".join(blocks).strip(), NOTES_LIMIT)
-    if not text:
-        return []
-    return [
-        {"role": "user", "content": f"{text}\n\nThe examples end here."},
-        {"role": "assistant", "content": "I am ready."},
-    ]
-
-
-def _told(conversation: Sequence[Message], limit: int) -> list[Message]:
-    """Messages in the shapes that the examples have: calls as their JSON, results as what a person would paste."""
-    shown: list[Message] = []
-    for message in conversation:
-        role, text = message.get("role"), _text(message)
-        if role == "tool":
-            shown.append({"role": "user", "content": _result(short_result(str(message.get("name")), text, limit))})
-        elif role == "assistant":
-            if text:
-                shown.append({"role": "assistant", "content": cut(text, limit)})
-            for name, arguments in _calls(message):
-                shown.append({"role": "assistant", "content": call_text(name, arguments)})
-        elif text:
-            shown.append({"role": "user", "content": _CLOCK.sub("", text)})
-    return shown
-
-
-def _joined(messages: Sequence[Message]) -> list[Message]:
-    """Messages of one role after another as one: many models' templates want the roles to take turns."""
-    joined: list[Message] = []
-    for message in messages:
-        if joined and joined[-1]["role"] == message["role"]:
-            joined[-1] = {**message, "content": f"{joined[-1]['content']}\n{message['content']}"}
-        else:
-            joined.append(dict(message))
-    return joined
-
-
-# ---------------------------------------------------------------------------------------------- reading
-
-
-def _names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+def names_of(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(str(tool.get("name")) for tool in tools)
-
-
-def _parted(messages: Sequence[Message]) -> tuple[str, list[Message]]:
-    """The system prompt, and the rest."""
-    system = [_text(message) for message in messages if message.get("role") in ("system", "developer")]
-    rest = [message for message in messages if message.get("role") not in ("system", "developer")]
-    return "\n\n".join(system), rest
-
-
-def _last_request(conversation: Sequence[Message]) -> int:
-    """Where the turn that is being worked on begins."""
-    return max((at for at, message in enumerate(conversation) if message.get("role") == "user"), default=0)
-
-
-def _turn(messages: Sequence[Message]) -> Turn:
-    request = _CLOCK.sub("", _text(messages[0])) if messages and messages[0].get("role") == "user" else ""
-    results = {message.get("tool_call_id"): _text(message) for message in messages if message.get("role") == "tool"}
-    calls = [
-        (*named, results.get(call.get("id"), ""))
-        for message in messages
-        for call, named in zip(message.get("tool_calls") or (), _calls(message), strict=True)
-    ]
-    return Turn(request, tuple(calls))
-
-
-def _calls(message: Message) -> list[tuple[str, dict[str, Any]]]:
-    found = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        try:
-            arguments = json.loads(function.get("arguments") or "{}")
-        except (ValueError, TypeError):
-            arguments = {}
-        found.append((str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
-    return found
-
-
-def _text(message: Message) -> str:
-    """The words of a message; a picture is none."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and part.get("text"))
-    return content if isinstance(content, str) else ""
 
 
 def _call(text: str) -> ToolCallRequest | None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from .small_example import Example
 from .small_examples import NEAREST, all_examples
 from .small_results import quote
-from .small_words import LATIN, WORK, features, means, names_an_address, script, words
+from .small_words import CHANGES, LATIN, WORK, features, means, names_an_address, script, words
 
 COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec")
 # These only look, so nothing is changed by them.
@@ -57,9 +57,17 @@ def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Lit
     acts = sum(name not in LOOKING for name in made)
     total = sum(score for score, _ in ranked)
     share = sum(score for score, example in ranked if _acts(example) > acts) / total
-    if not acts and share >= 0.6 and _acts(ranked[0][1]):
+    if not acts and share >= 0.6 and _acts(ranked[0][1]) and means(request, *CHANGES):
         return "call"
     return "either" if share > 0.15 else "words"
+
+
+def may_act(request: str, offered: frozenset[str]) -> bool:
+    """Whether a request asks for more than a look, by its words or because most of those like it did."""
+    if means(request, *CHANGES, "run", "command", "remember", "remind"):
+        return True
+    ranked = _ranked(request, offered, LOOKED_AT)
+    return sum(score for score, example in ranked if _acts(example)) > sum(score for score, _ in ranked) / 2
 
 
 def shows(request: str, offered: frozenset[str], tool: str) -> bool:

@@ -40,7 +40,7 @@ _MEANINGS = {
     ),
     "end": "end bottom ende final fin 끝- 末尾-",
     "change": (
-        "change- replac- swap- substitut- correct- fix- updat- edit- modif- turn ersetz- änder- korrigier- tausch- "
+        "change- set replac- swap- substitut- correct- fix- updat- edit- modif- turn ersetz- änder- korrigier- tausch- "
         "cambi- reemplaz- sustitu- corrig- remplac- 바꿔- 바꾸- 변경- 수정- 改- 替换- 修改-"
     ),
     "rename": "renam- umbenenn- benenn- renombr- renomm- 이름을- 重命名- 改名-",

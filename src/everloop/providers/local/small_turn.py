@@ -1,0 +1,65 @@
+"""What a small model is asked about: the turn that is being worked on, read from the messages of a conversation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+
+# Told beside what was said, a small model takes it for what was asked; there is `date`.
+CLOCK = re.compile(r"\n*\[It is now [^\]]*\]\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The turn that is being worked on: what was asked, and the calls so far with their results."""
+
+    request: str
+    calls: tuple[tuple[str, dict[str, Any], str], ...] = ()
+
+
+def parted(messages: Sequence[Message]) -> tuple[str, list[Message]]:
+    """The system prompt, and the rest."""
+    system = [text_of(message) for message in messages if message.get("role") in ("system", "developer")]
+    rest = [message for message in messages if message.get("role") not in ("system", "developer")]
+    return "\n\n".join(system), rest
+
+
+def last_request(conversation: Sequence[Message]) -> int:
+    """Where the turn that is being worked on begins."""
+    return max((at for at, message in enumerate(conversation) if message.get("role") == "user"), default=0)
+
+
+def turn_of(messages: Sequence[Message]) -> Turn:
+    request = CLOCK.sub("", text_of(messages[0])) if messages and messages[0].get("role") == "user" else ""
+    results = {message.get("tool_call_id"): text_of(message) for message in messages if message.get("role") == "tool"}
+    calls = [
+        (*named, results.get(call.get("id"), ""))
+        for message in messages
+        for call, named in zip(message.get("tool_calls") or (), calls_of(message), strict=True)
+    ]
+    return Turn(request, tuple(calls))
+
+
+def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        try:
+            arguments = json.loads(function.get("arguments") or "{}")
+        except (ValueError, TypeError):
+            arguments = {}
+        found.append((str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
+    return found
+
+
+def text_of(message: Message) -> str:
+    """The words of a message; a picture is none."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and part.get("text"))
+    return content if isinstance(content, str) else ""

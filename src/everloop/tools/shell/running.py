@@ -72,6 +72,7 @@ class Shell:
         self._numbers = itertools.count(1)
         self._wall: Wall | NoSandbox | None = None
         self._choosing = asyncio.Lock()
+        self._cleaning: set[asyncio.Future[None]] = set()
 
     def confined(self, context: CallContext) -> bool:
         if self.settings.mode == "off":
@@ -82,12 +83,24 @@ class Shell:
         """A command ready to start; a ToolError if it cannot be confined as it must be."""
         context = current_call()
         wall = await self._chosen() if self.confined(context) else "off"
+        preparing = asyncio.ensure_future(in_thread(self._prepare, wall, context, command, working_dir, network))
         try:
-            return await in_thread(self._prepare, wall, context, command, working_dir, network)
+            return await asyncio.shield(preparing)
+        except asyncio.CancelledError:  # it holds dozens of open files, and nobody will start it
+            preparing.add_done_callback(self._let_go)
+            raise
         except NoSandbox as error:
             raise ToolError(str(error)) from None
         except OSError as error:
             raise ToolError(f"The command could not be started: {error}.") from None
+
+    def _let_go(self, prepared: asyncio.Future[Launch]) -> None:
+        if prepared.cancelled() or prepared.exception() is not None:
+            return
+        prepared.result().close()
+        cleaning = asyncio.ensure_future(in_thread(prepared.result().clean_up))
+        self._cleaning.add(cleaning)
+        cleaning.add_done_callback(self._cleaning.discard)
 
     async def steering(self) -> State | None:
         """What steers the agent before a command of this call; None where the command may make such files."""

@@ -182,3 +182,17 @@ async def test_a_wrong_key_for_repeats_is_refused_with_and_without_a_session(ser
     for headers in (ADA, {}):
         status, error = await server.fails("hi", {**headers, "Idempotency-Key": "k" * 201})
         assert (status, error["param"]) == (400, "Idempotency-Key")
+
+
+async def test_only_a_session_that_goes_on_is_summarised(tmp_path: Path):
+    async with serving(tmp_path, window=12_000) as server:
+        long = [{"role": "user", "content": "word " * 3_000}, {"role": "assistant", "content": "yes"}] * 2
+        server.fake.reply("answer")
+        await server.ask([*long, {"role": "user", "content": "go"}])
+        await asyncio.sleep(0.3)
+        assert len(server.fake.requests) == 1
+        for _ in range(3):
+            server.fake.reply("answer")
+        for _ in range(2):
+            await server.ask("word " * 6_000, ADA)
+        await until(lambda: len(server.fake.requests) > 3)

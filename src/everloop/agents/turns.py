@@ -131,7 +131,7 @@ class TurnRunner:
             toolbox = self._toolbox(claim, brief, turn)
             with deadline(turn, brief.ends_at):
                 ended = await run_turn(turn, asking, toolbox, brief.limits, Window(self.compactor, claim, brief.model))
-            if isinstance(ended, TurnEnded):
+            if isinstance(ended, TurnEnded) and _goes_on(claim):
                 self._histories.keep(claim, conversation)
                 self.compactor.consider(claim, conversation)
         except StoreError:
@@ -290,6 +290,11 @@ class Places(NamedTuple):
     real_workspace: Path
     protected: tuple[Path, ...]
     frozen: tuple[Path, ...]
+
+
+def _goes_on(claim: Claim) -> bool:
+    """Whether the session may have another turn: not that of a request which is all there is."""
+    return (request := request_of(claim)) is None or request.kept
 
 
 def _places(workspace: Path, home: Path, store: Store) -> Places:

@@ -42,6 +42,7 @@ class Item:
     kind: Kind
     answer: asyncio.Future[str]
     emit: events.Emit | None = None
+    withdrawn: str | None = None  # why its turn ends when it begins: nobody waits for it any more
 
 
 @dataclass(slots=True)
@@ -63,7 +64,6 @@ class Live:
     task: asyncio.Task[None] | None = None
     command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
     message: str | None = None  # the id of the message whose turn runs
-    withdrawn: dict[str, str] = field(default_factory=dict)  # ids of messages whose turns end when they begin, and why
 
     def stop(self, reason: Reason, text: str) -> None:
         """Stop the turn that runs, or that is about to."""
@@ -107,6 +107,7 @@ class Dispatcher:
         self._slots = asyncio.Semaphore(at_once)
         self._live: dict[tuple[str, str], Live] = {}
         self._waiting: dict[int, list[Item]] = {}  # by inbox row: who waits for its answer
+        self._taking: dict[asyncio.Future[None], Item] = {}  # on their way to disk, behind a running turn
         self._later: set[asyncio.TimerHandle] = set()
         self._stopping = False
 
@@ -123,7 +124,14 @@ class Dispatcher:
         item = Item(message, kind, asyncio.get_running_loop().create_future(), emit)
         live = self._live.get((message.owner, message.session_key))
         if live is not None and live.running and not live.fresh:  # what came before it goes to disk before it
-            await self._take(live, item)
+            taking = asyncio.ensure_future(self._take(live, item))
+            self._taking[taking] = item
+            taking.add_done_callback(self._taking.pop)
+            try:
+                await asyncio.shield(taking)  # once it is on disk, somebody must know of it
+            except asyncio.CancelledError:
+                item.answer.cancel()
+                raise
         else:
             live = live or self._start(message.owner, message.session_key)
             live.fresh.append(item)
@@ -168,16 +176,15 @@ class Dispatcher:
     def withdraw(self, owner: str, key: str, message: str, text: str) -> None:
         """Stop the turn of this message and of no other, now or when it begins, unless somebody still waits for it."""
         live = self._live.get((owner, key))
-        if live is None or self._is_awaited(live, message):  # it is over, or the client has asked for it once more
+        coming = [*live.fresh, *([live.item] if live.item else [])] if live is not None else []
+        everybody = chain(coming, self._taking.values(), *self._waiting.values())
+        items = [item for item in everybody if item.message.id == message and item.message.owner == owner]
+        if any(not item.answer.done() for item in items):  # the client has asked for it once more
             return
-        if live.message == message:
+        for item in items:
+            item.withdrawn = text
+        if live is not None and live.message == message:
             live.stop("cancelled", text)
-        else:
-            live.withdrawn[message] = text
-
-    def _is_awaited(self, live: Live, message: str) -> bool:
-        items = chain(live.fresh, [live.item] if live.item else [], *self._waiting.values())
-        return any(item.message.id == message and not item.answer.done() for item in items)
 
     # ------------------------------------------------------------------------------------------ shutting down
 
@@ -196,6 +203,7 @@ class Dispatcher:
         self._live.clear()  # a task that had not begun could not leave by itself
         for item in [item for live in lives for item in live.fresh]:
             await self._keep(item)
+        await asyncio.gather(*self._taking, return_exceptions=True)
         if tasks:
             await self._give_back(self._store.release_all(self.worker))
         self._fail([live.item for live in lives if live.item is not None], Stopped())
@@ -299,15 +307,15 @@ class Dispatcher:
         return claim
 
     async def _work(self, live: Live, claim: Claim) -> bool:
+        waiting = [item for id in claim.inbox for item in self._waiting.get(id, ())]
+        live.emit += [item.emit for item in waiting if item.emit is not None]
         for id in claim.inbox:
             live.behind.pop(id, None)
-            live.emit += [item.emit for item in self._waiting.get(id, ()) if item.emit is not None]
         live.message = claim.message.id
         if self.busy == "interrupt" and "message" in live.behind.values():
             live.stop("replaced", REPLACED)
-        text = live.withdrawn.pop(claim.message.id or "", None)
-        if text is not None and not self._is_awaited(live, claim.message.id or ""):
-            live.stop("cancelled", text)
+        if waiting and (why := waiting[0].withdrawn) and all(item.withdrawn for item in waiting):
+            live.stop("cancelled", why)
         try:
             answer = await self._run(claim, live)
         except StaleLease as error:  # whoever has it now answers

@@ -42,11 +42,9 @@ class Proxy:
                 if cut == "after":
                     answers.cancel()
                     await asyncio.wait([answers])
+                    answers = asyncio.create_task(self._swallow(theirs, writer))
                 to_server.write(data)
                 await to_server.drain()
-                if cut == "after":
-                    await theirs.read(65536)  # it is done there
-                    break
         answers.cancel()
         for transport in both:
             transport.abort()
@@ -60,6 +58,11 @@ class Proxy:
                 writer.write(data)
                 await writer.drain()
             writer.close()
+
+    async def _swallow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Wait for the answer, and break the connection instead of passing it on."""
+        await reader.read(65536)
+        writer.transport.abort()
 
     async def close(self) -> None:
         for transport in self._open:

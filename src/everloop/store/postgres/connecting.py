@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import psycopg
 
     Connection = psycopg.Connection[tuple[Any, ...]]
+    Asked = psycopg.Cursor[tuple[Any, ...]]  # a statement whose answer can be looked at
 
 CONNECT_SECONDS = 10
 # A client that was frozen in the middle of a transaction must not hold a session's row for longer.

@@ -22,7 +22,7 @@ from .connecting import Unreachable
 from .crew import Crew, Job, Kind, Local, settle
 
 if TYPE_CHECKING:
-    from .connecting import Connection
+    from .connecting import Asked, Connection
 
 T = TypeVar("T")
 PAUSE_SECONDS = 0.05  # until a connection is tried for again, then longer and longer
@@ -168,25 +168,46 @@ class Lanes:
             self._with_connection([job], local)
 
     def _transact(self, local: Local, jobs: list[Job], give_up: float) -> bool:
-        """Do the jobs and commit them. False when nothing of it was kept, and it can be done again."""
+        """Do the jobs and commit them. False when nothing of it was kept, and it can be done again.
+
+        Where the connection breaks while it commits, the server is asked whether it did: nothing is done twice.
+        """
+        import psycopg
+
         connection = local.connection
         assert connection is not None
+        ending: Asked | None = None
+        try:
+            with connection.pipeline():
+                connection.execute("BEGIN")
+                named = connection.execute("SELECT pg_current_xact_id()::text")
+                self._attempt_all(connection, jobs)
+                transaction = named.fetchone()
+                if all(job.error is not None for job in jobs):
+                    connection.execute("ROLLBACK")
+                    return True
+                self._tell("before")
+                ending = connection.execute("COMMIT")  # sent and answered when this block ends
+            kept = ending.statusmessage == "COMMIT"
+        except psycopg.Error as error:
+            if ending is None or not _lost(connection, error):
+                raise
+            local.connection = None
+            assert transaction is not None
+            kept = self._became(local, transaction[0], give_up)
+        if kept:
+            self.commits += 1
+            self._tell("after")
+        return kept
+
+    def _attempt_all(self, connection: Connection, jobs: list[Job]) -> None:
         for job in jobs:
             job.result = job.error = None
-        with connection.pipeline():
-            connection.execute("BEGIN")
-            named = connection.execute("SELECT pg_current_xact_id()::text")
-            for job in jobs:
-                if len(jobs) > 1:
-                    connection.execute("SAVEPOINT job")
-                if not self._attempt_write(connection, job) and len(jobs) > 1:
-                    connection.execute("ROLLBACK TO job")
-            row = named.fetchone()
-        if all(job.error is not None for job in jobs):
-            _undo(connection)
-            return True
-        assert row is not None
-        return self._commit(local, str(row[0]), give_up)
+        for job in jobs:
+            if len(jobs) > 1:
+                connection.execute("SAVEPOINT job")
+            if not self._attempt_write(connection, job) and len(jobs) > 1:
+                connection.execute("ROLLBACK TO job")
 
     def _attempt_write(self, connection: Connection, job: Job) -> bool:
         import psycopg
@@ -204,26 +225,6 @@ class Lanes:
             job.error = error
             return False
         return True
-
-    def _commit(self, local: Local, transaction: str, give_up: float) -> bool:
-        """Commit. Where the connection breaks meanwhile, find out whether it was done: what was is not done again."""
-        import psycopg
-
-        connection = local.connection
-        assert connection is not None
-        self._tell("before")
-        try:
-            done = connection.execute("COMMIT")
-            kept = done.statusmessage == "COMMIT"
-        except psycopg.Error as error:
-            if not _lost(connection, error):
-                raise
-            local.connection = None
-            kept = self._became(local, transaction, give_up)
-        if kept:
-            self.commits += 1
-            self._tell("after")
-        return kept
 
     def _became(self, local: Local, transaction: str, give_up: float) -> bool:
         """Whether a transaction was committed whose end was not heard of."""

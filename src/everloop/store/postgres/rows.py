@@ -3,6 +3,8 @@
 Whoever decides something about a session holds its row (`FOR NO KEY UPDATE`) until the transaction ends; whoever only
 appends to its log holds it shared, so that no lease changes hands in between. Putting a message into its inbox waits
 for neither. What is read after the lock is read by a statement of its own: it must see what the one before has done.
+
+Statements are sent one after another without waiting; to look at an answer is to wait for it and for all before it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ..transactions import incoming
 from ..workers import gone
 
 if TYPE_CHECKING:
-    from .connecting import Connection
+    from .connecting import Asked, Connection
 
 encode = msgspec.json.Encoder().encode
 NOW = "extract(epoch FROM clock_timestamp())::float8"  # the database's clock: all workers have the same
@@ -38,7 +40,7 @@ INSERT_INBOX = f"""INSERT INTO inbox (owner, session, message_id, kind, data, at
 APPEND = f"""WITH held AS (SELECT 1 FROM session WHERE id = %s AND fence = %s FOR SHARE)
     INSERT INTO entry (session, seq, turn, kind, data, at)
     SELECT %s, e.seq, %s, e.kind, e.data, coalesce(%s, {NOW})
-    FROM held, unnest(%s::bigint[], %s::text[], %s::text[]) AS e (seq, kind, data)"""
+    FROM held, unnest(%s::bigint[], %s::text[], %s::text[]) AS e (seq, kind, data) RETURNING seq"""
 SEND = f"""INSERT INTO outbox (owner, session, turn, data, worker, tries, at, key)
     SELECT %s, %s, %s, m.data, %s, %s, {NOW}, %s FROM unnest(%s::text[]) WITH ORDINALITY AS m (data, n)
     ORDER BY m.n RETURNING id"""
@@ -128,12 +130,15 @@ def accept(
     return incoming(row)
 
 
-def append(db: Connection, claim: Claim, rows: Rows) -> None:
-    """Append to the log, refused unless the claim's fence is the session's."""
+def append(db: Connection, claim: Claim, rows: Rows) -> Asked:
+    """Append to the log, which does nothing unless the claim's fence is the session's: `held` must be asked."""
     values = (claim.session, claim.fence, claim.session, claim.turn or None, rows.at, rows.seqs, rows.kinds, rows.data)
-    with db.pipeline():
-        done = db.execute(APPEND, values)
-    if done.rowcount != len(rows.seqs):
+    return db.execute(APPEND, values)
+
+
+def held(asked: Asked, claim: Claim) -> None:
+    """Refuse what a worker does that has lost its lease, which then is undone."""
+    if asked.fetchone() is None:
         raise stale(claim)
 
 
@@ -167,12 +172,15 @@ def send(
     messages: Sequence[str],
     sender: str | None,
     key: str | None = None,
-) -> list[int]:
-    """Put encoded messages into the outbox; with a sender they count as tried once."""
+) -> Asked | None:
+    """Put encoded messages into the outbox; with a sender they count as tried once. Their numbers are asked for."""
     if not messages:
-        return []
-    new = db.execute(SEND, (owner, session, turn, sender, 1 if sender else 0, key, list(messages)))
-    return [row[0] for row in new.fetchall()]
+        return None
+    return db.execute(SEND, (owner, session, turn, sender, 1 if sender else 0, key, list(messages)))
+
+
+def numbers(asked: Asked | None) -> list[int]:
+    return [] if asked is None else [row[0] for row in asked.fetchall()]
 
 
 def encoded(messages: Sequence[OutboundMessage]) -> list[str]:

@@ -19,18 +19,19 @@ from .rows import (
     accept,
     append,
     encoded,
+    held,
     insert_entries,
     living,
     locked,
+    numbers,
     rows_of,
     send,
     spend,
-    stale,
     turn_page,
 )
 
 if TYPE_CHECKING:
-    from .connecting import Connection
+    from .connecting import Asked, Connection
 
 # What a session does next, looked at while its row is held.
 STATE = f"""SELECT
@@ -44,7 +45,7 @@ STATE = f"""SELECT
     FROM session s LEFT JOIN worker w ON w.id = s.worker WHERE s.owner = %s AND s.key = %s"""
 RENEW = f"""INSERT INTO worker (id, at) VALUES (%s, {NOW}) ON CONFLICT (id) DO UPDATE SET at = excluded.at"""
 HOLD = f"UPDATE session SET worker = %s, fence = %s, updated_at = {NOW} WHERE id = %s"
-LET_GO = f"UPDATE session SET worker = NULL, updated_at = {NOW} WHERE id = %s AND fence = %s"
+LET_GO = f"UPDATE session SET worker = NULL, updated_at = {NOW} WHERE id = %s AND fence = %s RETURNING id"
 TAKE = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s WHERE id = ANY(%s)"
 OPEN = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s, opened = true WHERE id = %s"
 DONE = f"UPDATE inbox SET state = 'done', ended_at = {NOW}, reason = %s WHERE id = ANY(%s)"
@@ -77,9 +78,9 @@ def begin(
     claim = Claim(owner, session.id, key, session.fence + 1, "", session.history_from, next_seq, next_seq)
     claim.compacted, claim.idle_since, claim.began = session.compacted, session.updated_at, began or now
     holder = session.worker
-    held = holder is not None and holder != worker and living(holder, fresh)
+    others = holder is not None and holder != worker and living(holder, fresh)
     if message is not None:
-        first = not held and not parked and turn is None and waiting is None and kind == "message"
+        first = not others and not parked and turn is None and waiting is None and kind == "message"
         new_turn = new_turn_id() if first else None  # with nothing before it, it becomes a turn as it comes in
         accepted = accept(db, message, kind, session.id, (new_turn, next_seq) if new_turn else None)
         claim.accepted = accepted.id
@@ -87,7 +88,7 @@ def begin(
             claim.turn, claim.inbox, claim.message = new_turn, [accepted.id], message
         elif waiting is None and accepted.session == session.id and not accepted.done:
             waiting = accepted.id
-    if held:
+    if others:
         assert holder is not None
         return Held(holder, claim.accepted)
     if parked:
@@ -109,9 +110,8 @@ def begin(
 def _look(db: Connection, owner: str, key: str, lease: float, create: bool) -> tuple[Locked, Any] | None:
     """The session's row, held from now on, and what it has to do; None when there is none."""
     while True:
-        with db.pipeline():  # one way to the server and back for both
-            row = db.execute(LOCK, (owner, key))
-            state = db.execute(STATE, (lease, owner, key))
+        row = db.execute(LOCK, (owner, key))
+        state = db.execute(STATE, (lease, owner, key))
         if (found := row.fetchone()) is not None:
             return Locked(*found), state.fetchone()
         if not create:
@@ -152,13 +152,19 @@ def _open(db: Connection, claim: Claim, now: float) -> None:
 def append_taking(
     db: Connection, claim: Claim, rows: Rows, took: Sequence[int] = (), spent: Sequence[Spent] = ()
 ) -> None:
-    """Append entries that hold waiting messages, which are taken with them, or that change what is shown."""
-    if rows.seqs:  # a command may leave nothing in the log
-        append(db, claim, rows)
+    """Append entries, with the waiting messages that they hold and what they change in what is shown."""
+    ours = _added(db, claim, rows, took, spent)
+    if ours is not None:
+        held(ours, claim)
+
+
+def _added(db: Connection, claim: Claim, rows: Rows, took: Sequence[int], spent: Sequence[Spent]) -> Asked | None:
+    added = append(db, claim, rows) if rows.seqs else None  # a command may leave nothing in the log
     spend(db, claim.owner, spent)
     turn_page(db, claim.session, rows)
     if took:
         db.execute(TAKE, (claim.turn, claim.first_seq, list(took)))
+    return added
 
 
 def finish(
@@ -174,27 +180,17 @@ def finish(
 ) -> Finished:
     """The end of a turn or of a command: everything it leaves behind, or nothing."""
     messages = encoded(outgoing)
-    _let_go(db, claim)
-    append_taking(db, claim, rows, took, spent)
+    given_back = db.execute(LET_GO, (claim.session, claim.fence))
+    _added(db, claim, rows, took, spent)
     reason = next((entry.reason for entry in entries if isinstance(entry, TurnEnded)), None)
-    with db.pipeline():
-        db.execute(DONE, (reason, claim.inbox))
-        more = db.execute(MORE, (claim.session,))
+    db.execute(DONE, (reason, claim.inbox))
     sent = send(db, claim.owner, claim.session, claim.turn or None, messages, sender)
     for message in incoming:
         accept(db, message, "message")
-    if incoming:
-        more = db.execute(MORE, (claim.session,))
+    more = db.execute(MORE, (claim.session,))
+    held(given_back, claim)
     row = more.fetchone()
-    return Finished(sent, bool(row and row[0]))
-
-
-def _let_go(db: Connection, claim: Claim) -> None:
-    """Give the lease back, refused unless the claim's fence is the session's."""
-    with db.pipeline():
-        released = db.execute(LET_GO, (claim.session, claim.fence))
-    if released.rowcount != 1:
-        raise stale(claim)
+    return Finished(numbers(sent), bool(row and row[0]))
 
 
 def park(
@@ -208,10 +204,12 @@ def park(
 ) -> Finished:
     """Leave a turn in the store until a person has answered."""
     messages = encoded(outgoing)
-    _let_go(db, claim)
-    append_taking(db, claim, rows, took, spent)
+    given_back = db.execute(LET_GO, (claim.session, claim.fence))
+    _added(db, claim, rows, took, spent)
     db.execute("UPDATE inbox SET state = 'parked' WHERE id = ANY(%s)", (claim.inbox,))
-    return Finished(send(db, claim.owner, claim.session, claim.turn, messages, sender), more=False)
+    sent = send(db, claim.owner, claim.session, claim.turn, messages, sender)
+    held(given_back, claim)
+    return Finished(numbers(sent), more=False)
 
 
 def decide(
@@ -261,11 +259,9 @@ def _may_answer(db: Connection, id: int, since: float) -> bool:
 
 def post(db: Connection, claim: Claim, message: str, key: str, sender: str | None) -> int | None:
     """Put a message of a running turn into the outbox, once for each key."""
-    with db.pipeline():
-        held = db.execute("SELECT 1 FROM session WHERE id = %s AND fence = %s FOR SHARE", (claim.session, claim.fence))
-        known = db.execute("SELECT 1 FROM outbox WHERE owner = %s AND key = %s", (claim.owner, key))
-    if held.fetchone() is None:
-        raise stale(claim)
+    ours = db.execute("SELECT 1 FROM session WHERE id = %s AND fence = %s FOR SHARE", (claim.session, claim.fence))
+    known = db.execute("SELECT 1 FROM outbox WHERE owner = %s AND key = %s", (claim.owner, key))
+    held(ours, claim)
     if known.fetchone() is not None:
         return None
-    return send(db, claim.owner, claim.session, claim.turn, [message], sender, key)[0]
+    return numbers(send(db, claim.owner, claim.session, claim.turn, [message], sender, key))[0]

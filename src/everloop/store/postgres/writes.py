@@ -26,6 +26,7 @@ from .rows import (
     living,
     locked,
     locked_or_new,
+    numbers,
     rows_of,
     send,
     turn_page,
@@ -122,7 +123,7 @@ def answer(
     done = "UPDATE inbox SET state = 'done' WHERE id = %s AND state = 'new' RETURNING id"
     if row.done or db.execute(done, (row.id,)).fetchone() is None:
         return []
-    return send(db, row.message.owner, row.session, None, messages, sender)
+    return numbers(send(db, row.message.owner, row.session, None, messages, sender))
 
 
 def take_outgoing(

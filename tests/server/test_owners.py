@@ -164,6 +164,29 @@ async def test_a_worker_finishes_an_owners_turn_in_the_owners_workspace(tmp_path
         assert not (tmp_path / "workspace/here.txt").exists()
 
 
+async def test_another_owner_does_not_hear_later_of_what_the_model_said(
+    server: Serving, caplog: pytest.LogCaptureFixture
+):
+    """Not in the next turn of a session, not by a command, not from a sub-agent, and not by searching."""
+    place = server.fake.base_url.split("/")[2]
+    for client, own in ((await server.client("ada"), False), (server, True)):
+        asked = len(server.fake.requests)
+        work = {"X-Session": "work"}
+        server.fake.reply("hello " * 2_000)
+        await client.ask("hi", work)
+        server.fake.fail(401, f"the key {CANARY} is wrong")
+        assert (await client.fails("hi", work))[0] == 502
+        server.fake.fail(401, f"the key {CANARY} is wrong")
+        told = [text_of(await client.ask("/compact", work))]
+        server.fake.calls(call("spawn", "c1", task="try", wait=True), call("memory_search", "c2", query="key wrong"))
+        server.fake.fail(401, f"the key {CANARY} is wrong")
+        server.fake.reply("done")
+        await client.ask("what was that?", work)
+        seen = str([told, [request.body for request in server.fake.requests[asked:]]])
+        assert (CANARY in seen, place in seen) == (own, own)
+    assert CANARY in caplog.text
+
+
 async def test_another_owner_does_not_read_where_the_model_is(server: Serving):
     ada = await server.client("ada")
     for client in (ada, server):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..actions import Limits
 from ..context.builder import PARTING
+from ..context.models import is_overflow
 from ..log import Call, Request, UserSaid, text_of
+from ..providers.base import ProviderError
 from ..store.base import Claim
 from ..tools.context import CallContext
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 from .briefs import Brief
 
+log = logging.getLogger(__name__)
 ABANDONED = "Abandoned: the server was stopped before the answer, and nobody waits for it any more."
 PLAIN = "You are a helpful assistant."
+FAILED = "the model behind the server failed"
 TOGETHER = "Make it again, together with the corrected one."
 
 
@@ -28,6 +33,20 @@ def brought_by(claim: Claim) -> list[str]:
     """The results of a client's own tools that came with the claimed request: what they found is from outside."""
     before = request.before if (request := request_of(claim)) is not None else ()
     return [text_of(message.get("content")) for message in before if message.get("role") == "tool"]
+
+
+def discreet(owner: str, error: Exception) -> Exception:
+    """What an owner may read of a model call that failed, in the chat, in the log or by asking for it later: only the
+    person of the machine reads where the model is and what it says of our key. The others' errors are in the server's
+    own log."""
+    if owner == "me" or is_overflow(str(error)):  # of that one, what is shortened next depends on its words
+        return error
+    log.error("the model failed for %s: %s", owner, error)
+    status = getattr(error, "status", None)
+    told = ProviderError(f"{FAILED} (it answered {status})" if status else FAILED, status=status)
+    if isinstance(error, ProviderError):
+        told.retryable, told.retry_after, told.several = error.retryable, error.retry_after, error.several
+    return told
 
 
 def is_abandoned(claim: Claim, request: Request | None) -> bool:

@@ -18,7 +18,7 @@ from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 from .asking import ask
 from .budgets import Budgets
-from .clients import brought_by
+from .clients import brought_by, discreet
 from .measure import Measure
 
 AGAIN = "Call it again."
@@ -55,16 +55,21 @@ class Asking:
         if limited:
             await self._budgets.check(self._claim, self._measure.model, tokens)
         tools = self._tools.get_definitions() or None
-        response = await ask(
-            self._provider,
-            conversation,
-            tools,
-            self._model,
-            emit,
-            self._options,
-            text_calls=self._text_calls,
-            brought=self._brought,
-        )
+        try:
+            response = await ask(
+                self._provider,
+                conversation,
+                tools,
+                self._model,
+                emit,
+                self._options,
+                text_calls=self._text_calls,
+                brought=self._brought,
+            )
+        except Exception as error:
+            if (told := discreet(self._claim.owner, error)) is not error:
+                raise told from None
+            raise
         usage = counts(response)
         if limited:
             estimate = tokens + len(response.content or "") // 4

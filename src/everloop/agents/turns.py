@@ -37,7 +37,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
 from .briefs import Brief, deadline
 from .budgets import Budgets
-from .clients import ABANDONED, brief_of, is_abandoned, request_of
+from .clients import ABANDONED, brief_of, discreet, is_abandoned, request_of
 from .compactor import Compactor, Window
 from .cron.heartbeat import says_nothing
 from .cron.jobs import HEARTBEAT
@@ -173,7 +173,8 @@ class TurnRunner:
                 raise
             return None, NOT_COMPACTED.format("it was stopped")
         except Exception as error:  # nothing has changed, and that is what the person hears
-            return None, NOT_COMPACTED.format(clean(str(error)) or type(error).__name__)
+            told = discreet(claim.owner, error)
+            return None, NOT_COMPACTED.format(clean(str(told)) or type(told).__name__)
         finally:
             live.command = None
         if made is None:

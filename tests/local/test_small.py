@@ -218,7 +218,8 @@ def test_an_edit_that_did_not_fit_is_tried_again_once() -> None:
     wrong = made("edit_file", error, path="fish.csv", old_text="a", new_text="b")
     request = asked("replace a by b in fish.csv", *wrong)
     assert not may_be_words(request)
-    assert {"edit_file", "read_file"} <= offered(request)
+    assert offered(request) == {"read_file"}
+    assert '\\"fish.csv\\"' in request["grammar"]
     absent = '{"status":"error","message":"fish.csv does not exist."}'
     gone = made("edit_file", absent, path="fish.csv", old_text="a", new_text="b")
     assert may_be_words(asked("replace a by b in fish.csv", *gone))
@@ -269,6 +270,20 @@ def test_a_file_that_was_said_before_can_be_meant_only_where_none_is_named_now()
     named = SHAPING.prepare(said(*earlier, user_message("show me pike.md")), TOOLS)["grammar"]
     assert "carp.md" in meant
     assert "carp.md" not in named
+
+
+def test_what_an_edit_replaces_is_a_line_that_was_read() -> None:
+    result = '     1\tdepth = 3\n     2\t\n     3\tfish = "pike"'
+    line = next(
+        line
+        for line in asked("set the depth to 4 in pond.ini", *made("read_file", result, path="pond.ini"))[
+            "grammar"
+        ].splitlines()
+        if "edit_file" in line
+    )
+    assert '\\"depth = 3\\"' in line
+    assert "pike" not in line
+    assert r'\"new_text\": " "\"depth = " rest' in line
 
 
 def test_without_tools_there_are_only_words_and_no_examples_of_calls() -> None:

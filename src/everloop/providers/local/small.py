@@ -20,7 +20,7 @@ from .small_prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, not
 from .small_results import quote, short_result
 from .small_tools import SHOWN, acts, choose, introduce, may_act, nearest, needs_tool, next_step, shows
 from .small_turn import Message, Turn, last_request, parted, text_of, turn_of
-from .small_words import CHANGES, means, names_a_file, paths_in, tokens
+from .small_words import CHANGES, alike, kept, means, names_a_file, paths_in, tokens
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 ANSWER_TOKENS = 600
@@ -45,24 +45,15 @@ class SmallShaping:
         last = last_request(conversation)
         turn = turn_of(conversation[last:])
         chosen = choose(offered, turn.request, [name for name, _, _ in turn.calls])
-        introduced, shown_for = (
-            introduce(chosen),
-            names_of(chosen),
-        )  # the same in all rounds, so that they are read once
+        # The same in all rounds of the turn, so that they are read once.
+        introduced, shown_for = introduce(chosen), names_of(chosen)
         if any(failed(result) for _, _, result in turn.calls):
             chosen = offered  # what it needs may be among the others
         wanted = _wanted(turn, names_of(chosen))
-        if wanted == "call" and turn.calls and not failed(turn.calls[-1][2]):  # it has looked, and would look again
-            new = _left(turn) and not means(turn.request, "change")  # a file that is written, and not one to edit
-            chosen = [
-                tool for tool in chosen if acts(name := str(tool.get("name"))) and not (new and name == "edit_file")
-            ]
-        if turn.calls and not may_act(turn.request, shown_for):
-            # What was read may say what to do, but it is no order.
-            chosen = [tool for tool in chosen if not acts(str(tool.get("name")))]
+        chosen = [tool for tool in chosen if _fits(str(tool.get("name")), turn, wanted, shown_for)]
         names = names_of(chosen)
         stable = prefix(names_of(offered))
-        paths = _paths(turn, conversation)
+        values = _values(turn, conversation)
         begin = _begin(turn, names)
         near = nearest(turn.request, shown_for, SHOWN) if names else []
         shown = [
@@ -76,14 +67,14 @@ class SmallShaping:
         return {
             "messages": joined(shown),
             "stable": len(stable),
-            "grammar": grammar(chosen, wanted, paths, begin),
+            "grammar": grammar(chosen, wanted, values, begin),
             "temperature": 0,
             "max_tokens": ANSWER_TOKENS,
             "cache_prompt": True,
             "_wanted": wanted,
             "_turn": turn,
             "_tools": chosen,
-            "_paths": paths,
+            "_values": values,
             "_begin": begin,
         }
 
@@ -118,7 +109,27 @@ def _wanted(turn: Turn, names: frozenset[str]) -> Wanted:
         if sum(failures) == 1 and _mendable(*turn.calls[-1]):
             return "call"
         return "either" if sum(failures) < TRIES else "words"
-    return "call" if _left(turn) else next_step(turn.request, names, [name for name, _, _ in turn.calls])
+    return (
+        "call"
+        if _left(turn)
+        else next_step(turn.request, names, [name for name, _, result in turn.calls if not failed(result)])
+    )
+
+
+def _fits(tool: str, turn: Turn, wanted: Wanted, shown_for: frozenset[str]) -> bool:
+    """Whether a tool can be the next one, once there were calls."""
+    if not turn.calls:
+        return True
+    if not may_act(turn.request, shown_for):  # what was read may say what to do, but it is no order
+        return not acts(tool)
+    if wanted != "call":
+        return True
+    name, _, result = turn.calls[-1]
+    if failed(result):
+        return tool == "read_file" or name != "edit_file"  # what does not stand in a file is looked for in it
+    if means(turn.request, "change"):
+        return tool == "edit_file" or (acts(tool) and "edit_file" not in shown_for)
+    return acts(tool) and tool != "edit_file"
 
 
 def _mendable(name: str, _: Mapping[str, Any], result: str) -> bool:
@@ -147,19 +158,26 @@ def _begin(turn: Turn, names: frozenset[str]) -> str:
     return quote(name, arguments, result)
 
 
-def _paths(turn: Turn, conversation: Sequence[Message]) -> dict[str, list[str]]:
-    """Where a file can be that is looked at or changed: it was named, or a result of the turn has it.
+def _values(turn: Turn, conversation: Sequence[Message]) -> dict[str, dict[str, list[str]]]:
+    """What a call can name: a file that was named or that a result has shown, a line of what was read.
 
-    Small models garble names when they are free to. Once a call has failed they are free.
+    Small models garble names and lines when they are free to. After a call that failed they are.
     """
-    if any(failed(result) for _, _, result in turn.calls):
-        return {}
+    if turn.calls and failed(turn.calls[-1][2]):
+        name, arguments, _ = turn.calls[-1]
+        return {"read_file": {"path": [str(arguments.get("path"))]}} if name == "edit_file" else {}
     seen = [path for _, _, result in turn.calls for path in paths_in(result)][:MOST_PATHS]
     named = paths_in(turn.request)
     said = [path for message in conversation[-RECENT:] for path in paths_in(text_of(message))]
     files = list(dict.fromkeys([*named, *seen] or said[-MOST_PATHS:]))
     folders = list(dict.fromkeys([".", *(path for path in files), *tokens(turn.request)[:MOST_PATHS]]))
-    return {"read_file": files, "edit_file": files, "list_dir": folders, "grep": folders}
+    read = [result for name, _, result in turn.calls if name == "read_file"]
+    lines = short_result("read_file", read[-1], RESULT_LIMIT).splitlines() if read else []
+    values = {"read_file": {"path": files}, "list_dir": {"path": folders}, "grep": {"path": folders}}
+    values["edit_file"] = {"path": files}
+    if (old := alike(turn.request, lines)) and files:
+        values["edit_file"] |= {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}
+    return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
 
 def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -178,7 +196,7 @@ def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -
 
 
 def _again(request: dict[str, Any], wanted: Wanted, *said: Message) -> dict[str, Any]:
-    made = grammar(request["_tools"], wanted, request["_paths"], request["_begin"])
+    made = grammar(request["_tools"], wanted, request["_values"], request["_begin"])
     return {**request, "messages": [*request["messages"], *said], "grammar": made, "_again": True}
 
 

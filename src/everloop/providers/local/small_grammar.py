@@ -9,12 +9,13 @@ from typing import Any, Literal
 from .small_examples import all_examples
 
 Wanted = Literal["either", "call", "words"]
-Paths = Mapping[str, Sequence[str]]
+Values = Mapping[str, Mapping[str, Sequence[str]]]  # by tool and argument, all that it can be
 
 _BASE = r"""
 text ::= [^{<\[\]}\n\t ] ([^\n] | "\n")*
 string ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" hex hex hex hex))* "\""
 filled ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" hex hex hex hex))+ "\""
+rest ::= ([^"\\\x00-\x1F] | "\\" ["\\/])* "\""
 hex ::= [0-9a-fA-F]
 integer ::= "-"? [0-9] [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]?
 number ::= integer ("." [0-9] [0-9]? [0-9]? [0-9]?)?
@@ -31,13 +32,13 @@ _FILLED = frozenset(
 
 
 def grammar(
-    tools: Iterable[Mapping[str, Any]], wanted: Wanted = "either", paths: Paths | None = None, begin: str = ""
+    tools: Iterable[Mapping[str, Any]], wanted: Wanted = "either", values: Values | None = None, begin: str = ""
 ) -> str:
     """The GBNF grammar of an answer; with no tools it can only be words.
 
-    `paths` are, by tool, all that can be given as a path, where not anything can; words `begin` with a text.
+    `values` are, by tool and argument, all that can be given, where not anything can; words `begin` with a text.
     """
-    calls = [_call(number, tool, (paths or {}).get(str(tool.get("name")), ())) for number, tool in enumerate(tools)]
+    calls = [_call(number, tool, (values or {}).get(str(tool.get("name")), {})) for number, tool in enumerate(tools)]
     base = f'words ::= {_literal(begin)} ("\\n" text)?{_BASE}' if begin else f"words ::= text{_BASE}"
     if not calls or wanted == "words":
         return f"root ::= words\n{base}"
@@ -52,15 +53,28 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     return json.dumps({"tool": name, **arguments}, ensure_ascii=False)
 
 
-def _call(number: int, tool: Mapping[str, Any], paths: Sequence[str]) -> str:
+def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[str]]) -> str:
     name = str(tool.get("name", ""))
     schema = tool.get("parameters") or {}
     properties: Mapping[str, Any] = schema.get("properties") or {}
     known = [shape for shape in _SHAPES.get(name, ()) if all(key in properties for key, _ in shape)]
-    if paths and "path" in properties:
-        properties = {**properties, "path": {"enum": list(paths)}}
+    given: dict[str, Any] = {key: {"enum": list(choices)} for key, choices in values.items() if key in properties}
+    if (lines := values.get("old_text")) and {"old_text", "new_text"} <= given.keys():
+        return _edit(number, name, given["path"], lines, values["new_text"])
+    properties = {**properties, **given}
     forms = [_form(shape, properties) for shape in known] or [_any_form(properties, schema.get("required") or ())]
     return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(forms)})"
+
+
+def _edit(number: int, name: str, path: Mapping[str, Any], lines: Sequence[str], beginnings: Sequence[str]) -> str:
+    """A call that puts one line in the place of another, which it begins like."""
+    pairs = " | ".join(
+        f"{_literal(json.dumps(line, ensure_ascii=False) + ', ' + json.dumps('new_text') + ': ')} "
+        f"{_literal(json.dumps(beginning, ensure_ascii=False)[:-1])} rest"
+        for line, beginning in zip(lines, beginnings, strict=True)
+    )
+    place = _pair("path", _rule("path", path))
+    return f"call{number} ::= {_literal(json.dumps(name))} {place} {_pair('old_text', f'({pairs})')}"
 
 
 def _form(shape: Sequence[tuple[str, str | None]], properties: Mapping[str, Any]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import pairwise
 
 _ADDRESS = re.compile(r"https?://\S+")
 _FILE = re.compile(r"(?:[\w.-]+/)*[\w-]*\.[A-Za-z]\w{0,4}\b|[\w.-]+/(?:[\w.-]+/?)*", re.ASCII)
+_KEY = re.compile(r"\s*[\w.-]+\s*[=:]\s*")
 LATIN = "§latin"
 _SURE = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w/$|/.*/|^\.{1,2}/|/.*\.\w+$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_./~-]+|[^\W\d_a-zA-Z][\w.-]*")
@@ -49,7 +51,6 @@ _MEANINGS = {
     "delete": (
         "delet- remov- erase- rid trash- lösch- entfern- borra- elimin- supprim- 삭제- 지워- 지우- 删除- 删掉- 削除-"
     ),
-    "look": "look- schau- mira guck-",
     "find": "find- search- locat- grep such- finde- busca- encuentr- cherch- 찾- 검색- 查找- 搜索- 找-",
     "mention": (
         "mention- appear- occur- word talk- vorkomm- erwähn- aparec- palabra- menciona- wort 단어- 提到- 出现-"
@@ -63,6 +64,7 @@ _MEANINGS = {
         "记住- 记下- 别忘-"
     ),
     "before": (
+        "chat- conversation- gespräch- conversaci- 대화- 聊天- "
         "before earlier past previous- ago again once told mentioned last yesterday früher erzählt damals antes "
         "dije antier hier 전에- 예전- 지난- 以前- 之前- 上次-"
     ),
@@ -114,6 +116,22 @@ def names_an_address(text: str) -> bool:
 def names_a_file(text: str) -> bool:
     """Whether a file or a folder is named for sure: `and/or` and `e.g.` only look like it."""
     return any(_SURE.search(path) for path in paths_in(text, whole=True))
+
+
+def alike(request: str, lines: Iterable[str]) -> list[str]:
+    """The lines that have most words of a request, or all where none has any."""
+    said = {word for word in words(_FILE.sub(" ", request)) if word not in _EMPTY}
+    shared = {line: len(said & set(words(line))) for line in lines if line.strip()}
+    most = max(shared.values(), default=0)
+    return [line for line, count in shared.items() if count == most]
+
+
+def kept(request: str, line: str) -> str:
+    """What a line in the place of another begins with too: its key, or a first word that nobody spoke of."""
+    if found := _KEY.match(line):
+        return found[0]
+    first = line[: len(line) - len(line.lstrip())] + (line.split() or [""])[0]
+    return "" if set(words(first)) & set(words(request)) else first
 
 
 def means(text: str, *meanings: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .serving import Serving, call, function, serving, text_of
+from .serving import CHAT, Serving, call, function, serving, text_of
 from .test_life import until
 
 ADA = {"X-Session": "ada"}
@@ -196,3 +196,12 @@ async def test_only_a_session_that_goes_on_is_summarised(tmp_path: Path):
         for _ in range(2):
             await server.ask("word " * 6_000, ADA)
         await until(lambda: len(server.fake.requests) > 3)
+
+
+@pytest.mark.parametrize("header", ["X-Session", "Idempotency-Key"])
+async def test_a_request_cannot_be_of_two_sessions_at_once(server: Serving, header: str):
+    headers = [("X-Session", "ada"), ("Idempotency-Key", "k1"), (header, "other")]
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    async with server.http.post(server.url + CHAT, json=body, headers=headers) as response:
+        assert response.status == 400
+    assert not server.fake.requests

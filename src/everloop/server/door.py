@@ -33,7 +33,8 @@ T = TypeVar("T", bound=web.StreamResponse)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN = frozenset({"/healthz", "/readyz"})  # for whoever watches the machine, which has no token
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-ONCE = ("Host", "Origin", "Authorization", "Content-Type", "Content-Encoding")  # two of these, and two readers differ
+# Two of these, and two readers differ.
+ONCE = ("Host", "Origin", "Authorization", "Content-Type", "Content-Encoding", "X-Session", "Idempotency-Key")
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
 BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]{1,512})", re.I)
 HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+(?: *, *[A-Za-z0-9-]+)*")

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
-from everloop.bus import InboundMessage
+from everloop.bus import InboundMessage, OutboundMessage
 from everloop.dispatch.neighbours import Neighbours, lives, wake_all
 from everloop.errors import StaleLease
 from everloop.log import CallEnded, ModelAnswered, TurnEnded
@@ -130,6 +131,63 @@ async def test_after_an_outage_nobody_is_dead_until_it_had_the_time_to_be_heard_
         assert await lives(store, ELSEWHERE)
     async with opened(database, lease_seconds=0.01) as store:
         assert not await lives(store, ELSEWHERE)
+
+
+# ---------------------------------------------------------------------------------------------- at the same moment
+
+
+@asynccontextmanager
+async def under_way(database: str, *statements: str) -> AsyncIterator[None]:
+    """A transaction of another worker, open until the block ends, and then committed."""
+    with psycopg.connect(database) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        yield
+        connection.commit()
+
+
+async def test_a_write_that_meets_a_take_over_under_way_waits_for_it_and_is_refused(database, worker):
+    async with opened(database) as store:
+        claim = await store.begin("me", "test:1", worker, said())
+        assert claim is not None
+        async with under_way(database, "UPDATE session SET fence = fence + 1"):
+            writes: list[Any] = [store.append(claim, [ModelAnswered("late")])]
+            writes.append(store.post(claim, OutboundMessage("test", "1", "late"), "key", None))
+            writes.append(store.finish(claim, [TurnEnded("answer", "late")]))
+            await asyncio.sleep(0.3)
+            assert not any(write.done() for write in writes)
+        for write in writes:
+            with pytest.raises(StaleLease):
+                await write
+        assert len(await store.read_log(claim.session)) == 1
+
+
+async def test_of_two_who_begin_at_once_one_waits_and_finds_the_session_busy(database, worker):
+    async with opened(database, lease_seconds=60) as store:
+        await store.accept(said())
+        taken = f"UPDATE session SET fence = fence + 1, worker = '{ELSEWHERE}'"
+        known = f"INSERT INTO worker (id, at) VALUES ('{ELSEWHERE}', extract(epoch FROM clock_timestamp()))"
+        async with under_way(database, taken, known):
+            begin = asyncio.create_task(store.begin("me", "test:1", worker))
+            await asyncio.sleep(0.3)
+            assert not begin.done()
+            await store.accept(said("more"))  # which waits for nobody
+        with pytest.raises(Busy):
+            await begin
+
+
+async def test_two_who_send_at_once_never_take_the_same_message(database, worker):
+    other = new_worker()
+    async with opened(database) as store, opened(database) as there:
+        claim = await store.begin("me", "test:1", worker, said())
+        assert claim is not None
+        outgoing = [OutboundMessage("test", "1", str(n)) for n in range(200)]
+        await store.finish(claim, [TurnEnded("answer", "x")], outgoing)
+        takes = [(store, worker), (there, other)] * 20
+        taken = await asyncio.gather(*(one.take_outgoing(who, 7) for one, who in takes))
+        ids = [row.id for rows in taken for row in rows]
+        assert len(ids) == len(set(ids)) == 200
+    retire(other)
 
 
 # ---------------------------------------------------------------------------------------------- real workers

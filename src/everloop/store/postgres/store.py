@@ -76,7 +76,8 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------ inbox
 
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        place = (message.owner, message.session_key)
+        # In a lane of its own: what comes in waits for nothing that the session's turn is waiting for.
+        place = ("inbox", message.owner, message.session_key)
         return await self._write(partial(accept, message=message, kind=kind), place)
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
@@ -357,7 +358,7 @@ class PostgresStore:
     def _note(self, owner: str, key: str, entries: Sequence[Entry]) -> Callable[[Connection], int | Held]:
         return lambda db: writes.note(db, owner, key, entries, self._lease)
 
-    def _write(self, work: Callable[[Connection], T], place: tuple[str, str] | None = None) -> Written[T]:
+    def _write(self, work: Callable[[Connection], T], place: tuple[str, ...] | None = None) -> Written[T]:
         return self.lanes.submit("writes", work, place)
 
     def _in_reader(self, work: Callable[[Connection], T]) -> Written[T]:

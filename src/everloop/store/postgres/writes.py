@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from .connecting import Connection
 
 OPEN_TURN = "SELECT 1 FROM inbox WHERE session = %s AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1"
-SENDERS = f"""SELECT w.id, {FRESH} FROM worker w
-    WHERE id IN (SELECT worker FROM outbox WHERE sent_at IS NULL AND worker IS NOT NULL)"""
+SENDERS = f"""SELECT o.worker, {FRESH}
+    FROM (SELECT DISTINCT worker FROM outbox WHERE sent_at IS NULL AND worker IS NOT NULL) AS o
+    LEFT JOIN worker w ON w.id = o.worker"""
 UNSENT = """SELECT id, data, turn, tries FROM outbox
-    WHERE sent_at IS NULL AND (worker IS NULL OR worker <> ALL(%s)) ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED"""
+    WHERE sent_at IS NULL AND (worker IS NULL OR worker = ANY(%s)) ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED"""
 
 
 def note(db: Connection, owner: str, key: str, entries: Sequence[Entry], lease: float) -> int | Held:
@@ -131,9 +132,10 @@ def take_outgoing(
 ) -> list[Outgoing]:
     """Rows that no living worker is sending. Two that ask at once get different ones."""
     senders = db.execute(SENDERS, (lease,)).fetchall()
-    at_it = [id for id, fresh in senders if living(id, fresh)] + [worker]
+    # Those that are dead, not those that are not: one that nobody knew a moment ago may have taken rows since.
+    dead = [id for id, fresh in senders if id != worker and not living(id, fresh)]
     taken: list[Outgoing] = []
-    for id, data, turn, tries in db.execute(UNSENT, (at_it, limit if chat is None else None)).fetchall():
+    for id, data, turn, tries in db.execute(UNSENT, (dead, limit if chat is None else None)).fetchall():
         message = decode_outbound(data)
         if chat is not None and (message.channel, message.chat_id) != chat:
             continue

@@ -217,11 +217,16 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[Serving]:
 
 
 @contextlib.asynccontextmanager
-async def process(fake: FakeOpenAI, folder: Path, *arguments: str, **settings: str) -> AsyncIterator[tuple[Any, str]]:
-    """The real `everloop serve`, and its address."""
-    env = environment(fake, EVERLOOP_HOME=str(folder), EVERLOOP_WORKSPACE=str(folder / "workspace"), **settings)
+async def process(
+    fake: FakeOpenAI, folder: Path, *arguments: str, first: str = "", **settings: str
+) -> AsyncIterator[tuple[Any, str]]:
+    """The real `everloop serve`, and its address; `first` is what it says before that."""
+    env = environment(fake, EVERLOOP_HOME=str(folder), EVERLOOP_WORKSPACE=str(folder / "workspace"))
+    env = {name: value for name, value in {**env, **settings}.items() if value}
     made = await start("serve", "--port", "0", *arguments, env=env, stdin=asyncio.subprocess.DEVNULL)
     try:
+        if first:
+            assert first in (await asyncio.wait_for(made.stderr.readline(), 20)).decode()
         line = (await asyncio.wait_for(made.stderr.readline(), 20)).decode()
         found = re.fullmatch(r"everloop: serving on (http://\S+)\n", line)
         assert found is not None, line + (await made.stderr.read()).decode()

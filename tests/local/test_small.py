@@ -286,6 +286,12 @@ def test_what_an_edit_replaces_is_a_line_that_was_read() -> None:
     assert r'\"new_text\": " "\"depth = " rest' in line
 
 
+def test_a_line_that_stands_twice_is_replaced_in_both_places() -> None:
+    result = "     1\tpike\n     2\tcarp\n     3\tpike"
+    request = asked("replace all pike by eel in fish.txt", *made("read_file", result, path="fish.txt"))
+    assert "replace_all" in next(line for line in request["grammar"].splitlines() if "edit_file" in line)
+
+
 def test_without_tools_there_are_only_words_and_no_examples_of_calls() -> None:
     request = SHAPING.prepare(said(user_message("what is in moss.txt?")), None)
     assert not may_be_call(request)

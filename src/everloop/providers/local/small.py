@@ -176,7 +176,9 @@ def _values(turn: Turn, conversation: Sequence[Message]) -> dict[str, dict[str, 
     values = {"read_file": {"path": files}, "list_dir": {"path": folders}, "grep": {"path": folders}}
     values["edit_file"] = {"path": files}
     if (old := alike(turn.request, lines)) and files:
-        values["edit_file"] |= {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}
+        repeated = [line for line in old if lines.count(line) > 1]
+        new = [kept(turn.request, line) for line in old]
+        values["edit_file"] |= {"old_text": old, "new_text": new, "repeated": repeated}
     return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
 

@@ -60,18 +60,22 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
     known = [shape for shape in _SHAPES.get(name, ()) if all(key in properties for key, _ in shape)]
     given: dict[str, Any] = {key: {"enum": list(choices)} for key, choices in values.items() if key in properties}
     if (lines := values.get("old_text")) and {"old_text", "new_text"} <= given.keys():
-        return _edit(number, name, given["path"], lines, values["new_text"])
+        return _edit(number, name, given["path"], lines, values)
     properties = {**properties, **given}
     forms = [_form(shape, properties) for shape in known] or [_any_form(properties, schema.get("required") or ())]
     return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(forms)})"
 
 
-def _edit(number: int, name: str, path: Mapping[str, Any], lines: Sequence[str], beginnings: Sequence[str]) -> str:
-    """A call that puts one line in the place of another, which it begins like."""
+def _edit(
+    number: int, name: str, path: Mapping[str, Any], lines: Sequence[str], values: Mapping[str, Sequence[str]]
+) -> str:
+    """A call that puts one line in the place of another, which it begins like, wherever that stands."""
+    every = _literal(', "replace_all": true')
+    repeated = values.get("repeated", ())
     pairs = " | ".join(
         f"{_literal(json.dumps(line, ensure_ascii=False) + ', ' + json.dumps('new_text') + ': ')} "
-        f"{_literal(json.dumps(beginning, ensure_ascii=False)[:-1])} rest"
-        for line, beginning in zip(lines, beginnings, strict=True)
+        f"{_literal(json.dumps(beginning, ensure_ascii=False)[:-1])} rest{f' {every}' if line in repeated else ''}"
+        for line, beginning in zip(lines, values["new_text"], strict=True)
     )
     place = _pair("path", _rule("path", path))
     return f"call{number} ::= {_literal(json.dumps(name))} {place} {_pair('old_text', f'({pairs})')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -311,3 +312,23 @@ async def test_a_store_that_cannot_be_read_for_a_while_ends_no_server(tmp_path: 
         await household.close()
         await provider.close()
         await store.close()
+
+
+async def test_a_disk_that_is_full_is_told_without_its_place_to_others_and_recovered_from(server: Serving):
+    ada = await server.client("ada")
+    server.fake.reply("hello")
+    await ada.ask("hi")
+
+    def full(when: str) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    assert isinstance(server.store, SQLiteStore)
+    server.store.writer.hook = full
+    for client in (ada, server):
+        status, error = await client.fails("hi")
+        assert status == 503
+        assert (str(server.household.config.home) in error["message"]) == (client is server)
+    server.store.writer.hook = None
+    for client in (ada, server):
+        server.fake.reply("hello again")
+        assert text_of(await client.ask("hi")) == "hello again"

@@ -454,7 +454,8 @@ def _or_busy(result: int | tx.Held) -> int:
 
 def _rows(claim: Claim, entries: Sequence[Entry]) -> list[tx.Row]:
     """The rows of these entries, with their places taken in the order of the calls."""
-    now = time.time()
+    # When a conversation began is told in every prompt of it, so it must be the same from the first one on.
+    now = claim.began if claim.next_seq == claim.history_from + 1 else time.time()
     first, claim.next_seq = claim.next_seq, claim.next_seq + len(entries)
     return [
         (claim.session, first + n, claim.turn or None, kind_of(entry), encode_entry(entry), now)

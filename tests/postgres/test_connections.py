@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from everloop.config.dsn import DSN
 from everloop.errors import StoreError
+from everloop.store.postgres import migrations
 from everloop.store.postgres.connecting import passwords
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing.openai_server import FakeOpenAI
@@ -153,6 +155,17 @@ async def test_several_processes_may_open_a_new_database_at_once(empty):
     for process in await asyncio.gather(*tasks):
         out, err = await process.communicate()
         assert (out, err) == (b"0\n", b"")
+
+
+async def test_whoever_comes_while_the_tables_are_made_waits_for_them(empty):
+    store = PostgresStore(empty)
+    with psycopg.connect(empty) as maker:
+        maker.execute("SELECT pg_advisory_xact_lock(%s)", (migrations.LOCK,))
+        opening = asyncio.create_task(store.sessions("me"))
+        await asyncio.sleep(0.3)
+        assert not opening.done()
+    assert await opening == []
+    await store.close()
 
 
 async def test_the_database_of_a_newer_everloop_is_one_line_and_not_touched(postgres, database):

@@ -184,6 +184,23 @@ async def test_a_write_that_is_refused_takes_none_of_its_neighbours_along(databa
         assert texts == [str(n) for n in range(0, 20, 2)]
 
 
+async def test_nothing_is_left_of_a_write_that_is_refused_among_others(database, worker):
+    async with opened(database) as store:
+        claim = await store.begin("me", "test:1", worker, said())
+        assert claim is not None
+        held = await store.begin("me", "test:1", worker)
+        assert held is not None
+        good: list[Any] = [store.append(held, [ModelAnswered(str(n))]) for n in range(5)]
+        late = store.finish(claim, [TurnEnded("answer", "late")], [ANSWER])
+        good += [store.append(held, [ModelAnswered(str(n))]) for n in range(5)]
+        with pytest.raises(StoreError):
+            await late
+        await asyncio.gather(*good)
+        assert await store.take_outgoing(worker) == []
+        assert not (await store.incoming(held.inbox[0])).done
+        assert len(await store.read_log(held.session)) == 11
+
+
 async def test_what_postgresql_cannot_hold_is_one_clear_error_and_touches_nothing_else(database, worker):
     async with opened(database) as store:
         good = store.accept(said("fine"))

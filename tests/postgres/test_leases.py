@@ -122,6 +122,21 @@ async def test_a_wake_up_reaches_the_workers_of_every_process_of_the_store_and_o
             retire(second)
 
 
+async def test_a_worker_that_did_not_hear_for_a_while_looks_for_itself(postgres, database, worker):
+    name = database.partition("@/")[2].partition("?")[0]
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query NOT LIKE '%%pid%%'"
+    async with opened(database, lease_seconds=60) as store:
+        heard = asyncio.Event()
+        company = Neighbours(store, worker, heard.set)
+        await company.join()
+        await asyncio.sleep(0.5)
+        heard.clear()
+        assert postgres.sql(kill, name)
+        async with asyncio.timeout(10):
+            await heard.wait()
+        await company.leave()
+
+
 async def test_after_an_outage_nobody_is_dead_until_it_had_the_time_to_be_heard_of_again(postgres, database, worker):
     """Told by the server's own start: a row that is older than it says nothing."""
     async with opened(database, lease_seconds=1e6) as store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -47,12 +48,15 @@ class Job:
 
 
 class Local:
-    """What a thread keeps for itself."""
+    """What a thread keeps for itself: its connection, its name in the database, and the number of its transaction."""
 
-    __slots__ = ("connection",)
+    __slots__ = ("connection", "known", "name", "number")
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
+        self.name = secrets.token_hex(8)
+        self.known = False  # the name is in the database
+        self.number = 0
 
 
 class Crew:

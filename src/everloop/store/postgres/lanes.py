@@ -2,7 +2,7 @@
 
 Writes of one session go one after another, and those that wait together are one transaction; different sessions go side
 by side, and PostgreSQL makes one fsync of their commits. A connection that breaks is replaced. Where it broke while a
-transaction was being committed, the server is asked what became of it before anything is written again.
+transaction was being committed, it is looked up what became of it before anything is written again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..waker import Waker
 from ..write import Write
 from .connecting import Unreachable
 from .crew import Crew, Job, Kind, Local, settle
+from .rows import NOW
 
 if TYPE_CHECKING:
     from .connecting import Asked, Connection
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PAUSE_SECONDS = 0.05  # until a connection is tried for again, then longer and longer
 LONGEST_PAUSE = 1.0
+# Each thread has a row, in which every transaction of it leaves its number.
+KNOWN = f"INSERT INTO lane (id, number, at) VALUES (%s, 0, {NOW}) ON CONFLICT (id) DO NOTHING"
+MARK = f"UPDATE lane SET number = %s, at = {NOW} WHERE id = %s RETURNING id"
+MARKED = "SELECT number FROM lane WHERE id = %s FOR UPDATE"
 AGAIN = ("40001", "40P01")  # two transactions in each other's way: one of them is told to try again
 TRIES = 10
 
@@ -164,6 +169,9 @@ class Lanes:
                     return
                 else:
                     break
+        if len(jobs) == 1:
+            jobs[0].error = StoreError(f"the store has undone a write {TRIES} times: try again later")
+            return
         for job in jobs:
             self._with_connection([job], local)
 
@@ -176,16 +184,20 @@ class Lanes:
 
         connection = local.connection
         assert connection is not None
+        if not local.known:  # beforehand: a row that is being made cannot be waited for
+            connection.execute(KNOWN, (local.name,))
+            local.known = True
+        local.number += 1
         ending: Asked | None = None
         try:
             with connection.pipeline():
                 connection.execute("BEGIN")
-                named = connection.execute("SELECT pg_current_xact_id()::text")
+                marked = connection.execute(MARK, (local.number, local.name))
                 self._attempt_all(connection, jobs)
-                transaction = named.fetchone()
-                if all(job.error is not None for job in jobs):
+                local.known = marked.fetchone() is not None
+                if not local.known or all(job.error is not None for job in jobs):
                     connection.execute("ROLLBACK")
-                    return True
+                    return local.known
                 self._tell("before")
                 ending = connection.execute("COMMIT")  # sent and answered when this block ends
             kept = ending.statusmessage == "COMMIT"
@@ -193,8 +205,7 @@ class Lanes:
             if ending is None or not _lost(connection, error):
                 raise
             local.connection = None
-            assert transaction is not None
-            kept = self._became(local, transaction[0], give_up)
+            kept = self._became(local, give_up)
         if kept:
             self.commits += 1
             self._tell("after")
@@ -226,21 +237,24 @@ class Lanes:
             return False
         return True
 
-    def _became(self, local: Local, transaction: str, give_up: float) -> bool:
-        """Whether a transaction was committed whose end was not heard of."""
+    def _became(self, local: Local, give_up: float) -> bool:
+        """Whether a transaction was committed whose end was not heard of: then our mark has its number.
+
+        The number that PostgreSQL itself gives it would not do: after a crash it is given again, to another one.
+        """
         pause = PAUSE_SECONDS
         while True:
             try:
                 connection = local.connection = local.connection or self._connect()
-                row = connection.execute("SELECT pg_xact_status(%s::xid8)", (transaction,)).fetchone()
-                if row is not None and row[0] in ("committed", "aborted"):
-                    return bool(row[0] == "committed")
+                row = connection.execute(MARKED, (local.name,)).fetchone()  # waits for it to end, if it has not yet
+                return row is not None and row[0] == local.number
             except Exception as error:
-                if not self._may_pass(error, local):
+                late = getattr(error, "sqlstate", None) == "55P03"  # it has not ended within the time for a lock
+                if not late and not self._may_pass(error, local):
                     raise _unknown(error) from error
             if time.monotonic() > give_up:
                 raise _unknown(None)
-            time.sleep(pause)  # the server is away, or has not noticed yet that we are
+            time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _tell(self, when: str) -> None:

@@ -51,6 +51,7 @@ CREATE TABLE timer (
     owner text NOT NULL, id text NOT NULL, due_at float8 NOT NULL, data text NOT NULL, PRIMARY KEY (owner, id));
 CREATE INDEX timer_due ON timer (due_at);
 CREATE TABLE worker (id text PRIMARY KEY, address text, at float8 NOT NULL);
+CREATE TABLE lane (id text PRIMARY KEY, number bigint NOT NULL, at float8 NOT NULL) WITH (fillfactor = 20);
 CREATE TABLE spent (
     owner text NOT NULL, scope text NOT NULL, tokens bigint NOT NULL, cost float8 NOT NULL, PRIMARY KEY (owner, scope));
 CREATE TABLE token (

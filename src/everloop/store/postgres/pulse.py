@@ -37,6 +37,8 @@ BURY = f"""DELETE FROM worker WHERE id IN (
         FOR UPDATE SKIP LOCKED)
     RETURNING id"""
 
+TIDY = f"DELETE FROM lane WHERE at < {NOW} - 604800"  # of threads that ended long ago
+
 Heard = Callable[[str], None]
 
 
@@ -111,6 +113,7 @@ class Pulse:
                     if connection is None:
                         connection = self._connect()
                         connection.execute(f"LISTEN {CHANNEL}")
+                        connection.execute(TIDY)
                         self._tell(WAKE)  # something may have been said while nobody listened
                         told = False
                     self._beat(connection)

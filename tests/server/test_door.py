@@ -253,11 +253,13 @@ async def test_the_key_that_a_client_makes_up_is_no_wrong_token_while_there_are_
         assert (await house.ask(authorization=made_up)).status == 200
     assert house.owners == ["me"] * 4
     token = await house.token("anna")
+    for wrong in ("x", f"{token}x"):
+        assert (await house.ask(authorization=f"Bearer {wrong}")).status == 401
     (made,) = await house.store.tokens()
     await house.store.revoke_token(made.id)
-    for wrong in ("x", token):  # also when all that there were are revoked
-        assert (await house.ask(authorization=f"Bearer {wrong}")).status == 401
+    assert (await house.ask(authorization=f"Bearer {token}")).status == 401  # what was one is never made up
     assert house.owners == ["me"] * 4
+    assert (await house.ask(authorization="Bearer x")).status == 200  # as before there was any
 
 
 @pytest.mark.parametrize(("loopback", "token_needed"), [(True, True), (False, False), (False, True)])

@@ -36,6 +36,8 @@ def with_model(config: Config, *, at_terminal: bool = False) -> Config:
 
     local = dataclasses.replace(config, provider="local", model=config.model or DEFAULT, window=config.window or WINDOW)
     weights = Weights.of(local)
+    if local.weights and not os.path.exists(os.path.expanduser(local.weights)):
+        raise ConfigError(f"weights: {local.weights} is not there; EVERLOOP_WEIGHTS (or [local] weights) names it")
     if not installed():
         if at_terminal and not config.provider:
             return _asked(config)

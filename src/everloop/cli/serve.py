@@ -41,9 +41,11 @@ async def _serve(config: Config) -> int:
 
     async with at_work(config, store_at(config.store, config)) as (household, told):
         server = Server(config, household)
+        for address in await server.start():
+            print(f"everloop: serving on {address}", file=sys.stderr, flush=True)
         try:
-            for address in await server.start():
-                print(f"everloop: serving on {address}", file=sys.stderr, flush=True)
+            print(f"everloop: {config.model} answers, in {config.workspace}; Ctrl-C stops", file=sys.stderr, flush=True)
             return await told
         finally:
+            print("everloop: stopping; requests under way may end", file=sys.stderr, flush=True)
             await server.stop()

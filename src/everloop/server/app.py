@@ -58,11 +58,10 @@ class Server:
             try:
                 site = web.TCPSite(self._runner, address, port, reuse_address=True, backlog=1024)
                 await site.start()
-            except OSError as error:
+            except (OSError, OverflowError) as error:
                 await self._runner.cleanup()
-                raise ConfigError(
-                    f"cannot listen on {address} port {port} ({error.strerror or error}): name another with --port"
-                ) from None
+                why = getattr(error, "strerror", None) or error
+                raise ConfigError(f"cannot listen on {address} port {port} ({why}): name another with --port") from None
             port = port or self._runner.addresses[0][1]  # the same one on every address
         return [_shown(*address[:2]) for address in self._runner.addresses]
 

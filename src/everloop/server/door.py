@@ -227,7 +227,7 @@ class Door:
     async def _is_placeholder(self, request: web.Request, shown: str) -> bool:
         """OpenAI's clients need some key to start. Where nobody has a token, what they make up is not a wrong one."""
         made_up = self._is_person_here(request) and not shown.startswith(PREFIX)
-        return made_up and not await self._store.tokens()
+        return made_up and all(token.revoked_at is not None for token in await self._store.tokens())
 
     async def _note_use(self, token: Token) -> None:
         now = time.time()

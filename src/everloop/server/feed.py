@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from .. import events
-from ..messages import clean, encode_json
+from ..messages import encode_json
+from ..providers.sse import encode
 from .answers import Chunks
 
 LONGEST_ARGUMENT = 200  # characters of a tool's arguments in a comment
@@ -39,7 +40,7 @@ class Feed:
                 self._put(self._chunks.text(RESTARTED))
             case events.ToolStarted(call, name, arguments):
                 self._gap, self.said = self._gap or self.said, False
-                shown = clean(str(arguments))[:LONGEST_ARGUMENT]
+                shown = encode(arguments).decode()[:LONGEST_ARGUMENT]
                 self._comment("tool", {"call": call, "name": name, "status": "started", "arguments": shown})
             case events.ToolEnded(call, name, _, status, seconds):
                 self._comment("tool", {"call": call, "name": name, "status": status, "seconds": seconds})

@@ -11,7 +11,7 @@ Effect = Literal["honoured", "passed on", "no effect", "refused"]
 
 WORDS = {
     "messages": "The conversation; it ends with the user, a tool's result, or a reminder after these.",
-    "model": "One of `GET /v1/models`; without it the server's own.",
+    "model": "One of `GET /v1/models`; without it, or with another name, the server's own answers.",
     "tools": "Up to 128 functions of the client; their calls are handed back. Without them the agent uses its own.",
     "tool_choice": '"none", "auto", "required", or one of `tools` by name.',
     "parallel_tool_calls": "Whether the model may make several calls in one answer.",

@@ -54,6 +54,10 @@ class Shaping(Protocol):
         """
         ...
 
+    def knows(self, tools: Sequence[dict[str, Any]]) -> bool:
+        """Whether these tools are its own kind, and not those of a client that it has never seen."""
+        ...
+
     def visible(self, text: str) -> str:
         """What a watcher may see of an answer that has come so far. It only ever grows."""
         ...
@@ -72,6 +76,9 @@ class Plain:
         if tools:
             request["tools"] = list(tools)
         return request
+
+    def knows(self, tools: Sequence[dict[str, Any]]) -> bool:
+        return True
 
     def visible(self, text: str) -> str:
         return text
@@ -129,8 +136,7 @@ class LocalProvider(LLMProvider):
             )
         chosen = option_keywords(self, options).get("options", {})
         session = str(chosen.get("prompt_cache_key") or chosen.get("user") or _conversation(messages))
-        # A shape of the caller's own leaves no room for another one.
-        shaping = Plain() if "response_format" in chosen else self._shaping
+        shaping = self._shaping if self._may_shape(tools, chosen) else Plain()
         step: dict[str, Any] | LLMResponse = self._request(shaping, messages, tools, chosen)
         shown = ""
         while isinstance(step, dict):
@@ -149,6 +155,12 @@ class LocalProvider(LLMProvider):
 
     async def close(self) -> None:
         await self.engine.close()
+
+    def _may_shape(self, tools: Tools, chosen: Mapping[str, Any]) -> bool:
+        """Whether the shaping fits: a shape of the caller's own leaves no room for another one, a call that must be
+        made is the template's matter, and of tools that it has no examples for the shaping knows nothing."""
+        forced = chosen.get("tool_choice", "auto") not in ("auto", "none")
+        return "response_format" not in chosen and not forced and (not tools or self._shaping.knows(tools))
 
     def _request(self, shaping: Shaping, messages: Messages, tools: Tools, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """The shaped request, with what the person has set below it and what this request asks for over it."""

@@ -18,7 +18,7 @@ from .small_claims import claims_work, failed, fingerprint
 from .small_grammar import Wanted, grammar
 from .small_prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, notes, prefix, told
 from .small_results import quote, short_result
-from .small_tools import SHOWN, acts, choose, introduce, may_act, nearest, needs_tool, next_step, shows
+from .small_tools import KNOWN, SHOWN, acts, choose, introduce, may_act, nearest, needs_tool, next_step, shows
 from .small_turn import Message, Turn, last_request, parted, text_of, turn_of
 from .small_words import CHANGES, alike, kept, means, names_a_file, paths_in, tokens
 
@@ -37,6 +37,10 @@ def shaping_for(setting: str, size: int) -> SmallShaping | None:
 
 class SmallShaping:
     """Shapes requests for a small model. It keeps nothing: the same conversation, the same bytes."""
+
+    def knows(self, tools: Sequence[Message]) -> bool:
+        """Whether there are examples of any of these tools."""
+        return any(tool.get("function", {}).get("name") in KNOWN for tool in tools)
 
     def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any]:
         """The request for llama.cpp: messages, a grammar, and how many messages at the beginning never change."""

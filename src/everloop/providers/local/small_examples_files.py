@@ -72,6 +72,8 @@ FILES: tuple[Example, ...] = (
     listing("ここにはどんなファイルがありますか?", "oak.txt  5 B", ""),
     # what a file says
     show("show me rivers.txt", "rivers.txt", "Rhine\nDanube\nElbe"),
+    show("what is in songs.md?", "songs.md", "the ash grove\ngreensleeves\nscarborough fair"),
+    show("what's in wishes.txt?", "wishes.txt", "a kite\na drum"),
     show("what's written in maps/north.md?", "maps/north.md", "# North\nHere is snow."),
     show("read rivers.txt please", "rivers.txt", "Rhine\nDanube\nElbe"),
     show("open notes/bees.md", "notes/bees.md", "# Bees\nbuy honey\nask Ida about wax"),

@@ -21,7 +21,7 @@ HARD = frozenset({"spawn", "message", "process"})  # beyond a small model, unles
 SHOWN = 2  # examples near the request
 LOOKED_AT = 6  # examples whose tools are offered too
 SURE = 0.3  # how like an example a request must be to be treated as it
-_SHOWN_BY_EXAMPLE = frozenset(name for example in all_examples() for name in example.tools)
+KNOWN = frozenset(name for example in all_examples() for name in example.tools)
 MOST = 10  # tools offered
 
 Weights = dict[str, float]
@@ -123,7 +123,7 @@ def introduce(tools: Iterable[Tool]) -> str:
     """A line for each tool that no example shows: its name, its arguments and what it does."""
     lines = []
     for tool in tools:
-        if tool.get("name") not in _SHOWN_BY_EXAMPLE:
+        if tool.get("name") not in KNOWN:
             arguments = ", ".join((tool.get("parameters") or {}).get("properties") or ())
             about = str(tool.get("description") or "").partition("\n")[0][:120]
             lines.append(f"(There is also the tool {tool.get('name')} with {arguments or 'no arguments'}: {about})")
@@ -132,7 +132,7 @@ def introduce(tools: Iterable[Tool]) -> str:
 
 def _mentioned(tool: Tool, request: str) -> int:
     """How much of a tool's name and description the request has; a tool with examples of its own needs no such help."""
-    if tool.get("name") in _SHOWN_BY_EXAMPLE:
+    if tool.get("name") in KNOWN:
         return 0
     said = {word for word in words(request) if len(word) > 3}
     name = set(words(str(tool.get("name")).replace("_", " ")))

@@ -10,7 +10,7 @@ _ADDRESS = re.compile(r"https?://\S+")
 _FILE = re.compile(r"(?:[\w.-]+/)*[\w-]*\.[A-Za-z]\w{0,4}\b|[\w.-]+/(?:[\w.-]+/?)*", re.ASCII)
 _KEY = re.compile(r"\s*[\w.-]+\s*[=:]\s*")
 LATIN = "§latin"
-_SURE = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w/$|/.*/|^\.{1,2}/|/.*\.\w+$", re.ASCII)
+_SURE = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w\.[A-Za-z]\w{1,4}$|\w/$|/.*/|^\.{1,2}/|/.*\.\w+$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_./~-]+|[^\W\d_a-zA-Z][\w.-]*")
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
 _WORD = re.compile(r"[a-zà-öø-ÿß]+|\d+|[\u3040-\u30ff\u4e00-\u9fff]+|[\uac00-\ud7a3]+|§\w+")

@@ -27,6 +27,5 @@ async def _work(config: Config) -> int:
 
     store = store_at(config.store, config)
     async with at_work(config, store) as (_, told):
-        await store.workers()  # opens it: a store that cannot be used is an error before anything is promised
         print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)
         return await told

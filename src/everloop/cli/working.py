@@ -17,6 +17,11 @@ from .main import INTERRUPTED
 @contextlib.asynccontextmanager
 async def at_work(config: Config, store: Store) -> AsyncIterator[tuple[Household, asyncio.Future[int]]]:
     """The agents at work, and the exit status that a signal will give; what goes wrong with them is raised by it."""
+    try:
+        await store.workers()  # opens it: a store that cannot be used is an error before anything is promised
+    except BaseException:
+        await store.close()
+        raise
     provider = make_provider(config)
     household = Household(config, store, provider)
     loop = asyncio.get_running_loop()

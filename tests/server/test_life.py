@@ -247,3 +247,23 @@ async def test_a_request_that_had_not_begun_when_the_server_stopped_is_run_later
     assert began == ["api:first"]
     assert (await store.find("me", "second") is not None) == kept
     await store.close()
+
+
+def held(pid: int) -> int:
+    """Bytes of memory that a process holds by itself."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
+async def test_a_server_does_not_grow_with_its_requests(tmp_path: Path, http: aiohttp.ClientSession):
+    async with (
+        FakeOpenAI(keep_bodies=False) as fake,
+        process(fake, tmp_path, EVERLOOP_MODEL="tools-0x1") as (server, url),
+    ):
+        client = Client(url, http)
+        sizes = []
+        for _ in range(3):
+            for _ in range(20):
+                await asyncio.gather(*(client.ask("hello") for _ in range(10)))
+            sizes.append(await asyncio.to_thread(held, server.pid))
+        assert sizes[2] - sizes[1] < 1_500_000, sizes

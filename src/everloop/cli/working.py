@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import AsyncIterator
 
@@ -37,6 +38,8 @@ async def at_work(config: Config, store: Store) -> AsyncIterator[tuple[Household
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, hear, number)
+    gc.freeze()  # what is loaded by now stays; from here on whatever is left behind is looked for
+    gc.enable()
     work = asyncio.create_task(household.run())
     work.add_done_callback(ended)
     try:

@@ -221,6 +221,11 @@ def context_from_disk(rounds: int, turns: int) -> Figure:
     return Figure(what, f"{ours:.2f} ms", f"{base:.2f} ms", ours / base, 1.3)
 
 
+def served(rounds: int, figure: str) -> Figure:
+    row = asyncio.run(getattr(import_module("serving"), figure)(500 if figure == "crowd" else rounds))
+    return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
+
+
 # ------------------------------------------------------------------------------------------------ the run
 
 
@@ -254,6 +259,9 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("grep", lambda: grep_delay(rounds)),
         ("context_1000", lambda: context_from_disk(rounds, 1_000)),
         ("context_10000", lambda: context_from_disk(rounds, 10_000)),
+        ("served_first", lambda: served(rounds, "first_token")),
+        ("served_chunks", lambda: served(rounds, "sse")),
+        ("served_crowd", lambda: served(rounds, "crowd")),
     ]
     results = []
     for name, figure in figures:

@@ -145,6 +145,9 @@ class Shouting:
     def prepare(self, messages: Any, tools: Any) -> dict[str, Any]:
         return {**Plain().prepare(messages, tools), "max_tokens": 5, "_mine": KEPT, "temperature": 0}
 
+    def knows(self, tools: Any) -> bool:
+        return True
+
     def visible(self, text: str) -> str:
         return text.upper()
 
@@ -228,6 +231,9 @@ async def test_a_real_small_model_completes_a_turn_of_two_rounds_with_a_real_too
             if results:
                 asked.append({"role": "user", "content": f"beans.txt says: {results[-1]}\nAnswer in one sentence."})
             return {"messages": [system, *asked], "temperature": 0, **({} if results else {"grammar": rule})}
+
+        def knows(self, tools: Any) -> bool:
+            return True
 
         def visible(self, text: str) -> str:
             return ""

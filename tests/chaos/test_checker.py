@@ -51,15 +51,25 @@ async def test_the_checker_sees_writes_that_are_acknowledged_too_early(
     forge: Forge, model: FakeOpenAI, tmp_path: Path
 ) -> None:
     found: list[str] = []
-    for bus in ("durable", "memory"):
-        messages = [say("m1", "n"), say("m2")][: 2 if bus == "durable" else 1]
-        scene = Scene(forge, model, tmp_path, messages, {"plant": "early"}, bus, bus)
-        for number in range(2, 6):
-            before, after = await scene.killed(f"{bus}{number}", die_at=(number, "before"))
-            found += violations(after, before)
-    assert any("acknowledged and is lost" in line for line in found)
-    assert any("the model was asked before the message was on disk" in line for line in found)
-    assert any("without its intent on disk" in line or "must not be repeated" in line for line in found)
+    signs = (
+        ("acknowledged and is lost",),
+        ("the model was asked before the message was on disk",),
+        ("without its intent on disk", "must not be repeated"),
+    )
+
+    def all_seen() -> bool:
+        return all(any(one in line for one in sign for line in found) for sign in signs)
+
+    for attempt in range(4):  # on a busy machine a write that was acknowledged too early may still get there in time
+        for bus in ("durable", "memory"):
+            messages = [say("m1", "n"), say("m2")][: 2 if bus == "durable" else 1]
+            scene = Scene(forge, model, tmp_path, messages, {"plant": "early"}, bus, bus)
+            for number in range(2, 6):
+                before, after = await scene.killed(f"{bus}{number}-{attempt}", die_at=(number, "before"))
+                found += violations(after, before)
+        if all_seen():
+            break
+    assert all_seen(), found
 
 
 async def test_the_checker_sees_unsafe_calls_that_are_run_again(

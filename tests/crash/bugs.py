@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from everloop.store import sqlite, transactions, writer
+from everloop.store import jobs, sqlite, transactions, writer
 from everloop.tools.registry import ToolRegistry
 
 
@@ -55,10 +55,10 @@ def _settle_early() -> None:
         time.sleep(0.02)
         finish(self, connection, done)
 
-    settle: Callable[..., None] = writer._Job.settle
+    settle: Callable[..., None] = jobs.Job.settle
     submit: Callable[..., Any] = writer.Writer.submit
     writer.Writer._finish = early  # type: ignore[method-assign]
-    writer._Job.settle = lambda self: None if self.future.done() else settle(self)  # type: ignore[method-assign]
+    jobs.Job.settle = lambda self: None if self.future.done() else settle(self)  # type: ignore[method-assign]
     # A single statement is its own commit, and there is nothing to be told before it: here it takes the longer way.
     writer.Writer.submit = lambda self, work, kind="writes": submit(  # type: ignore[method-assign]
         self, work, "writes" if kind == "single" else kind

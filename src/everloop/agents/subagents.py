@@ -149,9 +149,6 @@ class SubagentManager:
         """
         id = hashlib.sha256(f"{owner}\0{key or time.time_ns()}".encode()).hexdigest()[:12]
         parent = session or f"{channel}:{chat_id}"
-        minutes = definition.max_time_minutes if definition is not None else self._config.subagent_minutes
-        until = time.time() + 60 * minutes
-        most = definition.max_turns if definition is not None else self._config.subagent_rounds
         content, terms = phases.begin(definition, task) if definition is not None else (task, {})
         message = InboundMessage(
             CHANNEL,
@@ -168,10 +165,8 @@ class SubagentManager:
                 "origin": f"{channel}:{chat_id}",
                 "parent": parent,
                 "depth": depth,
-                "rounds": most if rounds is None else min(most, rounds),
-                "ends_at": min(until, ends_at or until),
-                "latest": ends_at,  # no phase of it may go on for longer
                 "caps": {**(caps or {}), **({id: tokens} if tokens else {})},
+                **self._limits(definition, rounds, ends_at),
                 "root": root,  # the turn whose budget it uses
                 "untrusted": untrusted,
                 "attended": attended,  # of the chat: a sub-agent itself asks nobody
@@ -183,6 +178,19 @@ class SubagentManager:
             await self._store.accept(message)
         self._sessions.kick(owner, message.session_key)
         return id
+
+    def _limits(
+        self, definition: AgentDefinition | None, rounds: int | None, ends_at: float | None
+    ) -> dict[str, int | float | None]:
+        """Its own limits, within what is left to whoever starts it."""
+        minutes = definition.max_time_minutes if definition is not None else self._config.subagent_minutes
+        most = definition.max_turns if definition is not None else self._config.subagent_rounds
+        until = time.time() + 60 * minutes
+        return {
+            "rounds": most if rounds is None else min(most, rounds),
+            "ends_at": min(until, ends_at or until),
+            "latest": ends_at,  # no phase of it may go on for longer
+        }
 
     async def result(self, id: str, owner: str = "me") -> str:
         """Wait for a sub-agent to end; what it says. One that failed is a ToolError that tells why."""

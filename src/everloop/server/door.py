@@ -110,7 +110,9 @@ class Door:
 
     @web.middleware
     async def read_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Take the body in before the handler begins: not more than allowed, and not slower."""
+        """Take the body in before the handler begins: JSON, not more than allowed, and not slower."""
+        if request.match_info.http_exception is None:  # else no handler begins: the address or the method is wrong
+            _check_kind(request)
         if not request.can_read_body:
             return await handler(request)
         body = bytearray()
@@ -186,12 +188,6 @@ class Door:
             )
 
     def _check_body(self, request: web.Request) -> None:
-        if request.method in WRITING:
-            # A form of any page can be sent here without asking; JSON cannot.
-            kind, _, parameters = request.headers.get("Content-Type", "").lower().partition(";")
-            charset = parameters.replace(" ", "").replace('"', "")
-            if kind.strip() != "application/json" or charset not in ("", "charset=utf-8", "charset=utf8"):
-                raise errors.unsupported_media_type("the body must be application/json in UTF-8")
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise errors.unsupported_media_type("send the body without a Content-Encoding")
         if (request.content_length or 0) > self._body_limit:
@@ -278,6 +274,15 @@ class Door:
                     limit.reschedule(began + self._body_seconds + len(body) / SLOWEST)
         except TimeoutError:
             raise errors.too_slow("the request's body came too slowly") from None
+
+
+def _check_kind(request: web.Request) -> None:
+    """A form of any page can be sent here without asking; JSON cannot."""
+    if request.method in WRITING:
+        kind, _, parameters = request.headers.get("Content-Type", "").lower().partition(";")
+        charset = parameters.replace(" ", "").replace('"', "")
+        if kind.strip() != "application/json" or charset not in ("", "charset=utf-8", "charset=utf8"):
+            raise errors.unsupported_media_type("the body must be application/json in UTF-8")
 
 
 def new_request_id() -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from .jobs import Job
 from .waker import Waker
 from .write import Write
 
@@ -20,34 +21,6 @@ Work = Callable[[sqlite3.Connection], Any]
 # A single is one statement and needs no transaction around it; a reader of files has nothing to undo.
 Kind = Literal["writes", "single", "reads"]
 BATCH = 256  # jobs in one commit
-
-
-class _Job:
-    """A piece of work and whoever waits for it: a coroutine (behind its loop's waker) or a thread."""
-
-    __slots__ = ("error", "future", "kind", "result", "waker", "work")
-
-    def __init__(
-        self,
-        work: Work,
-        future: Write[Any] | concurrent.futures.Future[Any],
-        waker: Waker[_Job] | None,
-        kind: Kind = "writes",
-    ) -> None:
-        self.work = work
-        self.kind = kind
-        self.future = future
-        self.waker = waker
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def settle(self) -> None:
-        if isinstance(self.future, Write):
-            self.future.settle(self.result, self.error)
-        elif self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)
 
 
 class Writer:
@@ -64,10 +37,10 @@ class Writer:
         self.commits = 0
         self._connect = connect
         self._explain = explain
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None  # the one before, while it writes what was queued for it
-        self._wakers: dict[asyncio.AbstractEventLoop, Waker[_Job]] = {}
+        self._wakers: dict[asyncio.AbstractEventLoop, Waker[Job]] = {}
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[sqlite3.Connection], T], kind: Kind = "writes") -> Write[T]:
@@ -75,15 +48,15 @@ class Writer:
         loop = asyncio.get_running_loop()
         waker = self._wakers.get(loop)
         if waker is None:
-            waker = self._wakers[loop] = Waker(loop, _Job.settle)
+            waker = self._wakers[loop] = Waker(loop, Job.settle)
         future: Write[T] = Write(loop=loop)
-        self._put(_Job(work, future, waker, kind))
+        self._put(Job(kind, work, future, waker))
         return future
 
     def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run a job from plain code and wait for it."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._put(_Job(work, future, None))
+        self._put(Job("writes", work, future, None))
         return future.result()
 
     async def close(self) -> None:
@@ -101,7 +74,7 @@ class Writer:
         if waker is not None:
             waker.close()
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, job: Job) -> None:
         with self._lock:
             if self._thread is None:
                 run = partial(self._run, self._jobs, self._ending)
@@ -109,7 +82,7 @@ class Writer:
                 self._thread.start()
             self._jobs.put(job)
 
-    def _run(self, jobs: queue.SimpleQueue[_Job | None], ending: threading.Thread | None) -> None:
+    def _run(self, jobs: queue.SimpleQueue[Job | None], ending: threading.Thread | None) -> None:
         connection: sqlite3.Connection | None = None
         if ending is not None:
             ending.join()
@@ -131,7 +104,7 @@ class Writer:
         if connection is not None:
             connection.close()
 
-    def _alone(self, connection: sqlite3.Connection, job: _Job) -> None:
+    def _alone(self, connection: sqlite3.Connection, job: Job) -> None:
         """Run a job that needs no transaction around it."""
         try:
             self._tell("before")
@@ -142,16 +115,16 @@ class Writer:
             job.error = self._explain(error) if isinstance(error, sqlite3.Error) else error
 
     def _commit(
-        self, connection: sqlite3.Connection, jobs: queue.SimpleQueue[_Job | None], first: _Job
-    ) -> tuple[list[_Job], bool]:
+        self, connection: sqlite3.Connection, jobs: queue.SimpleQueue[Job | None], first: Job
+    ) -> tuple[list[Job], bool]:
         """Run the job and whatever has queued up behind it as one transaction; True when told to end."""
-        done: list[_Job] = []
+        done: list[Job] = []
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             first.error = self._explain(error)
             return [first], False
-        job: _Job | None = first
+        job: Job | None = first
         last = False
         alone = True  # nothing has been written in this transaction yet
         while job is not None:
@@ -174,13 +147,13 @@ class Writer:
         self._finish(connection, done)
         return done, last
 
-    def _attempt_reading(self, connection: sqlite3.Connection, job: _Job) -> None:
+    def _attempt_reading(self, connection: sqlite3.Connection, job: Job) -> None:
         try:
             job.result = job.work(connection)
         except Exception as error:
             job.error = error
 
-    def _attempt(self, connection: sqlite3.Connection, job: _Job, alone: bool) -> bool:
+    def _attempt(self, connection: sqlite3.Connection, job: Job, alone: bool) -> bool:
         """Run one job, undone if it fails. False when the transaction went with it.
 
         The first one of a batch needs no savepoint: with nothing before it, undoing it is undoing all.
@@ -207,7 +180,7 @@ class Writer:
         except sqlite3.Error:
             return False
 
-    def _finish(self, connection: sqlite3.Connection, done: list[_Job]) -> None:
+    def _finish(self, connection: sqlite3.Connection, done: list[Job]) -> None:
         try:
             self._tell("before")
             connection.execute("COMMIT")
@@ -224,12 +197,12 @@ class Writer:
             self.hook(when)
 
 
-def _settle(jobs: Sequence[_Job]) -> None:
+def _settle(jobs: Sequence[Job]) -> None:
     """Tell everybody, with one wake-up an event loop."""
     if len(jobs) == 1 and (waker := jobs[0].waker) is not None:
         waker.hand(jobs)
         return
-    by_waker: dict[Waker[_Job], list[_Job]] = {}
+    by_waker: dict[Waker[Job], list[Job]] = {}
     for job in jobs:
         if job.waker is None:
             job.settle()

@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from ..jobs import Job
 from ..waker import Waker
-from ..write import Write
 
 if TYPE_CHECKING:
     from .connecting import Connection
 
 Kind = Literal["writes", "reads", "aside"]
 BATCH = 64  # writes in one transaction
-
-
-class Job:
-    """A piece of work and whoever waits for it: a coroutine (behind its loop's waker) or a thread."""
-
-    __slots__ = ("error", "future", "kind", "result", "waker", "work")
-
-    def __init__(
-        self,
-        kind: Kind,
-        work: Callable[..., Any],
-        future: Write[Any] | concurrent.futures.Future[Any],
-        waker: Waker[Job] | None,
-    ) -> None:
-        self.kind = kind
-        self.work = work
-        self.future = future
-        self.waker = waker
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def settle(self) -> None:
-        if isinstance(self.future, Write):
-            self.future.settle(self.result, self.error)
-        elif self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)
 
 
 class Local:

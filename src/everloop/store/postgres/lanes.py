@@ -16,10 +16,11 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import StoreError
+from ..jobs import Job
 from ..waker import Waker
 from ..write import Write
 from .connecting import Unreachable
-from .crew import Crew, Job, Kind, Local, settle
+from .crew import Crew, Kind, Local, settle
 from .rows import NOW
 
 if TYPE_CHECKING:

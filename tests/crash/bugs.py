@@ -51,7 +51,7 @@ def _settle_early() -> None:
     finish: Callable[..., None] = writer.Writer._finish
 
     def early(self: writer.Writer, connection: sqlite3.Connection, done: Any) -> None:
-        writer._settle(done)
+        jobs.settle(done)
         time.sleep(0.02)
         finish(self, connection, done)
 

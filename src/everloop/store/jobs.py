@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .waker import Waker
@@ -36,3 +36,18 @@ class Job:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self.result)
+
+
+def settle(jobs: Sequence[Job]) -> None:
+    """Tell everybody, with one wake-up an event loop."""
+    if len(jobs) == 1 and (waker := jobs[0].waker) is not None:
+        waker.hand(jobs)
+        return
+    by_waker: dict[Waker[Job], list[Job]] = {}
+    for job in jobs:
+        if job.waker is None:
+            job.settle()
+        else:
+            by_waker.setdefault(job.waker, []).append(job)
+    for waker, group in by_waker.items():
+        waker.hand(group)

@@ -8,11 +8,11 @@ import contextlib
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from .jobs import Job
+from .jobs import Job, settle
 from .waker import Waker
 from .write import Write
 
@@ -91,14 +91,14 @@ class Writer:
                 connection = connection or self._connect()
             except Exception as error:
                 job.error = error
-                _settle([job])
+                settle([job])
                 continue
             if job.kind != "writes" and jobs.empty():
                 self._alone(connection, job)
                 done, last = [job], False
             else:
                 done, last = self._commit(connection, jobs, job)
-            _settle(done)
+            settle(done)
             if last:
                 break
         if connection is not None:
@@ -195,18 +195,3 @@ class Writer:
     def _tell(self, when: str) -> None:
         if self.hook is not None:
             self.hook(when)
-
-
-def _settle(jobs: Sequence[Job]) -> None:
-    """Tell everybody, with one wake-up an event loop."""
-    if len(jobs) == 1 and (waker := jobs[0].waker) is not None:
-        waker.hand(jobs)
-        return
-    by_waker: dict[Waker[Job], list[Job]] = {}
-    for job in jobs:
-        if job.waker is None:
-            job.settle()
-        else:
-            by_waker.setdefault(job.waker, []).append(job)
-    for waker, group in by_waker.items():
-        waker.hand(group)

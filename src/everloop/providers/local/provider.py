@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ...config import Config
 from ...errors import EverloopError
-from ..base import Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
+from ..base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
 from ..sse import Answer, encode
 from .catalogue import CATALOGUE, DEFAULT
 from .engine import WINDOW, Engine, Settings
@@ -22,23 +22,7 @@ Tools = Sequence[dict[str, Any]] | None
 ANSWER_TOKENS = 1_024  # a small model that has lost its way writes until it is stopped
 TEMPERATURE = 0.2
 LONGEST_ANSWER = 2_000_000  # characters
-OPTIONS = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "max_tokens",
-        "stop",
-        "seed",
-        "response_format",
-        "tool_choice",
-        "parallel_tool_calls",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "user",
-        "prompt_cache_key",
-    }
-)
+HONOURED = OPTIONS - {"metadata", "reasoning_effort", "safety_identifier", "service_tier", "verbosity"}
 _NOT_SENT = frozenset({"user", "prompt_cache_key"})
 _OF_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 
@@ -95,7 +79,7 @@ class LocalProvider(LLMProvider):
     `shaping` is for models that are too small for their own template; `extra` are further fields of every request.
     """
 
-    options = OPTIONS
+    options = HONOURED
 
     def __init__(
         self,

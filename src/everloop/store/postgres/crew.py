@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from ..jobs import Job
-from ..waker import Waker
 
 if TYPE_CHECKING:
     from .connecting import Connection
@@ -99,15 +98,3 @@ class Crew:
                 while waiting and waiting[0].kind == jobs[0].kind and len(jobs) < BATCH:
                     jobs.append(waiting.popleft())
             yield place, jobs
-
-
-def settle(jobs: Sequence[Job]) -> None:
-    """Tell everybody, with one wake-up an event loop."""
-    by_waker: dict[Waker[Job], list[Job]] = {}
-    for job in jobs:
-        if job.waker is None:
-            job.settle()
-        else:
-            by_waker.setdefault(job.waker, []).append(job)
-    for waker, group in by_waker.items():
-        waker.hand(group)

@@ -16,11 +16,11 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import StoreError
-from ..jobs import Job
+from ..jobs import Job, settle
 from ..waker import Waker
 from ..write import Write
 from .connecting import Unreachable
-from .crew import Crew, Kind, Local, settle
+from .crew import Crew, Kind, Local
 from .rows import NOW
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.dispatch.local import Dispatcher, Live, Stopped
+from everloop.dispatch.live import Live
+from everloop.dispatch.local import Dispatcher, Stopped
 from everloop.log import CallEnded, Entry, Request, TurnEnded
 from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore

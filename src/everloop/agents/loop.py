@@ -17,7 +17,8 @@ from ..config import Config
 from ..config.dsn import DSN
 from ..context.builder import ContextBuilder
 from ..dispatch.durable import DurableBus
-from ..dispatch.local import RETRY_SECONDS, WAITS, Dispatcher, Live, Stopped
+from ..dispatch.live import Live
+from ..dispatch.local import RETRY_SECONDS, WAITS, Dispatcher, Stopped
 from ..dispatch.neighbours import Neighbours, wake_all
 from ..engine import Parked
 from ..errors import StoreError

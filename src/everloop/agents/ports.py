@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from .. import events
 from ..bus import PULLED, InboundMessage, OutboundMessage
-from ..dispatch.local import Live
+from ..dispatch.live import Live
 from ..engine import Review
 from ..log import Call, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation

@@ -22,7 +22,7 @@ from ..commands import words_after
 from ..context.builder import ContextBuilder
 from ..context.skills import SHIPPED
 from ..context.view import conversation_of
-from ..dispatch.local import Live
+from ..dispatch.live import Live
 from ..engine import Parked, Turn, end_turn, run_turn
 from ..errors import StoreError
 from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 from .. import events
 from ..bus import InboundMessage, Kind
 from ..commands import command_of
-from ..engine import Turn
 from ..errors import EverloopError, StaleLease, StoreError
-from ..log import Reason, TurnEnded, UserSaid, Written
+from ..log import Reason, TurnEnded
 from ..store.base import Busy, Claim, Incoming, Store, Waiting
 from ..store.workers import new_worker, retire
+from .live import Item, Live
 
 log = logging.getLogger(__name__)
 
@@ -32,47 +29,6 @@ class Stopped(EverloopError):
 
     def __init__(self) -> None:
         super().__init__("the loop was stopped; the turn is kept and goes on at the next start")
-
-
-@dataclass(slots=True)
-class Item:
-    """A message on its way to a turn, and who waits for the answer."""
-
-    message: InboundMessage
-    kind: Kind
-    answer: asyncio.Future[str]
-    emit: events.Emit | None = None
-    withdrawn: str | None = None  # why its turn ends when it begins: nobody waits for it any more
-
-
-@dataclass(slots=True)
-class Live:
-    """A session that this process is working on."""
-
-    owner: str
-    key: str
-    fresh: deque[Item] = field(default_factory=deque)  # handed in, not on disk yet
-    item: Item | None = None  # the one on its way to disk
-    steer: list[tuple[int, UserSaid]] = field(default_factory=list)
-    behind: dict[int, Kind] = field(default_factory=dict)  # inbox rows that wait for the running turn to end
-    emit: list[events.Emit] = field(default_factory=list)  # who watches the running turn
-    turn: Turn | None = None
-    stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
-    system: Written[str] | None = None  # the system prompt of the turn that is being begun
-    running: bool = False
-    again: bool = False  # there may be more in the inbox
-    task: asyncio.Task[None] | None = None
-    command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
-    message: str | None = None  # the id of the message whose turn runs
-
-    def stop(self, reason: Reason, text: str) -> None:
-        """Stop the turn that runs, or that is about to."""
-        if self.turn is not None:
-            self.turn.stop(reason, text)
-        elif self.command is not None:
-            self.command.cancel()
-        else:
-            self.stopped = (reason, text)
 
 
 Run = Callable[[Claim, Live], Awaitable[str]]
@@ -114,14 +70,20 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ taking work
 
     async def submit(
-        self, message: InboundMessage, kind: Kind = "message", emit: events.Emit | None = None
+        self,
+        message: InboundMessage,
+        kind: Kind = "message",
+        emit: events.Emit | None = None,
+        on_elsewhere: Callable[[int], None] | None = None,
     ) -> asyncio.Future[str]:
-        """Hand in a message; the future is its turn's answer.
+        """Hand in a message; the future is its turn's answer, wherever that runs.
 
         The message of an idle session goes to disk in the same write as the start of its turn; behind a running
-        turn it is on disk when this returns.
+        turn it is on disk when this returns. `emit` is told what happens in the turn if it is begun here for this
+        message; if not, because another process has the session or because the message was known, `on_elsewhere` is
+        told its row of the inbox, and `emit` nothing.
         """
-        item = Item(message, kind, asyncio.get_running_loop().create_future(), emit)
+        item = Item(message, kind, asyncio.get_running_loop().create_future(), emit, on_elsewhere)
         live = self._live.get((message.owner, message.session_key))
         if live is not None and live.running and not live.fresh:  # what came before it goes to disk before it
             taking = asyncio.ensure_future(self._take(live, item))
@@ -235,9 +197,10 @@ class Dispatcher:
                     pass
         except Exception as error:  # a fault of ours: whoever waits must hear of it
             log.exception("session %s failed", live.key)
-            mine = [id for id in self._waiting if self._waiting[id][0].message.session_key == live.key]
-            items = [item for id in mine for item in self._waiting.pop(id)]
-            self._fail([*([live.item] if live.item else []), *live.fresh, *items], error)
+            waiting = self._waiting_in(live)
+            for id, _ in waiting:
+                self._waiting.pop(id, None)
+            self._fail([*([live.item] if live.item else []), *live.fresh, *(item for _, item in waiting)], error)
         finally:
             self._live.pop((live.owner, live.key), None)
 
@@ -251,6 +214,8 @@ class Dispatcher:
         except Busy as busy:
             if item is not None and busy.accepted is not None:
                 self._wait(busy.accepted, item)
+            for id, waiting in self._waiting_in(live):
+                waiting.is_elsewhere(id)
             if self.on_held is not None:
                 self.on_held(busy.worker)
             return bool(live.fresh)
@@ -267,6 +232,7 @@ class Dispatcher:
             if item is not None:  # its id was known: it has been answered before
                 row = await self._store.accept(item.message, item.kind)
                 self._wait(row.id, item)
+                item.is_elsewhere(row.id)
                 await self._settle(row.id)
             return bool(live.fresh) or live.again
         live.running = True
@@ -304,6 +270,8 @@ class Dispatcher:
         claim = await self._store.begin(live.owner, live.key, self.worker, item.message, item.kind)
         if claim is not None and claim.accepted is not None:
             self._wait(claim.accepted, item)
+            if claim.resumed and claim.accepted in claim.inbox:  # the same message once more: its turn was cut off
+                item.is_elsewhere(claim.accepted)
         return claim
 
     async def _work(self, live: Live, claim: Claim) -> bool:
@@ -344,6 +312,8 @@ class Dispatcher:
             return
         known = row.turn is not None or row.id in self._waiting  # the same message once more
         self._wait(row.id, item)
+        if known or row.done:
+            item.is_elsewhere(row.id)
         live.again = True
         if row.done:
             await self._settle(row.id)
@@ -375,6 +345,12 @@ class Dispatcher:
 
     def _wait(self, id: int, item: Item) -> None:
         self._waiting.setdefault(id, []).append(item)
+
+    def _waiting_in(self, live: Live) -> list[tuple[int, Item]]:
+        """Who waits for answers of this session, by inbox row."""
+        place = (live.owner, live.key)
+        everybody = ((id, item) for id, items in self._waiting.items() for item in items)
+        return [(id, item) for id, item in everybody if (item.message.owner, item.message.session_key) == place]
 
     # ------------------------------------------------------------------------------------------ what goes wrong
 

@@ -1,0 +1,63 @@
+"""What a process knows of a session that it works on, and of the messages on their way to a turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import events
+from ..bus import InboundMessage, Kind
+from ..engine import Turn
+from ..log import Reason, UserSaid, Written
+
+
+@dataclass(slots=True)
+class Item:
+    """A message on its way to a turn, and who waits for the answer."""
+
+    message: InboundMessage
+    kind: Kind
+    answer: asyncio.Future[str]
+    emit: events.Emit | None = None
+    elsewhere: Callable[[int], None] | None = None  # told of its row when its turn is none that begins here now
+    withdrawn: str | None = None  # why its turn ends when it begins: nobody waits for it any more
+
+    def is_elsewhere(self, row: int) -> None:
+        """Whoever waits must look for its turn where it runs, or ran; here it is told nothing."""
+        elsewhere, self.elsewhere = self.elsewhere, None
+        if elsewhere is not None:
+            self.emit = None
+            elsewhere(row)
+
+
+@dataclass(slots=True)
+class Live:
+    """A session that this process is working on."""
+
+    owner: str
+    key: str
+    fresh: deque[Item] = field(default_factory=deque)  # handed in, not on disk yet
+    item: Item | None = None  # the one on its way to disk
+    steer: list[tuple[int, UserSaid]] = field(default_factory=list)
+    behind: dict[int, Kind] = field(default_factory=dict)  # inbox rows that wait for the running turn to end
+    emit: list[events.Emit] = field(default_factory=list)  # who watches the running turn
+    turn: Turn | None = None
+    stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
+    system: Written[str] | None = None  # the system prompt of the turn that is being begun
+    running: bool = False
+    again: bool = False  # there may be more in the inbox
+    task: asyncio.Task[None] | None = None
+    command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
+    message: str | None = None  # the id of the message whose turn runs
+
+    def stop(self, reason: Reason, text: str) -> None:
+        """Stop the turn that runs, or that is about to."""
+        if self.turn is not None:
+            self.turn.stop(reason, text)
+        elif self.command is not None:
+            self.command.cancel()
+        else:
+            self.stopped = (reason, text)

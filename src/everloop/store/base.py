@@ -324,6 +324,13 @@ class Store(Protocol):
         """(tokens, cost) that the owner has used, by scope."""
         ...
 
+    # rates
+    async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
+        """Count one more of the owner's, and give 0.0, unless `most` were counted in the window that runs, over all
+        processes; then nothing is counted, and the seconds are given that are left of it. A window of `seconds` begins
+        with the first that is counted in it."""
+        ...
+
     # timers
     async def set_timer(self, timer: Timer) -> None: ...
 

@@ -103,6 +103,15 @@ def m006_tokens(db: sqlite3.Connection) -> None:
     db.execute("CREATE UNIQUE INDEX token_name ON token (name) WHERE revoked_at IS NULL")
 
 
+def m007_rates(db: sqlite3.Connection) -> None:
+    """How often something happened within a window of time; only where that is limited."""
+    db.execute(
+        """CREATE TABLE rate (
+            owner TEXT NOT NULL, name TEXT NOT NULL, began REAL NOT NULL, number INTEGER NOT NULL,
+            PRIMARY KEY (owner, name)) WITHOUT ROWID"""
+    )
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -110,6 +119,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m004_search,
     m005_budgets,
     m006_tokens,
+    m007_rates,
 )
 
 

@@ -21,7 +21,7 @@ import msgspec
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StoreError
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry, encode_entry, kind_of
-from . import forks, parking
+from . import forks, parking, rates
 from . import search as searching
 from . import tokens as tokening
 from . import transactions as tx
@@ -255,6 +255,9 @@ class SQLiteStore:
     async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
         sql = f"SELECT scope, tokens, cost FROM spent WHERE owner = ? AND scope IN ({', '.join('?' * len(scopes))})"
         return {scope: (tokens, cost) for scope, tokens, cost in await self._read(sql, owner, *scopes)}
+
+    async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
+        return await self.writer.submit(partial(rates.admit, owner=owner, name=name, most=most, seconds=seconds))
 
     # ------------------------------------------------------------------------------------------ timers
 

@@ -73,7 +73,14 @@ CREATE TABLE search_cursor (
     session bigint PRIMARY KEY REFERENCES session, seq bigint NOT NULL, untrusted boolean NOT NULL);
 """
 
-MIGRATIONS: tuple[str, ...] = (m001_core, m002_search)
+# A row is overwritten again and again: room beside it keeps that in one page.
+m003_rates = """
+CREATE TABLE rate (
+    owner text NOT NULL, name text NOT NULL, began float8 NOT NULL, number bigint NOT NULL, PRIMARY KEY (owner, name))
+    WITH (fillfactor = 20);
+"""
+
+MIGRATIONS: tuple[str, ...] = (m001_core, m002_search, m003_rates)
 
 
 def migrate(db: Connection, dsn: DSN) -> None:

@@ -30,9 +30,9 @@ from ..base import (
 )
 from ..tokens import COLUMNS, NOTED_EVERY
 from ..transactions import Behind, Held, incoming
+from . import rates, turns, writes
 from . import reading as sql
 from . import search as searching
-from . import turns, writes
 from .company import Company
 from .connecting import connect, explain
 from .lanes import Lanes
@@ -259,6 +259,11 @@ class PostgresStore:
     async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
         rows = await self._read(sql.SPENT, owner, list(scopes))
         return {scope: (tokens, cost) for scope, tokens, cost in rows}
+
+    async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
+        # In one lane for each owner: those that ask at once are one transaction, and none waits for another's lock.
+        work = partial(rates.admit, owner=owner, name=name, most=most, seconds=seconds)
+        return await self._write(work, ("rate", owner))
 
     # ------------------------------------------------------------------------------------------ timers
 

@@ -177,6 +177,7 @@ class Config:
     messages_limit: int = key("server", 5000, "messages of a request", at_least=1)
     at_once: int = key("server", 2000, "requests at once", at_least=1)
     at_once_each: int = key("server", 1000, "requests at once of one token", at_least=1)
+    requests_per_minute: int = key("server", 0, "requests a minute of one owner; 0 for any number", at_least=0)
     ping_seconds: float = key("server", 15.0, "seconds of silence before a stream shows that it is alive", above=0)
     drain_seconds: float = key("server", 30.0, "seconds that requests have to end when it is stopped", at_least=0)
 

@@ -27,7 +27,12 @@ class Server:
     def __init__(self, config: Config, household: Household) -> None:
         self._config = config
         self._household = household
-        self._chat = ChatHandler(household, messages_limit=config.messages_limit, ping_seconds=config.ping_seconds)
+        self._chat = ChatHandler(
+            household,
+            messages_limit=config.messages_limit,
+            ping_seconds=config.ping_seconds,
+            per_minute=config.requests_per_minute,
+        )
         self._runner: Runner | None = None
         self._door: Door | None = None
         self._openapi = b""

@@ -15,6 +15,7 @@ from ..agents.household import OWN, Household
 from ..agents.loop import AgentLoop
 from ..agents.requests import Outcome
 from ..bus import InboundMessage
+from ..commands import kind_of
 from ..errors import StoreError
 from ..log import Request, text_of
 from ..providers.base import honours
@@ -24,6 +25,7 @@ from .door import OWNER, TOKEN
 from .errors import ApiError, bad_request, internal_error, unavailable
 from .feed import Feed
 from .outcomes import failure_of, finish_of
+from .rates import Rates
 from .requests import ChatRequest, read_chat
 from .sessions import checked_key, said_in, session_of
 
@@ -43,13 +45,22 @@ class Asked:
     model: str
     id: str
     created: int
+    repeated: bool = False  # it came before: nothing is asked of a model for it
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether it counts as a request: what a client says again, and a command of its session, does not."""
+        request = self.message.request
+        command = request is not None and request.kept and kind_of(self.message) != "message"
+        return not command and not self.repeated
 
 
 class ChatHandler:
     """`POST /v1/chat/completions`."""
 
-    def __init__(self, household: Household, *, messages_limit: int, ping_seconds: float) -> None:
+    def __init__(self, household: Household, *, messages_limit: int, ping_seconds: float, per_minute: int = 0) -> None:
         self._household = household
+        self._rates = Rates(household.store, per_minute)
         self._messages_limit = messages_limit
         self._ping_seconds = ping_seconds
         self._honours = honours(household.provider)
@@ -57,6 +68,8 @@ class ChatHandler:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         asked = await self._read(request)
+        if asked.asks_model:
+            await self._count(asked)
         if asked.chat.stream:
             return await self._stream(request, asked)
         outcome = await self._run(asked)
@@ -70,13 +83,14 @@ class ChatHandler:
         id = f"chatcmpl-{secrets.token_hex(12)}"
         session = session_of(request.headers)
         said, parts, before = said_in(chat.messages, kept=session is not None)
+        known, repeated = await self._message_id(agent, request, session, text_of(said))
         message = InboundMessage(
             CHANNEL,
             token.name if (token := request[TOKEN]) is not None else "client",
             session or id,
             text_of(said),
             metadata={"untrusted": True} if any(one["role"] == "tool" for one in chat.messages) else {},
-            id=await self._message_id(agent, request, session, text_of(said)) or id,
+            id=known or id,
             owner=request[OWNER],
             session=session or f"{CHANNEL}:{id}",
             reply=False,
@@ -93,22 +107,32 @@ class ChatHandler:
             ),
             parts=parts,
         )
-        return Asked(agent, message, chat, agent.model_for(chat.model or ""), id, int(time.time()))
+        return Asked(agent, message, chat, agent.model_for(chat.model or ""), id, int(time.time()), repeated)
 
-    async def _message_id(self, agent: AgentLoop, request: web.Request, session: str | None, said: str) -> str | None:
-        """The id under which a request that is repeated is known: one whose answer never came is run again."""
+    async def _count(self, asked: Asked) -> None:
+        try:
+            await self._rates.check(asked.message.owner)
+        except StoreError as error:
+            log.error("%s", error)
+            raise unavailable("the server cannot count requests just now; try again") from error
+
+    async def _message_id(
+        self, agent: AgentLoop, request: web.Request, session: str | None, said: str
+    ) -> tuple[str | None, bool]:
+        """The id under which a request that is repeated is known, and whether it was there before: one whose answer
+        never came is run again."""
         key = checked_key(request.headers, KEY)
         if key is None or session is None:
-            return None
+            return None, False
         about = f"{CHANNEL}:{len(session)}:{session}:{key}"  # with the length, or a colon in one could be the other's
         number = 1
         while (earlier := await agent.requests.earlier(request[OWNER], id := f"{about}:{number}")) is not None:
             if earlier.said != said:  # its answer would be taken for the answer to this
                 raise bad_request(f"{KEY}: was used for another message of this session", KEY, "idempotency_key_reused")
             if not earlier.unanswered:
-                break
+                return id, True
             number += 1
-        return id
+        return id, False
 
     async def _stream(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         """Nothing is sent before there is something to say: until then an error still has its own status."""

@@ -26,7 +26,7 @@ ERRORS = {
     "409": "The turn was stopped, or another message took its place.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
-    "429": "Too many requests at once, or a budget is used up.",
+    "429": "Too many requests at once or in a minute, or a budget is used up.",
     "500": "An error inside the server.",
     "502": "The model behind the server failed.",
     "503": "The server, or the model behind it, cannot answer now.",

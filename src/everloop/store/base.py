@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, in_words
+from .overview import Overview as Overview
 
 T = TypeVar("T")
 SILENCE_SECONDS = 1800.0  # after which the model is told the time again
@@ -375,6 +376,10 @@ class Store(Protocol):
         ...
 
     async def leave(self, worker: str) -> None: ...
+
+    async def overview(self) -> Overview:
+        """The work of all owners: who is at it, what waits, what nobody does. Its cost goes with what is open."""
+        ...
 
     def aside(self, work: Callable[[], T]) -> Written[T]:
         """Run a short piece of file work off the event loop, in the same wake-up as the writes around it."""

@@ -26,7 +26,9 @@ from . import search as searching
 from . import tokens as tokening
 from . import transactions as tx
 from .base import Busy, Claim, Finished, Found, Incoming, Outgoing, SessionInfo, Spent, Timer, Token, TurnInfo, Waiting
+from .counting import look
 from .migrations import NewerSchema, migrate
+from .overview import Overview
 from .workers import alive
 from .writer import Writer
 
@@ -323,6 +325,9 @@ class SQLiteStore:
 
     async def leave(self, worker: str) -> None:
         await self.writer.submit(lambda db: db.execute("DELETE FROM worker WHERE id = ?", (worker,)).rowcount)
+
+    async def overview(self) -> Overview:
+        return await self._in_reader(look)
 
     # ------------------------------------------------------------------------------------------ for plain code
 

@@ -28,6 +28,7 @@ from ..base import (
     TurnInfo,
     Waiting,
 )
+from ..overview import Overview
 from ..tokens import COLUMNS, NOTED_EVERY
 from ..transactions import Behind, Held, incoming
 from . import rates, turns, writes
@@ -35,6 +36,7 @@ from . import reading as sql
 from . import search as searching
 from .company import Company
 from .connecting import connect, explain
+from .counting import look
 from .lanes import Lanes
 from .migrations import migrate
 from .pulse import CHANNEL, WAKE, Pulse
@@ -316,6 +318,9 @@ class PostgresStore:
     async def leave(self, worker: str) -> None:
         self.pulse.leave(worker)
         await self._write(_does("UPDATE worker SET address = NULL WHERE id = %s", worker))
+
+    async def overview(self) -> Overview:
+        return await self._in_reader(lambda db: look(db, self._lease))
 
     async def lives(self, worker: str) -> bool:
         """Whether a worker, wherever it runs, still has what it holds."""

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, in_words
 from .overview import Overview as Overview
+from .relays import Relay
 
 T = TypeVar("T")
 SILENCE_SECONDS = 1800.0  # after which the model is told the time again
@@ -403,6 +404,9 @@ class Place(Protocol):
 @runtime_checkable
 class Gathering(Protocol):
     """A store that itself lets its workers hear of each other, as one for more than one machine must."""
+
+    @property
+    def relay(self) -> Relay: ...
 
     def neighbours(self, worker: str, changed: Callable[[], None]) -> Place: ...
 

@@ -34,6 +34,7 @@ class Company:
     async def join(self) -> None:
         """Be known to the others and know them."""
         self._joined = True
+        self._store.relay.bind()
         await self._store.join(self._worker, "notify")
         self._store.pulse.listen(self, asyncio.get_running_loop(), self._heard)
         await self._watch_all()

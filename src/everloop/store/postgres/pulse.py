@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import select
 import threading
 import time
@@ -40,6 +41,7 @@ BURY = f"""DELETE FROM worker WHERE id IN (
 TIDY = f"DELETE FROM lane WHERE at < {NOW} - 604800"  # of threads that ended long ago
 
 Heard = Callable[[str], None]
+Notices = list[tuple[str, str]]  # channel and payload
 
 
 class Pulse:
@@ -48,6 +50,8 @@ class Pulse:
     def __init__(
         self, connect: Callable[[], Connection], explain: Callable[[Exception], Exception], lease: float
     ) -> None:
+        self.address = secrets.token_hex(6)  # the process has a channel of its own under this name
+        self.relayed: Callable[[Notices | None], None] | None = None  # hears, in the thread, what is no wake-up
         self._connect = connect
         self._explain = explain
         self._lease = lease
@@ -79,6 +83,11 @@ class Pulse:
         """Call `heard` in the loop with whatever is said to all workers."""
         with self._lock:
             self._listeners[who] = (loop, heard)
+            self._start()
+
+    def beat(self) -> None:
+        """Hear what is said to this process, also where it has no worker."""
+        with self._lock:
             self._start()
 
     def unlisten(self, who: object) -> None:
@@ -113,8 +122,10 @@ class Pulse:
                     if connection is None:
                         connection = self._connect()
                         connection.execute(f"LISTEN {CHANNEL}")
+                        connection.execute(f"LISTEN {CHANNEL}_{self.address}")
                         connection.execute(TIDY)
                         self._tell(WAKE)  # something may have been said while nobody listened
+                        self._relay(None)
                         told = False
                     self._beat(connection)
                     self._hear(connection, stop, time.monotonic() + self._lease / RENEWALS)
@@ -145,11 +156,19 @@ class Pulse:
     def _hear(self, connection: Connection, stop: _Stop, until: float) -> None:
         """Pass on what is said, until it is time to beat again."""
         while not stop.told:
-            for word in {notice.payload for notice in connection.notifies(timeout=0)}:
+            notices = [(notice.channel, notice.payload) for notice in connection.notifies(timeout=0)]
+            relayed = [notice for notice in notices if notice[0] != CHANNEL or notice[1].startswith("{")]
+            for word in {payload for _, payload in notices} - {payload for _, payload in relayed}:
                 self._tell(word)
+            if relayed:
+                self._relay(relayed)
             if (left := until - time.monotonic()) <= 0:
                 break
             select.select([connection.fileno(), stop.fileno()], [], [], left)
+
+    def _relay(self, notices: Notices | None) -> None:
+        if self.relayed is not None:
+            self.relayed(notices)
 
     def _tell(self, word: str) -> None:
         with self._lock:

@@ -40,6 +40,7 @@ from .counting import look
 from .lanes import Lanes
 from .migrations import migrate
 from .pulse import CHANNEL, WAKE, Pulse
+from .relay import Relay
 from .rows import NOW, Rows, accept, encode, lives, living, rows_of, spend
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class PostgresStore:
         in_words = partial(explain, self.dsn)
         self.lanes = Lanes(self._connect, in_words, connections, patience)
         self.pulse = Pulse(self._connect, in_words, lease_seconds)
+        self.relay = Relay(self.lanes, self.pulse)
         self._lease = lease_seconds
         self._waking: dict[str, Written[None]] = {}  # by what is said: a wake-up that has not gone out yet
         self._migrated = False
@@ -358,6 +360,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Wait until everything is written and let go of the server."""
+        self.relay.close()
         await self.lanes.close()
         await self.pulse.close()
 

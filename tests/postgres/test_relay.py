@@ -1,0 +1,201 @@
+"""What is said from process to process by NOTIFY: whole, in order, in few notices, and only to those it is for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from everloop.store.postgres import relay as relaying
+from everloop.store.postgres.relay import Relay, pieces
+from everloop.store.postgres.store import PostgresStore
+
+from .proxy import proxied
+
+
+def nobody(*_: object) -> None:
+    """For what is not looked at."""
+
+
+async def until(true: Any, seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def relays(*addresses: str) -> AsyncIterator[list[Relay]]:
+    """The relay of a store for each address, all of them listening."""
+    async with AsyncExitStack() as stack:
+        stores = [PostgresStore(address) for address in addresses]
+        for store in stores:
+            stack.push_async_callback(store.close)
+            listens = asyncio.Event()
+            store.relay.bind()
+            store.pulse.listen(store, asyncio.get_running_loop(), lambda _, listens=listens: listens.set())
+            async with asyncio.timeout(10):
+                await listens.wait()
+            await asyncio.sleep(0.05)  # it has also heard that it listens
+        yield [store.relay for store in stores]
+
+
+async def followed(here: Relay, there: Relay, key: str = "k", owner: str = "ada") -> tuple[Any, list[Any]]:
+    """A session that is served at one place and followed at another, and what is heard there."""
+    heard: list[Any] = []
+    served = here.serve(owner, key, nobody, nobody)
+    there.follow(owner, key, lambda data: heard.append(msgspec.json.decode(data)))
+    await until(lambda: served.there)
+    return served, heard
+
+
+async def test_what_is_said_of_a_session_is_heard_where_it_is_followed_in_order(database):
+    async with relays(database, database) as (here, there):
+        served, heard = await followed(here, there)
+        for number in range(300):
+            served.say(msgspec.json.encode(number))
+            if number % 100 == 99:
+                await asyncio.sleep(0.06)
+        await until(lambda: len(heard) == 300)
+        assert heard == list(range(300))
+
+
+async def test_what_is_said_within_a_moment_is_one_notice(database):
+    async with relays(database, database) as (here, there):
+        served, heard = await followed(here, there)
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as listening:
+            await listening.execute(f"LISTEN everloop_{there.address}")
+            for number in range(100):
+                served.say(msgspec.json.encode(number))
+            await until(lambda: len(heard) == 100)
+            notices = [notice async for notice in listening.notifies(timeout=0.3)]
+    assert len(notices) == 1
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "😀", "\n", "\x00", "\u2028"])
+async def test_a_long_text_arrives_whole_whatever_its_letters_are(database, letter):
+    text = letter * (100_000 // len(msgspec.json.encode(letter)))
+    async with relays(database, database) as (here, there):
+        served, heard = await followed(here, there)
+        served.say(msgspec.json.encode(text))
+        served.say(msgspec.json.encode("after"))
+        await until(lambda: len(heard) == 2)
+        assert heard == [text, "after"]
+
+
+def test_pieces_are_cut_between_letters_and_never_too_long():
+    text = "a😀é" * 1000
+    for size in (4, 5, 6, 7, 100):
+        found = list(pieces(text.encode(), size))
+        assert "".join(found) == text
+        assert max(len(piece.encode()) for piece in found) <= size
+
+
+async def test_sessions_and_owners_hear_only_their_own(database):
+    async with relays(database, database) as (here, there):
+        served, heard = await followed(here, there)
+        _, of_another_key = await followed(here, there, key="other")
+        _, of_another_owner = await followed(here, there, owner="bob")
+        _, of_a_cunning_owner = await followed(here, there, owner='ada","k', key="")
+        served.say(b'"canary"')
+        await until(lambda: heard)
+        await asyncio.sleep(0.1)
+        assert heard == ["canary"]
+        assert of_another_key == of_another_owner == of_a_cunning_owner == []
+
+
+async def test_nothing_is_said_to_one_who_follows_no_more(database):
+    async with relays(database, database) as (here, there):
+        served = here.serve("ada", "k", nobody, nobody)
+        following = there.follow("ada", "k", nobody)
+        await until(lambda: served.there)
+        following.close()
+        await until(lambda: not served.there)
+
+
+async def test_one_who_is_not_heard_of_for_a_while_is_forgotten(database, monkeypatch):
+    monkeypatch.setattr(relaying, "FORGET_SECONDS", 0.5)
+    async with relays(database, database) as (here, there):
+        served, _ = await followed(here, there)
+        await until(lambda: not served.there, 5)
+        assert not here._followers
+
+
+async def test_one_who_says_so_again_is_not_forgotten(database, monkeypatch):
+    monkeypatch.setattr(relaying, "FORGET_SECONDS", 0.5)
+    monkeypatch.setattr(relaying, "RENEW_SECONDS", 0.1)
+    async with relays(database, database) as (here, there):
+        served, _ = await followed(here, there)
+        for _ in range(15):
+            await asyncio.sleep(0.1)
+            assert served.there
+
+
+async def test_a_newcomer_is_told_of_once_and_whenever_it_asks(database, monkeypatch):
+    monkeypatch.setattr(relaying, "RENEW_SECONDS", 0.1)
+    asked: list[str] = []
+    async with relays(database, database) as (here, there):
+        here.serve("ada", "k", asked.append, nobody)
+        following = there.follow("ada", "k", nobody)
+        await until(lambda: asked)
+        await asyncio.sleep(0.5)
+        assert asked == [there.address]
+        following.ask()
+        await until(lambda: len(asked) == 2)
+
+
+async def test_whoever_works_on_a_session_hears_what_is_told_to_it_and_others_do_not(database):
+    told: list[bytes] = []
+    others: list[bytes] = []
+    async with relays(database, database) as (here, there):
+        here.serve("ada", "k", nobody, told.append)
+        here.serve("bob", "k", nobody, others.append)
+        there.tell("ada", "k", b'"stop"')
+        await until(lambda: told)
+        await asyncio.sleep(0.05)
+        assert told == [b'"stop"']
+        assert others == []
+
+
+async def test_after_a_lost_connection_it_asks_again_and_hears_again(database, tmp_path):
+    asked: list[str] = []
+    heard: list[bytes] = []
+    async with proxied(database, tmp_path) as (proxy, through), relays(database, through) as (here, there):
+        served = here.serve("ada", "k", asked.append, nobody)
+        there.follow("ada", "k", heard.append)
+        await until(lambda: asked)
+        for transport in list(proxy._open):
+            transport.abort()
+        await until(lambda: len(asked) > 1)
+        served.say(b'"again"')
+        await until(lambda: heard)
+        assert heard == [b'"again"']
+
+
+async def test_what_waits_for_a_server_that_is_away_is_bounded_and_the_newest_is_kept(database, monkeypatch):
+    monkeypatch.setattr(relaying, "WAITING_LIMIT", 10_000)
+    async with relays(database, database) as (here, there):
+        served, heard = await followed(here, there)
+        for number in range(1000):
+            served.say(msgspec.json.encode([number, "x" * 100]))
+        (post,) = here._posts.values()
+        assert post._bytes <= 10_000
+        await until(lambda: heard and heard[-1][0] == 999)
+        assert len(heard) < 100
+
+
+async def test_something_that_is_not_understood_is_left_aside(database):
+    async with relays(database, database) as (here, there):
+        served, heard = await followed(here, there)
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as stranger:
+            for payload in ("{", '{"what":1}', '{"what":"new","address":"x"}'):
+                await stranger.execute("SELECT pg_notify('everloop', %s)", (payload,))
+            for payload in ("", "a", "a b c\n", f"{here.address} 5 9\nlate", "\n\n"):
+                await stranger.execute("SELECT pg_notify(%s, %s)", (f"everloop_{there.address}", payload))
+        served.say(b'"still here"')
+        await until(lambda: heard)
+        assert heard == ["still here"]

@@ -60,6 +60,33 @@ async def test_reasoning_is_shown_and_a_lost_answer_is_said_to_begin_again(serve
         await screen.sees("another answer", after=place)
 
 
+async def test_a_command_that_failed_is_marked_so_though_the_call_as_such_went_well(server):
+    server.calls(call("exec", command="ls no-such-thing"), call("exec", command="echo '[exit status 1] said he'"))
+    server.reply("It is not there.")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("look\r")
+        await screen.sees('✗ exec(command="ls no-such-thing")')
+        await screen.sees('✓ exec(command="echo')
+        await screen.sees("It is not there.")
+        screen.type("\x04")
+        assert await screen.ends() == 0
+    log = await everloop("log", server=server)
+    assert "✗ exec: ls" in log.out
+    assert "✓ exec: [exit status 1] said he" in log.out
+
+
+async def test_help_names_the_way_out_and_chat_is_another_name_for_it(server):
+    async with terminal("chat", server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("/help\r")
+        await screen.sees("\n/exit", after=await screen.sees("/stop"))
+        screen.type("/exit\r")
+        assert await screen.ends() == 0
+    piped = await everloop("chat", server=server, stdin=b"/help\n")
+    assert "\n/exit" in piped.out
+
+
 async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
     server.hang(30, after_chunks=1, text="first second")
     async with terminal(server=server) as screen:

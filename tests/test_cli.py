@@ -63,8 +63,8 @@ async def test_help_names_the_commands_there_are_and_no_others():
     done = await everloop("--help")
     commands = re.findall(r"^    ([a-z]+) ", done.out, re.M)
     assert commands == [
-        "run", "init", "sessions", "log", "replay", "fork", "cron", "serve", "worker", "token", "model", "migrate",
-        "doctor",
+        "chat", "run", "init", "sessions", "log", "replay", "fork", "cron", "serve", "worker", "token", "model",
+        "migrate", "doctor",
     ]  # fmt: skip
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from everloop.bus import InboundMessage
+from everloop.providers.local.catalogue import CATALOGUE, DEFAULT
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
-from .commands import Done, environment, finished, start
+from .commands import Done, environment, everloop, finished, start
 from .local.servers import CARD
 from .test_docs import DOCS
 
@@ -92,6 +93,24 @@ async def test_weights_that_are_not_the_right_bytes_are_not_there(tmp_path):
     assert hashlib.sha256(wrong.read_bytes()).hexdigest() != CARD.sha256
     done = await doctor(EVERLOOP_MODEL="", EVERLOOP_WEIGHTS=str(wrong))
     assert not checks(done)["model"]["ok"]
+    assert str(wrong) in checks(done)["model"]["found"]
+    assert checks(done)["model"]["fix"] == f"everloop model pull {DEFAULT}"
+
+
+async def test_weights_that_were_cut_are_damaged_and_not_missing(tmp_path):
+    missing = checks(await doctor(EVERLOOP_MODEL=""))["model"]["found"]
+    cut = tmp_path / CATALOGUE[DEFAULT].file
+    cut.write_bytes(b"GGUF" + bytes(1000))
+    found = checks(await doctor(EVERLOOP_MODEL="", EVERLOOP_MODELS=str(tmp_path)))["model"]
+    assert str(cut) in found["found"]
+    assert str(cut) not in missing
+    assert found["fix"] == f"everloop model pull {DEFAULT}"
+    for arguments in (("run", "hello"), ("model", "path", DEFAULT)):
+        done = await everloop(*arguments, EVERLOOP_MODEL="", EVERLOOP_MODELS=str(tmp_path))
+        assert (done.status, done.out) == (2, "")
+        assert len(done.err.splitlines()) == 1
+        assert str(cut) in done.err
+        assert f"`everloop model pull {DEFAULT}`" in done.err
 
 
 async def test_a_workspace_that_is_a_file_is_missing(tmp_path):

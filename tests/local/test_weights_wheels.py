@@ -217,3 +217,14 @@ def test_a_registry_that_has_none_of_it_says_so_in_one_line(tmp_path, registry):
     card = offered(registry)
     registry.answers.clear()
     assert "registry" in refused(shelf(tmp_path, card))
+
+
+def test_of_a_registry_that_has_none_of_it_or_cannot_be_reached_no_piece_is_named(tmp_path, registry, monkeypatch):
+    card = offered(registry)
+    registry.answers.clear()
+    assert "tiny-part" not in refused(shelf(tmp_path, card))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")  # of which it tells, so that we know
+    said = refused(shelf(tmp_path, card))
+    assert "registry cannot be reached" in said
+    assert "tiny-part" not in said

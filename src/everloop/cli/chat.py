@@ -6,11 +6,13 @@ import argparse
 import os
 import sys
 
+from ..commands import command_of
 from ..config import Config
 from .common import check_model, hush, load_config, prepare_workspace, session_key
 from .first import SMALL, with_model
 
 LEAVE = ("/exit", "/quit")
+LEAVE_HELP = "/exit  leave; what runs is kept and goes on at the next start"
 
 
 def command(options: argparse.Namespace) -> int:
@@ -35,3 +37,8 @@ def command(options: argparse.Namespace) -> int:
 def greeting(config: Config, key: str) -> str:
     line = f"Everloop · {config.model} · session {key} · /help shows the commands"
     return f"{line}\n{SMALL.format(config.model)}" if config.provider == "local" else line
+
+
+def with_leaving(line: str, text: str) -> str:
+    """What a command answers; /help also names the one that only works here."""
+    return f"{text}\n{LEAVE_HELP}" if command_of(line) == "help" else text

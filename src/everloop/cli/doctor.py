@@ -94,9 +94,10 @@ def _local(config: Config) -> list[Check]:
     found = [Check("provider", there, what, 'pip install "everloop[local]"')]
     name, window = config.model or DEFAULT, config.window or WINDOW
     try:
-        path = Weights.of(config).find(name)
+        weights = Weights.of(config)
+        path = weights.find(name)
         if path is None:
-            return [*found, Check("model", False, f"{name} is not there yet", f"everloop model pull {name}")]
+            return [*found, Check("model", False, weights.missing(name), f"everloop model pull {name}")]
         needed = megabytes(needs(path, window, SLOTS).total)
         check_memory(path, window, SLOTS)
         found.append(Check("model", True, f"{name}, {needed} of memory for {window} tokens, {path}"))

@@ -22,7 +22,7 @@ from ..log import (
     kind_of,
     text_of,
 )
-from .paper import as_json, one_line, short_arguments, short_result
+from .paper import as_json, mark_of, one_line, short_arguments, short_result
 
 KINDS = {"model_called": "model", "tool_started": "tool", "feedback": "feedback"}
 
@@ -59,7 +59,7 @@ def described(entry: Entry, *, full: bool = False) -> str:
             word = "approved" if entry.allowed else "denied"
             return f"{word}{f': {_cut(entry.note, full)}' if entry.note else ''}"
         case CallEnded():
-            mark = "✓" if entry.status == "ok" else "✗"
+            mark = mark_of(entry.name, entry.status, entry.content)
             status = "" if entry.status in ("ok", "error") else f" {entry.status}"
             content = entry.content if full else short_result(entry.content)
             return f"{mark} {entry.name}{status}: {content}"

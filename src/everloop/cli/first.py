@@ -49,8 +49,8 @@ def with_model(config: Config, *, at_terminal: bool = False) -> Config:
             if at_terminal:
                 return _asked(config)
             raise ConfigError(
-                f"no model is set, and the local one is not there yet: `everloop model pull {local.model}` gets it "
-                f"({size_of(local.model)}); or set another, {EXAMPLE}"
+                f"{weights.missing(local.model)}: `everloop model pull {local.model}` gets it "
+                f"({size_of(local.model)}); or set another model, {EXAMPLE}"
             )
         pull(weights, local.model)
     return local
@@ -97,7 +97,8 @@ def _may_pull(name: str, weights: Weights, at_terminal: bool) -> bool:
         return True
     if not at_terminal:
         return False
-    print(f"No model is set. {name} can run on this machine, without a key: {size_of(name)}, {card.licence}.")
+    what = f"{size_of(name)}, {card.licence}"
+    print(f"No model is set, and {weights.missing(name)}. It can run on this machine, without a key: {what}.")
     try:
         return input("Download it? [Y/n] ").strip().lower() in ("", "y", "yes")
     except EOFError:

@@ -94,6 +94,7 @@ def parser() -> Parser:
 
 
 def _work(add: Add, session: Parser) -> None:
+    add("chat", "chat", "chat in the terminal, as without a command", session)
     run = add("run", "run", "work on one goal and print the answer", session)
     run.add_argument("goal", help="what to do; - reads it from standard input")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of the answer")

@@ -51,7 +51,7 @@ def _pull(weights: Weights, options: argparse.Namespace) -> int:
 
 def _path(weights: Weights, options: argparse.Namespace) -> int:
     if (path := weights.find(options.name)) is None:
-        raise WeightsError(f"{options.name} is not there yet: `everloop model pull {options.name}` gets it")
+        raise WeightsError(f"{weights.missing(options.name)}: `everloop model pull {options.name}` gets it")
     print(path)
     return 0
 

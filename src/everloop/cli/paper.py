@@ -17,6 +17,8 @@ _HARMLESS: dict[int, int | str | None] = {code: 0x2400 + code for code in range(
 _HARMLESS |= {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
 _HARMLESS |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)), "�")
 _HARMLESS |= {0x0D: None, 0x7F: "␡", 0x2028: "\n", 0x2029: "\n"}
+# How a command that went wrong ends: its status, and remarks of ours after it.
+_FAILED_COMMAND = re.compile(r"^\[exit status [1-9][^\]\n]*\](\n\[[^\n]*\])*\s*\Z", re.M)
 _UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -49,6 +51,12 @@ def short_result(content: str, width: int = 100) -> str:
         with contextlib.suppress(ValueError):  # the tool's own text, that only looks like one
             content = str(json.loads(content)["message"])
     return one_line(content, width)
+
+
+def mark_of(tool: str, status: str, content: str) -> str:
+    """✓ for a call that went well. A command that ran and failed did not, though the call as such is in order."""
+    failed = status != "ok" or (tool == "exec" and _FAILED_COMMAND.search(content) is not None)
+    return "✗" if failed else "✓"
 
 
 def wants_colour(stream: TextIO) -> bool:

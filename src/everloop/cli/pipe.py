@@ -11,7 +11,7 @@ from .. import events
 from ..agents.loop import AgentLoop
 from ..config import Config
 from ..errors import EverloopError
-from .chat import LEAVE, greeting
+from .chat import LEAVE, greeting, with_leaving
 from .common import chat_of, left_behind, make_agent, show_messages, show_undelivered
 from .interrupt import CtrlC
 from .main import INTERRUPTED
@@ -71,7 +71,7 @@ async def _answer(agent: AgentLoop, key: str, line: str, view: View, out: Paper)
     channel, chat_id = chat_of(key)
     text = await agent.process_direct(line, key, channel, chat_id, attended=True)
     if view.turns_ended == ended_before:  # a command, or a turn that ran in another process
-        out.line(text)
+        out.line(with_leaving(line, text))
         return True
     return view.asked or (view.ended is not None and view.ended.reason == "answer")
 

@@ -22,7 +22,7 @@ from ..agents.urgent import STOPPED
 from ..commands import command_of
 from ..config import Config
 from ..errors import EverloopError
-from .chat import LEAVE, greeting
+from .chat import LEAVE, greeting, with_leaving
 from .common import chat_of, left_behind, make_agent, show_messages, show_undelivered
 from .paper import Paper, Style
 from .view import View
@@ -183,7 +183,7 @@ class Chat:
         if text == STOPPED:
             return  # the end of the turn says it
         if self._view.turns_ended == ended_before:  # a command, or run in another process
-            self._paper.line(text, "dim" if command_of(line) else "")
+            self._paper.line(with_leaving(line, text), "dim" if command_of(line) else "")
 
     def _see(self, event: events.Event) -> None:
         self._view(event)
@@ -213,7 +213,9 @@ class Chat:
         for call in self._view.running.values():
             parts.append((look["dim"], f"{picture} {call.text}  {now - call.since:.1f} s"[: width - 1] + "\n"))
         if self._view.busy_since is not None and not self._view.running:
-            parts.append((look["dim"], f"{picture} {now - self._view.busy_since:.1f} s · /stop or Ctrl-C stops\n"))
+            doing = getattr(self._agent.provider, "doing", "")  # any object with `chat` is a provider
+            what = f"{picture} {f'{doing} ' if doing else ''}{now - self._view.busy_since:.1f} s"
+            parts.append((look["dim"], f"{what} · /stop or Ctrl-C stops\n"))
         return [*parts, (look["bold"], "> ")]
 
 

@@ -6,9 +6,7 @@ import time
 from dataclasses import dataclass
 
 from .. import events
-from .paper import Paper, one_line, short_arguments, short_result
-
-MARKS = {"ok": "✓"}  # every other status is a ✗
+from .paper import Paper, mark_of, one_line, short_arguments, short_result
 
 
 @dataclass(slots=True)
@@ -110,7 +108,7 @@ class View:
 
     def _end_call(self, event: events.ToolEnded) -> None:
         known = self.running.pop(event.call, None)
-        mark = MARKS.get(event.status, "✗")
+        mark = mark_of(event.name, event.status, event.content)
         what = known.text if known is not None and self._live else event.name
         self.paper.fresh()
         self.paper.put(mark, "good" if mark == "✓" else "bad")

@@ -110,6 +110,11 @@ class LLMProvider:
     def get_default_model(self) -> str:
         return self.default_model
 
+    @property
+    def doing(self) -> str:
+        """What it does before it can answer, for a person who waits; "" when there is no such thing."""
+        return ""
+
     async def close(self) -> None:
         """Give back connections. Called once, when the loop that uses the provider is closed."""
 

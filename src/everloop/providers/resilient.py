@@ -101,6 +101,10 @@ class Resilient(LLMProvider):
             failed.append(self._obituary(place, model, last, attempt))
         raise self._all_failed(failed, last) from last
 
+    @property
+    def doing(self) -> str:
+        return next((provider.doing for provider, _ in self._providers if provider.doing), "")
+
     async def close(self) -> None:
         for provider in dict.fromkeys(provider for provider, _ in self._providers):
             await provider.close()

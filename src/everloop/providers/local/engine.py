@@ -56,6 +56,11 @@ class Engine:
         """The child's process id, while there is one."""
         return None if self._child is None or self._child.dead else self._child.pid
 
+    @property
+    def loading(self) -> bool:
+        """Whether the model is on its way into memory."""
+        return self._starting is not None
+
     async def start(self) -> None:
         """Load the model now; an error in one line if it cannot be."""
         await self._running()

@@ -137,6 +137,10 @@ class LocalProvider(LLMProvider):
             step = shaping.read(answer, step)
         yield step
 
+    @property
+    def doing(self) -> str:
+        return "loading the model …" if self.engine.loading else ""
+
     async def close(self) -> None:
         await self.engine.close()
 
@@ -222,8 +226,9 @@ def _size(name: str) -> int:
 
 def found_weights(config: Config, name: str) -> Path:
     """The model's file; an error with the command that gets it where it is not there."""
-    if (path := Weights.of(config).find(name)) is None:
-        raise ProviderError(f"{name} is not there yet: `everloop model pull {name}` gets it")
+    weights = Weights.of(config)
+    if (path := weights.find(name)) is None:
+        raise ProviderError(f"{weights.missing(name)}: `everloop model pull {name}` gets it")
     return path
 
 

@@ -93,6 +93,13 @@ class Weights:
                 return path
         return None
 
+    def missing(self, name: str) -> str:
+        """Why `find` found nothing: the model's file is not there yet, or what has its place is not right."""
+        for path in self._places(self.card(name)):
+            if path.exists():
+                return f"{name} is damaged: {path} is not the file that was published"
+        return f"{name} is not there yet"
+
     def so_far(self, name: str) -> int:
         """Bytes that a pull has brought so far."""
         try:

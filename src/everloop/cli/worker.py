@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from ..config import Config
 from .common import check_model, load_config, prepare_workspace
 from .first import with_model
 from .working import at_work
+
+if TYPE_CHECKING:
+    from ..metrics.meters import Meters
+    from ..store.base import Store
 
 
 def command(options: argparse.Namespace) -> int:
@@ -25,7 +32,33 @@ def command(options: argparse.Namespace) -> int:
 async def _work(config: Config) -> int:
     from ..store.opening import store_at
 
-    store = store_at(config.store, config)
-    async with at_work(config, store) as (_, told):
+    store, meters = store_at(config.store, config), _meters(config)
+    async with at_work(config, store) as (_, told), _telling(config, store, meters):
         print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)
         return await told
+
+
+def _meters(config: Config) -> Meters | None:
+    """What counts, where somebody can read it; without an address for that, nothing of it is even loaded."""
+    if not config.worker_metrics:
+        return None
+    from ..metrics.meters import Meters
+
+    return Meters()
+
+
+@contextlib.asynccontextmanager
+async def _telling(config: Config, store: Store, meters: Meters | None) -> AsyncIterator[None]:
+    """Serve /metrics meanwhile, if that is asked for."""
+    if meters is None:
+        yield
+        return
+    from ..server.monitor import MetricsServer
+
+    server = MetricsServer(config, store, meters)
+    for address in await server.start():
+        print(f"everloop: metrics on {address}/metrics", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        await server.stop()

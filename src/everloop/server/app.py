@@ -9,13 +9,16 @@ from aiohttp import web
 
 from ..agents.household import Household
 from ..config import Config
-from ..errors import ConfigError, StoreError
+from ..errors import StoreError
 from ..messages import encode_json
+from ..metrics.meters import Meters
 from .answers import health, model, models
 from .chat import ChatHandler
 from .connections import Runner, room_for
 from .door import Door
 from .errors import not_found, unavailable
+from .listening import listen
+from .monitor import Monitor
 from .origins import check_bind
 
 log = logging.getLogger("everloop.server")
@@ -24,9 +27,10 @@ log = logging.getLogger("everloop.server")
 class Server:
     """Everloop behind OpenAI's API. `start` gives the addresses that it listens on."""
 
-    def __init__(self, config: Config, household: Household) -> None:
+    def __init__(self, config: Config, household: Household, meters: Meters | None = None) -> None:
         self._config = config
         self._household = household
+        self._monitor = Monitor(household.store, meters or Meters())
         self._chat = ChatHandler(
             household,
             messages_limit=config.messages_limit,
@@ -51,24 +55,15 @@ class Server:
             at_once=config.at_once,
             at_once_each=config.at_once_each,
         )
+        app = self._app()
+        self._door.on_answer = self._monitor.counts(app)
         self._runner = Runner(
-            self._app(),
+            app,
             self._door,
             shutdown_timeout=max(config.drain_seconds, 0.01),
             places=room_for(config.at_once),
         )
-        await self._runner.setup()
-        port = config.port
-        for address in binding.addresses:
-            try:
-                site = web.TCPSite(self._runner, address, port, reuse_address=True, backlog=1024)
-                await site.start()
-            except (OSError, OverflowError) as error:
-                await self._runner.cleanup()
-                why = getattr(error, "strerror", None) or error
-                raise ConfigError(f"cannot listen on {address} port {port} ({why}): name another with --port") from None
-            port = port or self._runner.addresses[0][1]  # the same one on every address
-        return [_shown(*address[:2]) for address in self._runner.addresses]
+        return await listen(self._runner, binding, config.port, "--port")
 
     async def stop(self) -> None:
         """Take no more requests, and let those that run come to their end within the time they have; whatever then is
@@ -86,6 +81,7 @@ class Server:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/openapi.json", self._document)
+        app.router.add_get("/metrics", self._monitor.handle)
         return app
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -129,7 +125,3 @@ class Server:
 
 def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
-
-
-def _shown(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -32,6 +32,7 @@ ORIGIN = web.RequestKey("origin", str)  # of another page that the settings allo
 T = TypeVar("T", bound=web.StreamResponse)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN = frozenset({"/healthz", "/readyz"})  # for whoever watches the machine, which has no token
+CLIENT_LEFT = 499  # is sent to nobody: it stands for a client that did not wait for its answer
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 # Two of these, and two readers differ.
 ONCE = ("Host", "Origin", "Authorization", "Content-Type", "Content-Encoding", "X-Session", "Idempotency-Key")
@@ -72,6 +73,7 @@ class Door:
         bodies_limit: int | None = None,
     ) -> None:
         self.closing = False  # new requests are turned away, those under way may end
+        self.on_answer: Callable[[str, int], None] | None = None  # hears of the path and the status of each request
         self._store = store
         self._hosts = LOOPBACK_NAMES | {plain(host) for host in hosts}
         self._origins = configured_origins(origins)
@@ -92,6 +94,16 @@ class Door:
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let a request through to its handler; whatever goes wrong becomes a response in OpenAI's shape."""
         request[REQUEST_ID] = new_request_id()
+        status = CLIENT_LEFT
+        try:
+            response = await self._answer(request, handler)
+            status = response.status
+            return response
+        finally:
+            if self.on_answer is not None:
+                self.on_answer(request.rel_url.raw_path, status)
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await self._pass(request, handler)
         except ApiError as error:

@@ -15,8 +15,9 @@ from everloop.log import UserSaid
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import FakeOpenAI, ScriptedProvider
 
+from .crash.checker import violations
 from .crash.forge import Forge
-from .crash.history import History, lines, read, violations
+from .crash.history import History, lines, read
 from .crash.scene import KILLED, Scene, say
 
 pytestmark = pytest.mark.timeout(120)

@@ -21,8 +21,9 @@ from everloop import InboundMessage
 from everloop.dispatch.durable import DurableBus
 from everloop.store.sqlite import SQLiteStore
 
+from ..crash.checker import violations
 from ..crash.forge import Child, Forge
-from ..crash.history import History, read, violations
+from ..crash.history import History, read
 from ..crash.scene import KILLED
 
 PLANS = ["", "", "", "s", "s", "n", "sn", "w", "s.n", "nw.s", "aa"]

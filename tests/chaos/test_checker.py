@@ -11,8 +11,9 @@ from pathlib import Path
 from everloop.log import CallEnded
 from everloop.testing import FakeOpenAI
 
+from ..crash.checker import violations
 from ..crash.forge import Forge
-from ..crash.history import History, read, violations
+from ..crash.history import History, read
 from ..crash.scene import Scene, say
 from .channel import finished, publish, until
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from everloop.testing import FakeOpenAI
 
+from ..crash.checker import violations
 from ..crash.forge import Forge
-from ..crash.history import read, violations
+from ..crash.history import read
 from ..crash.scene import say
 from .channel import finished, publish, started, until
 

@@ -52,7 +52,7 @@ def _settle_early() -> None:
 
     def early(self: writer.Writer, connection: sqlite3.Connection, done: Any) -> None:
         jobs.settle(done)
-        time.sleep(0.02)
+        time.sleep(0.1)
         finish(self, connection, done)
 
     settle: Callable[..., None] = jobs.Job.settle

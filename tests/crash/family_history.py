@@ -20,9 +20,10 @@ from everloop.context.view import conversation_of
 from everloop.log import CallEnded, Cleared, Compacted, Logged, ModelAnswered, TurnEnded, UserSaid, messages_of
 from everloop.testing import check_conversation
 
+from .checker import at_rest, whole_logs
 from .family import APPLES, BEANS, COUNTER, FOUND, JOB, START, TICKS
 from .forge import Forge
-from .history import History, Message, Place, at_rest, lines, read, whole_logs
+from .history import History, Message, Place, lines, read
 
 KILLED = -signal.SIGKILL
 AT_ONCE = 3

@@ -98,9 +98,9 @@ class Forge:
 
 def main() -> None:
     """Fork what is asked for on standard input; tell pids and exit statuses on standard output."""
-    from . import family, programs
+    from . import company, family, programs
 
-    known = vars(programs) | vars(family)
+    known = vars(programs) | vars(family) | vars(company)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -128,7 +128,7 @@ def main() -> None:
         _reap(running)
 
 
-def _fork(program: Callable[..., Awaitable[None]], arguments: dict[str, Any]) -> int:
+def _fork(program: Callable[..., Awaitable[None] | int], arguments: dict[str, Any]) -> int:
     if pid := os.fork():
         return pid
     status = 1
@@ -138,8 +138,12 @@ def _fork(program: Callable[..., Awaitable[None]], arguments: dict[str, Any]) ->
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
         faulthandler.dump_traceback_later(LONGEST, exit=True)
-        asyncio.run(program(**arguments))  # type: ignore[arg-type]
-        status = 0
+        made = program(**arguments)
+        if isinstance(made, int):
+            status = made
+        else:
+            asyncio.run(made)  # type: ignore[arg-type]
+            status = 0
     except BaseException:
         traceback.print_exc()
     finally:

@@ -108,12 +108,17 @@ def make_loop(folder: Path, url: str, bus: MessageBus, store: SQLiteStore, **opt
     provider = OpenAIProvider(url, model="planned")
     config = Config(home=folder / "home", policy=(Rule(do="ask", tool="asked"),))
     loop = AgentLoop(bus, provider, folder, store=store, config=config, **options)
+    equip(loop, folder)
+    return loop
+
+
+def equip(loop: AgentLoop, folder: Path) -> None:
+    """Give it the tools of these tests, and no others but `message`."""
     for name in loop.tools.names:
         if name != "message":
             loop.tools.unregister(name)
     for one in make_tools(folder):
         loop.tools.register(one)
-    return loop
 
 
 def kill_at(store: SQLiteStore, number: int, when: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 from everloop.testing import FakeOpenAI
 
+from .checker import violations
 from .forge import Forge
-from .history import History, lines, read, violations
+from .history import History, lines, read
 
 KILLED = -signal.SIGKILL
 AT_ONCE = 3

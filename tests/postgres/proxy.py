@@ -28,7 +28,12 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        theirs, to_server = await asyncio.open_unix_connection(self._server / SOCKET)
+        try:
+            theirs, to_server = await asyncio.open_unix_connection(self._server / SOCKET)
+        except OSError:  # there is no server just now
+            writer.transport.abort()
+            self._tasks.discard(task)
+            return
         both = (writer.transport, to_server.transport)
         self._open.update(both)
         answers = asyncio.create_task(self._pass(theirs, writer))
@@ -64,9 +69,15 @@ class Proxy:
         await reader.read(65536)
         writer.transport.abort()
 
-    async def close(self) -> None:
-        for transport in self._open:
+    def cut_all(self) -> int:
+        """Break every connection that is open now; how many."""
+        there = list(self._open)
+        for transport in there:
             transport.abort()
+        return len(there) // 2
+
+    async def close(self) -> None:
+        self.cut_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 

@@ -1,0 +1,139 @@
+"""Those who use the company from outside: clients of its servers, and a channel. Each keeps a record of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from everloop import InboundMessage
+from everloop.dispatch.durable import DurableBus
+from everloop.errors import StoreError
+
+from ..crash.history import Asked
+from ..server.serving import CHAT, Streamed, text_of
+
+PATIENCE = 30.0  # seconds that a client waits for an answer before it asks elsewhere
+PLANS = ["", "", "", "s", "s", "n", "sn", "w", "s.n", "nw.s", "aa", "l", "l.s"]
+
+
+class HttpClient:
+    """One session at whichever server is there: one message after another, repeated until it is answered."""
+
+    def __init__(self, http: aiohttp.ClientSession, name: str, urls: Callable[[], Sequence[str]], seed: str) -> None:
+        self.record: list[Asked] = []
+        self._http = http
+        self._name = name
+        self._urls = urls
+        self._random = random.Random(seed)
+
+    async def converse(self, messages: int, answered: Callable[[], None]) -> None:
+        for number in range(messages):
+            plan = self._random.choice(PLANS)
+            asked = Asked(self._name, f"{self._name}-{number}{f'.{plan}' if plan else ''}")
+            self.record.append(asked)
+            if self._random.random() < 0.08:
+                await self._hang_up(asked)
+            else:
+                await self._ask(asked, f"key-{number}")
+                if self._random.random() < 0.15:
+                    await self._ask(asked, f"key-{number}")  # once more, of whichever server
+            answered()
+
+    async def _ask(self, asked: Asked, key: str) -> None:
+        """Until there is an answer."""
+        wanted = len(asked.answers) + 1
+        while len(asked.answers) < wanted and not asked.refused:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self._try(asked, key)
+            except TimeoutError:  # for the server that is the same as a client who went away
+                asked.hung_up = True
+            except (aiohttp.ClientError, ConnectionError):
+                await asyncio.sleep(self._random.uniform(0.02, 0.2))
+
+    async def _hang_up(self, asked: Asked) -> None:
+        """Ask, and go away before the answer; mostly."""
+        asked.hung_up = True
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
+            async with asyncio.timeout(self._random.uniform(0.01, 0.3)):
+                await self._try(asked, f"left-{asked.mark}")
+
+    async def _try(self, asked: Asked, key: str) -> None:
+        urls = self._urls()
+        if not urls:
+            raise ConnectionError("no server is there just now")
+        stream = self._random.random() < 0.5
+        body = {"messages": [{"role": "user", "content": f"mark:{asked.mark}"}], "stream": stream}
+        headers = {"X-Session": self._name, "Idempotency-Key": key}
+        async with self._http.post(self._random.choice(urls) + CHAT, json=body, headers=headers) as response:
+            if response.status >= 500:
+                raise ConnectionError(f"{response.status} {await response.text()}")
+            if response.status != 200:
+                asked.refused.append(f"its client was refused: {response.status} {await response.text()}")
+            elif not stream:
+                asked.answers.append((False, text_of(await response.json())))
+            elif (text := await _streamed(response)) is not None:
+                asked.answers.append((True, text))
+            else:
+                raise ConnectionError("the stream ended before its end")
+
+
+async def _streamed(response: Any) -> str | None:
+    """The whole of a streamed text; None when it was cut off."""
+    streamed = Streamed()
+    async for line in response.content:
+        streamed.take(line.decode().removesuffix("\n"))
+    cut_off = not streamed.done or any("error" in chunk for chunk in streamed.chunks)
+    return None if cut_off else streamed.text
+
+
+class Publisher:
+    """The side of a channel that takes messages: a chat's in order, each until it is acknowledged."""
+
+    def __init__(self, bus: DurableBus, folder: Path, seed: str) -> None:
+        self.published: dict[str, list[str]] = {}
+        self.acknowledged: list[str] = []
+        self._bus = bus
+        self._answers = folder / "answers"
+        self._random = random.Random(seed)
+        self._seen = 0  # bytes of the answers
+        self.delivered = 0
+
+    async def feed(self, chat: str, messages: int, ahead: int) -> None:
+        for number in range(messages):
+            while len(self.acknowledged) - self.delivered > ahead:
+                await asyncio.sleep(0.05)
+            plan = self._random.choice(PLANS)
+            id = f"{chat}-{number}"
+            new = self._random.random() < 0.02
+            content = "/new" if new else f"mark:{id}.{plan}" if plan else f"mark:{id}"
+            await self._publish(InboundMessage("test", "me", chat, content, id=id))
+            await asyncio.sleep(self._random.uniform(0.0, 0.05))
+
+    async def _publish(self, message: InboundMessage) -> None:
+        assert message.id is not None
+        self.published.setdefault(message.chat_id, []).append(message.id)
+        while True:
+            try:
+                await self._bus.publish_inbound(message)
+                break
+            except StoreError:  # not acknowledged, so it is sent once more
+                await asyncio.sleep(0.1)
+        self.acknowledged.append(message.id)
+
+    async def count(self) -> None:
+        """Count the answers as they come."""
+        while True:
+            if self._answers.exists() and self._answers.stat().st_size > self._seen:
+                with self._answers.open("rb") as file:
+                    file.seek(self._seen)
+                    data = file.read()
+                self._seen += len(data)
+                self.delivered += data.count(b"\n")
+            await asyncio.sleep(0.05)

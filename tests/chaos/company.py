@@ -1,0 +1,208 @@
+"""Real workers and servers on one PostgreSQL, each behind a proxy of its own, and what can be done to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from ..crash.company import LEASE
+from ..crash.forge import ROOT, Child, Forge
+from ..crash.scene import KILLED
+from ..crash.witness import set_up
+from ..postgres.proxy import Proxy, proxied
+from ..postgres.server import Server, own_server
+
+START_SECONDS = 30.0
+REFUSED = "was taken over by another worker"
+READY = re.compile(r"everloop: (?:serving on (?P<url>\S+)|worker \d+ is ready)")
+
+
+class Member:
+    """A worker, a server or the channel's sender: a process that is ended and started again."""
+
+    def __init__(self, company: Company, kind: str, number: int, dsn: str, proxy: Proxy) -> None:
+        self.kind = kind
+        self.name = f"{kind}-{number}"
+        self.proxy = proxy
+        self.url = ""
+        self.pid = 0
+        self.frozen = False
+        self._company = company
+        self._dsn = dsn
+        self._starts = 0
+        self._said = Path()
+        self._wait: Callable[[], Any] = lambda: None
+
+    async def start(self) -> None:
+        """Start it, and wait until it says that it is ready."""
+        self._starts += 1
+        self._said = self._company.folder / "said" / f"{self.name}.{self._starts}"
+        if self.kind == "server":
+            await self._start_server()
+        else:
+            await self._start_child()
+        if self.kind != "channel":
+            found = await self._ready()
+            self.url = found["url"] or ""
+
+    async def _start_server(self) -> None:
+        """The whole command as a program of its own."""
+        company = self._company
+        what = (str(company.folder), self._dsn, company.plant, "serve", "--port", "0")
+        with self._said.open("wb") as said:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.crash.company", *what),
+                env={**os.environ, **company.settings},
+                cwd=ROOT,
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=said,
+            )
+        self.pid, self._wait = process.pid, process.wait
+
+    async def _start_child(self) -> None:
+        company = self._company
+        options: dict[str, Any] = {"folder": str(company.folder), "dsn": self._dsn, "said": str(self._said)}
+        if self.kind == "worker":
+            options |= {"arguments": ["worker"], "plant": company.plant, "settings": company.settings}
+        child: Child = company.forge.start("channel" if self.kind == "channel" else "command", **options)
+        self.pid, self._wait = await asyncio.wrap_future(child.pid), child.wait
+
+    async def _ready(self) -> re.Match[str]:
+        give_up = time.monotonic() + START_SECONDS
+        while (found := READY.search(self.said)) is None:
+            assert time.monotonic() < give_up, f"{self.name} did not start: {self.said}"
+            await asyncio.sleep(0.03)
+        return found
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text(errors="replace") if self._said.exists() else ""
+
+    async def end(self, number: int) -> int:
+        """End it by a signal; its exit status."""
+        self.url = ""
+        self._company.ended.add(self.pid)
+        os.kill(self.pid, number)
+        return int(await asyncio.wait_for(self._wait(), START_SECONDS))
+
+    async def again(self, number: int) -> None:
+        """End it by a signal and start it again."""
+        status = await self.end(number)
+        assert status == (KILLED if number == signal.SIGKILL else 0), f"{self.name} ended with {status}: {self.said}"
+        await self.start()
+
+    async def freeze(self, seconds: float) -> None:
+        """Stop it for a while. It lives, and cannot do anything, not even renew its lease."""
+        self.frozen = True
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+            self.frozen = False
+
+
+class Company:
+    """All processes that share a store."""
+
+    def __init__(self, forge: Forge, folder: Path, server: Server, dsn: str, plant: str) -> None:
+        self.forge = forge
+        self.folder = folder
+        self.server = server
+        self.dsn = dsn
+        self.plant = plant
+        self.settings: dict[str, str] = {}
+        self.members: list[Member] = []
+        self.ended: set[int] = set()  # processes that were told to end, or killed
+        self.outages: list[tuple[float, float]] = []
+
+    async def start(self) -> None:
+        await asyncio.gather(*(one.start() for one in self.members))
+
+    def of(self, *kinds: str) -> list[Member]:
+        """Those of a kind that are not frozen."""
+        return [one for one in self.members if one.kind in kinds and not one.frozen]
+
+    def urls(self) -> list[str]:
+        """The servers that clients know; one may be frozen, which a client cannot see."""
+        return [one.url for one in self.members if one.url]
+
+    async def restart_postgres(self, mode: str) -> None:
+        began = time.time()
+        await asyncio.to_thread(self.server.restart, mode)
+        self.outages.append((began, time.time()))
+
+    def said(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in sorted((self.folder / "said").iterdir()))
+
+    async def scalar(self, sql: str) -> int:
+        rows = await asyncio.to_thread(self.server.sql, sql, database=self.dsn.partition("@/")[2].partition("?")[0])
+        return int(rows[0][0])
+
+    async def rest(self, seconds: float) -> bool:
+        """Wait until everything is answered and sent, and nobody holds a session any more."""
+        busy = (
+            "SELECT (SELECT count(*) FROM inbox WHERE state <> 'done')"
+            " + (SELECT count(*) FROM outbox WHERE sent_at IS NULL)"
+            " + (SELECT count(*) FROM session WHERE worker IS NOT NULL)"
+        )
+        give_up = time.monotonic() + seconds
+        while await self.scalar(busy):
+            if time.monotonic() > give_up:
+                return False
+            await asyncio.sleep(0.1)
+        return True
+
+    async def close(self) -> None:
+        """Those that are told to end do so cleanly."""
+        told = self.of("worker", "server")
+        ends = await asyncio.gather(*(one.end(signal.SIGTERM) for one in told))
+        await asyncio.gather(*(one.end(signal.SIGKILL) for one in self.of("channel")))
+        wrong = [f"{one.name}: {status}: {one.said}" for one, status in zip(told, ends, strict=True) if status]
+        assert not wrong, wrong
+
+
+def _configure(company: Company, url: str) -> None:
+    home = company.folder / "shared"
+    (home / "workspace").mkdir(parents=True)
+    (company.folder / "said").mkdir()
+    (home / "config.toml").write_text(f"[worker]\nlease_seconds = {LEASE}\n[server]\ndrain_seconds = 5.0\n")
+    company.settings = {
+        "EVERLOOP_HOME": str(home),
+        "EVERLOOP_BASE_URL": url,
+        "EVERLOOP_MODEL": "planned",
+    }
+
+
+@contextlib.asynccontextmanager
+async def company(
+    forge: Forge, folder: Path, url: str, *, workers: int, servers: int, channels: int = 1, plant: str = ""
+) -> AsyncIterator[Company]:
+    """Workers, servers and senders on a PostgreSQL of their own, to be started; the model is at `url`."""
+    async with contextlib.AsyncExitStack() as stack:
+        server = stack.enter_context(own_server())
+        dsn = stack.enter_context(server.database())
+        set_up(dsn, LEASE)
+        made = Company(forge, folder, server, dsn, plant)
+        _configure(made, url)
+        for kind, count in (("worker", workers), ("server", servers), ("channel", channels)):
+            for number in range(1, count + 1):
+                place = stack.enter_context(tempfile.TemporaryDirectory(prefix="everloop-"))
+                proxy, through = await stack.enter_async_context(proxied(dsn, Path(place)))
+                made.members.append(Member(made, kind, number, through, proxy))
+        try:
+            yield made
+        finally:
+            for one in made.members:
+                with contextlib.suppress(ProcessLookupError):
+                    if one.pid and one.pid not in made.ended:
+                        os.kill(one.pid, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""The documented ways to run it on more than one machine."""

@@ -365,10 +365,10 @@ async def test_it_does_not_poll(store, clock, monkeypatch):
     looks = 0
     look = store.timers
 
-    async def counted(owner: str | None = None) -> list[Timer]:
+    async def counted(owner: str | None = None, limit: int | None = None) -> list[Timer]:
         nonlocal looks
         looks += owner is None
-        return await look(owner)
+        return await look(owner, limit)
 
     monkeypatch.setattr(store, "timers", counted)
     await service.add("far", every="1h", **HERE)

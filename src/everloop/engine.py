@@ -158,6 +158,7 @@ class Turn:
         self.partial: list[str] = []  # text of an answer that is still coming
         self.asked_at = self.first_at = 0.0  # when the model was asked, and when the first piece of its answer came
         self.stopped: tuple[Reason, str] | None = None
+        self.leaves = False  # another process is to go on with it from the next step on
         self.approved: set[str] = set()  # calls that a person has allowed
         self.reviewed: set[str] = set()  # calls that the policy has seen
         self.running: dict[str, float] = {}  # calls under way, and since when
@@ -172,6 +173,10 @@ class Turn:
             self.stopped = (reason, text)
             if self._task is not None:
                 self._task.cancel()
+
+    def leave(self) -> None:
+        """Let go of the turn once the step that runs is on disk; whoever takes it up goes on with the next."""
+        self.leaves = True
 
     def tell(self, event: events.Event) -> None:
         if self.emit is not None:
@@ -244,10 +249,19 @@ class Parked:
     question: str
 
 
+@dataclass(slots=True, frozen=True)
+class Left:
+    """The turn is open and all of it on disk: its next step is for another process."""
+
+
+Ending = TurnEnded | Parked | Left
+
+
 async def run_turn(
     turn: Turn, model: Model, toolbox: Toolbox, limits: Limits = DEFAULT_LIMITS, window: Window | None = None
-) -> TurnEnded | Parked:
-    """Take the open turn to its end, or to where a person must be asked, from wherever its log says it is.
+) -> Ending:
+    """Take the open turn to its end, or to where a person must be asked, from wherever its log says it is; or, told to
+    leave it, to the end of the step that runs.
 
     Cancelled without `turn.stop` (the process is going down) it leaves the turn open: the next start goes on.
     """
@@ -265,11 +279,12 @@ async def run_turn(
         turn._task = None
 
 
-async def _steps(
-    turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, window: Window | None
-) -> TurnEnded | Parked:
+async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, window: Window | None) -> Ending:
     while True:
         action = _decide(turn, limits)
+        if turn.leaves and isinstance(action, CallModel | RunTools):
+            await turn.append()
+            return Left()
         # The choice is pure, so the outcome of one step and the intent of the next are one write.
         match action:
             case CallModel():

@@ -20,22 +20,26 @@ from .loop import AgentLoop
 
 log = logging.getLogger(__name__)
 OWN = "me"  # the person whose machine it is
+BREATH = 0.01  # seconds between two looks into the store: many wake-ups at once cost one
 
 
 class Household:
     """Makes an owner's agent when there is something for it to do, and keeps it at work until the end.
 
-    The store and the provider are shared by all, and closed by whoever made them.
+    The store and the provider are shared by all, and closed by whoever made them. The store is looked into for all of
+    them at once, under one name. Without `runs`, whatever comes in is for other processes to do.
     """
 
-    def __init__(self, config: Config, store: Store, provider: LLMProvider) -> None:
+    def __init__(self, config: Config, store: Store, provider: LLMProvider, *, runs: bool = True) -> None:
         self.config = config
         self.store = store
         self.provider = provider
+        self.worker = new_worker()
+        self.runs = runs
         self._agents: dict[str, AgentLoop] = {}
-        self._runs: dict[str, asyncio.Task[None]] = {}
-        self._worker = new_worker()
+        self._at_work: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._neighbours = Neighbours(store, self.worker, self._changed.set)
         self._making = asyncio.Lock()
 
     async def agent(self, owner: str) -> AgentLoop:
@@ -46,36 +50,63 @@ class Household:
             if owner not in self._agents:
                 agent = await self._make(owner)
                 self._agents[owner] = agent
-                run = self._runs[owner] = asyncio.create_task(agent.run(), name=f"agent of {owner}")
+                run = self._at_work[owner] = asyncio.create_task(agent.run(), name=f"agent of {owner}")
                 run.add_done_callback(_ended)
         return self._agents[owner]
 
+    def changed(self) -> None:
+        """There may be something new in the store."""
+        self._changed.set()
+
+    def watch(self, worker: str) -> None:
+        """Hear of the death of a worker of another process."""
+        self._neighbours.watch(worker)
+
     async def run(self) -> None:
         """Take up the work that waits in the store, and whatever comes, until cancelled."""
-        neighbours = Neighbours(self.store, self._worker, self._changed.set)
-        await self.agent(OWN)  # also fires everybody's scheduled work
+        own = await self.agent(OWN)
+        if self.runs:
+            own.serve_cron()  # of everybody
         try:
-            await neighbours.join()
+            await self._neighbours.join()
             while True:
                 self._changed.clear()  # before looking: what comes meanwhile sets it again
                 try:
-                    for owner in {owner for owner, _ in await self.store.ready(self._worker)} - self._agents.keys():
-                        await self.agent(owner)
+                    await self._look()
                 except StoreError as error:  # a full or locked disk ends no server
                     log.error("%s", error)
                     asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed.set)
+                await asyncio.sleep(BREATH)
                 await self._changed.wait()
         finally:
-            await neighbours.leave()
+            await self._neighbours.leave()
+
+    async def _look(self) -> None:
+        """One look into the store for the agents of all owners."""
+        ready = await self.store.ready(self.worker) if self.runs else []
+        urgent = await self.store.urgent(self.worker) if self.runs else []
+        for owner in {*self._agents, *(owner for owner, _ in ready), *(row.message.owner for row in urgent)}:
+            agent = await self.agent(owner)
+            await agent.look(
+                [one for one in ready if one[0] == owner], [one for one in urgent if one.message.owner == owner]
+            )
+        waits = {id: agent for agent in self._agents.values() for id in agent.waits()}
+        for id in await self.store.over(list(waits)):
+            await waits[id].settle([id])
+
+    async def leave(self, seconds: float) -> None:
+        """Begin no more turns, and leave those that run to other processes, each after the step that runs."""
+        self.runs = False
+        await asyncio.gather(*(agent.leave(seconds) for agent in self._agents.values()))
 
     async def close(self) -> None:
         """Let go of all. Turns under way stay open on disk; the next start goes on with them."""
         for agent in self._agents.values():
             await agent.close()
-        await asyncio.gather(*self._runs.values(), return_exceptions=True)
+        await asyncio.gather(*self._at_work.values(), return_exceptions=True)
         self._agents.clear()
-        self._runs.clear()
-        retire(self._worker)
+        self._at_work.clear()
+        retire(self.worker)
 
     async def _make(self, owner: str) -> AgentLoop:
         config = self.config
@@ -91,7 +122,7 @@ class Household:
             config=config,
             store=self.store,
             owner=owner,
-            shared=True,
+            house=self,
         )
 
 

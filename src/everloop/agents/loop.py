@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,9 +18,9 @@ from ..config.dsn import DSN
 from ..context.builder import ContextBuilder
 from ..dispatch.durable import DurableBus
 from ..dispatch.live import Live
-from ..dispatch.local import RETRY_SECONDS, WAITS, Dispatcher, Stopped
-from ..dispatch.neighbours import Neighbours, wake_all
-from ..engine import Parked
+from ..dispatch.local import RETRY_SECONDS, WAITS, Dispatcher, Leaves, Stopped
+from ..dispatch.neighbours import wake_all
+from ..engine import Left, Parked
 from ..errors import StoreError
 from ..log import Cleared, Entry
 from ..messages import clean
@@ -37,6 +37,7 @@ from .budgets import Budgets
 from .compactor import Compactor
 from .cron.heartbeat import Heartbeat
 from .cron.service import CronService
+from .listening import House, Listening
 from .parts import allowed, mcp_servers, open_store, tracer
 from .ports import reply
 from .requests import Requests
@@ -55,7 +56,8 @@ class AgentLoop:
     `store` is where turns are kept (a path or a store; by default one SQLite file a workspace, in
     `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is
     queued, handed to the turn at its next round (`steer`), or replaces it (`interrupt`). `owner` is the one whose
-    sessions it works in, by default anybody's. With `shared`, the store and the provider are left open at the end.
+    sessions it works in, by default anybody's. In a `house` it lives with the agents of other owners: the store and the
+    provider are theirs too, and left open at the end.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class AgentLoop:
         busy: Literal["queue", "steer", "interrupt"] | None = None,
         on_event: Callable[[str, events.Event], None] | None = None,
         owner: str | None = None,
-        shared: bool = False,
+        house: House | None = None,
     ) -> None:
         settings = config if isinstance(config, Config) else Config()
         busy = busy or settings.busy
@@ -88,7 +90,7 @@ class AgentLoop:
         self.max_iterations = max_iterations
         self.restrict_to_workspace = restrict_to_workspace
         self.owner = owner
-        self._shared = shared
+        self._house = house
         self.store = open_store(store, config, self.workspace)
         built_in = builtin_tools(settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config)
         self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
@@ -110,27 +112,35 @@ class AgentLoop:
         self._turns = self._turn_runner(settings, own_home, budgets, on_event)
         place = f"{self.workspace}{' (restricted)' if restrict_to_workspace else ''}"
         self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
-        self.requests = Requests(self.store, self._dispatcher, self._urgent)
-        self._neighbours: Neighbours | None = None
-        self._scans = False  # it waits for a session that another process has
+        self._listening = Listening(
+            self.store, self._dispatcher, self.subagents, self._answer_urgent, self._spawn, house
+        )
+        self.requests = Requests(self.store, self._dispatcher, self._urgent, self._turns)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
         self._background: set[asyncio.Task[None]] = set()
         self._handed_out: set[int] = set()  # rows of the outbox that wait on the bus to be taken
 
     def _dispatch(self, busy: str) -> Dispatcher:
+        house = self._house
         made = Dispatcher(
-            self.store, self._run_claim, lambda: self.context.standing_prompt(), busy=busy, owner=self.owner
+            self.store,
+            self._run_claim,
+            lambda: self.context.standing_prompt(),
+            busy=busy,
+            owner=self.owner,
+            worker=house.worker if house is not None else None,
+            runs=house is None or house.runs,
         )
-        made.on_held = lambda worker: self._spawn(self._held(worker))
+        made.on_held = lambda worker: self._listening.held(worker)
         made.on_waiting = lambda message: self._say(message, WAITS)
-        if not isinstance(self.bus, DurableBus):
-            made.on_stranger = lambda: self._spawn(wake_all(self.store))
+        made.on_stranger = self._answered_stranger
+        made.on_left = self._wake_others
         return made
 
     def _family(self, settings: Config) -> SubagentManager:
         made = SubagentManager(self.store, self._dispatcher, self.tools, settings, lambda: self._turns.reach())
-        made.on_work = self._listen
+        made.on_work = lambda: self._listening.listen()
         self.tools.hint = self._what_it_is
         if settings.subagents:
             self.tools.register(SpawnTool(made))
@@ -182,7 +192,8 @@ class AgentLoop:
     async def run(self) -> None:
         """Take messages until `stop()`. First of all, go on with what an earlier process left unfinished."""
         if not self._stopped:
-            self.serve_cron()
+            if self._house is None:
+                self.serve_cron()
             feed = self._feed_durable(self.bus) if isinstance(self.bus, DurableBus) else self._feed_memory()
             self._feed = asyncio.create_task(feed)
         try:
@@ -208,6 +219,11 @@ class AgentLoop:
         if self._feed is not None:
             self._feed.cancel()
 
+    async def leave(self, seconds: float) -> None:
+        """Begin no more turns, and leave those that run to other processes, each after the step that runs, for which it
+        waits no longer than this. What comes in meanwhile is for others too."""
+        await self._dispatcher.leave(seconds)
+
     async def close(self) -> None:
         """Let go of everything: turns under way, the store's file, the provider's connections."""
         if self._feed is not None:
@@ -218,7 +234,7 @@ class AgentLoop:
         if self._mcp is not None:
             await self._mcp.close()
         self._dispatcher.retire()
-        if not self._shared and (close := getattr(self.provider, "close", None)) is not None:
+        if self._house is None and (close := getattr(self.provider, "close", None)) is not None:
             await close()
 
     async def __aenter__(self) -> Self:
@@ -237,7 +253,7 @@ class AgentLoop:
         if self.owner in (None, owner):
             self._dispatcher.kick(owner, key)
         else:
-            self._spawn(wake_all(self.store))
+            self._wake_others()
 
     def _beats(self, settings: Config) -> Heartbeat | None:
         """The heartbeat of the settings, if there is one."""
@@ -255,9 +271,7 @@ class AgentLoop:
         await self._dispatcher.stop()
         await self._compactor.close()
         await self.tools.close()
-        if self._neighbours is not None:
-            neighbours, self._neighbours = self._neighbours, None
-            await neighbours.leave()
+        await self._listening.leave()
         if self._background:
             _, stuck = await asyncio.wait(self._background, timeout=1.0)
             for task in stuck:
@@ -265,7 +279,7 @@ class AgentLoop:
             await asyncio.gather(*stuck, return_exceptions=True)
         if self._tracer is not None:
             await self._tracer.close()
-        if not self._shared:
+        if self._house is None:
             await self.store.close()
         self._dispatcher.renew()  # answers that were not handed out any more are sent at the next start
         if self._turns.sender is not None:
@@ -347,35 +361,37 @@ class AgentLoop:
 
     async def _feed_durable(self, bus: DurableBus) -> None:
         changed = asyncio.Event()
+        if self._house is not None:  # which looks into the store for all
+            bus.arrived = self._house.changed
+            await changed.wait()
         bus.arrived = changed.set
-        await self._join(changed.set)
+        await self._listening.join(changed.set)
         while True:
             changed.clear()  # before looking: what comes in meanwhile sets it again
             try:
-                for row in await self.store.urgent(self._dispatcher.worker, self.owner):
-                    await self._answer_urgent(row)
-                await self._dispatcher.scan()
-                self.subagents.look_again()
-                self.cron_service.changed()  # whoever woke us may have added a job
+                worker = self._dispatcher.worker
+                await self.look(await self.store.ready(worker, self.owner), await self.store.urgent(worker, self.owner))
+                await self.settle(await self.store.over(self.waits()))
             except StoreError as error:  # a full or locked disk ends no worker
                 log.error("%s", error)
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, changed.set)
             await changed.wait()
 
-    async def _join(self, changed: Callable[[], None]) -> None:
-        """Be woken by the other workers of this store."""
-        if self._neighbours is None:
-            self._neighbours = Neighbours(self.store, self._dispatcher.worker, changed)
-            await self._neighbours.join()
-        changed()
+    async def look(self, ready: Sequence[tuple[str, str]], urgent: Sequence[Incoming]) -> None:
+        """Take up these sessions and answer these commands; something else may have changed in the store as well."""
+        for row in urgent:
+            await self._answer_urgent(row)
+        await self._dispatcher.take_up(ready)
+        self.subagents.look_again()
+        self.cron_service.changed()  # whoever woke us may have added a job
 
-    async def _held(self, worker: str) -> None:
-        """Another process has a session that we want: hear when it is done there, or dies."""
-        self._scans = True
-        await self._join(self._look_soon)
-        if self._neighbours is not None:
-            self._neighbours.watch(worker)
-        self._look_soon()  # it may be over already
+    def waits(self) -> list[int]:
+        """Rows of the inbox whose answers other processes give to somebody who waits here."""
+        return self._dispatcher.waits()
+
+    async def settle(self, rows: Sequence[int]) -> None:
+        """These rows of the inbox are done."""
+        await self._dispatcher.settle(rows)
 
     def _what_it_is(self, name: str) -> str:
         """What a model has taken for a tool. It looks at the disk: call it in a thread."""
@@ -384,24 +400,6 @@ class AgentLoop:
         if self.subagents.is_agent(name):
             return f'{name} is an agent, not a tool: spawn(task=…, agent="{name}") runs it.'
         return ""
-
-    def _listen(self) -> None:
-        """A sub-agent works here: hear from other processes that somebody stops it."""
-        if self._neighbours is None:
-            self._spawn(self._join(self._look_soon))
-
-    def _look_soon(self) -> None:
-        self._spawn(self._look())
-
-    async def _look(self) -> None:
-        """Without a durable bus: what other processes have done that concerns this one."""
-        for row in await self.store.urgent(self._dispatcher.worker):
-            live = self._dispatcher.live(row.message.owner, row.message.session_key)
-            if live is not None and live.running and not row.message.reply:
-                await self._answer_urgent(row)
-        self.subagents.look_again()
-        if self._scans:
-            await self._dispatcher.scan()
 
     # ------------------------------------------------------------------------------------------ turns and commands
 
@@ -413,6 +411,8 @@ class AgentLoop:
         if self._mcp is not None:
             await self._mcp.provide(self.tools)
         ended, session_log = await self._turns.run(claim, live)
+        if isinstance(ended, Left):
+            raise Leaves
         for id, message in session_log.outgoing():
             await self._hand_out(id, message)
         for follows in session_log.incoming:
@@ -438,6 +438,8 @@ class AgentLoop:
         message = row if isinstance(row, InboundMessage) else row.message
         outgoing = reply(message, await self._urgent.answer(message, word=row))
         ids = await self.store.answer(row, outgoing, self._turns.sender)
+        if isinstance(row, Incoming) and not message.reply:  # whoever said it waits for that
+            self._wake_others()
         for id, answer in zip(ids, outgoing, strict=False):
             await self._hand_out(id, answer)
 
@@ -455,6 +457,14 @@ class AgentLoop:
         except asyncio.CancelledError:
             self._handed_out.discard(id)
             raise
+
+    def _answered_stranger(self, message: InboundMessage) -> None:
+        """A message was answered that another process may wait for. The answers of a durable bus have woken all."""
+        if not (message.reply and isinstance(self.bus, DurableBus)):
+            self._wake_others()
+
+    def _wake_others(self) -> None:
+        self._spawn(wake_all(self.store))
 
     def _taken(self, id: int) -> None:
         self._handed_out.discard(id)

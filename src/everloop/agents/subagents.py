@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from ..actions import Limits
 from ..bus import InboundMessage
 from ..config import Config
 from ..context.builder import PARTING
-from ..dispatch.neighbours import lives, wake_all
 from ..log import CallEnded, Reason, TurnEnded, UserSaid
 from ..sandbox.reach import Reach
 from ..store.base import Claim, Incoming, Store
@@ -30,6 +28,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.threads import in_thread
 from . import phases
 from .briefs import Brief
+from .elsewhere import Sessions, runs_elsewhere, stop_elsewhere
 from .goals.definitions import AgentDefinition, DefinitionError
 from .goals.extraction import read_output
 from .goals.files import read_definitions
@@ -49,16 +48,6 @@ STOPPED = "The sub-agent was stopped before it had finished."
 
 
 NO_ROUND = "No round of this turn is left that a sub-agent could have: answer, or do it in your next turn."
-
-
-class Sessions(Protocol):
-    """What runs sessions."""
-
-    worker: str
-
-    def kick(self, owner: str, key: str) -> None: ...
-
-    def stop_turn(self, owner: str, key: str, reason: Any, text: str) -> bool: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -229,15 +218,11 @@ class SubagentManager:
     async def _stop_one(self, owner: str, one: Running) -> bool:
         """Stop it here, or have it stopped where it runs."""
         info = await self._store.session(owner, one.session)
-        holder = info.worker if info is not None else None
-        if holder is None or holder == self._sessions.worker or not await lives(self._store, holder):
-            self._sessions.kick(owner, one.session)
-            return self._sessions.stop_turn(owner, one.session, "cancelled", STOPPED)
-        # Not of the channel of sub-agents: it would count as one.
-        word = InboundMessage("system", "agent", one.session, "/stop", owner=owner, session=one.session, reply=False)
-        await self._store.accept(replace(word, id=f"stop:{one.id}:{secrets.token_hex(4)}"), "urgent")
-        await wake_all(self._store)
-        return True
+        if await runs_elsewhere(self._store, self._sessions, info):
+            await stop_elsewhere(self._store, self._sessions, owner, one.session, wait=False)
+            return True
+        self._sessions.kick(owner, one.session)
+        return self._sessions.stop_turn(owner, one.session, "cancelled", STOPPED)
 
     async def resume(self, owner: str, parent: str) -> None:
         """Go on with the sub-agents of a session that an earlier process left."""

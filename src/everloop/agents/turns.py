@@ -23,13 +23,14 @@ from ..context.builder import ContextBuilder
 from ..context.skills import SHIPPED
 from ..context.view import conversation_of
 from ..dispatch.live import Live
-from ..engine import Parked, Turn, end_turn, run_turn
+from ..engine import Ending, Turn, end_turn, run_turn
 from ..errors import StoreError
 from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
-from ..store.base import Claim, SessionInfo, Store
+from ..store.base import Claim, Gathering, SessionInfo, Store
+from ..store.relays import Relay
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
@@ -43,6 +44,7 @@ from .cron.heartbeat import says_nothing
 from .cron.jobs import HEARTBEAT
 from .histories import Histories, read_conversation, read_shown
 from .ports import Asking, SessionLog, Tools, reply
+from .showing import Follow, Showing
 
 if TYPE_CHECKING:
     from ..telemetry.tracer import Tracer
@@ -83,14 +85,19 @@ class TurnRunner:
     request_rounds: int = 5
     allowed_model: Callable[[str], str | None] = _configured_model  # the model that an API client gets, by its wish
     watchers: dict[tuple[str, str], list[events.Emit]] = field(default_factory=dict)
+    on_withdrawn: Callable[[str, str, str], None] | None = None  # a client elsewhere waits no more: owner, key, message
+    _showings: dict[tuple[str, str], Showing] = field(default_factory=dict)
+    _followers: dict[tuple[str, str], list[Follow]] = field(default_factory=dict)
+    _relay: Relay | None = None
     _histories: Histories = field(init=False)
     _own: Places | None = None
 
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
+        self._relay = self.store.relay if isinstance(self.store, Gathering) else None
 
-    async def run(self, claim: Claim, live: Live) -> tuple[TurnEnded | Parked, SessionLog]:
-        """Take the turn to its end, or to a question; its log knows what is to be sent now."""
+    async def run(self, claim: Claim, live: Live) -> tuple[Ending, SessionLog]:
+        """Take the turn to its end, or to a question, or to where it is left; its log knows what is to be sent now."""
         message = claim.message
         brief = await self._brief(claim, live)
         if self._own is None:
@@ -115,12 +122,14 @@ class TurnRunner:
                 said = message.said(content, claim.time_to_tell(time.time()))
                 claim.entries = [msgspec.structs.replace(said, loaded=skills)]
                 await session_log.append(claim.entries)
-            turn = Turn(claim.turn, claim.entries, conversation, session_log, self._emit(claim, live))
+            turn = Turn(claim.turn, claim.entries, conversation, session_log)
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
                 conversation.become(await read_conversation(self.store, claim, conversation))
-            live.turn = turn
+            live.turn, turn.emit = turn, self._emit(claim, live)
             if live.stopped is not None:
                 turn.stop(*live.stopped)
+            if live.leaves:
+                turn.leave()
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             measure = self.compactor.measure(brief.model)
@@ -140,6 +149,8 @@ class TurnRunner:
             log.exception("turn %s failed", claim.turn)
             turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
             ended = await end_turn(turn, "error", f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
+        finally:
+            self._shown_no_more(claim)
         if isinstance(ended, TurnEnded):
             await self.tools.end_turn(claim.turn)
             if self.tracer is not None:
@@ -209,31 +220,58 @@ class TurnRunner:
         """Tell `emit` what happens in a session's turns from now on."""
         self.watchers.setdefault((owner, key), []).append(emit)
         if live is not None and live.turn is not None and live.turn.emit is None:
-            live.turn.emit = self._fan_out(owner, key, live)
+            live.turn.emit = self._showings.get((owner, key))
 
     def unwatch(self, owner: str, key: str, emit: events.Emit) -> None:
         watchers = [watcher for watcher in self.watchers.pop((owner, key), ()) if watcher is not emit]
         if watchers:
             self.watchers[owner, key] = watchers
 
+    def follow(self, owner: str, key: str, follow: Follow) -> Callable[[], None]:
+        """Tell `follow` of a session's turns, each thing with its place, until the function that comes back is called;
+        first of all, where the turn is that runs."""
+        followers = self._followers.setdefault((owner, key), [])
+        followers.append(follow)
+        if (showing := self._showings.get((owner, key))) is not None:
+            showing.show_to(follow)
+
+        def stop() -> None:
+            followers.remove(follow)
+            if not followers and self._followers.get((owner, key)) is followers:
+                del self._followers[owner, key]
+
+        return stop
+
+    def shown(self, owner: str, key: str) -> Showing | None:
+        """The session's turn that runs here, as it is shown to those who watch."""
+        return self._showings.get((owner, key))
+
     def _emit(self, claim: Claim, live: Live) -> events.Emit | None:
         """Where the turn's events go; None when nobody watches, and then nothing is streamed at all."""
-        if not live.emit and (claim.owner, claim.key) not in self.watchers and self.on_event is None:
-            return None
-        return self._fan_out(claim.owner, claim.key, live)
+        where = (claim.owner, claim.key)
+        followers = self._followers.setdefault(where, [])  # there, and the same one, until the turn is over
+        watchers = partial(self._watching, where, live)
+        showing = Showing(claim, live, watchers, followers, self._relay, partial(self._told, where))
+        self._showings[where] = showing
+        watched = live.emit or where in self.watchers or self.on_event is not None
+        return showing if watched or showing.followed else None
 
-    def _fan_out(self, owner: str, key: str, live: Live) -> events.Emit:
-        def emit(event: events.Event) -> None:
-            watchers = [*live.emit, *self.watchers.get((owner, key), ())]
-            if self.on_event is not None:
-                watchers.append(partial(self.on_event, key))
-            for watcher in watchers:
-                try:
-                    watcher(event)
-                except Exception:  # a watcher's fault is no fault of the turn
-                    log.exception("a watcher of %s failed", key)
+    def _shown_no_more(self, claim: Claim) -> None:
+        if (showing := self._showings.pop(where := (claim.owner, claim.key), None)) is not None:
+            showing.close()
+            if not self._followers.get(where):
+                self._followers.pop(where, None)
 
-        return emit
+    def _watching(self, where: tuple[str, str], live: Live) -> list[events.Emit]:
+        """Those of this process who are told every event."""
+        own = [partial(self.on_event, where[1])] if self.on_event is not None else []
+        return [*live.emit, *self.watchers.get(where, ()), *own]
+
+    def _told(self, where: tuple[str, str], word: bytes) -> None:
+        """A client that waits elsewhere for a message of this session has gone."""
+        showing = self._showings.get(where)
+        if showing is not None and not showing.followed_elsewhere and self.on_withdrawn is not None:
+            self.on_withdrawn(*where, msgspec.json.decode(word, type=str))
 
     def _toolbox(self, claim: Claim, brief: Brief, turn: Turn) -> Tools:
         own, message, conversation = self._own, claim.message, turn.conversation

@@ -7,6 +7,7 @@ from ..bus import InboundMessage
 from ..commands import HELP, command_of, meant_by, words_after
 from ..dispatch.local import Dispatcher
 from ..store.base import Incoming, Store
+from .elsewhere import runs_elsewhere, stop_elsewhere
 from .subagents import SubagentManager
 from .turns import TurnRunner
 
@@ -71,6 +72,9 @@ class Urgent:
         where = (message.owner, message.session_key)
         if self._dispatcher.stop_turn(*where, "cancelled", STOPPED):
             return True
+        if await runs_elsewhere(self._store, self._dispatcher, await self._store.session(*where)):
+            await stop_elsewhere(self._store, self._dispatcher, *where)
+            return True
         if await self._store.decide(*where, None) is None:
             return False
         self._dispatcher.kick(*where)
@@ -81,6 +85,8 @@ class Urgent:
         live = self._dispatcher.live(message.owner, message.session_key)
         turn = live.turn if live is not None else None
         running = f"turn {turn.id}, {len(turn.entries)} entries" if turn else "nothing"
+        if turn is None and info is not None and info.open_turn is not None:
+            running = f"turn {info.open_turn}, in another process"
         if info is not None and info.parked:
             running = f"turn {info.open_turn} waits for your word: /approve or /deny"
         children = await self._subagents.running(message.owner, message.session_key)

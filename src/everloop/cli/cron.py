@@ -37,14 +37,11 @@ async def _service(config: Config) -> AsyncIterator[CronService]:
 
 
 async def _add(config: Config, options: argparse.Namespace) -> int:
-    from ..dispatch.neighbours import wake_all
-
     key = session_key(options, "cli:direct")
     channel, chat_id = chat_of(key)
     when = {"at": options.at, "every": options.every, "cron": options.cron, "tz": options.tz}
     async with _service(config) as service:
         job = await service.add(options.message, **when, channel=channel, chat_id=chat_id, session=key)
-        await wake_all(service.store)  # those who serve it look at once
     print(job.id)
     print(f"{job.words}; first on {job.next_words}, in the session {harmless(key)}. {NEEDS_SOMEBODY}")
     return 0

@@ -41,7 +41,8 @@ async def _serve(config: Config) -> int:
     from ..store.opening import store_at
 
     meters = Meters()
-    async with at_work(config, store_at(config.store, config)) as (household, told):
+    store = store_at(config.store, config)
+    async with at_work(config, store, drain=config.drain_seconds, runs=config.server_turns) as (household, told):
         server = Server(config, household, meters)
         for address in await server.start():
             print(f"everloop: serving on {address}", file=sys.stderr, flush=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from ..agents.household import Household
 from ..config import Config
@@ -14,21 +16,35 @@ from ..providers.factory import make_provider
 from ..store.base import Store
 from .main import INTERRUPTED
 
+log = logging.getLogger(__name__)
+
 
 @contextlib.asynccontextmanager
-async def at_work(config: Config, store: Store) -> AsyncIterator[tuple[Household, asyncio.Future[int]]]:
-    """The agents at work, and the exit status that a signal will give; what goes wrong with them is raised by it."""
+async def at_work(
+    config: Config, store: Store, *, drain: float, runs: bool = True
+) -> AsyncIterator[tuple[Household, asyncio.Future[int]]]:
+    """The agents at work, and the exit status that a signal will give; what goes wrong with them is raised by it.
+
+    At the end after SIGTERM, turns are left to other processes, each after the step that runs, if that ends within
+    `drain` seconds of the signal. A second signal, or Ctrl-C, waits for nothing.
+    """
     try:
         await store.workers()  # opens it: a store that cannot be used is an error before anything is promised
     except BaseException:
         await store.close()
         raise
     provider = make_provider(config)
-    household = Household(config, store, provider)
+    household = Household(config, store, provider, runs=runs)
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
+    hurry = asyncio.Event()
+    ends = 0.0
 
     def hear(number: int) -> None:
+        nonlocal ends
+        ends = ends or loop.time() + drain
+        if told.done() or number == signal.SIGINT:
+            hurry.set()
         if not told.done():
             told.set_result(INTERRUPTED if number == signal.SIGINT else 0)
 
@@ -45,9 +61,22 @@ async def at_work(config: Config, store: Store) -> AsyncIterator[tuple[Household
     try:
         yield household, told
     finally:
+        if told.done() and not told.cancelled() and told.exception() is None:
+            await _unless(hurry, household.leave(max(0.0, ends - loop.time())))
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         await household.close()
         await provider.close()
         await store.close()
         told.cancel()
+
+
+async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do it, unless somebody is in a hurry."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(hurry.wait())
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    for error in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(error, Exception):
+            log.warning("%s", error)

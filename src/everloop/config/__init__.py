@@ -165,6 +165,7 @@ class Config:
     day_cost: float = key("budget", 0.0, "money that may be spent in a day", at_least=0)
 
     lease_seconds: float = key("worker", 15.0, "seconds that a worker keeps what it holds unheard; PostgreSQL", above=0)
+    worker_drain: float = key("worker", 30.0, "seconds for running steps at SIGTERM", key="drain_seconds", at_least=0)
     worker_metrics: str = key("worker", "", "HOST:PORT where a worker serves /metrics", key="metrics", flag=True)
 
     host: str = key("server", "127.0.0.1", "the address it listens on", flag=True)
@@ -173,6 +174,7 @@ class Config:
     server_models: tuple[str, ...] = key("server", (), "patterns of further models a client may ask for", key="models")
     server_hosts: tuple[str, ...] = key("server", (), "further names it is reached by", key="hosts", each="host")
     server_origins: tuple[str, ...] = key("server", (), "pages that may use it from a browser", key="origins")
+    server_turns: bool = key("server", True, "run turns in it too; else workers do", key="turns")
     server_tokens: bool = key("server", False, "ask for a token on this machine too", key="tokens")
     body_limit: int = key("server", 32_000_000, "bytes of a request", at_least=1000)
     messages_limit: int = key("server", 5000, "messages of a request", at_least=1)

@@ -48,6 +48,7 @@ class Live:
     stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
     system: Written[str] | None = None  # the system prompt of the turn that is being begun
     running: bool = False
+    leaves: bool = False  # another process is to go on with the turn that runs, or that is about to
     again: bool = False  # there may be more in the inbox
     task: asyncio.Task[None] | None = None
     command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
@@ -61,3 +62,9 @@ class Live:
             self.command.cancel()
         else:
             self.stopped = (reason, text)
+
+    def leave(self) -> None:
+        """Let another process go on with the turn that runs, or that is about to, from its next step on."""
+        self.leaves = True
+        if self.turn is not None:
+            self.turn.leave()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 
 from .. import events
+from ..actions import Park, next_action
 from ..bus import InboundMessage, Kind
 from ..commands import command_of
 from ..errors import EverloopError, StaleLease, StoreError
@@ -34,11 +35,16 @@ class Stopped(EverloopError):
 Run = Callable[[Claim, Live], Awaitable[str]]
 
 
+class Leaves(EverloopError):
+    """The turn is left to another process, with all of it on disk."""
+
+
 class Dispatcher:
     """One task for each session with work to do.
 
     `run` takes a claim to its end, sets `live.again` when the session has more to do, and returns the answer;
-    `system` reads the system prompt for it.
+    `system` reads the system prompt for it. `worker` is the name that sessions are held under, by default one of its
+    own. Where it does not run turns (`runs`), what is handed in is for other processes.
     """
 
     def __init__(
@@ -50,12 +56,17 @@ class Dispatcher:
         busy: str = "queue",
         at_once: int = 1000,
         owner: str | None = None,
+        worker: str | None = None,
+        runs: bool = True,
     ) -> None:
-        self.worker = new_worker()
+        self.worker = worker or new_worker()
         self.busy = busy
+        self.runs = runs
+        self._own_name = worker is None
         self._owner = owner  # whose sessions are taken up, None for anybody's
         self.on_held: Callable[[str], None] | None = None  # told which worker holds a session that we wanted
-        self.on_stranger: Callable[[], None] | None = None  # told when a message of another process was answered
+        self.on_stranger: Callable[[InboundMessage], None] | None = None  # told of one answered that nobody here awaits
+        self.on_left: Callable[[], None] | None = None  # told when there is work for other processes
         self.on_waiting: Callable[[InboundMessage], None] | None = None  # told of a message behind a parked turn
         self._store = store
         self._run = run
@@ -84,6 +95,9 @@ class Dispatcher:
         told its row of the inbox, and `emit` nothing.
         """
         item = Item(message, kind, asyncio.get_running_loop().create_future(), emit, on_elsewhere)
+        if not self.runs:
+            await self._hand_over(item)
+            return item.answer
         live = self._live.get((message.owner, message.session_key))
         if live is not None and live.running and not live.fresh:  # what came before it goes to disk before it
             taking = asyncio.ensure_future(self._take(live, item))
@@ -99,15 +113,32 @@ class Dispatcher:
             live.fresh.append(item)
         return item.answer
 
-    def follow(self, row: int, message: InboundMessage, emit: events.Emit | None = None) -> asyncio.Future[str]:
+    def follow(
+        self,
+        row: int,
+        message: InboundMessage,
+        emit: events.Emit | None = None,
+        on_elsewhere: Callable[[int], None] | None = None,
+    ) -> asyncio.Future[str]:
         """Go on with the turn that this row of the inbox opened; the future is its answer."""
-        item = Item(message, "message", asyncio.get_running_loop().create_future(), emit)
+        item = Item(message, "message", asyncio.get_running_loop().create_future(), emit, on_elsewhere)
         self._wait(row, item)
+        if not self.runs:
+            item.is_elsewhere(row)
         self.kick(message.owner, message.session_key)
+        return item.answer
+
+    def wait_for(self, row: int, message: InboundMessage) -> asyncio.Future[str]:
+        """The answer to a row of the inbox that another process gives."""
+        item = Item(message, "urgent", asyncio.get_running_loop().create_future())
+        self._wait(row, item)
         return item.answer
 
     def kick(self, owner: str, key: str) -> None:
         """There may be something in this session's inbox."""
+        if not self.runs:
+            self._left()
+            return
         live = self._live.get((owner, key))
         if live is None:
             self._start(owner, key)
@@ -116,13 +147,28 @@ class Dispatcher:
 
     async def scan(self) -> None:
         """Take up all that waits in the store: new messages, and turns that a dead worker left behind."""
-        for owner, key in await self._store.ready(self.worker, self._owner):
+        await self.take_up(await self._store.ready(self.worker, self._owner))
+        await self.settle(await self._store.over(self.waits()))
+
+    async def take_up(self, sessions: Sequence[tuple[str, str]]) -> None:
+        """There is something in the inbox of these sessions."""
+        for owner, key in sessions:
             if self.busy != "queue" and (live := self._live.get((owner, key))) is not None and live.running:
                 await self._notice(live)
             self.kick(owner, key)
-        for id, items in list(self._waiting.items()):
-            if (items[0].message.owner, items[0].message.session_key) not in self._live:
-                await self._settle(id)
+
+    def waits(self) -> list[int]:
+        """The rows of the inbox whose answers somebody here waits for, and other processes give."""
+        return [
+            id
+            for id, items in self._waiting.items()
+            if (items[0].message.owner, items[0].message.session_key) not in self._live
+        ]
+
+    async def settle(self, rows: Iterable[int]) -> None:
+        """These rows of the inbox are done: whoever waits for their answers here is told them."""
+        for id in rows:
+            await self._settle(id)
 
     def live(self, owner: str, key: str) -> Live | None:
         return self._live.get((owner, key))
@@ -150,6 +196,15 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ shutting down
 
+    async def leave(self, seconds: float) -> None:
+        """Begin no more turns, and leave each that runs to other processes once its step is on disk; those whose step
+        takes longer than this go on until `stop`."""
+        self.runs = False
+        for live in self._live.values():
+            live.leave()
+        if tasks := [live.task for live in self._live.values() if live.task is not None]:
+            await asyncio.wait(tasks, timeout=seconds)
+
     async def stop(self) -> None:
         """Cancel everything that runs. Open turns stay open, and what was handed in is kept: the next start goes on
         with them."""
@@ -167,19 +222,21 @@ class Dispatcher:
             await self._keep(item)
         await asyncio.gather(*self._taking, return_exceptions=True)
         if tasks:
-            await self._give_back(self._store.release_all(self.worker))
+            await self._give_back(self._store.release_all(self.worker, self._owner))
         self._fail([live.item for live in lives if live.item is not None], Stopped())
         self._fail([item for items in self._waiting.values() for item in items], Stopped())
         self._waiting.clear()
         self._stopping = False
 
     def retire(self) -> None:
-        retire(self.worker)
+        if self._own_name:
+            retire(self.worker)
 
     def renew(self) -> None:
-        """Go on under a new name: whatever the old one still holds in the store is free for anybody."""
-        retire(self.worker)
-        self.worker = new_worker()
+        """Go on under a new name, if it is our own: whatever the old one still holds in the store is free."""
+        if self._own_name:
+            retire(self.worker)
+            self.worker = new_worker()
 
     # ------------------------------------------------------------------------------------------ one session
 
@@ -206,6 +263,11 @@ class Dispatcher:
 
     async def _one(self, live: Live) -> bool:
         """Run the next turn, if there is one. False when the session has nothing more to do here."""
+        if not self.runs:
+            while live.fresh:
+                live.item = live.fresh.popleft()
+                await self._hand_over(live.item)
+            return False
         item = live.item = live.fresh.popleft() if live.fresh else None
         live.again = False
         live.system = self._store.aside(self._system)  # read while the turn is begun: one wake-up for both
@@ -286,8 +348,14 @@ class Dispatcher:
             live.stop("cancelled", why)
         try:
             answer = await self._run(claim, live)
-        except StaleLease as error:  # whoever has it now answers
-            log.warning("%s", error)
+        except (StaleLease, Leaves) as error:  # whoever has it now answers, or takes it up
+            for id, item in self._waiting_in(live):
+                item.is_elsewhere(id)
+            if isinstance(error, Leaves):
+                await self._give_back(self._store.release(claim))
+                self._left()
+            else:
+                log.warning("%s", error)
             return bool(live.fresh)
         except StoreError as error:
             self._fail([item for id in claim.inbox for item in self._waiting.pop(id, ())], error)
@@ -297,11 +365,29 @@ class Dispatcher:
         for id in claim.inbox:
             items = self._waiting.pop(id, [])
             if not items and self.on_stranger is not None:
-                self.on_stranger()
+                self.on_stranger(claim.message)
             for item in items:
                 if not item.answer.done():
                     item.answer.set_result(answer)
         return bool(live.fresh) or live.again
+
+    async def _hand_over(self, item: Item) -> None:
+        """Put a message into the inbox, for a turn that another process runs."""
+        try:
+            row = await self._store.accept(item.message, item.kind)
+        except Exception as error:  # whatever it is, whoever waits must hear of it
+            self._fail([item], error)
+            return
+        self._wait(row.id, item)
+        item.is_elsewhere(row.id)
+        if row.done:
+            await self._settle(row.id)
+        else:
+            self._left()
+
+    def _left(self) -> None:
+        if self.on_left is not None:
+            self.on_left()
 
     async def _take(self, live: Live, item: Item) -> None:
         """A message for a session whose turn is running: to disk first, then queue, steer or interrupt."""
@@ -355,14 +441,18 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ what goes wrong
 
     async def _settle(self, id: int) -> None:
-        """Give the answer of a turn that ran elsewhere, or before, to whoever waits for it here."""
+        """Give the answer of a turn that ran elsewhere, or before, or its question, to whoever waits for it here."""
         row = await self._store.incoming(id)
-        if not row.done or not (items := self._waiting.pop(id, [])):
-            return
-        text = ""
+        text: str | None = "" if row.done else None
         if row.first_seq is not None and (logged := await self._store.read_turn(row.session, row.first_seq)):
-            text = last.text if isinstance(last := logged[-1].entry, TurnEnded) else ""
-        for item in items:
+            entries = [one.entry for one in logged]
+            if isinstance(last := entries[-1], TurnEnded):
+                text = last.text
+            elif isinstance(action := next_action(entries), Park):
+                text = action.question
+        if text is None:
+            return
+        for item in self._waiting.pop(id, []):
             if not item.answer.done():
                 item.answer.set_result(text)
 

@@ -196,6 +196,10 @@ class Store(Protocol):
 
     async def incoming(self, id: int) -> Incoming: ...
 
+    async def over(self, ids: Sequence[int]) -> list[int]:
+        """Which of these rows are done, or were taken by a turn that waits for a person's word."""
+        ...
+
     async def find(self, owner: str, message_id: str) -> Incoming | None:
         """The owner's message that came in under this id."""
         ...
@@ -266,8 +270,8 @@ class Store(Protocol):
         """Give the lease back and leave the turn open."""
         ...
 
-    async def release_all(self, worker: str) -> None:
-        """Give back every lease of a worker that stops; its turns stay open."""
+    async def release_all(self, worker: str, owner: str | None = None) -> None:
+        """Give back every lease of a worker that stops, of one owner's sessions if given; its turns stay open."""
         ...
 
     async def answer(
@@ -338,8 +342,8 @@ class Store(Protocol):
 
     async def cancel_timer(self, owner: str, id: str) -> bool: ...
 
-    async def timers(self, owner: str | None = None) -> list[Timer]:
-        """All timers, the next one due first."""
+    async def timers(self, owner: str | None = None, limit: int | None = None) -> list[Timer]:
+        """All timers, of one owner if given, or the first so many: the next one due first."""
         ...
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:

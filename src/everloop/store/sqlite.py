@@ -109,6 +109,10 @@ class SQLiteStore:
         rows = await self._read("SELECT id, session, data, kind, state, turn, first_seq FROM inbox WHERE id = ?", id)
         return tx.incoming(rows[0])
 
+    async def over(self, ids: Sequence[int]) -> list[int]:
+        sql = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id IN (SELECT value FROM json_each(?))"
+        return [id for (id,) in await self._read(sql, str(list(ids)))] if ids else []
+
     async def find(self, owner: str, message_id: str) -> Incoming | None:
         sql = "SELECT id, session, data, kind, state, turn, first_seq FROM inbox WHERE owner = ? AND message_id = ?"
         rows = await self._read(sql, owner, message_id)
@@ -187,9 +191,9 @@ class SQLiteStore:
             )
         )
 
-    async def release_all(self, worker: str) -> None:
-        sql = "UPDATE session SET worker = NULL WHERE worker = ?"
-        await self.writer.submit(lambda db: db.execute(sql, (worker,)).rowcount)
+    async def release_all(self, worker: str, owner: str | None = None) -> None:
+        sql = "UPDATE session SET worker = NULL WHERE worker = ? AND (? IS NULL OR owner = ?)"
+        await self.writer.submit(lambda db: db.execute(sql, (worker, owner, owner)).rowcount)
 
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
@@ -278,9 +282,9 @@ class SQLiteStore:
         sql = "DELETE FROM timer WHERE owner = ? AND id = ?"
         return await self.writer.submit(lambda db: db.execute(sql, (owner, id)).rowcount) == 1
 
-    async def timers(self, owner: str | None = None) -> list[Timer]:
-        sql = "SELECT owner, id, due_at, data FROM timer WHERE ? IS NULL OR owner = ? ORDER BY due_at"
-        rows = await self._read(sql, owner, owner)
+    async def timers(self, owner: str | None = None, limit: int | None = None) -> list[Timer]:
+        sql = "SELECT owner, id, due_at, data FROM timer WHERE ? IS NULL OR owner = ? ORDER BY due_at LIMIT ?"
+        rows = await self._read(sql, owner, owner, -1 if limit is None else limit)
         return [Timer(owner, id, due_at, _timer_data(data)) for owner, id, due_at, data in rows]
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:

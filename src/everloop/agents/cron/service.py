@@ -23,6 +23,7 @@ from .schedules import At, Schedule, next_after, parse_schedule
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0  # after which the store is looked at again: another process may have added a job
+AT_ONCE = 500  # timers looked at together
 MAX_JOBS = 100  # an owner
 MAX_MESSAGE = 4_000  # characters
 
@@ -96,6 +97,8 @@ class CronService:
             job = Job(owner, id, schedule, message, *where, clean(name), may_schedule, key)
             await self.store.set_timer(timer_of(job))
         self.changed()
+        if self._fired is None:  # somebody else fires it
+            await wake_all(self.store)
         return job
 
     async def list(self, owner: str | None = None) -> builtins.list[Job]:
@@ -161,7 +164,8 @@ class CronService:
         now = self.clock()
         due: builtins.list[Timer] = []
         later: builtins.list[float] = []
-        for timer in await self.store.timers():
+        timers = await self.store.timers(limit=AT_ONCE)
+        for timer in timers:
             if timer.due_at > now:
                 later.append(timer.due_at)
                 break  # they come in order
@@ -169,6 +173,7 @@ class CronService:
                 due.append(timer)
         if due:
             later += await self._fire_all(due, now)
+            later += [now] if len(timers) == AT_ONCE else []  # there may be more
         return min(later, default=None)
 
     async def _fire_all(self, due: builtins.list[Timer], now: float) -> builtins.list[float]:

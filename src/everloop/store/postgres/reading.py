@@ -24,6 +24,7 @@ URGENT = f"""SELECT {OF_INBOX}, s.worker, {FRESH}
     WHERE i.state <> 'done' AND i.kind = 'urgent' AND (%s::text IS NULL OR i.owner = %s) ORDER BY i.id"""
 UNFINISHED = f"SELECT {ROW} FROM inbox WHERE state <> 'done' AND owner = %s ORDER BY id"
 INCOMING = f"SELECT {ROW} FROM inbox WHERE id = %s"
+OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id = ANY(%s)"
 FIND = f"SELECT {ROW} FROM inbox WHERE owner = %s AND message_id = %s"
 LOG = "SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq > %s AND seq <= %s ORDER BY seq"
 TURN = """SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq >= %s
@@ -36,12 +37,13 @@ TURNS = """SELECT i.turn, i.session, s.key, i.owner, i.first_seq,
     WHERE i.opened AND i.owner = %s AND starts_with(i.turn, %s) AND (%s::bigint IS NULL OR i.session = %s)
     ORDER BY i.id DESC LIMIT %s"""
 SPENT = "SELECT scope, tokens, cost FROM spent WHERE owner = %s AND scope = ANY(%s)"
-TIMERS = "SELECT owner, id, due_at, data FROM timer WHERE %s::text IS NULL OR owner = %s ORDER BY due_at"
+TIMERS = "SELECT owner, id, due_at, data FROM timer WHERE %s::text IS NULL OR owner = %s ORDER BY due_at LIMIT %s"
 SET_TIMER = """INSERT INTO timer (owner, id, due_at, data) VALUES (%s, %s, %s, %s)
     ON CONFLICT (owner, id) DO UPDATE SET due_at = excluded.due_at, data = excluded.data"""
 TOKENS = f"SELECT {COLUMNS} FROM token WHERE %s::text IS NULL OR owner = %s ORDER BY created_at, id"
 TOKEN_USED = "UPDATE token SET last_used_at = %s WHERE id = %s AND (last_used_at IS NULL OR last_used_at <= %s)"
 RELEASE = "UPDATE session SET worker = NULL WHERE id = %s AND fence = %s"
+RELEASE_ALL = "UPDATE session SET worker = NULL WHERE worker = %s AND (%s::text IS NULL OR owner = %s)"
 JOIN = f"""INSERT INTO worker (id, address, at) VALUES (%s, %s, {NOW})
     ON CONFLICT (id) DO UPDATE SET at = excluded.at, address = excluded.address"""
 WORKERS = f"SELECT w.id, w.address, {FRESH} FROM worker w WHERE w.address IS NOT NULL"

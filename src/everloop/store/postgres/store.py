@@ -108,6 +108,9 @@ class PostgresStore:
     async def incoming(self, id: int) -> Incoming:
         return incoming((await self._read(sql.INCOMING, id))[0])
 
+    async def over(self, ids: Sequence[int]) -> list[int]:
+        return [id for (id,) in await self._read(sql.OVER, list(ids))] if ids else []
+
     async def find(self, owner: str, message_id: str) -> Incoming | None:
         rows = await self._read(sql.FIND, owner, message_id)
         return incoming(rows[0]) if rows else None
@@ -185,8 +188,8 @@ class PostgresStore:
     async def release(self, claim: Claim) -> None:
         await self._write(_does(sql.RELEASE, claim.session, claim.fence), (claim.owner, claim.key))
 
-    async def release_all(self, worker: str) -> None:
-        await self._write(_does("UPDATE session SET worker = NULL WHERE worker = %s", worker))
+    async def release_all(self, worker: str, owner: str | None = None) -> None:
+        await self._write(_does(sql.RELEASE_ALL, worker, owner, owner))
 
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
@@ -278,8 +281,8 @@ class PostgresStore:
     async def cancel_timer(self, owner: str, id: str) -> bool:
         return await self._write(_does("DELETE FROM timer WHERE owner = %s AND id = %s", owner, id)) == 1
 
-    async def timers(self, owner: str | None = None) -> list[Timer]:
-        rows = await self._read(sql.TIMERS, owner, owner)
+    async def timers(self, owner: str | None = None, limit: int | None = None) -> list[Timer]:
+        rows = await self._read(sql.TIMERS, owner, owner, limit)
         return [Timer(owner, id, due_at, _timer_data(data)) for owner, id, due_at, data in rows]
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:

@@ -1,0 +1,93 @@
+"""How an agent hears what other processes of its store have done: by itself, or by the house that it lives in."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+from ..dispatch.local import Dispatcher
+from ..dispatch.neighbours import Neighbours
+from ..store.base import Incoming, Store
+from .subagents import SubagentManager
+
+
+class House(Protocol):
+    """The process that an agent lives in with those of other owners. It hears, and looks into the store, for all."""
+
+    worker: str  # the name that all of them hold sessions under
+    runs: bool  # whether turns are run in it at all
+
+    def changed(self) -> None:
+        """There may be something new in the store."""
+        ...
+
+    def watch(self, worker: str) -> None:
+        """Hear of the death of a worker of another process."""
+        ...
+
+
+class Listening:
+    """The ear of an agent."""
+
+    def __init__(
+        self,
+        store: Store,
+        dispatcher: Dispatcher,
+        subagents: SubagentManager,
+        answer: Callable[[Incoming], Awaitable[None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        house: House | None,
+    ) -> None:
+        self._store = store
+        self._dispatcher = dispatcher
+        self._subagents = subagents
+        self._answer = answer
+        self._spawn = spawn
+        self._house = house
+        self._neighbours: Neighbours | None = None
+        self._scans = False  # it waits for a session that another process has
+
+    async def join(self, changed: Callable[[], None]) -> None:
+        """Be woken by the other workers of this store."""
+        if self._neighbours is None:
+            self._neighbours = Neighbours(self._store, self._dispatcher.worker, changed)
+            await self._neighbours.join()
+        changed()
+
+    async def leave(self) -> None:
+        if self._neighbours is not None:
+            neighbours, self._neighbours = self._neighbours, None
+            await neighbours.leave()
+
+    def held(self, worker: str) -> None:
+        """Another process has a session that we want: hear when it is done there, or dies."""
+        if self._house is not None:
+            self._house.watch(worker)
+            self._house.changed()  # it may be over already
+        else:
+            self._spawn(self._join_for(worker))
+
+    def listen(self) -> None:
+        """A sub-agent works here: hear from other processes that somebody stops it."""
+        if self._neighbours is None and self._house is None:
+            self._spawn(self.join(self._look_soon))
+
+    async def _join_for(self, worker: str) -> None:
+        self._scans = True
+        await self.join(self._look_soon)
+        if self._neighbours is not None:
+            self._neighbours.watch(worker)
+        self._look_soon()  # it may be over already
+
+    def _look_soon(self) -> None:
+        self._spawn(self._look())
+
+    async def _look(self) -> None:
+        """Without a durable bus: what other processes have done that concerns this one."""
+        for row in await self._store.urgent(self._dispatcher.worker):
+            live = self._dispatcher.live(row.message.owner, row.message.session_key)
+            if live is not None and live.running and not row.message.reply:
+                await self._answer(row)
+        self._subagents.look_again()
+        if self._scans:
+            await self._dispatcher.scan()

@@ -1,0 +1,329 @@
+"""What the benchmarks of many workers share: a PostgreSQL with its real settings, workers, a fake model, and a load.
+
+All of it runs on this machine, each part as a process of its own. PostgreSQL is started as the tests start it, but with
+fsync and autovacuum on, so that a commit costs what it costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # for the tests' way to start PostgreSQL
+
+from tests.postgres.server import Server  # noqa: E402
+
+from everloop.bus import InboundMessage  # noqa: E402
+from everloop.config import Config  # noqa: E402
+from everloop.config.dsn import DSN  # noqa: E402
+from everloop.dispatch.neighbours import wake_all  # noqa: E402
+from everloop.store.base import Store  # noqa: E402
+from everloop.store.opening import store_at  # noqa: E402
+
+LOAD_SECONDS = 90.0  # after which a load is given up
+TICKS = os.sysconf("SC_CLK_TCK")
+REAL = {
+    "fsync": "on",
+    "full_page_writes": "on",
+    "synchronous_commit": "on",
+    "autovacuum": "on",
+    "shared_buffers": "'128MB'",
+    "max_connections": "300",
+}
+
+
+# ------------------------------------------------------------------------------------------------ PostgreSQL
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[Server]:
+    """A PostgreSQL with the settings that it would have in earnest."""
+    with tempfile.TemporaryDirectory(prefix="everloop-bench-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)
+        server = Server(Path(folder) / "pg")
+        server.create()
+        with open(server.folder / "data" / "postgresql.conf", "a") as conf:  # what is said last counts
+            conf.writelines(f"{name} = {value}\n" for name, value in REAL.items())
+        server.start()
+        try:
+            server.make_template()
+            yield server
+        finally:
+            if server.runs:
+                server.stop("fast")
+
+
+def cpu_of_postgres(server: Server) -> float:
+    """Seconds of CPU of all of its processes so far, also of those that have ended."""
+    postmaster = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
+    total = sum(_times(postmaster))
+    for child in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            total += sum(_times(int(child))[:2])
+    return total
+
+
+def _times(pid: int) -> list[float]:
+    """Its own user and system time, and that of its ended children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return [int(field) / TICKS for field in fields[11:15]]
+
+
+@dataclass(slots=True)
+class Counted:
+    """What a server has done between two looks."""
+
+    writes: float  # transactions that wrote something
+    wal: float  # bytes of the write-ahead log
+    cpu: float  # seconds of all of its processes
+
+    def __sub__(self, other: Counted) -> Counted:
+        return Counted(self.writes - other.writes, self.wal - other.wal, self.cpu - other.cpu)
+
+
+def counted(server: Server) -> Counted:
+    """Its counters so far. Those of `pg_stat_database` would come up to ten seconds late."""
+    ((writes, wal),) = server.sql(
+        "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::float8, pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+    )
+    return Counted(writes, float(wal), cpu_of_postgres(server))
+
+
+@contextlib.contextmanager
+def statements(server: Server) -> Iterator[list[str]]:
+    """All statements that are run meanwhile, as the server's own log has them. It slows the server down."""
+    said = server.folder / "log"
+    found: list[str] = []
+    _set(server, "'all'")
+    begin = said.stat().st_size
+    try:
+        yield found
+    finally:
+        _set(server, "'none'")
+        with open(said, errors="replace") as log:
+            log.seek(begin)
+            found += re.findall(r"LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)", log.read())
+
+
+def _set(server: Server, what: str) -> None:
+    server.sql(f"ALTER SYSTEM SET log_statement = {what}")
+    server.sql("SELECT pg_reload_conf()")
+    time.sleep(0.3)  # until every backend has heard of it
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+
+class Process:
+    """One that was started here."""
+
+    def __init__(self, made: asyncio.subprocess.Process, line: str) -> None:
+        self.made = made
+        self.line = line  # what it said when it was ready
+        self.pid = made.pid
+
+    def cpu(self) -> float:
+        """Seconds of CPU so far."""
+        return sum(_times(self.pid)[:2])
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+@contextlib.asynccontextmanager
+async def running(*command: str, **env: str) -> AsyncIterator[Process]:
+    """A program of ours, once it has said its first line."""
+    kept = {name: value for name, value in os.environ.items() if not name.upper().endswith("_PROXY")}
+    made = await asyncio.create_subprocess_exec(
+        sys.executable, *command, env=kept | env, cwd="/",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert made.stdout is not None
+    reading = None
+    try:
+        line = (await asyncio.wait_for(made.stdout.readline(), 60)).decode()
+        if not line:
+            raise SystemExit(f"{command[:3]} ended with {await made.wait()} and said nothing")
+        reading = asyncio.create_task(_drain(made.stdout))
+        yield Process(made, line)
+    finally:
+        await _end(made)
+        if reading is not None:
+            await reading
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    while line := await stream.readline():
+        if os.environ.get("BENCH_SAYS"):
+            print(line.decode(), end="", file=sys.stderr)
+
+
+async def _end(made: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        made.terminate()
+    try:
+        await asyncio.wait_for(made.wait(), 15)
+    except TimeoutError:
+        made.kill()
+        await made.wait()
+
+
+@contextlib.asynccontextmanager
+async def fake_model() -> AsyncIterator[str]:
+    """The base URL of a fake model server of its own."""
+    async with running("-m", "everloop.testing.openai_server", "--port", "0") as process:
+        yield process.line.strip().rstrip("/")
+
+
+@contextlib.asynccontextmanager
+async def workers(count: int, store: str, url: str, model: str, home: str, **env: str) -> AsyncIterator[list[Process]]:
+    """So many `everloop worker` on one store."""
+    settings = {
+        "EVERLOOP_HOME": home,
+        "EVERLOOP_BASE_URL": url,
+        "EVERLOOP_MODEL": model,
+        "EVERLOOP_API_KEY": "k",
+        "EVERLOOP_STORE": store,
+        **env,
+    }
+    async with contextlib.AsyncExitStack() as stack:
+        starting = [stack.enter_async_context(running("-m", "everloop", "worker", **settings)) for _ in range(count)]
+        made = [await one for one in starting]
+        for one in made:
+            if "is ready" not in one.line:
+                raise SystemExit(one.line)
+        yield made
+
+
+# ------------------------------------------------------------------------------------------------ load
+
+
+@dataclass(slots=True)
+class Load:
+    """What a number of messages cost, each of which was a turn."""
+
+    turns: int
+    per_second: float
+    waits: list[float]  # seconds from each message on disk to its first model request
+    worker_cpu: float  # seconds of all workers
+    counted: Counted | None = None  # of PostgreSQL
+
+    def wait(self, part: float) -> float:
+        """Milliseconds that so large a part of the messages waited at most."""
+        return sorted(self.waits)[int(part * (len(self.waits) - 1))] * 1e3
+
+
+async def feed(store: Store, marks: list[str], sessions: int, owners: int, rate: float) -> dict[str, float]:
+    """Put messages into the inbox as a channel does, all at once or `rate` a second; when each was on disk."""
+    at: dict[str, float] = {}
+    crowd = asyncio.Semaphore(32)
+
+    async def one(number: int, mark: str) -> None:
+        session = number % sessions
+        owner = "me" if owners == 1 else f"owner{session % owners}"
+        message = InboundMessage("bench", "user", f"c{session}", f"go mark:{mark}", owner=owner, id=mark)
+        async with crowd:
+            await store.accept(message.addressed())
+            at[mark] = time.time()
+            await wake_all(store)
+
+    waiting = []
+    began = time.monotonic()
+    for number, mark in enumerate(marks):
+        if rate and (left := began + number / rate - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+        waiting.append(asyncio.create_task(one(number, mark)))
+    await asyncio.gather(*waiting)
+    return at
+
+
+class Ground:
+    """A store, a fake model and workers on them, ready for any number of loads."""
+
+    def __init__(self, address: str, url: str, made: list[Process], server: Server | None) -> None:
+        self.address, self.url, self.workers, self.server = address, url, made, server
+        self.database = address.partition("?")[0].rpartition("/")[2]
+        config = Config(store=DSN(address) if server is not None else Path(address))
+        self.store = store_at(config.store, config)
+        self._loads = 0
+
+    async def load(self, turns: int, *, sessions: int = 0, owners: int = 1, rate: float = 0.0) -> Load:
+        """Run so many turns; by default each has a session of its own."""
+        self._loads += 1
+        marks = [f"{self._loads}m{number}" for number in range(turns)]
+        before, cpu = await self._counted(), sum(one.cpu() for one in self.workers)
+        at = await feed(self.store, marks, sessions or turns, owners, rate)
+        await self._all_done()
+        spent = sum(one.cpu() for one in self.workers) - cpu
+        took = await self._took(marks)
+        first = await self._first_requests()
+        after = await self._counted()
+        costs = after - before if after is not None and before is not None else None
+        return Load(turns, turns / took, [first[mark] - at[mark] for mark in marks], spent, costs)
+
+    async def _counted(self) -> Counted | None:
+        return None if self.server is None else await asyncio.to_thread(counted, self.server)
+
+    async def _all_done(self) -> None:
+        """Until no message of ours is left; what was there before (`at` is 0) may stay."""
+        give_up = time.monotonic() + LOAD_SECONDS
+        while left := (await self.ask("SELECT count(*) FROM inbox WHERE state <> 'done' AND at > 0"))[0][0]:
+            if time.monotonic() > give_up:
+                raise SystemExit(f"{left} turns have not ended after {LOAD_SECONDS:.0f} seconds")
+            await asyncio.sleep(0.05)
+
+    async def _took(self, marks: list[str]) -> float:
+        """Seconds from the first message to the end of the last turn, by the store's clock."""
+        prefix = marks[0].partition("m")[0] + "m"
+        query = f"SELECT max(ended_at) - min(at) FROM inbox WHERE message_id LIKE '{prefix}%'"
+        return float((await self.ask(query))[0][0])
+
+    async def _first_requests(self) -> dict[str, float]:
+        return {mark: times[0] for mark, times in (await self.requests()).items()}
+
+    async def requests(self) -> dict[str, list[float]]:
+        """When the model was asked, by the message's mark."""
+        import aiohttp
+
+        found: dict[str, list[float]] = {}
+        async with aiohttp.ClientSession() as http, http.get(self.url.removesuffix("/v1") + "/_log") as response:
+            for seen in await response.json():
+                found.setdefault(seen["marker"], []).append(seen["time"])
+        return found
+
+    async def ask(self, query: str) -> list[Any]:
+        """Ask the database by hand."""
+        return await asyncio.to_thread(self._ask, query)
+
+    def _ask(self, query: str) -> list[Any]:
+        if self.server is not None:
+            return self.server.sql(query, database=self.database)
+        with contextlib.closing(sqlite3.connect(self.address, timeout=30)) as db:
+            return db.execute(query).fetchall()
+
+
+@contextlib.asynccontextmanager
+async def ground(server: Server | None, count: int, model: str = "tools-0x0-d50", **env: str) -> AsyncIterator[Ground]:
+    """Workers on a fresh store: a database of this server, or an SQLite file."""
+    async with contextlib.AsyncExitStack() as stack:
+        home = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        address = stack.enter_context(server.database()) if server is not None else f"{home}/everloop.db"
+        url = await stack.enter_async_context(fake_model())
+        made = await stack.enter_async_context(workers(count, address, url, model, home, **env))
+        field = Ground(address, url, made, server)
+        try:
+            yield field
+        finally:
+            await field.store.close()

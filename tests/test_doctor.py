@@ -7,14 +7,18 @@ import hashlib
 import json
 import os
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everloop.bus import InboundMessage
+from everloop.cli.doctor import SECOND_LOOK_SECONDS, work_in
 from everloop.providers.local.catalogue import CATALOGUE, DEFAULT
 from everloop.store.sqlite import SQLiteStore
+from everloop.store.workers import new_worker, retire
 from everloop.testing.openai_server import FakeOpenAI
 
 from .commands import Done, environment, everloop, finished, start
@@ -161,6 +165,7 @@ async def test_messages_that_nobody_works_on_are_stuck_and_a_worker_is_the_cure(
     assert found["queue"]["found"].startswith("3 messages wait")
     assert "cli:one" in found["sessions"]["found"]
     assert found["sessions"]["fix"] == "everloop worker"
+    assert [(one["owner"], one["key"]) for one in done.json["work"]["stuck"]] == [("me", "cli:one"), ("me", "cli:two")]
     assert SECRET not in done.out
 
 
@@ -185,6 +190,68 @@ async def test_a_living_worker_is_counted():
             worker.terminate()
             await finished(worker)
     assert checks(done)["workers"]["found"].startswith("1 at work")
+    assert {worker["process"] for worker in done.json["work"]["workers"]} == {worker.pid}
+
+
+async def test_leases_are_shown_with_the_process_that_holds_them():
+    path = await _store_with()
+    async with FakeOpenAI() as server:
+        store, me = SQLiteStore(path), new_worker()
+        try:
+            await store.begin("me", "cli:mine", me, InboundMessage("cli", "me", "mine", SECRET).addressed())
+            await store.begin("ann", "cli:hers", me, InboundMessage("cli", "me", "hers", "hi", owner="ann").addressed())
+            done = await doctor(server, **ENDPOINT)
+            plain = await doctor(server, plain=True, **ENDPOINT)
+        finally:
+            retire(me)
+            await store.close()
+    assert done.status == 0
+    shown = checks(done)["leases"]["found"]
+    assert shown.startswith("2 held")
+    assert f"cli:mine by process {os.getpid()}" in shown
+    assert "cli:hers of ann" in shown
+    assert done.json["work"]["held"] == 2
+    assert "cli:mine" in next(line for line in plain.lines if line.split()[1] == "leases")
+    assert SECRET not in done.out + plain.out
+
+
+async def test_a_message_that_waits_for_a_moment_beside_a_living_worker_is_not_stuck_and_one_that_waits_on_is():
+    path = await _store_with(InboundMessage("cli", "me", "one", "hi"))
+    store, me = SQLiteStore(path), new_worker()
+    async with FakeOpenAI() as server:
+        try:
+            await store.join(me, "/nowhere")  # it is alive, and takes nothing
+            done = await doctor(server, **ENDPOINT)
+            assert done.status == 0
+            assert checks(done)["sessions"]["found"] == "1, none stuck"
+            with closing(sqlite3.connect(path, isolation_level=None)) as database:
+                database.execute("UPDATE inbox SET at = at - 3600")
+                database.execute("UPDATE session SET updated_at = updated_at - 3600")
+            done = await doctor(server, **ENDPOINT)
+        finally:
+            retire(me)
+            await store.close()
+    assert done.status == 1
+    assert "cli:one for 60 min" in checks(done)["sessions"]["found"]
+    assert checks(done)["sessions"]["fix"] == "everloop worker"
+    assert "the oldest for 60 min" in checks(done)["queue"]["found"]
+
+
+async def test_work_that_is_taken_between_two_looks_is_not_stuck():
+    path = await _store_with(InboundMessage("cli", "me", "one", "hi"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("UPDATE inbox SET at = at - 3600")
+        database.execute("UPDATE session SET updated_at = updated_at - 3600")
+    store, me = SQLiteStore(path), new_worker()
+    try:
+        await store.join(me, "/nowhere")
+        looking = asyncio.create_task(work_in(store))
+        await asyncio.sleep(SECOND_LOOK_SECONDS / 2)
+        await store.begin("me", "cli:one", me)
+        assert (await looking).stuck == 0
+    finally:
+        retire(me)
+        await store.close()
 
 
 async def test_a_store_that_is_no_database_is_missing_and_left_as_it_is():

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import os
 import platform
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +17,11 @@ from .common import OWNER, load_config, reading
 from .paper import as_json, harmless
 
 if TYPE_CHECKING:
-    from ..store.base import Store
+    from ..store.base import Overview, Store
+    from ..store.overview import Lease, Unheld
 
 REACH_SECONDS = 3.0
-_MOST_SESSIONS = 1_000
+SECOND_LOOK_SECONDS = 2.0
 _SHOWN = 3  # sessions that are named
 
 
@@ -36,10 +36,13 @@ class Check:
 
 
 def command(options: argparse.Namespace) -> int:
-    checks = asyncio.run(_look(load_config(options)))
+    checks, work = asyncio.run(_look(load_config(options)))
     well = all(check.ok for check in checks)
     if options.json:
-        print(as_json({"ok": well, "checks": [{**asdict(check), "fix": _fix(check)} for check in checks]}))
+        told = {"ok": well, "checks": [{**asdict(check), "fix": _fix(check)} for check in checks]}
+        if work is not None:
+            told["work"] = {**asdict(work), "stuck": [asdict(one) for one in work.stuck_sessions()]}
+        print(as_json(told))
         return 0 if well else 1
     wide = max(len(check.name) for check in checks)
     for check in checks:
@@ -52,14 +55,15 @@ def _fix(check: Check) -> str:
     return "" if check.ok else check.fix
 
 
-async def _look(config: Config) -> list[Check]:
+async def _look(config: Config) -> tuple[list[Check], Overview | None]:
+    of_store, work = await _store(config)
     return [
         Check("everloop", True, f"{__version__}, Python {platform.python_version()}, home {config.home}"),
         *(await _model(config)),
         await asyncio.to_thread(_workspace, config.workspace),
         await asyncio.to_thread(_sandbox, config),
-        *(await _store(config)),
-    ]
+        *of_store,
+    ], work
 
 
 # ------------------------------------------------------------------------------------------------------ the model
@@ -158,56 +162,53 @@ def _sandbox(config: Config) -> Check:
 # ------------------------------------------------------------------------------------------------------ the store
 
 
-async def _store(config: Config) -> list[Check]:
+async def _store(config: Config) -> tuple[list[Check], Overview | None]:
     if not config.store.exists():
-        return [Check("store", True, f"{config.store} is made by the first turn")]
+        return [Check("store", True, f"{config.store} is made by the first turn")], None
     try:
         async with reading(config) as store:
-            work = await _work_in(store)
+            work = await work_in(store)
     except EverloopError as error:
-        return [Check("store", False, f"{config.store} cannot be read", str(error))]
-    moved = "" if work.since is None else f", where nothing has moved for {_span(time.time() - work.since)}"
-    names = ", ".join(work.stuck[:_SHOWN]) + (", …" if len(work.stuck) > _SHOWN else "")
-    stuck = f"{len(work.stuck)} have work that nobody does ({names})"
+        return [Check("store", False, f"{config.store} cannot be read", str(error))], None
+    return [Check("store", True, str(config.store)), *_checks(work)], work
+
+
+async def work_in(store: Store) -> Overview:
+    """What the store holds. What seems stuck beside a living worker is looked at again: one that has just died leaves
+    work that the others take in a moment."""
+    work = await store.overview()
+    if work.processes and work.stuck:
+        await asyncio.sleep(SECOND_LOOK_SECONDS)
+        work = await store.overview()
+    return work
+
+
+def _checks(work: Overview) -> list[Check]:
+    silent = max((worker.silent for worker in work.workers), default=0.0)
+    heard = f", the least heard of {_span(silent)} ago" if silent >= 1 else ""
+    oldest = f", the oldest for {_span(work.waiting_seconds)}" if work.waiting else ""
+    unsent = f", the oldest for {_span(work.unsent_seconds)}" if work.unsent else ""
+    holders = {worker.id: worker.process for worker in work.workers}
+    leases = [f"{_name(lease)} by process {holders[lease.worker]}" for lease in work.leases]
+    stuck = [f"{_name(one)} for {_span(work.at - one.since)}" for one in work.stuck_sessions()]
+    held = f"{work.held} held{_some(leases, work.held)}"
+    found = f"{work.stuck} have work that nobody does{_some(stuck, work.stuck)}"
     return [
-        Check("store", True, str(config.store)),
-        Check("workers", True, f"{work.workers} at work, {work.held} sessions held by one"),
-        Check("queue", True, f"{work.waiting} messages wait{moved}; {work.parked} turns wait for a person's word"),
-        Check("sessions", not work.stuck, stuck if work.stuck else f"{work.sessions}, none stuck", "everloop worker"),
+        Check("workers", True, f"{work.processes} at work{heard}"),
+        Check("leases", True, held),
+        Check("queue", True, f"{work.waiting} messages wait{oldest}; {work.unsent} answers are not sent{unsent}"),
+        Check("turns", True, f"{work.open_turns} open, {work.parked_turns} wait for a person's word"),
+        Check("sessions", not work.stuck, found if work.stuck else f"{work.sessions}, none stuck", "everloop worker"),
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the store says of the work in it."""
-
-    workers: int
-    sessions: int
-    held: int
-    parked: int
-    waiting: int
-    since: float | None  # when the session moved last that has waited longest
-    stuck: list[str]
+def _name(session: Lease | Unheld) -> str:
+    return session.key if session.owner == OWNER else f"{session.key} of {session.owner}"
 
 
-async def _work_in(store: Store) -> Work:
-    """The work of all owners that the store knows."""
-    owners = {OWNER, *(token.owner for token in await store.tokens())}
-    sessions = [session for owner in sorted(owners) for session in await store.sessions(owner, _MOST_SESSIONS)]
-    waiting, since = 0, []
-    for session in sessions:
-        if rows := await store.waiting(session.owner, session.key):
-            waiting += len(rows)
-            since.append(session.updated_at)
-    return Work(
-        workers=len({worker.rpartition(".")[0] for worker, _ in await store.workers()}),  # processes, of several each
-        sessions=len(sessions),
-        held=sum(session.worker is not None for session in sessions),
-        parked=sum(session.parked for session in sessions),
-        waiting=waiting,
-        since=min(since, default=None),
-        stuck=[key for _, key in await store.ready("")],
-    )
+def _some(named: list[str], count: int) -> str:
+    """The first few, in parentheses."""
+    return f" ({', '.join(named[:_SHOWN])}{', …' if count > _SHOWN else ''})" if named else ""
 
 
 def _span(seconds: float) -> str:

@@ -34,6 +34,7 @@ class Streamed:
 
     chunks: list[dict[str, Any]] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
     done: bool = False
 
     @property
@@ -73,6 +74,8 @@ class Streamed:
     def take(self, line: str) -> None:
         if line.startswith(":"):
             self.comments.append(line[2:])
+        elif line.startswith("id: "):
+            self.ids.append(line[4:])
         elif line == "data: [DONE]":
             self.done = True
         elif line.startswith("data: "):

@@ -129,9 +129,10 @@ class Chunks:
     def done(self) -> bytes:
         return DONE
 
-    def comment(self, text: str) -> bytes:
-        """A line that no client reads as data."""
-        return b": " + " ".join(clean(text).splitlines()).encode() + b"\n\n"
+    def comment(self, text: str, alone: bool = True) -> bytes:
+        """A line that no client reads as data. After an event with an id it must not be one of its own (`alone`): there
+        some clients take the empty line behind it for an event without data, and fail."""
+        return b": " + " ".join(clean(text).splitlines()).encode() + (b"\n\n" if alone else b"\n")
 
     def error(self, error: ApiError) -> bytes:
         """What has gone wrong after the answer had begun, when it is too late for a status."""

@@ -8,6 +8,7 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -25,6 +26,8 @@ from .door import OWNER, TOKEN
 from .errors import ApiError, bad_request, internal_error, unavailable
 from .feed import Feed
 from .outcomes import failure_of, finish_of
+from .positions import HEADER as LAST_ID
+from .positions import Position, position_of
 from .rates import Rates
 from .requests import ChatRequest, read_chat
 from .sessions import checked_key, said_in, session_of
@@ -33,6 +36,14 @@ log = logging.getLogger(__name__)
 CHANNEL = "api"
 KEY = "Idempotency-Key"
 LARGE = 100_000  # bytes of a body that is read in a thread
+
+
+class Known(NamedTuple):
+    """Under which id a request is known when it is repeated, if it can be."""
+
+    id: str | None = None
+    repeated: bool = False  # it came before: nothing is asked of a model for it
+    stopped: bool = False  # what the client has of the answer is of a turn that was stopped: this is another one
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,14 +56,15 @@ class Asked:
     model: str
     id: str
     created: int
-    repeated: bool = False  # it came before: nothing is asked of a model for it
+    known: Known
+    position: Position | None = None  # up to which the client has the answer
 
     @property
     def asks_model(self) -> bool:
         """Whether it counts as a request: what a client says again, and a command of its session, does not."""
         request = self.message.request
         command = request is not None and request.kept and kind_of(self.message) != "message"
-        return not command and not self.repeated
+        return not command and not self.known.repeated
 
 
 class ChatHandler:
@@ -81,16 +93,18 @@ class ChatHandler:
         chat = await in_thread(read) if len(body) > LARGE else read()
         agent = await self._household.agent(request[OWNER])
         id = f"chatcmpl-{secrets.token_hex(12)}"
-        session = session_of(request.headers)
+        session, position = session_of(request.headers), position_of(request.headers)
         said, parts, before = said_in(chat.messages, kept=session is not None)
-        known, repeated = await self._message_id(agent, request, session, text_of(said))
+        known = await self._known(agent, request, session, text_of(said), position)
+        if position is not None and not (known.id and chat.stream):
+            raise bad_request(f"{LAST_ID}: is only for a stream that is asked for again by its {KEY}", LAST_ID)
         message = InboundMessage(
             CHANNEL,
             token.name if (token := request[TOKEN]) is not None else "client",
             session or id,
             text_of(said),
             metadata={"untrusted": True} if any(one["role"] == "tool" for one in chat.messages) else {},
-            id=known or id,
+            id=known.id or id,
             owner=request[OWNER],
             session=session or f"{CHANNEL}:{id}",
             reply=False,
@@ -107,7 +121,7 @@ class ChatHandler:
             ),
             parts=parts,
         )
-        return Asked(agent, message, chat, agent.model_for(chat.model or ""), id, int(time.time()), repeated)
+        return Asked(agent, message, chat, agent.model_for(chat.model or ""), id, int(time.time()), known, position)
 
     async def _count(self, asked: Asked) -> None:
         try:
@@ -116,28 +130,33 @@ class ChatHandler:
             log.error("%s", error)
             raise unavailable("the server cannot count requests just now; try again") from error
 
-    async def _message_id(
-        self, agent: AgentLoop, request: web.Request, session: str | None, said: str
-    ) -> tuple[str | None, bool]:
-        """The id under which a request that is repeated is known, and whether it was there before: one whose answer
-        never came is run again."""
-        key = checked_key(request.headers, KEY)
+    async def _known(
+        self, agent: AgentLoop, request: web.Request, session: str | None, said: str, position: Position | None
+    ) -> Known:
+        """What is known of a request that can be repeated: one whose answer never came is run again."""
+        key, owner = checked_key(request.headers, KEY), request[OWNER]
         if key is None or session is None:
-            return None, False
+            return Known()
         about = f"{CHANNEL}:{len(session)}:{session}:{key}"  # with the length, or a colon in one could be the other's
-        number = 1
-        while (earlier := await agent.requests.earlier(request[OWNER], id := f"{about}:{number}")) is not None:
+        number, place = 1, ""
+        while (earlier := await agent.requests.earlier(owner, id := f"{about}:{number}")) is not None:
             if earlier.said != said:  # its answer would be taken for the answer to this
                 raise bad_request(f"{KEY}: was used for another message of this session", KEY, "idempotency_key_reused")
+            if position is not None and await agent.requests.holds(owner, id, position.seq, position.chars):
+                place = id
             if not earlier.unanswered:
-                return id, True
+                break
             number += 1
-        return id, False
+        if position is not None and not place:
+            raise bad_request(f"{LAST_ID}: there is no such place in the answer to this request", LAST_ID)
+        return Known(id, earlier is not None, bool(place) and place != id)
 
     async def _stream(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         """Nothing is sent before there is something to say: until then an error still has its own status."""
         chunks = Chunks(asked.id, asked.created, asked.model, asked.chat.include_usage)
-        feed = Feed(chunks, self._ping_seconds)
+        feed = Feed(chunks, self._ping_seconds, asked.known.id is not None, asked.position)
+        if asked.known.stopped:
+            feed.begin_again()
         run = asyncio.ensure_future(self._run(asked, feed))
         run.add_done_callback(feed.end)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
@@ -163,12 +182,14 @@ class ChatHandler:
 
     async def _run(self, asked: Asked, feed: Feed | None = None) -> Outcome:
         """What came of the turn; an ApiError if it has no answer. Cancelled, the client is gone."""
-        own, message, emit = asked.message.owner == OWN, asked.message, feed.emit if feed is not None else None
+        own, message, show = asked.message.owner == OWN, asked.message, feed.show if feed is not None else None
         try:
-            outcome = await asked.agent.requests.run(message, emit)
-            if outcome.left and message.id != asked.id:  # who asked before was just leaving, and this one is there
+            outcome = await asked.agent.requests.run(message, show)
+            if outcome.left and asked.known.id:  # who asked before was just leaving, and this one is there
                 message = replace(message, id=_next(message.id or ""))
-                outcome = await asked.agent.requests.run(message, emit)
+                if feed is not None:
+                    feed.begin_again()
+                outcome = await asked.agent.requests.run(message, show)
         except asyncio.CancelledError:
             if not self.stopping:
                 asked.agent.requests.withdraw(message)

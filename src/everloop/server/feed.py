@@ -4,48 +4,66 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Literal
 
 from .. import events
 from ..messages import encode_json
 from ..providers.sse import encode
 from .answers import Chunks
+from .positions import Place, Position
 
 LONGEST_ARGUMENT = 200  # characters of a tool's arguments in a comment
+MANY = 256  # pieces that wait for a client; more are put together, so that a slow one costs no more than the text
 RESTARTED = "\n\n[The answer was cut off and begins again.]\n\n"
+
+Kind = Literal["text", "reasoning", "comment"]
 
 
 class Feed:
-    """The bytes of a streamed answer. `emit` is told the turn's events; the rest is for the one who writes."""
+    """The bytes of a streamed answer. `show` is told the turn's events; the rest is for the one who writes.
 
-    def __init__(self, chunks: Chunks, ping_seconds: float) -> None:
+    Where the client can come back, the last text of each write has its position, and one that does come back is shown
+    what follows its own.
+    """
+
+    def __init__(
+        self, chunks: Chunks, ping_seconds: float, resumable: bool = False, position: Position | None = None
+    ) -> None:
         self.said = False  # whether something of the answer has gone out in the round that runs
         self._chunks = chunks
         self._ping_seconds = ping_seconds
-        self._waiting: list[bytes] = []
+        self._waiting: list[tuple[Kind, str]] = []
         self._more = asyncio.Event()
         self._gap = False  # there was text before the tools that ran
+        self._again = False  # what the client has is of another turn than what comes
         self._over = False
+        self._place = Place() if resumable else None
+        self._known = position  # up to here the client has everything
+        self._known_text: list[str] = []  # of the round that the position is in
 
-    def emit(self, event: events.Event) -> None:
+    def show(self, seq: int, event: events.Event) -> None:
+        """Take in what happens in the round that began after this entry of the log."""
         match event:
             case events.Text(text):
-                if self._gap:
-                    text, self._gap = f"\n\n{text}", False
-                self.said = True
-                self._put(self._chunks.text(text))
-            case events.Reasoning(text):
-                self._put(self._chunks.reasoning(text))
-            case events.Restarted() if self.said:
-                self._put(self._chunks.text(RESTARTED))
+                self._say(seq, text)
+            case events.Restarted():
+                self._restart(seq)
             case events.ToolStarted(call, name, arguments):
                 self._gap, self.said = self._gap or self.said, False
                 shown = encode(arguments).decode()[:LONGEST_ARGUMENT]
-                self._comment("tool", {"call": call, "name": name, "status": "started", "arguments": shown})
+                self._comment(seq, "tool", {"call": call, "name": name, "status": "started", "arguments": shown})
             case events.ToolEnded(call, name, _, status, seconds):
-                self._comment("tool", {"call": call, "name": name, "status": status, "seconds": seconds})
-            case events.Compacting():
-                self._comment("compacting", {"turns": event.turns})
+                self._comment(seq, "tool", {"call": call, "name": name, "status": status, "seconds": seconds})
+            case events.Compacting(turns):
+                self._comment(seq, "compacting", {"turns": turns})
+            case events.Reasoning(text) if not self._is_known(seq):
+                self._put("reasoning", text)
+
+    def begin_again(self) -> None:
+        """What the client has is of a turn that was stopped, and what comes is of another one."""
+        self._again, self._known = True, None
 
     def unsaid(self, text: str) -> bytes:
         """Words that no event has brought."""
@@ -67,17 +85,82 @@ class Feed:
                     async with asyncio.timeout(self._ping_seconds):
                         await self._more.wait()
                 except TimeoutError:
-                    yield self._chunks.comment("ping")
+                    yield self._encoded("comment", "ping")
                     continue
             if self._waiting:
-                data, self._waiting = b"".join(self._waiting), []
-                yield data
+                yield self._written()
             elif self._over:
                 return
 
-    def _comment(self, what: str, facts: dict[str, object]) -> None:
-        self._put(self._chunks.comment(f"{what} {encode_json(facts).decode()}"))
+    # ------------------------------------------------------------------------------------------ what is new
 
-    def _put(self, data: bytes) -> None:
-        self._waiting.append(data)
+    def _say(self, seq: int, text: str) -> None:
+        gap, self._gap, self.said = self._gap, False, True
+        if self._place is not None:
+            self._place.add(seq, text)
+        known = self._known
+        if known is not None and seq <= known.seq:
+            gap = gap and not known.chars
+            text = self._rest(known, text) if seq == known.seq else ""
+        if text:
+            lead = RESTARTED if self._again else "\n\n" if gap else ""
+            self._again = False
+            self._put("text", lead + text)
+
+    def _rest(self, known: Position, text: str) -> str:
+        """What the client has not seen of the round that its position is in."""
+        self._known_text.append(text)
+        whole = "".join(self._known_text)
+        if len(whole) < known.chars:
+            return ""
+        self._known = None
+        # A round that was begun again after a crash may say something else.
+        return whole[known.chars :] if known.fits(whole) else f"{RESTARTED}{whole}"
+
+    def _restart(self, seq: int) -> None:
+        if self._place is not None:
+            self._place.restart()
+        self._known_text.clear()
+        if self.said and (self._known is None or seq > self._known.seq):
+            self._put("text", RESTARTED)
+
+    def _is_known(self, seq: int) -> bool:
+        """Whether the client has seen what happens there. What comes before a text was seen with it."""
+        known = self._known
+        return known is not None and (seq < known.seq or (seq == known.seq and known.chars > 0))
+
+    # ------------------------------------------------------------------------------------------ what goes out
+
+    def _comment(self, seq: int, what: str, facts: dict[str, object]) -> None:
+        if not self._is_known(seq):
+            self._put("comment", f"{what} {encode_json(facts).decode()}")
+
+    def _put(self, kind: Kind, text: str) -> None:
+        self._waiting.append((kind, text))
+        if len(self._waiting) > MANY:
+            self._waiting = _together(self._waiting)
         self._more.set()
+
+    def _written(self) -> bytes:
+        """All that waits, and with its last text where the client is then."""
+        waiting, self._waiting = self._waiting, []
+        pieces = [self._encoded(kind, text) for kind, text in waiting]
+        if self._place is not None and self._place.chars:
+            texts = [number for number, (kind, _) in enumerate(waiting) if kind == "text"]
+            for number in texts[-1:]:
+                pieces[number] = self._place.line() + pieces[number]
+        return b"".join(pieces)
+
+    def _encoded(self, kind: Kind, text: str) -> bytes:
+        if kind == "comment":
+            return self._chunks.comment(text, alone=self._place is None)
+        return self._chunks.text(text) if kind == "text" else self._chunks.reasoning(text)
+
+
+def _together(waiting: list[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
+    """The same in fewer pieces."""
+    found: list[tuple[Kind, str]] = []
+    for kind, pieces in groupby(waiting, itemgetter(0)):
+        texts = [text for _, text in pieces]
+        found += [(kind, text) for text in texts] if kind == "comment" else [(kind, "".join(texts))]
+    return found

@@ -32,7 +32,7 @@ class HttpClient:
         self._urls = urls
         self._random = random.Random(seed)
 
-    async def converse(self, messages: int, answered: Callable[[], None]) -> None:
+    async def converse(self, messages: int, answered: Callable[[], None], pause: float = 0.0) -> None:
         for number in range(messages):
             plan = self._random.choice(PLANS)
             asked = Asked(self._name, f"{self._name}-{number}{f'.{plan}' if plan else ''}")
@@ -44,6 +44,7 @@ class HttpClient:
                 if self._random.random() < 0.15:
                     await self._ask(asked, f"key-{number}")  # once more, of whichever server
             answered()
+            await asyncio.sleep(pause)
 
     async def _ask(self, asked: Asked, key: str) -> None:
         """Until there is an answer."""

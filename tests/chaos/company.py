@@ -21,7 +21,7 @@ from ..crash.witness import set_up
 from ..postgres.proxy import Proxy, proxied
 from ..postgres.server import Server, own_server
 
-START_SECONDS = 30.0
+START_SECONDS = END_SECONDS = 30.0
 REFUSED = "was taken over by another worker"
 READY = re.compile(r"everloop: (?:serving on (?P<url>\S+)|worker \d+ is ready)")
 
@@ -91,8 +91,16 @@ class Member:
         """End it by a signal; its exit status."""
         self.url = ""
         self._company.ended.add(self.pid)
-        os.kill(self.pid, number)
-        return int(await asyncio.wait_for(self._wait(), START_SECONDS))
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            raise AssertionError(f"{self.name} has ended by itself: {self.said}") from None
+        try:
+            return int(await asyncio.wait_for(self._wait(), END_SECONDS))
+        except TimeoutError:
+            os.kill(self.pid, signal.SIGUSR1)
+            await asyncio.sleep(1.0)
+            raise AssertionError(f"{self.name} did not end: {self.said}") from None
 
     async def again(self, number: int) -> None:
         """End it by a signal and start it again."""
@@ -107,7 +115,8 @@ class Member:
         try:
             await asyncio.sleep(seconds)
         finally:
-            os.kill(self.pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
             self.frozen = False
 
 
@@ -171,11 +180,11 @@ class Company:
         assert not wrong, wrong
 
 
-def _configure(company: Company, url: str) -> None:
+def _configure(company: Company, url: str, settings: str) -> None:
     home = company.folder / "shared"
     (home / "workspace").mkdir(parents=True)
     (company.folder / "said").mkdir()
-    (home / "config.toml").write_text(f"[worker]\nlease_seconds = {LEASE}\n[server]\ndrain_seconds = 5.0\n")
+    (home / "config.toml").write_text(f"[worker]\nlease_seconds = {LEASE}\n[server]\ndrain_seconds = 5.0\n{settings}")
     company.settings = {
         "EVERLOOP_HOME": str(home),
         "EVERLOOP_BASE_URL": url,
@@ -185,16 +194,25 @@ def _configure(company: Company, url: str) -> None:
 
 @contextlib.asynccontextmanager
 async def company(
-    forge: Forge, folder: Path, url: str, *, workers: int, servers: int, channels: int = 1, plant: str = ""
+    forge: Forge,
+    folder: Path,
+    url: str,
+    *,
+    workers: int,
+    servers: int,
+    on: Server | None = None,
+    plant: str = "",
+    settings: str = "",
 ) -> AsyncIterator[Company]:
-    """Workers, servers and senders on a PostgreSQL of their own, to be started; the model is at `url`."""
+    """Workers, servers and a sender, to be started; the model is at `url`. Without `on` they have a PostgreSQL of their
+    own, to be restarted; `settings` are further lines of their config."""
     async with contextlib.AsyncExitStack() as stack:
-        server = stack.enter_context(own_server())
+        server = on or stack.enter_context(own_server())
         dsn = stack.enter_context(server.database())
         set_up(dsn, LEASE)
         made = Company(forge, folder, server, dsn, plant)
-        _configure(made, url)
-        for kind, count in (("worker", workers), ("server", servers), ("channel", channels)):
+        _configure(made, url, settings)
+        for kind, count in (("worker", workers), ("server", servers), ("channel", 1)):
             for number in range(1, count + 1):
                 place = stack.enter_context(tempfile.TemporaryDirectory(prefix="everloop-"))
                 proxy, through = await stack.enter_async_context(proxied(dsn, Path(place)))

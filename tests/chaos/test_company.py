@@ -25,6 +25,7 @@ from ..crash.company import LEASE, named
 from ..crash.forge import Forge
 from ..crash.history import History, seen_in
 from ..crash.witness import read_postgres
+from ..postgres.server import Server
 from .clients import HttpClient, Publisher
 from .company import REFUSED, Company, company
 from .test_at_random import model_process
@@ -55,6 +56,7 @@ class Load:
     disturbances: list[str] = field(default_factory=list)
     patience: float = 60.0
     seed: int = 0
+    pause: float = 0.0  # seconds between two messages of a client
 
     def shares(self) -> list[int]:
         """How many messages each session has."""
@@ -112,7 +114,7 @@ class Chaos:
             else:
                 client = HttpClient(http, f"http{number}", self.company.urls, f"{self.load.seed} {number}")
                 self.clients.append(client)
-                work.append(client.converse(share, self._one_more))
+                work.append(client.converse(share, self._one_more, self.load.pause))
         try:
             await asyncio.gather(*work)
         finally:
@@ -136,6 +138,10 @@ class Chaos:
         what, _, whom = kind.partition(" ")
         if what == "restart":
             await self.company.restart_postgres(whom)
+            return
+        if what == "roll":
+            for one in self.company.of("worker", "server"):
+                await one.again(signal.SIGTERM)
             return
         there = self.company.of(whom) if what != "cut" else self.company.of("worker", "server", "channel")
         while not there:
@@ -183,14 +189,12 @@ class Chaos:
 
 
 async def run_company(
-    forge: Forge, folder: Path, load: Load, *, workers: int = 4, servers: int = 2, plant: str = ""
+    forge: Forge, folder: Path, load: Load, *, workers: int = 4, servers: int = 2, on: Server | None = None
 ) -> tuple[Chaos, History, str]:
     """Run the load; what there was, what it left behind, and its figures."""
     began = time.monotonic()
-    async with (
-        model_process() as url,
-        company(forge, folder, url, workers=workers, servers=servers, plant=plant) as made,
-    ):
+    options: dict[str, Any] = {"workers": workers, "servers": servers, "on": on}
+    async with model_process() as url, company(forge, folder, url, **options) as made:
         chaos = Chaos(made, load)
         at_rest = await chaos.run()
         await made.close()

@@ -5,7 +5,9 @@ python -m tests.crash.company FOLDER DSN PLANT serve --port 0
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ def command(
 
     if said:
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
+    faulthandler.register(signal.SIGUSR1)  # where it hangs, if it does
     company_bugs.plant(plant)
     os.environ.update(settings or {}, EVERLOOP_STORE=named(dsn))
     make = AgentLoop.__init__

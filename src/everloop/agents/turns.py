@@ -45,7 +45,6 @@ from .cron.jobs import HEARTBEAT
 from .histories import Histories, read_conversation, read_shown
 from .ports import Asking, SessionLog, Tools, reply
 from .showing import Follow, Showing
-from .showing import Follow, Showing
 
 if TYPE_CHECKING:
     from ..telemetry.tracer import Tracer
@@ -90,16 +89,11 @@ class TurnRunner:
     _showings: dict[tuple[str, str], Showing] = field(default_factory=dict)
     _followers: dict[tuple[str, str], list[Follow]] = field(default_factory=dict)
     _relay: Relay | None = None
-    on_withdrawn: Callable[[str, str, str], None] | None = None  # a client elsewhere waits no more: owner, key, message
-    _showings: dict[tuple[str, str], Showing] = field(default_factory=dict)
-    _followers: dict[tuple[str, str], list[Follow]] = field(default_factory=dict)
-    _relay: Relay | None = None
     _histories: Histories = field(init=False)
     _own: Places | None = None
 
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
-        self._relay = self.store.relay if isinstance(self.store, Gathering) else None
         self._relay = self.store.relay if isinstance(self.store, Gathering) else None
 
     async def run(self, claim: Claim, live: Live) -> tuple[Ending, SessionLog]:
@@ -155,8 +149,6 @@ class TurnRunner:
             log.exception("turn %s failed", claim.turn)
             turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
             ended = await end_turn(turn, "error", f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
-        finally:
-            self._shown_no_more(claim)
         finally:
             self._shown_no_more(claim)
         if isinstance(ended, TurnEnded):

@@ -39,6 +39,7 @@ from .connecting import connect, explain
 from .counting import look
 from .lanes import Lanes
 from .migrations import migrate
+from .pooling import refuse_transaction_mode
 from .pulse import CHANNEL, WAKE, Pulse
 from .relay import Relay
 from .rows import NOW, Rows, accept, encode, lives, living, rows_of, spend
@@ -388,6 +389,7 @@ class PostgresStore:
         try:
             with self._migrating:
                 if not self._migrated:
+                    refuse_transaction_mode(connection, self.dsn, partial(connect, self.dsn))
                     migrate(connection, self.dsn)
                     self._migrated = True
         except Exception as error:

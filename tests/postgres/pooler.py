@@ -1,0 +1,118 @@
+"""A pooler before the server, as PgBouncer is one: it greets by itself, and lends each client a connection of its own
+for a transaction, or for as long as the client stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Literal
+
+from .proxy import SOCKET
+
+Mode = Literal["transaction", "session"]
+GREETED = b"R" + struct.pack("!ii", 8, 0)  # who comes is let in
+READY = b"Z" + struct.pack("!ic", 5, b"I")
+
+
+class Lent:
+    """A connection to the server, and what the server said of itself."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.settings = b""
+        self.asked = 0  # answers that are under way
+        self.passing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def opened(cls, server: Path, startup: bytes) -> Lent:
+        made = cls(*await asyncio.open_unix_connection(server / SOCKET))
+        made.writer.write(startup)
+        while True:
+            kind, message = await _message(made.reader)
+            if kind == b"S":
+                made.settings += message
+            elif kind == b"Z":
+                return made
+
+
+class Pooler:
+    def __init__(self, server: Path, mode: Mode) -> None:
+        self._server = server
+        self._mode = mode
+        self._free: list[Lent] = []
+        self._all: list[Lent] = []
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await self._serve(reader, writer)
+        writer.close()
+        self._clients.discard(task)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readexactly(4)
+        startup = head + await reader.readexactly(struct.unpack("!i", head)[0] - 4)
+        lent = await self._lend(startup)
+        key = b"K" + struct.pack("!iii", 12, 2_000_000_000 + id(writer) % 1000, 7)
+        writer.write(GREETED + lent.settings + key + READY)
+        self._free.append(lent)
+        holds: list[Lent] = []
+        while True:
+            kind, message = await _message(reader)
+            if kind == b"X":
+                break
+            if not holds:
+                holds.append(lent := await self._lend(startup))
+                lent.passing = asyncio.create_task(self._pass(lent, writer, holds))
+            lent.asked += kind in (b"Q", b"S")
+            lent.writer.write(message)
+
+    async def _lend(self, startup: bytes) -> Lent:
+        if self._free:
+            return self._free.pop()
+        self._all.append(made := await Lent.opened(self._server, startup))
+        return made
+
+    async def _pass(self, lent: Lent, writer: asyncio.StreamWriter, holds: list[Lent]) -> None:
+        """The server's answers, until the transaction is over."""
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                kind, message = await _message(lent.reader)
+                writer.write(message)
+                lent.asked -= kind == b"Z"
+                if self._mode == "transaction" and message == READY and not lent.asked:
+                    holds.clear()
+                    self._free.append(lent)
+                    return
+
+    async def close(self) -> None:
+        waits = [task for lent in self._all if (task := lent.passing) is not None]
+        for task in (*self._clients, *waits):
+            task.cancel()
+        await asyncio.gather(*self._clients, *waits, return_exceptions=True)
+        for lent in self._all:
+            lent.writer.close()
+
+
+async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readexactly(5)
+    return head[:1], head + await reader.readexactly(struct.unpack("!i", head[1:])[0] - 4)
+
+
+@contextlib.asynccontextmanager
+async def pooling(server: Path, folder: Path, mode: Mode) -> AsyncIterator[None]:
+    """A pooler whose socket is in the folder."""
+    pooler = Pooler(server, mode)
+    listening = await asyncio.start_unix_server(pooler.connected, folder / SOCKET)
+    try:
+        yield
+    finally:
+        listening.close()
+        await pooler.close()

@@ -1,126 +1,31 @@
-"""What the benchmarks of many workers share: a PostgreSQL with its real settings, workers, a fake model, and a load.
-
-All of it runs on this machine, each part as a process of its own. PostgreSQL is started as the tests start it, but with
-fsync and autovacuum on, so that a commit costs what it costs.
-"""
+"""What the benchmarks of many workers share: workers and a fake model as processes of this machine, and a load."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import re
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for the tests' way to start PostgreSQL
+from benchmarks.database import Counted, counted, times_of
+from tests.postgres.server import Server
 
-from tests.postgres.server import Server  # noqa: E402
-
-from everloop.bus import InboundMessage  # noqa: E402
-from everloop.config import Config  # noqa: E402
-from everloop.config.dsn import DSN  # noqa: E402
-from everloop.dispatch.neighbours import wake_all  # noqa: E402
-from everloop.store.base import Store  # noqa: E402
-from everloop.store.opening import store_at  # noqa: E402
+from everloop.bus import InboundMessage
+from everloop.config import Config
+from everloop.config.dsn import DSN
+from everloop.dispatch.neighbours import wake_all
+from everloop.store.base import Store
+from everloop.store.opening import store_at
 
 LOAD_SECONDS = 90.0  # after which a load is given up
-TICKS = os.sysconf("SC_CLK_TCK")
-REAL = {
-    "fsync": "on",
-    "full_page_writes": "on",
-    "synchronous_commit": "on",
-    "autovacuum": "on",
-    "shared_buffers": "'128MB'",
-    "max_connections": "300",
-}
-
-
-# ------------------------------------------------------------------------------------------------ PostgreSQL
-
-
-@contextlib.contextmanager
-def postgres() -> Iterator[Server]:
-    """A PostgreSQL with the settings that it would have in earnest."""
-    with tempfile.TemporaryDirectory(prefix="everloop-bench-", ignore_cleanup_errors=True) as folder:
-        os.chmod(folder, 0o755)
-        server = Server(Path(folder) / "pg")
-        server.create()
-        with open(server.folder / "data" / "postgresql.conf", "a") as conf:  # what is said last counts
-            conf.writelines(f"{name} = {value}\n" for name, value in REAL.items())
-        server.start()
-        try:
-            server.make_template()
-            yield server
-        finally:
-            if server.runs:
-                server.stop("fast")
-
-
-def cpu_of_postgres(server: Server) -> float:
-    """Seconds of CPU of all of its processes so far, also of those that have ended."""
-    postmaster = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
-    total = sum(_times(postmaster))
-    for child in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split():
-        with contextlib.suppress(OSError):
-            total += sum(_times(int(child))[:2])
-    return total
-
-
-def _times(pid: int) -> list[float]:
-    """Its own user and system time, and that of its ended children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return [int(field) / TICKS for field in fields[11:15]]
-
-
-@dataclass(slots=True)
-class Counted:
-    """What a server has done between two looks."""
-
-    writes: float  # transactions that wrote something
-    wal: float  # bytes of the write-ahead log
-    cpu: float  # seconds of all of its processes
-
-    def __sub__(self, other: Counted) -> Counted:
-        return Counted(self.writes - other.writes, self.wal - other.wal, self.cpu - other.cpu)
-
-
-def counted(server: Server) -> Counted:
-    """Its counters so far. Those of `pg_stat_database` would come up to ten seconds late."""
-    ((writes, wal),) = server.sql(
-        "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::float8, pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
-    )
-    return Counted(writes, float(wal), cpu_of_postgres(server))
-
-
-@contextlib.contextmanager
-def statements(server: Server) -> Iterator[list[str]]:
-    """All statements that are run meanwhile, as the server's own log has them. It slows the server down."""
-    said = server.folder / "log"
-    found: list[str] = []
-    _set(server, "'all'")
-    begin = said.stat().st_size
-    try:
-        yield found
-    finally:
-        _set(server, "'none'")
-        with open(said, errors="replace") as log:
-            log.seek(begin)
-            found += re.findall(r"LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)", log.read())
-
-
-def _set(server: Server, what: str) -> None:
-    server.sql(f"ALTER SYSTEM SET log_statement = {what}")
-    server.sql("SELECT pg_reload_conf()")
-    time.sleep(0.3)  # until every backend has heard of it
 
 
 # ------------------------------------------------------------------------------------------------ processes
@@ -136,7 +41,7 @@ class Process:
 
     def cpu(self) -> float:
         """Seconds of CPU so far."""
-        return sum(_times(self.pid)[:2])
+        return sum(times_of(self.pid)[:2])
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -188,18 +93,20 @@ async def fake_model() -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def workers(count: int, store: str, url: str, model: str, home: str, **env: str) -> AsyncIterator[list[Process]]:
-    """So many `everloop worker` on one store."""
-    settings = {
+async def workers(
+    count: int, store: str, url: str, model: str, home: str, settings: str = ""
+) -> AsyncIterator[list[Process]]:
+    """So many `everloop worker` on one store; `settings` is the settings file of this home."""
+    (Path(home) / "config.toml").write_text(settings)
+    env = {
         "EVERLOOP_HOME": home,
         "EVERLOOP_BASE_URL": url,
         "EVERLOOP_MODEL": model,
         "EVERLOOP_API_KEY": "k",
         "EVERLOOP_STORE": store,
-        **env,
     }
     async with contextlib.AsyncExitStack() as stack:
-        starting = [stack.enter_async_context(running("-m", "everloop", "worker", **settings)) for _ in range(count)]
+        starting = [stack.enter_async_context(running("-m", "everloop", "worker", **env)) for _ in range(count)]
         made = [await one for one in starting]
         for one in made:
             if "is ready" not in one.line:
@@ -225,7 +132,9 @@ class Load:
         return sorted(self.waits)[int(part * (len(self.waits) - 1))] * 1e3
 
 
-async def feed(store: Store, marks: list[str], sessions: int, owners: int, rate: float) -> dict[str, float]:
+async def feed(
+    store: Store, marks: list[str], sessions: int, owners: int, rate: float, key: str = "c"
+) -> dict[str, float]:
     """Put messages into the inbox as a channel does, all at once or `rate` a second; when each was on disk."""
     at: dict[str, float] = {}
     crowd = asyncio.Semaphore(32)
@@ -233,7 +142,7 @@ async def feed(store: Store, marks: list[str], sessions: int, owners: int, rate:
     async def one(number: int, mark: str) -> None:
         session = number % sessions
         owner = "me" if owners == 1 else f"owner{session % owners}"
-        message = InboundMessage("bench", "user", f"c{session}", f"go mark:{mark}", owner=owner, id=mark)
+        message = InboundMessage("bench", "user", f"{key}{session}", f"go mark:{mark}", owner=owner, id=mark)
         async with crowd:
             await store.accept(message.addressed())
             at[mark] = time.time()
@@ -265,7 +174,7 @@ class Ground:
         marks = [f"{self._loads}m{number}" for number in range(turns)]
         before, cpu = await self._counted(), sum(one.cpu() for one in self.workers)
         at = await feed(self.store, marks, sessions or turns, owners, rate)
-        await self._all_done()
+        await self.all_done()
         spent = sum(one.cpu() for one in self.workers) - cpu
         took = await self._took(marks)
         first = await self._first_requests()
@@ -276,7 +185,7 @@ class Ground:
     async def _counted(self) -> Counted | None:
         return None if self.server is None else await asyncio.to_thread(counted, self.server)
 
-    async def _all_done(self) -> None:
+    async def all_done(self) -> None:
         """Until no message of ours is left; what was there before (`at` is 0) may stay."""
         give_up = time.monotonic() + LOAD_SECONDS
         while left := (await self.ask("SELECT count(*) FROM inbox WHERE state <> 'done' AND at > 0"))[0][0]:
@@ -303,6 +212,26 @@ class Ground:
                 found.setdefault(seen["marker"], []).append(seen["time"])
         return found
 
+    async def say(self, mark: str) -> None:
+        """Put one message into a session of its own."""
+        await feed(self.store, [mark], 1, 1, 0.0, f"of {mark}")
+
+    async def until_asked(self, mark: str, times: int) -> float:
+        """When the model was asked for the so-manieth time on behalf of a message."""
+        give_up = time.monotonic() + LOAD_SECONDS
+        while len(seen := (await self.requests()).get(mark, ())) < times:
+            if time.monotonic() > give_up:
+                raise SystemExit(f"the model was asked {len(seen)} times for {mark}, not {times}")
+            await asyncio.sleep(0.01)
+        return seen[times - 1]
+
+    async def one_answer(self, mark: str) -> None:
+        """The message has been answered once, whoever had begun with it."""
+        query = "SELECT count(*) FROM entry e JOIN inbox i ON i.session = e.session WHERE e.kind = 'end'"
+        ((ends,),) = await self.ask(f"{query} AND i.message_id = '{mark}'")
+        if ends != 1:
+            raise SystemExit(f"{mark} was answered {ends} times")
+
     async def ask(self, query: str) -> list[Any]:
         """Ask the database by hand."""
         return await asyncio.to_thread(self._ask, query)
@@ -315,13 +244,15 @@ class Ground:
 
 
 @contextlib.asynccontextmanager
-async def ground(server: Server | None, count: int, model: str = "tools-0x0-d50", **env: str) -> AsyncIterator[Ground]:
+async def ground(
+    server: Server | None, count: int, model: str = "tools-0x0-d50", settings: str = ""
+) -> AsyncIterator[Ground]:
     """Workers on a fresh store: a database of this server, or an SQLite file."""
     async with contextlib.AsyncExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         address = stack.enter_context(server.database()) if server is not None else f"{home}/everloop.db"
         url = await stack.enter_async_context(fake_model())
-        made = await stack.enter_async_context(workers(count, address, url, model, home, **env))
+        made = await stack.enter_async_context(workers(count, address, url, model, home, settings))
         field = Ground(address, url, made, server)
         try:
             yield field

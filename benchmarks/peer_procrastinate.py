@@ -21,7 +21,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from cluster import LOAD_SECONDS, Counted, Process, Server, counted, postgres, running, statements
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.cluster import LOAD_SECONDS, Process, running
+from benchmarks.database import Counted, counted, postgres, statements
+from tests.postgres.server import Server
 
 CONCURRENCY = 50
 TURN = 0.05  # seconds that a job takes, as the fake model does

@@ -1,0 +1,100 @@
+"""A PostgreSQL for benchmarks: started as the tests start it, but with fsync and autovacuum on; what it has done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.postgres.server import Server
+
+TICKS = os.sysconf("SC_CLK_TCK")
+REAL = {
+    "fsync": "on",
+    "full_page_writes": "on",
+    "synchronous_commit": "on",
+    "autovacuum": "on",
+    "shared_buffers": "'128MB'",
+    "max_connections": "300",
+}
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[Server]:
+    """A PostgreSQL with the settings that it would have in earnest."""
+    with tempfile.TemporaryDirectory(prefix="everloop-bench-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)
+        server = Server(Path(folder) / "pg")
+        server.create()
+        with open(server.folder / "data" / "postgresql.conf", "a") as conf:  # what is said last counts
+            conf.writelines(f"{name} = {value}\n" for name, value in REAL.items())
+        server.start()
+        try:
+            server.make_template()
+            yield server
+        finally:
+            if server.runs:
+                server.stop("fast")
+
+
+def cpu_of_postgres(server: Server) -> float:
+    """Seconds of CPU of all of its processes so far, also of those that have ended."""
+    postmaster = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
+    total = sum(times_of(postmaster))
+    for child in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            total += sum(times_of(int(child))[:2])
+    return total
+
+
+def times_of(pid: int) -> list[float]:
+    """Its own user and system time, and that of its ended children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return [int(field) / TICKS for field in fields[11:15]]
+
+
+@dataclass(slots=True)
+class Counted:
+    """What a server has done between two looks."""
+
+    writes: float  # transactions that wrote something
+    wal: float  # bytes of the write-ahead log
+    cpu: float  # seconds of all of its processes
+
+    def __sub__(self, other: Counted) -> Counted:
+        return Counted(self.writes - other.writes, self.wal - other.wal, self.cpu - other.cpu)
+
+
+def counted(server: Server) -> Counted:
+    """Its counters so far. Those of `pg_stat_database` would come up to ten seconds late."""
+    ((writes, wal),) = server.sql(
+        "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::float8, pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+    )
+    return Counted(writes, float(wal), cpu_of_postgres(server))
+
+
+@contextlib.contextmanager
+def statements(server: Server) -> Iterator[list[str]]:
+    """All statements that are run meanwhile, as the server's own log has them. It slows the server down."""
+    said = server.folder / "log"
+    found: list[str] = []
+    _set(server, "'all'")
+    begin = said.stat().st_size
+    try:
+        yield found
+    finally:
+        _set(server, "'none'")
+        with open(said, errors="replace") as log:
+            log.seek(begin)
+            found += re.findall(r"LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)", log.read())
+
+
+def _set(server: Server, what: str) -> None:
+    server.sql(f"ALTER SYSTEM SET log_statement = {what}")
+    server.sql("SELECT pg_reload_conf()")
+    time.sleep(0.3)  # until every backend has heard of it

@@ -1,0 +1,249 @@
+"""What more workers bring and cost: `python benchmarks/workers.py [--short] [--only NAME]`, or a part of `make bench`.
+
+Workers, a fake model that takes 50 ms, and a PostgreSQL with fsync on are all processes of this one machine, next to
+SQLite in the same run. NAME is loads, statements, takeover, streaming, disk or growth (which `--short` leaves out).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.cluster import Ground, Load, ground
+from benchmarks.database import postgres, statements
+from benchmarks.streaming import streamed, streaming
+from benchmarks.tables import Row, head, say
+from tests.postgres.server import Server
+
+LOADS = (
+    "store, workers",
+    "turns a second",
+    "message to first model request at 20/s, p50",
+    "p95",
+    "CPU of workers a turn",
+    "CPU of PostgreSQL a turn",
+    "writing transactions a turn",
+    "log bytes a turn",
+)
+GROWTH = (
+    "workers",
+    "owners",
+    "sessions at work elsewhere",
+    "turns a second at once",
+    "p95 at 15/s",
+    "CPU of workers a turn",
+    "CPU of PostgreSQL a turn",
+)
+GROUNDS = ((1, 1, 0), (4, 1, 0), (8, 1, 0), (1, 50, 0), (4, 50, 0), (1, 1, 1000), (4, 1, 1000))
+LEASE = 3.0  # seconds, instead of 15, where a lease is waited for
+
+
+# ------------------------------------------------------------------------------------------------ turns
+
+
+async def one_load(server: Server | None, count: int, paced: int, burst: int) -> tuple[Load, Load]:
+    """The costs of turns that come 20 a second, and of as many as can be."""
+    async with ground(server, count) as field:
+        await field.load(20)
+        return await field.load(paced, rate=20), await field.load(burst)
+
+
+async def loads(server: Server, short: bool) -> None:
+    """Turns a second, waits and CPU with 1, 2 and 4 workers."""
+    paced, burst = (60, 200) if short else (400, 1000)
+    head(*LOADS)
+    grounds: list[tuple[Server | None, int]] = [(None, 1), (None, 2), (server, 1), (server, 2), (server, 4)]
+    for where, count in grounds:
+        slow, fast = await one_load(where, count, paced, burst)
+        costs = ["–"] * 3
+        if slow.counted is not None:
+            done = slow.counted
+            costs = [per_turn(slow, done.cpu), f"{done.writes / paced:.1f}", f"{done.wal / paced:,.0f}"]
+        name = "PostgreSQL" if where is not None else "SQLite"
+        say(f"{name}, {count}", f"{fast.per_second:.0f}", f"{slow.wait(0.5):.0f} ms", f"{slow.wait(0.95):.0f} ms",
+            per_turn(slow, slow.worker_cpu), *costs)  # fmt: skip
+
+
+def per_turn(load: Load, seconds: float) -> str:
+    return f"{seconds / load.turns * 1e3:.1f} ms"
+
+
+async def said(server: Server, short: bool) -> None:
+    """The statements of a turn, as the server's own log has them."""
+    head("workers", "statements a turn", "of them looks for work", "begins that found another's", "notices")
+    for count in (1, 2) if short else (1, 2, 4):
+        async with ground(server, count) as field:
+            await field.load(10)
+            with statements(server) as found:
+                await field.load(30, rate=10)
+            looks = sum("EXCEPT SELECT session FROM inbox" in one for one in found)
+            begins = sum("FOR NO KEY UPDATE" in one and "FROM session" in one for one in found)
+            notices = sum("pg_notify" in one for one in found)
+            say(str(count), *(f"{number / 30:.1f}" for number in (len(found), looks, begins - 30, notices)))
+
+
+async def growth(server: Server, short: bool) -> None:
+    """What a turn costs with more workers, more owners, and turns that others are at work on."""
+    if short:
+        return
+    head(*GROWTH)
+    for count, owners, elsewhere in GROUNDS:
+        async with ground(server, count) as field:
+            await field.load(max(20, owners), owners=owners)
+            if elsewhere:
+                await field.ask(HELD_WORKER)
+                await field.ask(HELD.format(count=elsewhere))
+            slow = await field.load(100, owners=owners, rate=15)
+            fast = await field.load(300, owners=owners)
+            assert slow.counted is not None
+            say(str(count), str(owners), f"{elsewhere:,}", f"{fast.per_second:.0f}", f"{slow.wait(0.95):.0f} ms",
+                per_turn(slow, slow.worker_cpu), per_turn(slow, slow.counted.cpu))  # fmt: skip
+
+
+HELD_WORKER = "INSERT INTO worker (id, at) VALUES ('ffffffffffff.1.1.1.1', 9e12) RETURNING 1"  # of another machine
+HELD = """WITH s AS (
+        INSERT INTO session (owner, key, worker, fence, created_at, updated_at)
+        SELECT 'me', 'held' || n, 'ffffffffffff.1.1.1.1', 1, 0, 0 FROM generate_series(1, {count}) AS n RETURNING id)
+    INSERT INTO inbox (owner, session, kind, state, data, at, turn, first_seq, opened)
+    SELECT 'me', id, 'message', 'taken', '{{}}', 0, 't' || id, 1, true FROM s RETURNING 1"""
+
+
+# ------------------------------------------------------------------------------------------------ taking over
+
+
+async def taken_over(server: Server | None, how: int, times: int, lease: float = 15.0) -> list[float]:
+    """Seconds from the signal to a worker until another asks the model for its turn. One signal each."""
+    found = []
+    settings = f"[worker]\nlease_seconds = {lease}\n"
+    async with ground(server, times + 1, "tools-0x0-d1000", settings) as field:
+        for number in range(times):
+            mark = f"9m{number}"
+            sent = asyncio.create_task(field.say(mark))
+            await field.until_asked(mark, 1)
+            await sent
+            (holder,) = await field.ask("SELECT worker FROM session WHERE worker IS NOT NULL")
+            victim = next(one for one in field.workers if one.pid == int(holder[0].split(".")[2]))
+            victim.signal(how)
+            at = time.time()
+            found.append(await field.until_asked(mark, 2) - at)
+            if how == signal.SIGSTOP:  # woken while its turn runs elsewhere: what it wants to write is refused
+                victim.signal(signal.SIGCONT)
+            await field.all_done()
+            await field.one_answer(mark)
+            field.workers.remove(victim)
+    return found
+
+
+async def takeover(server: Server, short: bool) -> None:
+    times = 2 if short else 5
+    head("taken over after", "median", "longest")
+    grounds: list[tuple[str, Server | None, int, float]] = [
+        ("SIGKILL on the same machine, PostgreSQL", server, signal.SIGKILL, 15.0),
+        ("SIGKILL, SQLite", None, signal.SIGKILL, 15.0),
+        (f"SIGSTOP, known by its lease of {LEASE:g} s only", server, signal.SIGSTOP, LEASE),
+    ]
+    for name, where, how, lease in grounds:
+        seconds = await taken_over(where, how, times, lease)
+        say(name, f"{statistics.median(seconds) * 1e3:,.0f} ms", f"{max(seconds) * 1e3:,.0f} ms")
+
+
+# ------------------------------------------------------------------------------------------------ disk
+
+
+async def disk(server: Server, short: bool) -> None:
+    """What a turn leaves in the database: a message, an answer of a few words, a session for every ten turns."""
+    turns = 300 if short else 2000
+    async with ground(server, 1, "tools-0x0") as field:
+        await field.load(100, sessions=10)
+        before = await sizes(field)
+        await field.load(turns, sessions=turns // 10)
+        after = await sizes(field)
+    head("table", "bytes on disk a turn, with its indexes")
+    for table, size in after.items():
+        if size > before[table]:
+            say(table, f"{(size - before[table]) / turns:,.0f}")
+    say("all", f"{sum(after[table] - before[table] for table in after) / turns:,.0f}")
+
+
+async def sizes(field: Ground) -> dict[str, int]:
+    rows = await field.ask(
+        "SELECT relname, pg_total_relation_size(oid) FROM pg_class WHERE relkind = 'r' AND relnamespace = "
+        "'public'::regnamespace ORDER BY relname"
+    )
+    return dict(rows)
+
+
+# ------------------------------------------------------------------------------------------------ for `make bench`
+
+
+async def first_request(rounds: int) -> Row:
+    """From a message on disk to its model request, PostgreSQL with two workers against SQLite with one."""
+    with postgres() as server:
+        base, _ = await one_load(None, 1, 30 * rounds, 1)
+        ours, _ = await one_load(server, 2, 30 * rounds, 1)
+    now, was = ours.wait(0.95), base.wait(0.95)
+    what = "message to first model request, p95: PostgreSQL and 2 workers against SQLite, added"
+    return Row(what, f"{now:.0f} ms", f"{was:.0f} ms", now - was, 50, " ms")
+
+
+async def more_workers(rounds: int) -> Row:
+    """CPU of workers and PostgreSQL a turn, four workers against one."""
+    with postgres() as server:
+        alone, _ = await one_load(server, 1, 30 * rounds, 1)
+        many, _ = await one_load(server, 4, 30 * rounds, 1)
+    costs = []
+    for load in (many, alone):
+        assert load.counted is not None
+        costs.append((load.worker_cpu + load.counted.cpu) / load.turns * 1e3)
+    what = "CPU of a turn with workers that have nothing to do beside: 4 workers against 1, PostgreSQL and all"
+    return Row(what, f"{costs[0]:.1f} ms", f"{costs[1]:.1f} ms", costs[0] / costs[1], 4)
+
+
+async def death(rounds: int) -> Row:
+    """From the SIGKILL of a worker to the next model request of its turn."""
+    with postgres() as server:
+        ours = statistics.median(await taken_over(server, signal.SIGKILL, rounds)) * 1e3
+        base = statistics.median(await taken_over(None, signal.SIGKILL, rounds)) * 1e3
+    what = "a turn goes on in another worker after SIGKILL, PostgreSQL (against SQLite)"
+    return Row(what, f"{ours:.0f} ms", f"{base:.0f} ms", ours, 1000, " ms")
+
+
+async def notify(rounds: int) -> Row:
+    """A token's way through NOTIFY against the same in one process."""
+    with postgres() as server:
+        base = statistics.median((await streamed(server, False, rounds)).ways) * 1e3
+        ours = statistics.median((await streamed(server, True, rounds)).ways) * 1e3
+    what = "a token's way from a worker through PostgreSQL to the client, added"
+    return Row(what, f"{ours:.1f} ms", f"{base:.1f} ms", ours - base, 60, " ms")
+
+
+PARTS = {
+    "loads": loads,
+    "statements": said,
+    "takeover": takeover,
+    "streaming": streaming,
+    "disk": disk,
+    "growth": growth,
+}
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="in less than a minute, and less exact")
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    options = parser.parse_args()
+    with postgres() as server:
+        for name, part in PARTS.items():
+            if options.only in (None, name):
+                await part(server, options.short)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -32,14 +33,15 @@ def test_a_set_has_enough_cases_of_every_kind(name):
     assert {case.category for case in ALL[name]} == set(CATEGORIES)
 
 
-def test_the_two_sets_are_alike_in_their_mixture():
+def test_the_development_set_and_the_held_out_one_are_alike_in_their_mixture():
     for category in CATEGORIES:
-        counts = [sum(case.category == category for case in cases) for cases in ALL.values()]
+        counts = [sum(case.category == category for case in ALL[name]) for name in ("development", "heldout")]
         assert max(counts) - min(counts) <= 1, category
 
 
-def test_the_two_sets_share_no_name_no_request_and_no_file():
-    one, other = ALL.values()
+@pytest.mark.parametrize(("first", "second"), list(combinations(SETS, 2)))
+def test_two_sets_share_no_name_no_request_and_no_file(first, second):
+    one, other = ALL[first], ALL[second]
     for fact in ("name", "request"):
         assert not {getattr(case, fact).casefold() for case in one} & {getattr(case, fact).casefold() for case in other}
     texts = [{(path, text) for case in cases for path, text in case.files.items()} for cases in (one, other)]

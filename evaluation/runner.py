@@ -116,7 +116,6 @@ def _agent(config: Config, provider: LLMProvider) -> AgentLoop:
         restrict_to_workspace=True,
         config=config,
         store=config.store,
-        shared=True,  # the provider serves the next case too
     )
 
 

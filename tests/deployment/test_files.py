@@ -188,7 +188,7 @@ BWRAP = [
 ]  # fmt: skip
 
 
-@pytest.mark.platform
+@pytest.mark.platform("needs bubblewrap and namespaces")
 def test_the_wall_can_be_built_with_the_rights_that_a_unit_leaves():
     who = ["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"] if os.getuid() == 0 else []
     if shutil.which("setpriv") is None or shutil.which("bwrap") is None or subprocess.run(BWRAP).returncode:

@@ -17,7 +17,7 @@ LOOK_SECONDS = 5.0  # less than a scraper waits, so that it hears of the rest wh
 
 Gauge = tuple[str, str, Callable[[Overview], float]]
 STORE: tuple[Gauge, ...] = (
-    ("everloop_workers", "Living processes that take work.", lambda seen: seen.processes),
+    ("everloop_workers", "Living processes that are woken when there is work.", lambda seen: seen.processes),
     (
         "everloop_worker_silent_seconds",
         "Seconds since the least heard of living worker renewed its lease.",

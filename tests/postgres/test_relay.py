@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,6 +29,10 @@ async def until(true: Any, seconds: float = 10) -> None:
             await asyncio.sleep(0.01)
 
 
+def _sets(event: asyncio.Event, _: str) -> None:
+    event.set()
+
+
 @asynccontextmanager
 async def relays(*addresses: str) -> AsyncIterator[list[Relay]]:
     """The relay of a store for each address, all of them listening."""
@@ -37,7 +42,7 @@ async def relays(*addresses: str) -> AsyncIterator[list[Relay]]:
             stack.push_async_callback(store.close)
             listens = asyncio.Event()
             store.relay.bind()
-            store.pulse.listen(store, asyncio.get_running_loop(), lambda _, listens=listens: listens.set())
+            store.pulse.listen(store, asyncio.get_running_loop(), partial(_sets, listens))
             async with asyncio.timeout(10):
                 await listens.wait()
             await asyncio.sleep(0.05)  # it has also heard that it listens

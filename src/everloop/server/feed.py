@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import groupby
-from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .. import events
 from ..messages import encode_json
@@ -19,13 +18,22 @@ MANY = 256  # pieces that wait for a client; more are put together, so that a sl
 RESTARTED = "\n\n[The answer was cut off and begins again.]\n\n"
 
 Kind = Literal["text", "reasoning", "comment"]
+KINDS: tuple[Kind, ...] = ("reasoning", "text")
+
+
+class Piece(NamedTuple):
+    """Something that waits to be written, and the line with the position after it."""
+
+    kind: Kind
+    text: str
+    id: bytes
 
 
 class Feed:
     """The bytes of a streamed answer. `show` is told the turn's events; the rest is for the one who writes.
 
-    Where the client can come back, the last text of each write has its position, and one that does come back is shown
-    what follows its own.
+    Where the client can come back, each text has its position, and one that does come back is shown what follows its
+    own.
     """
 
     def __init__(
@@ -34,7 +42,7 @@ class Feed:
         self.said = False  # whether something of the answer has gone out in the round that runs
         self._chunks = chunks
         self._ping_seconds = ping_seconds
-        self._waiting: list[tuple[Kind, str]] = []
+        self._waiting: list[Piece] = []
         self._more = asyncio.Event()
         self._gap = False  # there was text before the tools that ran
         self._again = False  # what the client has is of another turn than what comes
@@ -136,20 +144,18 @@ class Feed:
             self._put("comment", f"{what} {encode_json(facts).decode()}")
 
     def _put(self, kind: Kind, text: str) -> None:
-        self._waiting.append((kind, text))
+        id = self._place.line() if kind == "text" and self._place is not None else b""
+        self._waiting.append(Piece(kind, text, id))
         if len(self._waiting) > MANY:
             self._waiting = _together(self._waiting)
         self._more.set()
 
     def _written(self) -> bytes:
-        """All that waits, and with its last text where the client is then."""
+        """All that waits. With positions, texts that follow each other are one: few of them are enough."""
         waiting, self._waiting = self._waiting, []
-        pieces = [self._encoded(kind, text) for kind, text in waiting]
-        if self._place is not None and self._place.chars:
-            texts = [number for number, (kind, _) in enumerate(waiting) if kind == "text"]
-            for number in texts[-1:]:
-                pieces[number] = self._place.line() + pieces[number]
-        return b"".join(pieces)
+        if self._place is not None:
+            waiting = _together(waiting)
+        return b"".join([piece.id + self._encoded(piece.kind, piece.text) for piece in waiting])
 
     def _encoded(self, kind: Kind, text: str) -> bytes:
         if kind == "comment":
@@ -157,10 +163,15 @@ class Feed:
         return self._chunks.text(text) if kind == "text" else self._chunks.reasoning(text)
 
 
-def _together(waiting: list[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
-    """The same in fewer pieces."""
-    found: list[tuple[Kind, str]] = []
-    for kind, pieces in groupby(waiting, itemgetter(0)):
-        texts = [text for _, text in pieces]
-        found += [(kind, text) for text in texts] if kind == "comment" else [(kind, "".join(texts))]
+def _together(waiting: list[Piece]) -> list[Piece]:
+    """The same in fewer pieces: between two comments one of thoughts and one of text."""
+    found: list[Piece] = []
+    for is_comment, group in groupby(waiting, lambda piece: piece.kind == "comment"):
+        pieces = list(group)
+        if is_comment:
+            found += pieces
+            continue
+        for kind in KINDS:
+            if some := [piece for piece in pieces if piece.kind == kind]:
+                found.append(Piece(kind, "".join([piece.text for piece in some]), some[-1].id))
     return found

@@ -34,7 +34,7 @@ plans = st.builds(
     tools=st.fixed_dictionaries({"x": tool_plans, "y": tool_plans, "z": tool_plans}),
     answers=st.lists(st.tuples(answers, st.integers(0, 4)), max_size=7),
     happenings=st.lists(
-        st.tuples(st.integers(0, 60), st.sampled_from(["stop", "steer", "steer", "cancel"])), max_size=4
+        st.tuples(st.integers(0, 60), st.sampled_from(["stop", "steer", "steer", "leave", "cancel"])), max_size=4
     ),
     crash_at=st.dictionaries(st.integers(0, 14), st.booleans(), max_size=3),
     hops=st.integers(0, 4),

@@ -201,3 +201,17 @@ async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(r
     check_log(world.log)
     assert isinstance(ended, TurnEnded)
     assert ended.reason == "answer" or (response.tool_calls is None and ended.reason in ("empty", "answer"))
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("when", range(12))
+async def test_a_turn_that_is_left_loses_no_step_and_goes_on_elsewhere(when: int, safe: bool):
+    """Whenever it is left, the model is asked as often, and the call run as often, as without."""
+    tools = {"x": ToolPlan(True, safe, 3, "ok")}
+    plan = plan_of([("c", "x", {})], "good", tools=tools, happenings=[(when, "leave")], hops=1)
+    plan.answers = [(said, 2) for said, _ in plan.answers]
+    world, ended, _ = await live_through(plan)
+    assert ended == TurnEnded("answer", "good")
+    assert (dict(world.started), len(world.sent)) == ({"c": 1}, 2)
+    assert world.left <= 1
+    assert world.left == 1 or when > 7

@@ -10,7 +10,7 @@ from typing import Any
 
 from everloop import events
 from everloop.actions import Limits, Park, next_action
-from everloop.engine import Parked, Review, Turn, run_turn
+from everloop.engine import Left, Parked, Review, Turn, run_turn
 from everloop.log import (
     Call,
     CallEnded,
@@ -53,6 +53,7 @@ class World:
     crash_at: dict[int, bool] = field(default_factory=dict)  # append → whether it got to disk
     sent: list[list[dict[str, Any]]] = field(default_factory=list)
     begun_on_disk: dict[str, bool] = field(default_factory=dict)
+    left: int = 0  # times that a process left the turn to the next
 
 
 class WorldLog:
@@ -211,7 +212,7 @@ class Plan:
 
     tools: dict[str, ToolPlan]
     answers: list[tuple[Any, int]]
-    happenings: list[tuple[int, str]]  # tick → stop, steer or cancel
+    happenings: list[tuple[int, str]]  # tick → stop, steer, leave or cancel
     crash_at: dict[int, bool]
     hops: int
     watched: bool
@@ -239,6 +240,8 @@ async def live_through(plan: Plan) -> tuple[World, TurnEnded, list[events.Event]
                 what = happenings.pop(0)[1]
                 if what == "stop":
                     turn.stop("cancelled", "Stopped.")
+                elif what == "leave":
+                    turn.leave()
                 elif what == "steer":
                     steers += 1
                     world.inbox.append(UserSaid(f"steered {steers}"))
@@ -249,7 +252,12 @@ async def live_through(plan: Plan) -> tuple[World, TurnEnded, list[events.Event]
             assert ticks < 20_000, "the turn does not end"
         before = {id: runs for id, runs in world.started.items() if runs > world.finished[id]}
         if not task.cancelled() and task.exception() is None:
-            if not isinstance(ended := task.result(), Parked):
+            ended = task.result()
+            if isinstance(ended, Left):
+                assert not before, "a call was lost that ran when the turn was left"
+                world.left += 1
+                continue
+            if not isinstance(ended, Parked):
                 return world, ended, seen
             assert isinstance(next_action(world.log, plan.limits), Park)
             assert not world.started.keys() & {call.id for call in last_calls(world.log)}, "ran before the word"

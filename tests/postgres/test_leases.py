@@ -177,18 +177,23 @@ async def test_a_write_that_meets_a_take_over_under_way_waits_for_it_and_is_refu
         assert len(await store.read_log(claim.session)) == 1
 
 
-async def test_of_two_who_begin_at_once_one_waits_and_finds_the_session_busy(database, worker):
+async def test_of_two_who_begin_at_once_one_finds_the_session_busy(database, worker):
+    """Whoever brings a message waits until it can be told whether it begins the turn; whoever looks for work does not."""
     async with opened(database, lease_seconds=60) as store:
         await store.accept(said())
         taken = f"UPDATE session SET fence = fence + 1, worker = '{ELSEWHERE}'"
         known = f"INSERT INTO worker (id, at) VALUES ('{ELSEWHERE}', extract(epoch FROM clock_timestamp()))"
         async with under_way(database, taken, known):
-            begin = asyncio.create_task(store.begin("me", "test:1", worker))
+            with pytest.raises(Busy) as busy:
+                await store.begin("me", "test:1", worker)
+            assert busy.value.worker == ""
+            begin = asyncio.create_task(store.begin("me", "test:1", worker, said("one more")))
             await asyncio.sleep(0.3)
             assert not begin.done()
             await store.accept(said("more"))  # which waits for nobody
-        with pytest.raises(Busy):
+        with pytest.raises(Busy) as busy:
             await begin
+        assert (busy.value.worker, busy.value.accepted is not None) == (ELSEWHERE, True)
 
 
 async def test_two_who_send_at_once_never_take_the_same_message(database, worker):

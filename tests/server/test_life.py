@@ -14,7 +14,8 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.dispatch.live import Live
-from everloop.dispatch.local import Dispatcher, Stopped
+from everloop.dispatch.local import Dispatcher
+from everloop.dispatch.waiters import Stopped
 from everloop.log import CallEnded, Entry, Request, TurnEnded
 from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore

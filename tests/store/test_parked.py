@@ -90,3 +90,15 @@ async def test_a_parked_turn_takes_no_notes_and_counts_as_open(store, me):
     assert info.open_turn == claim.turn
     with pytest.raises(Busy):
         await store.note("me", "test:1", [Noted({"role": "user", "content": "x"})])
+
+
+async def test_rows_are_over_when_they_are_done_or_their_turn_waits_for_a_word(store, me, other):
+    claim = await parked(store, me)
+    waits = await store.accept(message("later"))
+    runs = await begun(store, other, chat="2")
+    rows = [*claim.inbox, waits.id, *runs.inbox]
+    assert await store.over(rows) == claim.inbox
+    await finish(store, runs)
+    assert sorted(await store.over(rows)) == sorted([*claim.inbox, *runs.inbox])
+    assert await store.over([waits.id, 10**9]) == []
+    assert await store.over([]) == []

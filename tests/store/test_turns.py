@@ -206,8 +206,12 @@ async def test_a_released_turn_stays_open_for_anybody(store, me, other):
     assert theirs.resumed
     await begun(store, me, chat="2")
     await begun(store, me, chat="3")
+    await begun(store, me, chat="4", owner="you")
+    await store.release_all(me, "me")
+    await store.release(theirs)
+    assert sorted(await store.ready(other)) == [("me", f"test:{chat}") for chat in "123"]
     await store.release_all(me)
-    assert sorted(await store.ready(me)) == [("me", "test:2"), ("me", "test:3")]
+    assert sorted(await store.ready(other)) == [*(("me", f"test:{chat}") for chat in "123"), ("you", "test:4")]
 
 
 async def test_a_command_waits_for_its_place_and_needs_no_turn(store, me):

@@ -21,6 +21,7 @@ async def test_timers_are_kept_changed_and_taken_away(store):
     await store.set_timer(Timer("me", "b", 10.0, {}))
     await store.set_timer(Timer("you", "a", 15.0, {}))
     assert [(timer.owner, timer.id) for timer in await store.timers()] == [("me", "b"), ("you", "a"), ("me", "a")]
+    assert [(timer.owner, timer.id) for timer in await store.timers(limit=2)] == [("me", "b"), ("you", "a")]
     await store.set_timer(Timer("me", "a", 5.0, {"x": 2}))
     assert await store.timers("me") == [Timer("me", "a", 5.0, {"x": 2}), Timer("me", "b", 10.0, {})]
     assert await store.cancel_timer("me", "a")

@@ -9,9 +9,11 @@ from typing import Any
 from ..actions import Limits
 from ..context.builder import PARTING
 from ..context.models import is_overflow
+from ..dispatch.live import VIA
+from ..dispatch.neighbours import lives
 from ..log import Call, Request, UserSaid, text_of
 from ..providers.base import ProviderError
-from ..store.base import Claim
+from ..store.base import Claim, Store
 from ..tools.context import CallContext
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 from .briefs import Brief
@@ -49,9 +51,12 @@ def discreet(owner: str, error: Exception) -> Exception:
     return told
 
 
-def is_abandoned(claim: Claim, request: Request | None) -> bool:
+async def is_abandoned(store: Store, claim: Claim, request: Request) -> bool:
     """Whether nobody can be waiting any more: the client of a request that is all there is, and a process that died."""
-    return claim.resumed and request is not None and not request.kept
+    if request.kept:
+        return False
+    server = claim.message.metadata.get(VIA)  # it has the client's connection, and runs no turns
+    return claim.resumed if server is None else not await lives(store, str(server))
 
 
 def brief_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> Brief:

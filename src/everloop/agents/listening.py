@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
@@ -9,6 +10,8 @@ from ..dispatch.local import Dispatcher
 from ..dispatch.neighbours import Neighbours
 from ..store.base import Incoming, Store
 from .subagents import SubagentManager
+
+WRITE_SECONDS = 0.05  # until a session is looked at again that somebody is just writing to
 
 
 class House(Protocol):
@@ -60,12 +63,15 @@ class Listening:
             await neighbours.leave()
 
     def held(self, worker: str) -> None:
-        """Another process has a session that we want: hear when it is done there, or dies."""
-        if self._house is not None:
-            self._house.watch(worker)
-            self._house.changed()  # it may be over already
-        else:
+        """Another process has a session that we want: hear when it is done there, or dies. It may be over already, so
+        look again; where only a write is under way, after a while."""
+        if self._house is None:
             self._spawn(self._join_for(worker))
+        elif worker:
+            self._house.watch(worker)
+            self._house.changed()
+        else:
+            asyncio.get_running_loop().call_later(WRITE_SECONDS, self._house.changed)
 
     def listen(self) -> None:
         """A sub-agent works here: hear from other processes that somebody stops it."""
@@ -75,9 +81,11 @@ class Listening:
     async def _join_for(self, worker: str) -> None:
         self._scans = True
         await self.join(self._look_soon)
-        if self._neighbours is not None:
+        if not worker:
+            await asyncio.sleep(WRITE_SECONDS)
+        elif self._neighbours is not None:
             self._neighbours.watch(worker)
-        self._look_soon()  # it may be over already
+        self._look_soon()
 
     def _look_soon(self) -> None:
         self._spawn(self._look())

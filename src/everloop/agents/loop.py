@@ -18,8 +18,9 @@ from ..config.dsn import DSN
 from ..context.builder import ContextBuilder
 from ..dispatch.durable import DurableBus
 from ..dispatch.live import Live
-from ..dispatch.local import RETRY_SECONDS, WAITS, Dispatcher, Leaves, Stopped
+from ..dispatch.local import RETRY_SECONDS, WAITS, Dispatcher, Leaves
 from ..dispatch.neighbours import wake_all
+from ..dispatch.waiters import Stopped
 from ..engine import Left, Parked
 from ..errors import StoreError
 from ..log import Cleared, Entry

@@ -162,7 +162,7 @@ class TurnRunner:
         """The terms of the claimed turn: a sub-agent's, a request's, or the agent's own."""
         if (request := request_of(claim)) is None:
             return await self.brief(claim) or Brief(self.tools, self.limits)
-        if is_abandoned(claim, request):
+        if await is_abandoned(self.store, claim, request):
             live.stop("abandoned", ABANDONED)
         return brief_of(request, self.tools, self.request_rounds, self.allowed_model)
 

@@ -13,6 +13,8 @@ from ..bus import InboundMessage, Kind
 from ..engine import Turn
 from ..log import Reason, UserSaid, Written
 
+VIA = "via"  # in a message's metadata: the worker whose process has the client's connection
+
 
 @dataclass(slots=True)
 class Item:
@@ -24,6 +26,11 @@ class Item:
     emit: events.Emit | None = None
     elsewhere: Callable[[int], None] | None = None  # told of its row when its turn is none that begins here now
     withdrawn: str | None = None  # why its turn ends when it begins: nobody waits for it any more
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Owner and key of its session."""
+        return self.message.owner, self.message.session_key
 
     def is_elsewhere(self, row: int) -> None:
         """Whoever waits must look for its turn where it runs, or ran; here it is told nothing."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from .. import events
-from ..actions import Park, next_action
 from ..bus import InboundMessage, Kind
 from ..commands import command_of
 from ..errors import EverloopError, StaleLease, StoreError
-from ..log import Reason, TurnEnded
+from ..log import Reason
 from ..store.base import Busy, Claim, Incoming, Store, Waiting
 from ..store.workers import new_worker, retire
-from .live import Item, Live
+from .live import VIA, Item, Live
+from .waiters import Stopped, Waiters, fail, tell
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +24,6 @@ RETRY_SECONDS = 15.0  # until a turn that the store refused to write is tried ag
 REPLACED = "(replaced by a newer message)"
 SAID_INSTEAD = "The person wrote something else instead of allowing it."
 WAITS = "I am still waiting for your word: /approve or /deny. Your message is kept and comes right after."
-
-
-class Stopped(EverloopError):
-    """The loop was stopped before the answer came; the turn goes on at the next start."""
-
-    def __init__(self) -> None:
-        super().__init__("the loop was stopped; the turn is kept and goes on at the next start")
 
 
 Run = Callable[[Claim, Live], Awaitable[str]]
@@ -73,7 +67,7 @@ class Dispatcher:
         self._system = system
         self._slots = asyncio.Semaphore(at_once)
         self._live: dict[tuple[str, str], Live] = {}
-        self._waiting: dict[int, list[Item]] = {}  # by inbox row: who waits for its answer
+        self._waiters = Waiters(store)
         self._taking: dict[asyncio.Future[None], Item] = {}  # on their way to disk, behind a running turn
         self._later: set[asyncio.TimerHandle] = set()
         self._stopping = False
@@ -122,7 +116,7 @@ class Dispatcher:
     ) -> asyncio.Future[str]:
         """Go on with the turn that this row of the inbox opened; the future is its answer."""
         item = Item(message, "message", asyncio.get_running_loop().create_future(), emit, on_elsewhere)
-        self._wait(row, item)
+        self._waiters.add(row, item)
         if not self.runs:
             item.is_elsewhere(row)
         self.kick(message.owner, message.session_key)
@@ -131,7 +125,7 @@ class Dispatcher:
     def wait_for(self, row: int, message: InboundMessage) -> asyncio.Future[str]:
         """The answer to a row of the inbox that another process gives."""
         item = Item(message, "urgent", asyncio.get_running_loop().create_future())
-        self._wait(row, item)
+        self._waiters.add(row, item)
         return item.answer
 
     def kick(self, owner: str, key: str) -> None:
@@ -159,16 +153,12 @@ class Dispatcher:
 
     def waits(self) -> list[int]:
         """The rows of the inbox whose answers somebody here waits for, and other processes give."""
-        return [
-            id
-            for id, items in self._waiting.items()
-            if (items[0].message.owner, items[0].message.session_key) not in self._live
-        ]
+        return self._waiters.outside(self._live)
 
     async def settle(self, rows: Iterable[int]) -> None:
         """These rows of the inbox are done: whoever waits for their answers here is told them."""
         for id in rows:
-            await self._settle(id)
+            await self._waiters.settle(id)
 
     def live(self, owner: str, key: str) -> Live | None:
         return self._live.get((owner, key))
@@ -185,7 +175,7 @@ class Dispatcher:
         """Stop the turn of this message and of no other, now or when it begins, unless somebody still waits for it."""
         live = self._live.get((owner, key))
         coming = [*live.fresh, *([live.item] if live.item else [])] if live is not None else []
-        everybody = chain(coming, self._taking.values(), *self._waiting.values())
+        everybody = chain(coming, self._taking.values(), self._waiters)
         items = [item for item in everybody if item.message.id == message and item.message.owner == owner]
         if any(not item.answer.done() for item in items):  # the client has asked for it once more
             return
@@ -223,9 +213,8 @@ class Dispatcher:
         await asyncio.gather(*self._taking, return_exceptions=True)
         if tasks:
             await self._give_back(self._store.release_all(self.worker, self._owner))
-        self._fail([live.item for live in lives if live.item is not None], Stopped())
-        self._fail([item for items in self._waiting.values() for item in items], Stopped())
-        self._waiting.clear()
+        fail([live.item for live in lives if live.item is not None], Stopped())
+        self._waiters.fail_all(Stopped())
         self._stopping = False
 
     def retire(self) -> None:
@@ -254,10 +243,10 @@ class Dispatcher:
                     pass
         except Exception as error:  # a fault of ours: whoever waits must hear of it
             log.exception("session %s failed", live.key)
-            waiting = self._waiting_in(live)
+            waiting = self._waiters.in_session(live.owner, live.key)
             for id, _ in waiting:
-                self._waiting.pop(id, None)
-            self._fail([*([live.item] if live.item else []), *live.fresh, *(item for _, item in waiting)], error)
+                self._waiters.take(id)
+            fail([*([live.item] if live.item else []), *live.fresh, *(item for _, item in waiting)], error)
         finally:
             self._live.pop((live.owner, live.key), None)
 
@@ -275,8 +264,8 @@ class Dispatcher:
             claim = await self._begin(live, item)
         except Busy as busy:
             if item is not None and busy.accepted is not None:
-                self._wait(busy.accepted, item)
-            for id, waiting in self._waiting_in(live):
+                self._waiters.add(busy.accepted, item)
+            for id, waiting in self._waiters.in_session(live.owner, live.key):
                 waiting.is_elsewhere(id)
             if self.on_held is not None:
                 self.on_held(busy.worker)
@@ -286,16 +275,16 @@ class Dispatcher:
                 await self._behind_question(live, item, waiting.accepted)
             return bool(live.fresh) or live.again  # the answer to the question may have come just now
         except Exception as error:  # whatever it is, whoever waits must hear of it
-            self._fail([item] if item else [], error)
+            fail([item] if item else [], error)
             if isinstance(error, StoreError):  # others may wait in the inbox
                 self._retry_later(live)
             return bool(live.fresh)
         if claim is None:
             if item is not None:  # its id was known: it has been answered before
                 row = await self._store.accept(item.message, item.kind)
-                self._wait(row.id, item)
+                self._waiters.add(row.id, item)
                 item.is_elsewhere(row.id)
-                await self._settle(row.id)
+                await self._waiters.settle(row.id)
             return bool(live.fresh) or live.again
         live.running = True
         try:
@@ -318,7 +307,7 @@ class Dispatcher:
             if self.on_waiting is not None:
                 self.on_waiting(item.message)
             return
-        self._wait(row, item)
+        self._waiters.add(row, item)
         live.again = True
         if self.busy == "steer" and item.kind == "message":
             await self._store.decide(live.owner, live.key, False, item.message.sender_id, SAID_INSTEAD)
@@ -331,13 +320,13 @@ class Dispatcher:
             return await self._store.begin(live.owner, live.key, self.worker)
         claim = await self._store.begin(live.owner, live.key, self.worker, item.message, item.kind)
         if claim is not None and claim.accepted is not None:
-            self._wait(claim.accepted, item)
+            self._waiters.add(claim.accepted, item)
             if claim.resumed and claim.accepted in claim.inbox:  # the same message once more: its turn was cut off
                 item.is_elsewhere(claim.accepted)
         return claim
 
     async def _work(self, live: Live, claim: Claim) -> bool:
-        waiting = [item for id in claim.inbox for item in self._waiting.get(id, ())]
+        waiting = self._waiters.of(claim.inbox)
         live.emit += [item.emit for item in waiting if item.emit is not None]
         for id in claim.inbox:
             live.behind.pop(id, None)
@@ -349,7 +338,7 @@ class Dispatcher:
         try:
             answer = await self._run(claim, live)
         except (StaleLease, Leaves) as error:  # whoever has it now answers, or takes it up
-            for id, item in self._waiting_in(live):
+            for id, item in self._waiters.in_session(live.owner, live.key):
                 item.is_elsewhere(id)
             if isinstance(error, Leaves):
                 await self._give_back(self._store.release(claim))
@@ -358,30 +347,31 @@ class Dispatcher:
                 log.warning("%s", error)
             return bool(live.fresh)
         except StoreError as error:
-            self._fail([item for id in claim.inbox for item in self._waiting.pop(id, ())], error)
+            fail([item for id in claim.inbox for item in self._waiters.take(id)], error)
             await self._give_back(self._store.release(claim))
             self._retry_later(live)
             return bool(live.fresh)
         for id in claim.inbox:
-            items = self._waiting.pop(id, [])
+            items = self._waiters.take(id)
             if not items and self.on_stranger is not None:
                 self.on_stranger(claim.message)
-            for item in items:
-                if not item.answer.done():
-                    item.answer.set_result(answer)
+            tell(items, answer)
         return bool(live.fresh) or live.again
 
     async def _hand_over(self, item: Item) -> None:
         """Put a message into the inbox, for a turn that another process runs."""
+        message = item.message
+        if message.request is not None and not message.request.kept:  # of no use once this process is gone
+            message = replace(message, metadata={**message.metadata, VIA: self.worker})
         try:
-            row = await self._store.accept(item.message, item.kind)
+            row = await self._store.accept(message, item.kind)
         except Exception as error:  # whatever it is, whoever waits must hear of it
-            self._fail([item], error)
+            fail([item], error)
             return
-        self._wait(row.id, item)
+        self._waiters.add(row.id, item)
         item.is_elsewhere(row.id)
         if row.done:
-            await self._settle(row.id)
+            await self._waiters.settle(row.id)
         else:
             self._left()
 
@@ -394,15 +384,15 @@ class Dispatcher:
         try:
             row = await self._store.accept(item.message, item.kind)
         except Exception as error:  # whatever it is, whoever waits must hear of it
-            self._fail([item], error)
+            fail([item], error)
             return
-        known = row.turn is not None or row.id in self._waiting  # the same message once more
-        self._wait(row.id, item)
+        known = row.turn is not None or row.id in self._waiters  # the same message once more
+        self._waiters.add(row.id, item)
         if known or row.done:
             item.is_elsewhere(row.id)
         live.again = True
         if row.done:
-            await self._settle(row.id)
+            await self._waiters.settle(row.id)
         elif not live.running:  # the turn ended meanwhile
             live.behind[row.id] = item.kind
             self.kick(live.owner, live.key)
@@ -416,7 +406,7 @@ class Dispatcher:
         rows = await self._store.waiting(live.owner, live.key)
         known = {*live.behind, *(id for id, _ in live.steer)}
         for row in rows:
-            if live.running and row.id not in known and row.id not in self._waiting:
+            if live.running and row.id not in known and row.id not in self._waiters:
                 self._place(live, row)
 
     def _place(self, live: Live, row: Incoming) -> None:
@@ -429,52 +419,20 @@ class Dispatcher:
         if self.busy == "interrupt" and row.kind == "message":
             live.stop("replaced", REPLACED)
 
-    def _wait(self, id: int, item: Item) -> None:
-        self._waiting.setdefault(id, []).append(item)
-
-    def _waiting_in(self, live: Live) -> list[tuple[int, Item]]:
-        """Who waits for answers of this session, by inbox row."""
-        place = (live.owner, live.key)
-        everybody = ((id, item) for id, items in self._waiting.items() for item in items)
-        return [(id, item) for id, item in everybody if (item.message.owner, item.message.session_key) == place]
-
     # ------------------------------------------------------------------------------------------ what goes wrong
-
-    async def _settle(self, id: int) -> None:
-        """Give the answer of a turn that ran elsewhere, or before, or its question, to whoever waits for it here."""
-        row = await self._store.incoming(id)
-        text: str | None = "" if row.done else None
-        if row.first_seq is not None and (logged := await self._store.read_turn(row.session, row.first_seq)):
-            entries = [one.entry for one in logged]
-            if isinstance(last := entries[-1], TurnEnded):
-                text = last.text
-            elif isinstance(action := next_action(entries), Park):
-                text = action.question
-        if text is None:
-            return
-        for item in self._waiting.pop(id, []):
-            if not item.answer.done():
-                item.answer.set_result(text)
 
     async def _keep(self, item: Item) -> None:
         """Put a message on disk that no turn was begun for; the next start takes it up. Of a request that is all there
         is nothing is kept: its client hears of the failure, and nobody would wait for the answer."""
         request = item.message.request
         if request is not None and not request.kept:
-            self._fail([item], Stopped())
+            fail([item], Stopped())
             return
         try:
             await self._store.accept(item.message, item.kind)
-            self._fail([item], Stopped())
+            fail([item], Stopped())
         except Exception as error:  # whatever it is, whoever waits must hear of it
-            self._fail([item], error)
-
-    def _fail(self, items: Iterable[Item], error: Exception) -> None:
-        if not isinstance(error, Stopped):
-            log.error("%s", error)
-        for item in items:
-            if not item.answer.done():
-                item.answer.set_exception(error)
+            fail([item], error)
 
     async def _give_back(self, release: Awaitable[None]) -> None:
         try:

@@ -153,10 +153,11 @@ class Finished:
 
 
 class Busy(Exception):
-    """The session is in the hands of another living worker. What was to be taken is in the inbox."""
+    """The session is in the hands of another living worker, or ("") of a write that is under way. What was to be taken
+    is in the inbox."""
 
     def __init__(self, worker: str, accepted: int | None) -> None:
-        super().__init__(f"the session is held by {worker}")
+        super().__init__(f"the session is held by {worker or 'somebody'}")
         self.worker = worker
         self.accepted = accepted
 

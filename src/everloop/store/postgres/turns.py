@@ -69,11 +69,12 @@ def begin(
 ) -> Claim | Held | Behind | None:
     """Take the lease and the next work of a session: a turn that was cut off, else the oldest waiting message.
 
-    With `renew`, the worker is not known to renew its leases yet, and its row is made first.
+    With `renew`, the worker is not known to renew its leases yet, and its row is made first. Without a message it waits
+    for nobody who has the session's row just now, and says that it is held, by whoever that is.
     """
-    found = _look(db, owner, key, lease, create=message is not None)
-    if found is None:
-        return None
+    found = _look(db, owner, key, lease) if message is not None else _glance(db, owner, key, lease)
+    if found is None or isinstance(found, Held):
+        return found
     session, (began, next_seq, turn, waiting, parked, fresh, now) = found
     claim = Claim(owner, session.id, key, session.fence + 1, "", session.history_from, next_seq, next_seq)
     claim.compacted, claim.idle_since, claim.began = session.compacted, session.updated_at, began or now
@@ -107,16 +108,23 @@ def begin(
     return claim
 
 
-def _look(db: Connection, owner: str, key: str, lease: float, create: bool) -> tuple[Locked, Any] | None:
-    """The session's row, held from now on, and what it has to do; None when there is none."""
+def _look(db: Connection, owner: str, key: str, lease: float) -> tuple[Locked, Any]:
+    """The session's row, made if it is not there and held from now on, and what it has to do."""
     while True:
         row = db.execute(LOCK, (owner, key))
         state = db.execute(STATE, (lease, owner, key))
         if (found := row.fetchone()) is not None:
             return Locked(*found), state.fetchone()
-        if not create:
-            return None
         db.execute(NEW_SESSION, (owner, key))
+
+
+def _glance(db: Connection, owner: str, key: str, lease: float) -> tuple[Locked, Any] | Held | None:
+    """The same for a session that is there and whose row is free; None when there is none."""
+    row = db.execute(f"{LOCK} SKIP LOCKED", (owner, key))
+    state = db.execute(STATE, (lease, owner, key))
+    if (found := row.fetchone()) is not None:
+        return Locked(*found), state.fetchone()
+    return Held("", None) if state.fetchone() is not None else None
 
 
 def _resume(db: Connection, claim: Claim, turn: str) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -10,6 +14,9 @@ from everloop.bus import InboundMessage
 from everloop.store.overview import PATIENCE
 from everloop.store.postgres.counting import OVERVIEW
 from everloop.store.postgres.store import PostgresStore
+from everloop.testing.openai_server import FakeOpenAI
+
+from ..commands import environment, everloop, finished, start
 
 ELSEWHERE = "anothermachine.1.77.88.1"
 
@@ -84,3 +91,36 @@ async def test_what_is_finished_costs_nothing(database):
     assert [line for line in lines if "Scan on inbox" in line or "Scan on outbox" in line] == []
     assert any("inbox_open" in line for line in lines)
     assert any("outbox_waiting" in line for line in lines)
+
+
+async def test_doctor_sees_a_worker_that_is_frozen_fall_silent_and_its_work_as_stuck(database):
+    lease = "[worker]\nlease_seconds = 1.0\n"
+    async with FakeOpenAI() as fake:
+        home = Path(os.environ["EVERLOOP_HOME"])
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.toml").write_text(lease)
+        settings = {"EVERLOOP_STORE": database, "EVERLOOP_API_KEY": "k"}
+        fake.hang(40)
+        store = PostgresStore(database)
+        await store.accept(said("frozen"))
+        await store.close()
+        worker = await start("worker", env=environment(fake, **settings))
+        try:
+            async with asyncio.timeout(30):
+                while not fake.requests:
+                    await asyncio.sleep(0.05)
+            seen = await everloop("doctor", "--json", server=fake, **settings)
+            assert seen.status == 0, seen.out
+            assert [(one["key"], one["owner"]) for one in seen.json["work"]["leases"]] == [("test:frozen", "me")]
+            assert {one["process"] for one in seen.json["work"]["workers"]} == {worker.pid}
+            worker.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(1.5)
+            seen = await everloop("doctor", "--json", server=fake, **settings)
+            assert seen.status == 1, seen.out
+            assert seen.json["work"]["workers"] == []
+            assert [one["key"] for one in seen.json["work"]["stuck"]] == ["test:frozen"]
+            (failing,) = [check for check in seen.json["checks"] if not check["ok"]]
+            assert (failing["name"], failing["fix"]) == ("sessions", "everloop worker")
+        finally:
+            worker.kill()
+            await finished(worker)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from contextlib import closing
 
 import pytest
 
-from everloop.log import CallsAsked, ModelAnswered
+from everloop.log import CallsAsked, ModelAnswered, UserSaid
 from everloop.store.counting import OPEN, SESSIONS, TOTALS, UNSENT
 from everloop.store.overview import MOST, PATIENCE, Overview, Unheld, WorkerSeen
 from everloop.store.sqlite import SQLiteStore
@@ -48,16 +49,18 @@ async def test_work_of_all_owners_is_counted_and_finished_work_is_not(store, me)
 
 
 async def test_the_oldest_message_that_waits_is_told_by_its_age(store, me):
-    first = time.time()
     await begun(store, me, chat="busy")  # taken, so it does not wait
     await store.accept(message("/stop", "busy"), "urgent")
+    await asyncio.sleep(0.05)
+    first = time.time()
     await store.accept(message("one", "busy"))
     between = time.time()
+    await asyncio.sleep(0.05)
     await store.accept(message("two", "other"))
     seen = await store.overview()
     assert seen.oldest_waiting is not None
-    assert first - 1 <= seen.oldest_waiting <= between + 1
-    assert 0.0 <= seen.waiting_seconds < 60
+    assert first - 0.01 <= seen.oldest_waiting <= between + 0.01
+    assert 0.05 <= seen.waiting_seconds < 60
 
 
 async def test_a_turn_that_waits_for_a_person_is_parked_and_what_is_behind_it_is_not_stuck(store, me):
@@ -71,6 +74,18 @@ async def test_a_turn_that_waits_for_a_person_is_parked_and_what_is_behind_it_is
     await store.decide("me", "test:1", True)
     seen = await store.overview()
     assert (seen.open_turns, seen.parked_turns, seen.unheld_count) == (1, 0, 1)
+
+
+async def test_a_turn_that_has_taken_further_messages_is_one_turn(store, me):
+    claim = await begun(store, me)
+    rows = [await store.accept(message("and this")) for _ in range(2)]
+    await store.append(claim, [UserSaid("and this")], took=[rows[0].id])
+    seen = await store.overview()
+    assert (seen.open_turns, seen.waiting) == (1, 1)
+    asked = [ModelAnswered("x"), CallsAsked(("c1",), "May I?")]
+    await store.park(claim, asked, took=[rows[1].id])
+    seen = await store.overview()
+    assert (seen.open_turns, seen.parked_turns, seen.waiting) == (0, 1, 0)
 
 
 async def test_answers_that_were_not_sent_are_counted_with_the_age_of_the_oldest(store, me):

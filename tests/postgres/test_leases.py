@@ -178,7 +178,7 @@ async def test_a_write_that_meets_a_take_over_under_way_waits_for_it_and_is_refu
 
 
 async def test_of_two_who_begin_at_once_one_finds_the_session_busy(database, worker):
-    """Whoever brings a message waits until it can be told whether it begins the turn; whoever looks for work does not."""
+    """Whoever brings a message waits until it is known whether it begins the turn; whoever looks for work does not."""
     async with opened(database, lease_seconds=60) as store:
         await store.accept(said())
         taken = f"UPDATE session SET fence = fence + 1, worker = '{ELSEWHERE}'"

@@ -1,0 +1,108 @@
+"""A server that runs no turns, and workers that do: real processes over one store, of either kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from everloop.testing.openai_server import FakeOpenAI
+
+from ..commands import environment, start, until
+from ..postgres.fixtures import *  # noqa: F403
+from .serving import Client, call, process, text_of
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def where(request: Any, tmp_path: Path) -> dict[str, str]:
+    """The settings of a store."""
+    if request.param == "sqlite":
+        return {}
+    return {"EVERLOOP_STORE": request.getfixturevalue("database")}
+
+
+@contextlib.asynccontextmanager
+async def worker(fake: FakeOpenAI, folder: Path, **settings: str) -> AsyncIterator[Any]:
+    env = environment(fake, EVERLOOP_HOME=str(folder), EVERLOOP_WORKSPACE=str(folder / "workspace"), **settings)
+    made = await start("worker", env=env, stdin=asyncio.subprocess.DEVNULL)
+    try:
+        line = (await asyncio.wait_for(made.stderr.readline(), 20)).decode()
+        assert "is ready" in line, line
+        yield made
+    finally:
+        if made.returncode is None:
+            made.kill()
+        await made.wait()
+
+
+@contextlib.asynccontextmanager
+async def front(fake: FakeOpenAI, folder: Path, settings: dict[str, str]) -> AsyncIterator[Client]:
+    (folder / "config.toml").write_text("[server]\nturns = false\n[worker]\nlease_seconds = 2\n")
+    async with process(fake, folder, **settings) as (_, url), aiohttp.ClientSession() as http:
+        yield Client(url, http)
+
+
+async def test_requests_wait_for_a_worker_and_are_answered_by_it(tmp_path: Path, where: dict[str, str]):
+    async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
+        fake.reply("from a worker")
+        asked = asyncio.create_task(client.ask("hi"))
+        await asyncio.sleep(0.5)
+        assert not fake.requests
+        async with worker(fake, tmp_path, **where):
+            assert text_of(await asked) == "from a worker"
+            fake.reply("streamed by a worker")
+            streamed = await client.stream("again", {"X-Session": "kept"})
+            assert (streamed.text, streamed.finish, streamed.done) == ("streamed by a worker", "stop", True)
+            fake.fail(400, "no such thing")
+            status, error = await client.fails("and again")
+            assert (status, error["code"]) == (400, "model_refused")
+
+
+async def test_a_worker_that_is_ended_leaves_its_turn_after_the_step_to_another(tmp_path: Path, where: dict[str, str]):
+    """Told to end while the model writes: that answer is kept, and what it calls is run by the other one."""
+    async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
+        async with worker(fake, tmp_path, **where) as first:
+            fake.calls(call("exec", command="echo once >> runs.txt"), delay=1.5)
+            fake.reply("done")
+            asked = asyncio.create_task(client.ask("go"))
+            await until(lambda: fake.requests)
+            async with worker(fake, tmp_path, **where):
+                first.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(first.wait(), 10) == 0
+                assert text_of(await asyncio.wait_for(asked, 20)) == "done"
+        assert len(fake.requests) == 2
+        assert (tmp_path / "workspace" / "runs.txt").read_text() == "once\n"
+
+
+async def test_a_request_whose_worker_is_killed_is_answered_by_another(tmp_path: Path, where: dict[str, str]):
+    """Its client still waits, at the server: it is not taken for one that nobody waits for."""
+    async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
+        async with worker(fake, tmp_path, **where) as first:
+            fake.reply("never heard", delay=30)
+            asked = asyncio.create_task(client.ask("go"))
+            await until(lambda: fake.requests)
+            first.kill()
+            await first.wait()
+        fake.reply("heard")
+        async with worker(fake, tmp_path, **where):
+            assert text_of(await asyncio.wait_for(asked, 20)) == "heard"
+
+
+async def test_a_stop_and_a_status_reach_the_turn_that_a_worker_runs(tmp_path: Path, where: dict[str, str]):
+    kept = {"X-Session": "long"}
+    async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client, worker(fake, tmp_path, **where):
+        fake.reply("never heard", delay=30)
+        asked = asyncio.create_task(client.fails("go", kept))
+        await until(lambda: fake.requests)
+        assert "in another process" in text_of(await client.ask("/status", kept))
+        assert "Stopped" in text_of(await client.ask("/stop", kept))
+        status, error = await asyncio.wait_for(asked, 10)
+        assert (status, error["code"]) == (409, "cancelled")
+        fake.reply("goes on")
+        assert text_of(await client.ask("and now?", kept)) == "goes on"

@@ -14,6 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from everloop.store.sqlite import SQLiteStore
+from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 from tests.metrics.reading import Family, read, value
 
@@ -131,17 +133,17 @@ async def test_a_client_that_leaves_is_counted_as_such(server):
 # ---------------------------------------------------------------------------------------------- the listener
 
 
-def settings(fake: FakeOpenAI, metrics: str) -> dict[str, str]:
+def settings(fake: FakeOpenAI, metrics: str, further: str = "") -> dict[str, str]:
     home = Path(os.environ["EVERLOOP_HOME"])
     home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(f'[worker]\nmetrics = "{metrics}"\n')
+    (home / "config.toml").write_text(f'[worker]\nmetrics = "{metrics}"\n{further}')
     return environment(fake)
 
 
 @contextlib.asynccontextmanager
-async def working(fake: FakeOpenAI, metrics: str = "127.0.0.1:0") -> AsyncIterator[tuple[Any, str]]:
+async def working(fake: FakeOpenAI, metrics: str = "127.0.0.1:0", further: str = "") -> AsyncIterator[tuple[Any, str]]:
     """The real `everloop worker`, and the address of its listener."""
-    process = await start("worker", env=settings(fake, metrics))
+    process = await start("worker", env=settings(fake, metrics, further))
     try:
         line = (await asyncio.wait_for(process.stderr.readline(), 30)).decode()
         found = re.fullmatch(r"everloop: metrics on (http://\S+)/metrics\n", line)
@@ -166,6 +168,22 @@ async def test_a_worker_with_an_address_serves_its_metrics_and_nothing_else():
         status, _, text = await get(client, Host="elsewhere.example")
         assert (status, "everloop_" in text) == (403, False)
         assert value(await scraped(client), REQUESTS, route="/metrics", status="200") == before + 1
+
+
+async def test_a_worker_asks_for_a_token_of_its_own_person_where_tokens_are_needed():
+    store = SQLiteStore(Path(os.environ["EVERLOOP_HOME"]) / "everloop.db")
+    tokens = {owner: new_token() for owner in ("me", "somebody")}
+    for owner, token in tokens.items():
+        await store.add_token(owner, owner, hash_of(token))
+    await store.close()
+    for metrics, further in (("127.0.0.1:0", "\n[server]\ntokens = true\n"), ("0.0.0.0:0", "")):
+        async with FakeOpenAI() as fake, working(fake, metrics, further) as (_, url), aiohttp.ClientSession() as http:
+            url = url.replace("0.0.0.0", "127.0.0.1")
+            for token, expected in (("", 401), ("wrong", 401), (tokens["somebody"], 403)):
+                status, _, text = await get(Client(url, http, token))
+                assert (status, "everloop_" in text) == (expected, False)
+            await scraped(Client(url, http, tokens["me"]))
+            assert (await get(Client(url, http), "/healthz"))[0] == 200
 
 
 async def test_a_worker_ends_promptly_with_a_scraper_connected():

@@ -142,6 +142,15 @@ async def test_work_that_waits_for_a_moment_beside_a_living_worker_is_not_stuck(
     assert [one.key for one in (await store.overview()).stuck_sessions()] == ["test:1"]
 
 
+async def test_what_nobody_holds_comes_the_oldest_first(store, me):
+    for chat in "abc":
+        await finish(store, await begun(store, me, chat=chat))
+    for chat in "cab":
+        await asyncio.sleep(0.01)
+        await store.accept(message("hi", chat))
+    assert [one.key for one in (await store.overview()).unheld] == ["test:c", "test:a", "test:b"]
+
+
 async def test_lists_are_limited_and_counts_are_true(store, me):
     more = MOST + 5
     for n in range(more):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .pulse import CHANNEL, Pulse
+from .pulse import CHANNEL, WAKE, Pulse
 
 if TYPE_CHECKING:
     from .connecting import Connection
@@ -124,6 +124,10 @@ class Relay:
 
     def tell_all(self, word: Word) -> None:
         self._send(CHANNEL, [msgspec.json.encode(word).decode()])
+
+    def wake(self) -> None:
+        """Let all look at the store."""
+        self._send(CHANNEL, [WAKE])
 
     def _tick_later(self) -> None:
         if self._tick is None:
@@ -259,6 +263,9 @@ class Served:
             self._relay.say(one, self.topic, data)
 
     def close(self) -> None:
+        """Nothing more happens here. Those who follow look at what it came to."""
+        if self.there:
+            self._relay.wake()
         self._relay.closed(self)
 
 

@@ -1,0 +1,162 @@
+"""Real servers and workers over one database: what a turn says reaches its client, wherever the turn runs, once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from everloop.testing.openai_server import FakeOpenAI
+
+from ..commands import environment, start
+from ..server.serving import Client, call, process
+from ..server.test_resuming import Begun, begin
+from .proxy import proxied
+
+ONCE = {"X-Session": "ada", "Idempotency-Key": "k1"}
+WORDS = [f"wörd{number} " for number in range(60)]
+TEXT = "".join(WORDS)
+SETTINGS = "[worker]\nlease_seconds = 2\n[server]\nturns = {}\n"
+
+
+@pytest.fixture
+async def fake():
+    async with FakeOpenAI() as running:
+        yield running
+
+
+@pytest.fixture
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@contextlib.asynccontextmanager
+async def server(fake: FakeOpenAI, folder: Path, dsn: str, turns: bool = True) -> AsyncIterator[tuple[Any, str]]:
+    folder.mkdir()
+    (folder / "config.toml").write_text(SETTINGS.format(str(turns).lower()))
+    async with process(fake, folder, EVERLOOP_STORE=dsn) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def worker(fake: FakeOpenAI, folder: Path, dsn: str) -> AsyncIterator[Any]:
+    folder.mkdir()
+    (folder / "config.toml").write_text(SETTINGS.format("true"))
+    env = environment(fake, EVERLOOP_HOME=str(folder), EVERLOOP_WORKSPACE=str(folder / "workspace"), EVERLOOP_STORE=dsn)
+    made = await start("worker", env=env, stdin=asyncio.subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(20):
+            await made.stderr.readline()  # it says that it works
+        yield made
+    finally:
+        if made.returncode is None:
+            made.kill()
+        await made.wait()
+
+
+def back(begun: Begun) -> dict[str, str]:
+    return {**ONCE, "Last-Event-ID": begun.ids[-1]}
+
+
+async def test_a_stream_of_a_killed_server_goes_on_at_another_one(fake, http, database, tmp_path):
+    fake.hang(60, after_chunks=30, text=TEXT, tokens=WORDS, token_delay=0.01)
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.01)  # the model is asked again, and says the same
+    async with server(fake, tmp_path / "b", database) as (_, b):
+        async with server(fake, tmp_path / "a", database) as (made, a):
+            first = await begin(Client(a, http), "wörd20 ")
+            made.kill()
+            await made.wait()
+        second = await begin(Client(b, http), "", back(first))
+        await second.read()
+    assert first.text + second.text == TEXT
+    assert second.finish == "stop"
+
+
+async def test_a_turn_of_another_server_is_followed_as_it_is_written(fake, http, database, tmp_path):
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.02)
+    async with server(fake, tmp_path / "a", database) as (_, a), server(fake, tmp_path / "b", database) as (_, b):
+        first = await begin(Client(a, http), "wörd3 ")
+        second = await begin(Client(b, http), "wörd5 ")
+        assert "wörd50 " not in second.text
+        await asyncio.gather(first.read(), second.read())
+    assert first.text == second.text == TEXT
+    assert len(second.chunks) > 10
+    assert len(fake.requests) == 1
+
+
+async def test_a_server_without_turns_streams_what_a_worker_says(fake, http, database, tmp_path):
+    fake.reply("Let me look. ", token_delay=0.05)
+    fake.replies[-1].calls = [call("list_dir", path=".")]
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.02)
+    async with (
+        worker(fake, tmp_path / "w", database),
+        server(fake, tmp_path / "a", database, turns=False) as (_, a),
+    ):
+        streamed = await begin(Client(a, http), "wörd9 ")
+        assert "wörd50 " not in streamed.text
+        await streamed.read()
+    assert streamed.text == f"Let me look. \n\n{TEXT}"
+    assert len(streamed.chunks) > 10
+    assert [comment.count("list_dir") for comment in streamed.comments if "tool" in comment] == [1, 1]
+
+
+async def test_cut_connections_to_the_database_lose_no_text_and_repeat_none(fake, http, database, tmp_path):
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.05)
+    (tmp_path / "p").mkdir()
+    async with (
+        proxied(database, tmp_path / "p") as (proxy, through),
+        server(fake, tmp_path / "a", database) as (_, a),
+        server(fake, tmp_path / "b", through) as (_, b),
+    ):
+        first = await begin(Client(a, http), "wörd3 ")
+        second = await begin(Client(b, http), "wörd6 ")
+        for word in ("wörd12 ", "wörd25 "):
+            for transport in list(proxy._open):
+                transport.abort()
+            await second.read(word)
+        await asyncio.gather(first.read(), second.read())
+    assert second.text == TEXT
+    assert len(second.chunks) > 5
+
+
+@pytest.mark.parametrize("letter", ["😀", "x", "\\", "\n"])
+async def test_a_very_long_piece_arrives_whole(fake, http, database, tmp_path, letter):
+    long = letter * (100_000 // len(letter.encode()))
+    fake.reply(f"before{long}after", tokens=["before", long, "after"], token_delay=0.1)
+    async with (
+        worker(fake, tmp_path / "w", database),
+        server(fake, tmp_path / "a", database, turns=False) as (_, a),
+    ):
+        streamed = await begin(Client(a, http), "")
+        await streamed.read()
+    assert streamed.text == f"before{long}after"
+
+
+async def test_a_client_that_leaves_ends_its_turn_at_the_worker(fake, http, database, tmp_path):
+    fake.hang(60, after_chunks=10, text=TEXT, tokens=WORDS)
+    async with (
+        worker(fake, tmp_path / "w", database),
+        server(fake, tmp_path / "a", database, turns=False) as (_, a),
+    ):
+        streamed = await begin(Client(a, http), "wörd5 ")
+        streamed.leave()
+        async with asyncio.timeout(10):
+            while not fake.requests[0].gone:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_turn_is_not_ended_by_one_client_while_another_waits_elsewhere(fake, http, database, tmp_path):
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.03)
+    async with server(fake, tmp_path / "a", database) as (_, a), server(fake, tmp_path / "b", database) as (_, b):
+        first = await begin(Client(a, http), "wörd3 ")
+        second = await begin(Client(b, http), "wörd6 ")
+        first.leave()
+        await second.read()
+    assert second.text == TEXT
+    assert len(fake.requests) == 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.database import Counted, counted, times_of
+from benchmarks.database import Counted, counted, memory_of, times_of
 from tests.postgres.server import Server
 
 from everloop.bus import InboundMessage
@@ -42,6 +42,10 @@ class Process:
     def cpu(self) -> float:
         """Seconds of CPU so far."""
         return sum(times_of(self.pid)[:2])
+
+    def memory(self) -> int:
+        """Bytes of memory that it holds by itself."""
+        return memory_of(self.pid)
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -212,9 +216,9 @@ class Ground:
                 found.setdefault(seen["marker"], []).append(seen["time"])
         return found
 
-    async def say(self, mark: str) -> None:
-        """Put one message into a session of its own."""
-        await feed(self.store, [mark], 1, 1, 0.0, f"of {mark}")
+    async def say(self, mark: str) -> float:
+        """Put one message into a session of its own; when it was on disk."""
+        return (await feed(self.store, [mark], 1, 1, 0.0, f"of {mark}"))[mark]
 
     async def until_asked(self, mark: str, times: int) -> float:
         """When the model was asked for the so-manieth time on behalf of a message."""

@@ -58,6 +58,12 @@ def times_of(pid: int) -> list[float]:
     return [int(field) / TICKS for field in fields[11:15]]
 
 
+def memory_of(pid: int) -> int:
+    """Bytes of memory that a process has for itself alone."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
 @dataclass(slots=True)
 class Counted:
     """What a server has done between two looks."""

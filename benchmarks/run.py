@@ -226,6 +226,11 @@ def served(rounds: int, figure: str) -> Figure:
     return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
 
 
+def many(rounds: int, figure: str) -> Figure:
+    row = asyncio.run(getattr(import_module("workers"), figure)(rounds))
+    return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
+
+
 # ------------------------------------------------------------------------------------------------ the run
 
 
@@ -262,6 +267,10 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("served_first", lambda: served(rounds, "first_token")),
         ("served_chunks", lambda: served(rounds, "sse")),
         ("served_crowd", lambda: served(rounds, "crowd")),
+        ("workers_first", lambda: many(rounds, "first_request")),
+        ("workers_more", lambda: many(rounds, "more_workers")),
+        ("workers_death", lambda: many(rounds, "death")),
+        ("workers_notify", lambda: many(rounds, "notify")),
     ]
     results = []
     for name, figure in figures:

@@ -1,7 +1,8 @@
 """What more workers bring and cost: `python benchmarks/workers.py [--short] [--only NAME]`, or a part of `make bench`.
 
 Workers, a fake model that takes 50 ms, and a PostgreSQL with fsync on are all processes of this one machine, next to
-SQLite in the same run. NAME is loads, statements, takeover, streaming, disk or growth (which `--short` leaves out).
+SQLite in the same run. NAME is loads, statements, takeover, streaming or holds; or disk or growth, which are left out
+of the short form.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cluster import Ground, Load, ground
-from benchmarks.database import postgres, statements
+from benchmarks.database import counted, memory_of, postgres, statements
 from benchmarks.streaming import streamed, streaming
 from benchmarks.tables import Row, head, say
 from tests.postgres.server import Server
@@ -57,7 +58,7 @@ async def one_load(server: Server | None, count: int, paced: int, burst: int) ->
 
 async def loads(server: Server, short: bool) -> None:
     """Turns a second, waits and CPU with 1, 2 and 4 workers."""
-    paced, burst = (60, 200) if short else (400, 1000)
+    paced, burst = (40, 150) if short else (400, 1000)
     head(*LOADS)
     grounds: list[tuple[Server | None, int]] = [(None, 1), (None, 2), (server, 1), (server, 2), (server, 4)]
     for where, count in grounds:
@@ -78,7 +79,7 @@ def per_turn(load: Load, seconds: float) -> str:
 async def said(server: Server, short: bool) -> None:
     """The statements of a turn, as the server's own log has them."""
     head("workers", "statements a turn", "of them looks for work", "begins that found another's", "notices")
-    for count in (1, 2) if short else (1, 2, 4):
+    for count in (2,) if short else (1, 2, 4, 8):
         async with ground(server, count) as field:
             await field.load(10)
             with statements(server) as found:
@@ -142,7 +143,7 @@ async def taken_over(server: Server | None, how: int, times: int, lease: float =
 
 
 async def takeover(server: Server, short: bool) -> None:
-    times = 2 if short else 5
+    times = 1 if short else 5
     head("taken over after", "median", "longest")
     grounds: list[tuple[str, Server | None, int, float]] = [
         ("SIGKILL on the same machine, PostgreSQL", server, signal.SIGKILL, 15.0),
@@ -151,7 +152,22 @@ async def takeover(server: Server, short: bool) -> None:
     ]
     for name, where, how, lease in grounds:
         seconds = await taken_over(where, how, times, lease)
-        say(name, f"{statistics.median(seconds) * 1e3:,.0f} ms", f"{max(seconds) * 1e3:,.0f} ms")
+        say(name, *both(seconds))
+    seconds = [await restarted(server) for _ in range(times)]
+    say("a restart of PostgreSQL: the next message, from its acceptance to the model", *both(seconds))
+
+
+def both(seconds: list[float]) -> list[str]:
+    return [f"{statistics.median(seconds) * 1e3:,.0f} ms", f"{max(seconds) * 1e3:,.0f} ms"]
+
+
+async def restarted(server: Server) -> float:
+    """Seconds from a message that was accepted after a restart to its model request."""
+    async with ground(server, 1, "tools-0x0") as field:
+        await field.load(5)
+        await asyncio.to_thread(server.restart)
+        at = await field.say("9m0")
+        return await field.until_asked("9m0", 1) - at
 
 
 # ------------------------------------------------------------------------------------------------ disk
@@ -159,7 +175,9 @@ async def takeover(server: Server, short: bool) -> None:
 
 async def disk(server: Server, short: bool) -> None:
     """What a turn leaves in the database: a message, an answer of a few words, a session for every ten turns."""
-    turns = 300 if short else 2000
+    if short:  # what is left over of a page would count
+        return
+    turns = 2000
     async with ground(server, 1, "tools-0x0") as field:
         await field.load(100, sessions=10)
         before = await sizes(field)
@@ -178,6 +196,36 @@ async def sizes(field: Ground) -> dict[str, int]:
         "'public'::regnamespace ORDER BY relname"
     )
     return dict(rows)
+
+
+# ------------------------------------------------------------------------------------------------ what one holds
+
+
+async def holds(server: Server, short: bool) -> None:
+    """Memory and connections of a worker, idle and with turns that wait for the model; and what idling costs."""
+    turns, idle = (200, 5) if short else (1000, 60)
+    async with ground(server, 1, "tools-0x0-d15000") as field:
+        (one,) = field.workers
+        before, cpu, empty = counted(server), one.cpu(), one.memory()
+        await asyncio.sleep(idle)
+        spent, database = one.cpu() - cpu, (counted(server) - before).cpu
+        quiet = await connections(field)
+        load = asyncio.create_task(field.load(turns))
+        await field.until_asked(f"1m{turns - 1}", 1)
+        full, backends = one.memory(), await connections(field)
+        load.cancel()
+        memory = statistics.median([memory_of(pid) for pid in backends])
+    head("a worker", "measured")
+    say("memory of its own, idle", f"{empty / 1048576:.0f} MiB")
+    say(f"memory of a turn that waits for the model, of {turns:,} at once", f"{(full - empty) / turns / 1024:.0f} KiB")
+    say("connections, idle and at work (the benchmark has its own 9 then)", f"{len(quiet)} and {len(backends)}")
+    say("memory of a connection in PostgreSQL", f"{memory / 1048576:.1f} MiB")
+    say("CPU of idling an hour, and of PostgreSQL's", f"{spent / idle * 3600:.1f} s and {database / idle * 3600:.1f} s")
+
+
+async def connections(field: Ground) -> list[int]:
+    query = f"SELECT pid FROM pg_stat_activity WHERE datname = '{field.database}' AND pid <> pg_backend_pid()"
+    return [pid for (pid,) in await field.ask(query)]
 
 
 # ------------------------------------------------------------------------------------------------ for `make bench`
@@ -230,6 +278,7 @@ PARTS = {
     "takeover": takeover,
     "streaming": streaming,
     "disk": disk,
+    "holds": holds,
     "growth": growth,
 }
 

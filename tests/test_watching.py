@@ -1,0 +1,225 @@
+"""Following a turn: whatever gets lost on the way, comes twice or comes late, the text is the log's, once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from everloop import AgentLoop, MessageBus, events
+from everloop.agents.showing import Batch, decode, encode
+from everloop.agents.watching import Follower, Round
+from everloop.log import ModelAnswered
+from everloop.providers.base import LLMResponse
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing import ScriptedProvider, call
+
+FIRST, SECOND = "Let me look at it. ", "There is nothing 😀 in the folder, nothing at all."
+
+
+class Shown:
+    """What a client has been shown, put together as it would."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, str] = {}
+        self.tools: list[str] = []
+        self.ends = 0
+
+    def __call__(self, seq: int, event: events.Event) -> None:
+        match event:
+            case events.Text(text):
+                self.rounds[seq] = self.rounds.get(seq, "") + text
+            case events.Restarted():
+                self.rounds[seq] = ""
+            case events.ToolStarted(call) | events.ToolEnded(call):
+                self.tools.append(f"{type(event).__name__} {call}")
+            case events.TurnEnded():
+                self.ends += 1
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self.rounds.values())
+
+
+@pytest.fixture
+async def recorded(tmp_path: Path) -> AsyncIterator[tuple[SQLiteStore, int, list[Batch]]]:
+    """A turn of two rounds that has run: its store, its row of the inbox, and all that was told of it."""
+    answer = LLMResponse(FIRST, [call("list_dir", path=".")], "tool_calls")
+    store, batches = SQLiteStore(tmp_path / "store.db"), list[Batch]()
+    provider = ScriptedProvider([answer, SECOND])
+    async with AgentLoop(MessageBus(), provider, tmp_path, store=store) as agent:
+        agent._turns.follow("me", "cli:direct", batches.append)
+        await agent.process_direct("go")
+    yield store, 1, batches
+    await store.close()
+
+
+async def follow(store: SQLiteStore, row: int, batches: list[Batch], shown: Shown) -> None:
+    """Show these, and at the end what the log has."""
+    follower = Follower(store, row, shown)
+    task = asyncio.create_task(follower.run())
+    for batch in batches:
+        follower.take(batch)
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+    task.cancel()
+    found = await store.incoming(row)
+    assert found.first_seq is not None
+    follower.end(await store.read_turn(found.session, found.first_seq))
+
+
+def right(shown: Shown) -> bool:
+    (id,) = {tool.split(" ")[1] for tool in shown.tools}
+    tools = [f"ToolStarted {id}", f"ToolEnded {id}"]
+    return shown.texts == [FIRST, SECOND] and shown.tools == tools and shown.ends == 1
+
+
+async def test_a_turn_that_is_over_is_shown_from_the_log(recorded):
+    store, row, _ = recorded
+    await follow(store, row, [], shown := Shown())
+    assert right(shown)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_is_lost_comes_twice_or_late_the_text_is_the_logs(recorded, seed):
+    store, row, batches = recorded
+    chance = random.Random(seed)
+    told = [batch for batch in batches for _ in range(chance.choice([0, 1, 1, 1, 2]))]
+    if seed % 2:
+        chance.shuffle(told)
+    await follow(store, row, told, shown := Shown())
+    assert right(shown)
+
+
+async def test_what_is_told_of_other_turns_is_not_shown(recorded):
+    store, row, batches = recorded
+    canary = Batch("another", batches[0].seq, "1.0", 0, [events.Text("canary")])
+    await follow(store, row, [canary, *batches, canary], shown := Shown())
+    assert right(shown)
+
+
+def pieces(text: str, size: int = 3) -> list[tuple[int, str]]:
+    return [(start, text[start : start + size]) for start in range(0, len(text), size)]
+
+
+def taken(round: Round, attempt: str, told: list[tuple[int, str]]) -> tuple[str, int, bool]:
+    """(what was shown since it last began again, how often it did, whether something was missed)"""
+    text, again, missed = "", 0, False
+    for chars, piece in told:
+        if (heard := round.heard(attempt, chars, piece)) is None:
+            missed = True
+            continue
+        for event in heard:
+            if isinstance(event, events.Restarted):
+                text, again = "", again + 1
+            elif isinstance(event, events.Text):
+                text += event.text
+    return text, again, missed
+
+
+def test_a_round_that_is_begun_again_and_says_the_same_is_shown_once():
+    round = Round()
+    assert taken(round, "1.0", pieces("abcdefgh")) == ("abcdefgh", 0, False)
+    assert taken(round, "2.0", pieces("abcdefghijkl", 5)) == ("ijkl", 0, False)
+    assert round.logged("abcdefghijkl") == []
+
+
+def test_a_round_that_is_begun_again_and_says_something_else_begins_again():
+    round = Round()
+    taken(round, "1.0", pieces("abcdefgh"))
+    assert taken(round, "2.0", pieces("abcxyz")) == ("abcxyz", 1, False)
+    assert round.logged("abcxyz") == []
+
+
+def test_a_gap_is_noticed_and_filled_by_all_that_there_is():
+    round = Round()
+    told = pieces("abcdefghi")
+    assert taken(round, "1.0", [told[0], told[2]]) == ("abc", 0, True)
+    assert taken(round, "1.0", [(0, "abcdefghi")]) == ("defghi", 0, False)
+
+
+def test_a_try_whose_beginning_was_missed_is_not_mixed_with_the_one_before():
+    round = Round()
+    taken(round, "1.0", pieces("abcdef"))
+    assert taken(round, "2.0", [(6, "XYZ")]) == ("", 0, True)
+    assert taken(round, "2.0", [(0, "abcdefXYZ")]) == ("XYZ", 0, False)
+
+
+@pytest.mark.parametrize(
+    ("shown", "logged", "rest"),
+    [
+        ("", "abc", "abc"),
+        ("ab", "abc", "c"),
+        ("abc", "abc", ""),
+        ("abc\n", "abc", ""),
+        ("\n\nab", "abc", "c"),
+        ("  abc  ", "abc", ""),
+        ("", "", ""),
+    ],
+)
+def test_spaces_that_the_log_has_not_bring_nothing_twice(shown: str, logged: str, rest: str):
+    round = Round()
+    taken(round, "1.0", [(0, shown)])
+    assert "".join(event.text for event in round.logged(logged) if isinstance(event, events.Text)) == rest
+    assert not any(isinstance(event, events.Restarted) for event in round.logged(logged))
+
+
+EVERY_EVENT: list[events.Event] = [
+    events.TurnStarted("t", True),
+    events.Text("é😀\x00\u2028"),
+    events.Reasoning("hm"),
+    events.Restarted("lost"),
+    events.ToolStarted("c", "exec", {"command": "ls", "timeout": 3, "deep": None, "yes": True}),
+    events.ToolProgress("c", "10 %"),
+    events.ToolEnded("c", "exec", "done", "ok", 0.5),
+    events.Asked("t", ("c",), "May I?"),
+    events.Usage({"prompt_tokens": 3}),
+    events.Steered("and this"),
+    events.Compacting(3),
+    events.Compacted(3, 100, 10),
+    events.Error("oh"),
+    events.TurnEnded("t", "answer", "bye"),
+]
+
+
+def test_every_event_goes_over_the_wire_and_comes_back_the_same():
+    assert {type(event) for event in EVERY_EVENT} == set(events.Event.__args__)
+    batch = Batch("t", 7, "1.0", 3, EVERY_EVENT)
+    data = encode(batch)
+    assert b"\n" not in data
+    assert decode(data) == batch
+
+
+def test_half_a_letter_is_no_reason_to_fail():
+    assert decode(encode(Batch("t", 1, "1.0", 0, [events.Text("a\ud83d")]))).events
+
+
+def test_an_event_that_is_not_known_here_is_left_out():
+    data = msgspec.json.encode(("t", 1, "1.0", 0, [("Newer", {"x": 1}), ("Text", {"text": "hi", "more": 2})]))
+    assert decode(data).events == [events.Text("hi")]
+
+
+async def test_nothing_is_streamed_when_nobody_watches(tmp_path: Path):
+    provider = ScriptedProvider(["one", "two"])
+    async with AgentLoop(MessageBus(), provider, tmp_path, store=SQLiteStore(tmp_path / "s.db")) as agent:
+        await agent.process_direct("go")
+        stop = agent._turns.follow("me", "cli:direct", lambda _: None)
+        await agent.process_direct("go")
+        stop()
+        assert not agent._turns._followers
+        assert not agent._turns._showings
+    assert [request.streamed for request in provider.requests] == [False, True]
+
+
+async def test_the_entry_of_an_answer_follows_the_place_of_its_round(recorded):
+    """On this the places rest: text belongs to the answer that is the next entry."""
+    store, row, batches = recorded
+    found = await store.incoming(row)
+    entries = {one.seq: one.entry for one in await store.read_log(found.session)}
+    texts = {batch.seq for batch in batches for event in batch.events if isinstance(event, events.Text)}
+    assert len(texts) == 2
+    assert all(isinstance(entries[seq + 1], ModelAnswered) for seq in texts)

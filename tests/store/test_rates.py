@@ -36,6 +36,19 @@ async def test_who_is_refused_is_told_when_there_is_room_again_and_then_there_is
     assert await counted(store, 3, 1, 0.4) == 1
 
 
+async def test_a_new_window_has_room_for_as_many_again(store):
+    for _ in range(3):
+        assert await counted(store, 5, 3, 0.3) == 3
+        await asyncio.sleep(0.31)
+
+
+async def test_a_window_ends_when_its_first_one_is_that_old_however_late_the_others_came(store):
+    assert await store.admit("anna", "requests", 2, 30.0) == 0.0
+    await asyncio.sleep(0.5)
+    assert await store.admit("anna", "requests", 2, 30.0) == 0.0
+    assert await store.admit("anna", "requests", 2, 30.0) <= 29.5
+
+
 async def test_what_is_refused_does_not_make_the_wait_longer(store):
     assert await store.admit("anna", "requests", 1, 30.0) == 0.0
     first = await store.admit("anna", "requests", 1, 30.0)

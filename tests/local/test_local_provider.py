@@ -148,6 +148,9 @@ class Shouting:
     def knows(self, tools: Any) -> bool:
         return True
 
+    def for_json(self) -> Plain:
+        return Plain()
+
     def visible(self, text: str) -> str:
         return text.upper()
 

@@ -31,7 +31,7 @@ ACTION: dict[str, Any] = {"type": "string", "enum": ["add", "list", "remove"]}
 TOOLS = [
     definition("read_file", path=TEXT),
     definition("write_file", path=TEXT, content=TEXT),
-    definition("edit_file", path=TEXT, old_text=TEXT, new_text=TEXT),
+    definition("edit_file", path=TEXT, old_text=TEXT, new_text=TEXT, replace_all={"type": "boolean"}),
     definition("list_dir", path=TEXT),
     definition("find_files", pattern=TEXT, path=TEXT),
     definition("grep", pattern=TEXT, path=TEXT, glob=TEXT),
@@ -144,7 +144,7 @@ def test_roles_take_turns_whatever_the_conversation_is() -> None:
     ],
 )
 def test_a_tool_that_the_request_calls_for_is_offered_beside_the_common_ones(request_: str, tool: str) -> None:
-    assert {tool, "read_file", "exec"} <= offered(asked(request_))
+    assert tool in offered(asked(request_))
 
 
 @pytest.mark.parametrize("request_", ["what is in moss.txt?", "delete moss.txt", "how many lines has moss.txt?"])
@@ -494,3 +494,146 @@ def test_a_small_file_is_helped_and_a_large_one_is_not_unless_it_was_set() -> No
     assert shaping_for("auto", 4_683_073_184) is None
     assert shaping_for("on", 4_683_073_184)
     assert shaping_for("off", 491_400_064) is None
+
+
+# ---------------------------------------------------------------------------------------------- which call comes first
+
+
+def call_line(request: dict[str, Any], tool: str) -> str:
+    """The rule of the grammar that says what a call of a tool can be."""
+    return next(line for line in request["grammar"].splitlines() if f'"\\"{tool}\\""' in line)
+
+
+def numbered(text: str) -> str:
+    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(text.splitlines(), 1))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "in pond.ini change the depth from 3 to 4",
+        "The depth in pond.ini is 4, not 3. Update it.",
+        "the depth in pond.ini should be 4",
+        "Ersetze in pond.ini 3 durch 4",
+    ],
+)
+def test_a_file_is_read_before_it_is_changed_and_changed_once_it_was_read(request_: str) -> None:
+    assert "edit_file" not in offered(asked(request_))
+    assert "write_file" not in offered(asked(request_))
+    after = asked(request_, *made("read_file", numbered("fish = pike\ndepth = 3"), path="pond.ini"))
+    assert offered(after) == {"edit_file"}
+    assert not may_be_words(after)
+
+
+@pytest.mark.parametrize("request_", ["what should I fix according to pond.ini?", "which depth is set in pond.ini?"])
+def test_a_question_about_a_file_never_ends_in_a_forced_change(request_: str) -> None:
+    assert may_be_words(asked(request_, *made("read_file", numbered("depth = 3"), path="pond.ini")))
+
+
+def test_what_stands_in_several_places_is_replaced_in_all_by_words_of_the_request() -> None:
+    line = call_line(asked("change every pike to eel in fish.csv"), "edit_file")
+    assert '"\\"pike\\""' in line
+    assert '\\"replace_all\\": " "true"' in line
+    assert "filled" not in line
+    after = asked(
+        "change every pike to eel in fish.csv", *made("read_file", numbered("pike 3\ncarp 2"), path="fish.csv")
+    )
+    assert '"\\"pike\\""' in call_line(after, "edit_file")
+    assert '"\\"eel\\""' not in call_line(after, "edit_file")
+
+
+def test_an_edit_that_did_not_fit_and_a_look_are_followed_by_another_edit() -> None:
+    error = '{"status":"error","message":"old_text does not stand in pond.ini."}'
+    wrong = assistant_message(None, [("c0", "edit_file", {"path": "pond.ini", "old_text": "a", "new_text": "b"})])
+    look = made("read_file", numbered("depth = 3"), path="pond.ini")
+    request = asked("the depth of pond.ini: 4", wrong, tool_message("c0", "edit_file", error), *look)
+    assert not may_be_words(request)
+    assert "edit_file" in offered(request)
+
+
+def test_a_line_keeps_its_indent_its_key_and_its_comma() -> None:
+    result = numbered('{\n  "depth": 3,\n  "fish": 9\n}')
+    line = call_line(
+        asked("set the depth to 4 in pond.json", *made("read_file", result, path="pond.json")), "edit_file"
+    )
+    assert r'"\"  \\\"depth\\\": " rest ",\""' in line
+
+
+def test_what_an_edit_replaces_may_stand_far_down_in_a_long_file() -> None:
+    result = numbered("\n".join(f"key{number} = {number}" for number in range(900)))
+    line = call_line(asked("set key733 to 5 in pond.ini", *made("read_file", result, path="pond.ini")), "edit_file")
+    assert '\\"key733 = 733\\"' in line
+
+
+def test_what_grep_has_found_can_be_edited() -> None:
+    found = made("grep", "pond/deep.ini:3:depth = 60", pattern="depth")
+    line = call_line(asked("find out where the depth is set and change it to 80", *found), "edit_file")
+    assert '\\"depth = 60\\"' in line
+    assert '\\"pond/deep.ini\\"' in line
+
+
+def test_a_new_file_is_called_as_it_was_named() -> None:
+    assert '", \\"path\\": " ("\\"a.txt\\"")' in call_line(asked("create a.txt containing abc"), "write_file")
+    inside = call_line(asked("make a folder nets with a file one.md in it, text: red"), "write_file")
+    assert '"\\"nets/one.md\\""' in inside
+    read_it = made("read_file", numbered("pike 9"), path="fish.csv")
+    line = call_line(asked("look up the pike in fish.csv and write the number to pike.txt", *read_it), "write_file")
+    assert "fish.csv" not in line
+
+
+def test_a_word_of_the_request_is_no_place_to_search_and_a_file_that_is_named_is() -> None:
+    assert "Petra" not in call_line(asked("where do I mention Petra?"), "grep")
+    only = call_line(asked("is Petra in crew.txt?"), "grep")
+    assert only.count('\\"pattern\\"') == only.count('\\"path\\"') == 1
+    assert '\\"crew.txt\\"' in only
+    assert '"\\"nets\\""' in call_line(asked("search for Petra in the nets folder"), "grep")
+
+
+def test_a_file_is_no_folder_to_list_and_names_of_files_are_no_regular_expressions() -> None:
+    assert "moss.txt" not in call_line(asked("is there a moss.txt here?"), "list_dir")
+    assert "glob" in call_line(asked("find all python files"), "find_files")
+    assert "$" in next(line for line in asked("ls")["grammar"].splitlines() if line.startswith("glob"))
+
+
+def test_what_is_counted_in_a_file_is_counted_by_a_command() -> None:
+    assert not offered(asked("how many names are in crew.txt?")) & {"list_dir", "grep", "write_file"}
+    assert "exec" in offered(asked("how many names are in crew.txt?"))
+
+
+@pytest.mark.parametrize("request_", ["how many moons has Mars?", "I am tired today", "any idea what I could cook?"])
+def test_where_nothing_was_said_of_work_nothing_can_be_done(request_: str) -> None:
+    request = asked(request_)
+    assert may_be_words(request)
+    assert not offered(request) & {"exec", "write_file", "edit_file", "cron", "remember"}
+
+
+def test_a_number_that_stands_in_no_file_is_answered_with_words() -> None:
+    assert not may_be_call(asked("how many planets are in the solar system?"))
+    assert not may_be_call(asked("Wie viele Tage hat ein Jahr?"))
+    for text in ("how many files are in nets?", "how many things are in nets?", "how many nets do I have here?"):
+        assert may_be_call(asked(text))
+
+
+def test_what_was_told_some_time_ago_is_looked_for_in_the_past_alone() -> None:
+    assert offered(asked("what was the name of my landlord again? I told you last week")) == {"memory_search"}
+    assert "read_file" in offered(asked("show me again what is in moss.txt"))
+
+
+def test_a_question_about_the_person_is_answered_from_what_was_just_said_or_is_remembered() -> None:
+    earlier = [user_message("remember that my cat is called Miso"), assistant_message("I will remember that.")]
+    request = SHAPING.prepare(said(*earlier, user_message("what is my cat called?")), TOOLS)
+    assert not may_be_call(request)
+    assert not may_be_call(asked("which birds do I like? herons?"))  # the memory knows of herons
+    assert may_be_call(asked("what is my cat called? I told you once"))
+
+
+def test_an_english_request_has_no_examples_in_other_languages_and_a_german_one_has_german_ones() -> None:
+    for text in (
+        "replace Kiel with Bonn in ship.md",
+        "what is the capital of Peru?",
+        "add the line Main to rivers.txt",
+    ):
+        shown = asked(text)["messages"][asked(text)["stable"] :]
+        assert not [one for one in shown[2:-1] if {"ist", "die", "der", "el", "la", "le"} & {*one["content"].split()}]
+    german = asked("Was steht in der Datei moos.txt?")["messages"]
+    assert "Datei" in german[-5]["content"] + german[-9]["content"]

@@ -42,6 +42,10 @@ class Shaping(Protocol):
         """Whether these tools are its own kind, and not those of a client that it has never seen."""
         ...
 
+    def for_json(self) -> Shaping:
+        """The same for one request whose answer has a form that the caller has set (`response_format`)."""
+        ...
+
     def visible(self, text: str) -> str:
         """What a watcher may see of an answer that has come so far. It only ever grows."""
         ...
@@ -63,6 +67,9 @@ class Plain:
 
     def knows(self, tools: Sequence[dict[str, Any]]) -> bool:
         return True
+
+    def for_json(self) -> Plain:
+        return self
 
     def visible(self, text: str) -> str:
         return text
@@ -120,7 +127,7 @@ class LocalProvider(LLMProvider):
             )
         chosen = option_keywords(self, options).get("options", {})
         session = str(chosen.get("prompt_cache_key") or chosen.get("user") or _conversation(messages))
-        shaping = self._shaping if self._may_shape(tools, chosen) else Plain()
+        shaping = self._shaping_for(tools, chosen)
         step: dict[str, Any] | LLMResponse = self._request(shaping, messages, tools, chosen)
         shown = ""
         while isinstance(step, dict):
@@ -144,17 +151,23 @@ class LocalProvider(LLMProvider):
     async def close(self) -> None:
         await self.engine.close()
 
-    def _may_shape(self, tools: Tools, chosen: Mapping[str, Any]) -> bool:
-        """Whether the shaping fits: a shape of the caller's own leaves no room for another one, a call that must be
-        made is the template's matter, and of tools that it has no examples for the shaping knows nothing."""
+    def _shaping_for(self, tools: Tools, chosen: Mapping[str, Any]) -> Shaping:
+        """The shaping where it fits: a call that must be made is the template's matter, and of tools that it has no
+        examples for the shaping knows nothing."""
         forced = chosen.get("tool_choice", "auto") not in ("auto", "none")
-        return "response_format" not in chosen and not forced and (not tools or self._shaping.knows(tools))
+        if forced or (tools and not self._shaping.knows(tools)):
+            return Plain()
+        form = chosen.get("response_format")
+        has_form = isinstance(form, Mapping) and form.get("type", "text") != "text"
+        return self._shaping.for_json() if has_form else self._shaping
 
     def _request(self, shaping: Shaping, messages: Messages, tools: Tools, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """The shaped request, with what the person has set below it and what this request asks for over it."""
         shaped = shaping.prepare(messages, None if chosen.get("tool_choice") == "none" else tools)
         # Said of no tools, the options of tools are refused.
         left_out = _NOT_SENT if shaped.get("tools") else _NOT_SENT | _OF_TOOLS
+        if "grammar" in shaped:  # of two forms for one answer llama.cpp takes neither
+            left_out |= {"response_format"}
         options = {name: value for name, value in chosen.items() if name not in left_out}
         return {**self._extra, **shaped, **options}
 

@@ -16,17 +16,17 @@ from ..base import LLMResponse, ToolCallRequest
 from ..sse import read_usage
 from .small_claims import claims_work, failed, fingerprint
 from .small_grammar import Wanted, grammar
-from .small_prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, notes, prefix, told
+from .small_json import SmallJson
+from .small_next import fits, wanted_next
+from .small_prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, memory_in, notes, prefix, told
 from .small_results import quote, short_result
-from .small_tools import KNOWN, SHOWN, acts, choose, introduce, may_act, nearest, needs_tool, next_step, shows
+from .small_tools import KNOWN, SHOWN, acts, choose, introduce, nearest, shows
 from .small_turn import Message, Turn, last_request, parted, text_of, turn_of
-from .small_words import CHANGES, alike, kept, means, names_a_file, paths_in, tokens
+from .small_values import values_for
+from .small_words import about_the_person
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 ANSWER_TOKENS = 600
-TRIES = 3  # calls of a turn that may fail
-RECENT = 8  # messages whose files are known
-MOST_PATHS = 40
 
 
 def shaping_for(setting: str, size: int) -> SmallShaping | None:
@@ -42,6 +42,9 @@ class SmallShaping:
         """Whether there are examples of any of these tools."""
         return any(tool.get("function", {}).get("name") in KNOWN for tool in tools)
 
+    def for_json(self) -> SmallJson:
+        return SmallJson(self)
+
     def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any]:
         """The request for llama.cpp: messages, a grammar, and how many messages at the beginning never change."""
         offered = [tool["function"] for tool in tools or () if isinstance(tool.get("function"), dict)]
@@ -53,13 +56,14 @@ class SmallShaping:
         introduced, shown_for = introduce(chosen), names_of(chosen)
         if any(failed(result) for _, _, result in turn.calls):
             chosen = offered  # what it needs may be among the others
-        wanted = _wanted(turn, names_of(chosen))
-        chosen = [tool for tool in chosen if _fits(str(tool.get("name")), turn, wanted, shown_for)]
+        known = about_the_person(turn.request, [memory_in(system), *(text_of(one) for one in conversation[:last])])
+        wanted = "words" if known and not turn.calls else wanted_next(turn, names_of(chosen))
+        values = values_for(turn, conversation)
+        chosen = [tool for tool in chosen if fits(str(tool.get("name")), turn, wanted, shown_for, values)]
         names = names_of(chosen)
         stable = prefix(names_of(offered))
-        values = _values(turn, conversation)
         begin = _begin(turn, names)
-        near = nearest(turn.request, shown_for, SHOWN) if names else []
+        near = nearest(turn.request, shown_for, SHOWN) if names and not known else []
         shown = [
             *stable,
             *notes(system),
@@ -102,56 +106,6 @@ class SmallShaping:
         return LLMResponse(text, finish_reason=str(choice.get("finish_reason") or "stop"), usage=usage)
 
 
-def _wanted(turn: Turn, names: frozenset[str]) -> Wanted:
-    """Whether a call, words or either should come next, by what was so with requests like this one."""
-    if not names:
-        return "words"
-    if not turn.calls:  # a request that names a file is not answered before something was looked at or done
-        return "call" if names_a_file(turn.request) else needs_tool(turn.request, names)
-    failures = [failed(result) for _, _, result in turn.calls]
-    if failures[-1]:
-        if sum(failures) == 1 and _mendable(*turn.calls[-1]):
-            return "call"
-        return "either" if sum(failures) < TRIES else "words"
-    return (
-        "call"
-        if _left(turn)
-        else next_step(turn.request, names, [name for name, _, result in turn.calls if not failed(result)])
-    )
-
-
-def _fits(tool: str, turn: Turn, wanted: Wanted, shown_for: frozenset[str]) -> bool:
-    """Whether a tool can be the next one, once there were calls."""
-    if not turn.calls:
-        return True
-    if not may_act(turn.request, shown_for):  # what was read may say what to do, but it is no order
-        return not acts(tool)
-    if wanted != "call":
-        return True
-    name, _, result = turn.calls[-1]
-    if failed(result):
-        return tool == "read_file" or name != "edit_file"  # what does not stand in a file is looked for in it
-    if means(turn.request, "change"):
-        return tool == "edit_file" or (acts(tool) and "edit_file" not in shown_for)
-    return acts(tool) and tool != "edit_file"
-
-
-def _mendable(name: str, _: Mapping[str, Any], result: str) -> bool:
-    """Whether a call failed by how it was made: a word of the request as a command, a text that is not in the file."""
-    return "command not found" in result or (name == "edit_file" and "does not exist" not in result)
-
-
-def _left(turn: Turn) -> bool:
-    """Whether something is still to be changed: a file that was named is in no call, and nothing was changed yet."""
-    touched = json.dumps([arguments for _, arguments, _ in turn.calls], ensure_ascii=False)
-    return (
-        0 < len(turn.calls) < TRIES
-        and not any(acts(name) or failed(result) for name, _, result in turn.calls)
-        and means(turn.request, *CHANGES)
-        and any(path not in touched for path in paths_in(turn.request))
-    )
-
-
 def _begin(turn: Turn, names: frozenset[str]) -> str:
     """What words must begin with: the last result, where that is what was asked for."""
     if not turn.calls:
@@ -160,30 +114,6 @@ def _begin(turn: Turn, names: frozenset[str]) -> str:
     if name not in ("list_dir", "read_file") or not shows(turn.request, names, name):
         return ""
     return quote(name, arguments, result)
-
-
-def _values(turn: Turn, conversation: Sequence[Message]) -> dict[str, dict[str, list[str]]]:
-    """What a call can name: a file that was named or that a result has shown, a line of what was read.
-
-    Small models garble names and lines when they are free to. After a call that failed they are.
-    """
-    if turn.calls and failed(turn.calls[-1][2]):
-        name, arguments, _ = turn.calls[-1]
-        return {"read_file": {"path": [str(arguments.get("path"))]}} if name == "edit_file" else {}
-    seen = [path for _, _, result in turn.calls for path in paths_in(result)][:MOST_PATHS]
-    named = paths_in(turn.request)
-    said = [path for message in conversation[-RECENT:] for path in paths_in(text_of(message))]
-    files = list(dict.fromkeys([*named, *seen] or said[-MOST_PATHS:]))
-    folders = list(dict.fromkeys([".", *(path for path in files), *tokens(turn.request)[:MOST_PATHS]]))
-    read = [result for name, _, result in turn.calls if name == "read_file"]
-    lines = short_result("read_file", read[-1], RESULT_LIMIT).splitlines() if read else []
-    values = {"read_file": {"path": files}, "list_dir": {"path": folders}, "grep": {"path": folders}}
-    values["edit_file"] = {"path": files}
-    if (old := alike(turn.request, lines)) and files:
-        repeated = [line for line in old if lines.count(line) > 1]
-        new = [kept(turn.request, line) for line in old]
-        values["edit_file"] |= {"old_text": old, "new_text": new, "repeated": repeated}
-    return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
 
 def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -54,8 +54,22 @@ def write(request: str, path: str, content: str, answer: str) -> Example:
     return use(request, "write_file", f"Created {path}.", answer, path=path, content=content)
 
 
-def edit(request: str, path: str, old: str, new: str, answer: str) -> Example:
-    return use(request, "edit_file", f"Edited {path} in line 2.", answer, path=path, old_text=old, new_text=new)
+def edit(request: str, path: str, text: str, old: str, new: str, answer: str) -> Example:
+    """A line in the place of another, once the file was read: what a small model believes to be in a file often is
+    not."""
+    changed = {"path": path, "old_text": old, "new_text": new}
+    number = text.split("\n").index(old) + 1
+    return Example(
+        request,
+        (Step("read_file", {"path": path}, text), Step("edit_file", changed, f"Edited {path} in line {number}.")),
+        answer,
+    )
+
+
+def everywhere(request: str, path: str, old: str, new: str, answer: str) -> Example:
+    """Words that were named, wherever they stand."""
+    arguments = {"path": path, "old_text": old, "new_text": new, "replace_all": True}
+    return use(request, "edit_file", f"Edited {path} in lines 1 and 3.", answer, **arguments)
 
 
 def run(request: str, command: str, result: str, answer: str) -> Example:

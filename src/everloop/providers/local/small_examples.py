@@ -33,19 +33,15 @@ FIXED: tuple[Example, ...] = (
     run(
         "add the line moss to garden/list.txt", "echo 'moss' >> garden/list.txt", "", "I added moss to garden/list.txt."
     ),
-    edit("in ferns.md change daily to weekly", "ferns.md", "daily", "weekly", "ferns.md says weekly now."),
-    Example(
-        "set the hull to oak in boat.ini",
-        (
-            Step("read_file", {"path": "boat.ini"}, _BOAT),
-            Step(
-                "edit_file",
-                {"path": "boat.ini", "old_text": "hull = steel", "new_text": "hull = oak"},
-                "Edited boat.ini in line 3.",
-            ),
-        ),
-        "The hull is oak now.",
+    edit(
+        "in ferns.md change daily to weekly",
+        "ferns.md",
+        "# Ferns\nlight: shade only\nwater: daily",
+        "water: daily",
+        "water: weekly",
+        "ferns.md says weekly now.",
     ),
+    edit("set the hull to oak in boat.ini", "boat.ini", _BOAT, "hull = steel", "hull = oak", "The hull is oak now."),
     run("rename pond.txt to lake.txt", "mv pond.txt lake.txt", "", "It is called lake.txt now."),
     use(
         "where is the word beetle used?",

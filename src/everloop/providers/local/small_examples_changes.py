@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .small_example import Example, Step, edit, run, use
+from .small_example import Example, edit, everywhere, run, use
+
+_RIVERS = "Rhine\nDanube\nElbe"
 
 CHANGES: tuple[Example, ...] = (
     # at the end of a file
@@ -22,84 +24,103 @@ CHANGES: tuple[Example, ...] = (
     run("rivers.txt 끝에 Volga를 추가해줘", "echo 'Volga' >> rivers.txt", "", "Volga를 추가했습니다."),
     run("在 rivers.txt 末尾加上 Volga", "echo 'Volga' >> rivers.txt", "", "已经加上 Volga。"),
     # other words in a file
-    edit("replace Elbe with Oder in rivers.txt", "rivers.txt", "Elbe", "Oder", "rivers.txt says Oder now."),
-    edit("the port in net.ini must be 5500 instead of 4400", "net.ini", "4400", "5500", "The port is 5500 now."),
+    edit("replace Elbe with Oder in rivers.txt", "rivers.txt", _RIVERS, "Elbe", "Oder", "rivers.txt says Oder now."),
+    edit(
+        "the port in net.ini must be 5500 instead of 4400",
+        "net.ini",
+        "host = a1\nport = 4400",
+        "port = 4400",
+        "port = 5500",
+        "The port is 5500 now.",
+    ),
     edit(
         "fix the typo 'recieve' in mail.txt, it should be 'receive'",
         "mail.txt",
-        "recieve",
-        "receive",
+        "Dear Ida,\ndid you recieve my parcel?",
+        "did you recieve my parcel?",
+        "did you receive my parcel?",
         "I fixed it in mail.txt.",
     ),
-    edit("Ken's flat went from 610 to 650. update house.md", "house.md", "610", "650", "house.md says 650 now."),
-    use(
-        "change every cat to dog in pets.txt",
-        "edit_file",
-        "Edited pets.txt in lines 1 and 3.",
-        "Every cat is a dog now.",
-        path="pets.txt",
-        old_text="cat",
-        new_text="dog",
-        replace_all=True,
+    edit(
+        "Ken's flat went from 610 to 650. update house.md",
+        "house.md",
+        "Ida pays 580\nKen pays 610",
+        "Ken pays 610",
+        "Ken pays 650",
+        "house.md says 650 now.",
     ),
+    everywhere("change every cat to dog in pets.txt", "pets.txt", "cat", "dog", "Every cat is a dog now."),
+    everywhere("write Bonn instead of Ulm everywhere in trip.md", "trip.md", "Ulm", "Bonn", "trip.md says Bonn now."),
     edit(
         "Ida lives in house 14 now, not 12. please correct street.txt",
         "street.txt",
-        "12",
-        "14",
+        "Ida lives in house 12 with a cat.\nKen lives in house 3.",
+        "Ida lives in house 12 with a cat.",
+        "Ida lives in house 14 with a cat.",
         "street.txt says 14 now.",
     ),
     edit(
         "The concert was shifted from 19:00 to 20:00. Please correct gig.md",
         "gig.md",
-        "19:00",
-        "20:00",
+        "# Gig\nconcert: 19:00",
+        "concert: 19:00",
+        "concert: 20:00",
         "gig.md says 20:00 now.",
     ),
-    edit("exchange Rhine for Weser in rivers.txt", "rivers.txt", "Rhine", "Weser", "rivers.txt says Weser now."),
-    edit("write Vienna instead of Graz in trip.md", "trip.md", "Graz", "Vienna", "trip.md says Vienna now."),
-    edit("rename the variable count to total in pump.py", "pump.py", "count", "total", "It is called total now."),
-    Example(
+    edit("exchange Rhine for Weser in rivers.txt", "rivers.txt", _RIVERS, "Rhine", "Weser", "It says Weser now."),
+    edit(
+        "write Vienna instead of Graz in trip.md",
+        "trip.md",
+        "We start in Linz.\nWe sleep in Graz.",
+        "We sleep in Graz.",
+        "We sleep in Vienna.",
+        "trip.md says Vienna now.",
+    ),
+    everywhere("rename the variable count to total in pump.py", "pump.py", "count", "total", "It is called total now."),
+    edit(
         "turn debug off in app.toml",
-        (
-            Step("read_file", {"path": "app.toml"}, "title = 'x'\ndebug = true"),
-            Step(
-                "edit_file",
-                {"path": "app.toml", "old_text": "debug = true", "new_text": "debug = false"},
-                "Edited app.toml in line 2.",
-            ),
-        ),
+        "app.toml",
+        "title = 'x'\ndebug = true",
+        "debug = true",
+        "debug = false",
         "debug is off in app.toml.",
     ),
-    Example(
+    edit(
         "change the volume in radio.conf to 7",
-        (
-            Step("read_file", {"path": "radio.conf"}, "band = FM\nvolume = 3"),
-            Step(
-                "edit_file",
-                {"path": "radio.conf", "old_text": "volume = 3", "new_text": "volume = 7"},
-                "Edited radio.conf in line 2.",
-            ),
-        ),
+        "radio.conf",
+        "band = FM\nvolume = 3",
+        "volume = 3",
+        "volume = 7",
         "The volume is 7 now.",
     ),
-    Example(
+    edit(
         "make the timeout 90 in net.ini",
-        (
-            Step("read_file", {"path": "net.ini"}, "host = a1\ntimeout = 30"),
-            Step(
-                "edit_file",
-                {"path": "net.ini", "old_text": "timeout = 30", "new_text": "timeout = 90"},
-                "Edited net.ini in line 2.",
-            ),
-        ),
+        "net.ini",
+        "host = a1\ntimeout = 30",
+        "timeout = 30",
+        "timeout = 90",
         "The timeout is 90 now.",
     ),
+    edit(
+        "the saw costs 21 now, not 19: update tools.csv",
+        "tools.csv",
+        "tool,price\nhammer,12\nsaw,19",
+        "saw,19",
+        "saw,21",
+        "The saw costs 21 now.",
+    ),
     run("remove the line Elbe from rivers.txt", "sed -i '/^Elbe$/d' rivers.txt", "", "Elbe is gone from rivers.txt."),
-    edit("Ersetze in fluss.txt Donau durch Main", "fluss.txt", "Donau", "Main", "In fluss.txt steht jetzt Main."),
-    edit("Cambia Tajo por Miño en rios.txt", "rios.txt", "Tajo", "Miño", "Ahora dice Miño."),
-    edit("rivers.txt에서 Elbe를 Oder로 바꿔줘", "rivers.txt", "Elbe", "Oder", "Oder로 바꿨습니다."),
-    edit("把 rivers.txt 里的 Elbe 改成 Oder", "rivers.txt", "Elbe", "Oder", "已改成 Oder。"),
+    edit(
+        "Ersetze in fluss.txt Donau durch Main",
+        "fluss.txt",
+        "Rhein\nDonau",
+        "Donau",
+        "Main",
+        "In fluss.txt steht jetzt Main.",
+    ),
+    edit("Cambia Tajo por Miño en rios.txt", "rios.txt", "Ebro\nTajo", "Tajo", "Miño", "Ahora dice Miño."),
+    edit("rivers.txt에서 Elbe를 Oder로 바꿔줘", "rivers.txt", _RIVERS, "Elbe", "Oder", "Oder로 바꿨습니다."),
+    edit("把 rivers.txt 里的 Elbe 改成 Oder", "rivers.txt", _RIVERS, "Elbe", "Oder", "已改成 Oder。"),
     # files as wholes
     run("move lake.txt into the maps folder", "mv lake.txt maps/", "", "lake.txt is in maps now."),
     run("copy net.ini to net.old", "cp net.ini net.old", "", "I copied net.ini to net.old."),
@@ -111,6 +132,8 @@ CHANGES: tuple[Example, ...] = (
         "rm: cannot remove 'gone.log': No such file or directory\n[exit status 1]",
         "I could not: there is no file gone.log.",
     ),
+    run("throw ship.md away", "rm ship.md", "", "ship.md is deleted."),
+    run("keep a copy of net.ini as net.bak", "cp net.ini net.bak", "", "net.bak is the copy."),
     run("make a folder called photos2", "mkdir -p photos2", "", "The folder photos2 is there."),
     run("give bell.py the new name gong.py", "mv bell.py gong.py", "", "It is called gong.py now."),
     run("delete the empty folder old", "rmdir old", "", "The folder old is gone."),
@@ -142,6 +165,13 @@ CHANGES: tuple[Example, ...] = (
         "metals.md:2:copper is red",
         "It is in metals.md, line 2: copper is red.",
         pattern="copper",
+    ),
+    use(
+        "where do I write about Rosa?",
+        "grep",
+        "maps/east.md:1:drawn by Rosa Bell",
+        "In maps/east.md, line 1.",
+        pattern="Rosa",
     ),
     use(
         "which file talks about snow?",
@@ -191,6 +221,7 @@ CHANGES: tuple[Example, ...] = (
         "maps/map1.md and map2.md.",
         pattern="map*",
     ),
+    use("list all markdown files, also in folders", "find_files", "a.md\nb/c.md", "a.md and b/c.md.", pattern="*.md"),
     use("In welcher Datei steht das Wort Schnee?", "grep", "nord.md:2:Schnee", "In nord.md.", pattern="Schnee"),
     use("¿en qué archivo aparece la palabra nieve?", "grep", "norte.md:2:nieve", "En norte.md.", pattern="nieve"),
     use("Anchor라는 단어가 어느 파일에 있어?", "grep", "ship.md:4:Anchor", "ship.md에 있습니다.", pattern="Anchor"),

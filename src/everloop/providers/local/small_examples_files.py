@@ -58,6 +58,7 @@ FILES: tuple[Example, ...] = (
         "",
         "music",
     ),
+    listing("what did we put under boxes?", "pin.txt  5 B\ncap.txt  9 B", "", "boxes"),
     listing("do I have a spreadsheet here?", "cash.xlsx  5 kB\nelm.txt  9 B", "Yes: cash.xlsx."),
     listing("anything new in the inbox dir?", "error: inbox does not exist.", "There is no folder inbox.", "inbox"),
     listing("Welche Dateien liegen hier?", "eiche.txt  5 B\nulme.txt  9 B", ""),
@@ -78,6 +79,7 @@ FILES: tuple[Example, ...] = (
     show("read rivers.txt please", "rivers.txt", "Rhine\nDanube\nElbe"),
     show("open notes/bees.md", "notes/bees.md", "# Bees\nbuy honey\nask Ida about wax"),
     show("let me see the content of jobs.txt", "jobs.txt", "paint the fence\nsell the car\nwater the trees"),
+    show("cat jobs.txt", "jobs.txt", "paint the fence\nsell the car"),
     show("print pump.py", "pump.py", "for n in range(3):\n    print('pump')"),
     read("Which port is set in net.ini?", "net.ini", "[net]\nport = 4400", "The port is 4400."),
     read(

@@ -15,7 +15,8 @@ _BASE = r"""
 text ::= [^{<\[\]}\n\t ] ([^\n] | "\n")*
 string ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" hex hex hex hex))* "\""
 filled ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" hex hex hex hex))+ "\""
-rest ::= ([^"\\\x00-\x1F] | "\\" ["\\/])* "\""
+glob ::= "\"" [^"\\$^|()\x00-\x1F]+ "\""
+rest ::= ([^"\\\x00-\x1F] | "\\" ["\\/])*
 hex ::= [0-9a-fA-F]
 integer ::= "-"? [0-9] [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]?
 number ::= integer ("." [0-9] [0-9]? [0-9]? [0-9]?)?
@@ -24,7 +25,9 @@ value ::= string | number | boolean | "null" | array | object
 array ::= "[" (value (", " value)*)? "]"
 object ::= "{" (string ": " value (", " string ": " value)*)? "}"
 """
+_FIXED = frozenset({"action", "replace_all"})  # what the other arguments depend on
 _KINDS = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "string"}
+_GLOB: Mapping[str, Any] = {"type": "string"}  # a name with stars, which small models take for a regular expression
 # These say what or where: empty, they say nothing.
 _FILLED = frozenset(
     {"path", "command", "pattern", "query", "url", "message", "text", "at", "every", "cron", "old_text"}
@@ -57,10 +60,19 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
     name = str(tool.get("name", ""))
     schema = tool.get("parameters") or {}
     properties: Mapping[str, Any] = schema.get("properties") or {}
-    known = [shape for shape in _SHAPES.get(name, ()) if all(key in properties for key, _ in shape)]
+    must = {*values.get("must", ())}
+    known = [
+        shape
+        for shape in _SHAPES.get(name, ())
+        if must <= {key for key, _ in shape} and all(key in properties for key, _ in shape)
+    ]
     given: dict[str, Any] = {key: {"enum": list(choices)} for key, choices in values.items() if key in properties}
     if (lines := values.get("old_text")) and {"old_text", "new_text"} <= given.keys():
         return _edit(number, name, given["path"], lines, values)
+    if named := values.get("named"):
+        given["old_text"] = {"enum": list(named)}
+    if name == "find_files":
+        given["pattern"] = _GLOB
     properties = {**properties, **given}
     forms = [_form(shape, properties) for shape in known] or [_any_form(properties, schema.get("required") or ())]
     return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(forms)})"
@@ -74,11 +86,17 @@ def _edit(
     repeated = values.get("repeated", ())
     pairs = " | ".join(
         f"{_literal(json.dumps(line, ensure_ascii=False) + ', ' + json.dumps('new_text') + ': ')} "
-        f"{_literal(json.dumps(beginning, ensure_ascii=False)[:-1])} rest{f' {every}' if line in repeated else ''}"
+        f"{_literal(json.dumps(beginning, ensure_ascii=False)[:-1])} rest {_literal(_tail(line) + chr(34))}"
+        f"{f' {every}' if line in repeated else ''}"
         for line, beginning in zip(lines, values["new_text"], strict=True)
     )
     place = _pair("path", _rule("path", path))
     return f"call{number} ::= {_literal(json.dumps(name))} {place} {_pair('old_text', f'({pairs})')}"
+
+
+def _tail(line: str) -> str:
+    """What ends a line and belongs to its form, not to what it says."""
+    return line[-1:] if line.endswith((",", ";")) else ""
 
 
 def _form(shape: Sequence[tuple[str, str | None]], properties: Mapping[str, Any]) -> str:
@@ -98,6 +116,8 @@ def _pair(key: str, rule: str) -> str:
 
 
 def _rule(key: str, schema: Mapping[str, Any]) -> str:
+    if schema is _GLOB:
+        return "glob"
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
         return f"({' | '.join(_literal(json.dumps(choice, ensure_ascii=False)) for choice in choices)})"
@@ -118,8 +138,7 @@ def _shapes() -> dict[str, list[tuple[tuple[str, str | None], ...]]]:
     shapes: dict[str, list[tuple[tuple[str, str | None], ...]]] = {}
     for example in all_examples():
         for step in example.steps:
-            fixed = {"action"}  # what the other arguments depend on
-            shape = tuple((key, value if key in fixed else None) for key, value in step.arguments.items())
+            shape = tuple((key, value if key in _FIXED else None) for key, value in step.arguments.items())
             if shape not in shapes.setdefault(step.tool, []):
                 shapes[step.tool].append(shape)
     return shapes

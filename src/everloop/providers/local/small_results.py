@@ -10,6 +10,7 @@ from typing import Any
 from .small_claims import failed
 
 _NUMBERED = re.compile(r"^ *\d+\t", re.M)
+_FOUND = re.compile(r"^[^\n:]+:\d+:(.*)$", re.M)  # a line that grep has found
 LONGEST_QUOTE = 700  # characters of a result that an answer begins with
 
 
@@ -25,6 +26,15 @@ def short_result(tool: str, text: str, limit: int) -> str:
         if lines and all(_NUMBERED.match(line) for line in lines if not line.startswith("[")):
             text = _NUMBERED.sub("", text)
     return cut(text, limit)
+
+
+def lines_of(tool: str, result: str) -> list[str]:
+    """The lines of files that a result shows."""
+    if failed(result):
+        return []
+    if tool == "read_file":
+        return short_result(tool, result, len(result)).splitlines()
+    return [found[1] for found in _FOUND.finditer(result)] if tool == "grep" else []
 
 
 def quote(tool: str, arguments: Mapping[str, Any], result: str) -> str:

@@ -10,8 +10,18 @@ from typing import Any, Literal
 
 from .small_example import Example
 from .small_examples import NEAREST, all_examples
+from .small_languages import LATIN, script, tongue
 from .small_results import quote
-from .small_words import CHANGES, LATIN, WORK, features, means, names_an_address, script, words
+from .small_words import (
+    CHANGES,
+    WORK,
+    features,
+    is_question,
+    means,
+    names_an_address,
+    paths_in,
+    words,
+)
 
 COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec")
 # These only look, so nothing is changed by them.
@@ -20,6 +30,7 @@ WEB = frozenset({"web_search", "web_fetch"})
 HARD = frozenset({"spawn", "message", "process"})  # beyond a small model, unless it is told their names
 SHOWN = 2  # examples near the request
 LOOKED_AT = 6  # examples whose tools are offered too
+OWN_LANGUAGE = 0.15  # how much nearer an example is that is in the request's language
 SURE = 0.3  # how like an example a request must be to be treated as it
 KNOWN = frozenset(name for example in all_examples() for name in example.tools)
 MOST = 10  # tools offered
@@ -30,11 +41,21 @@ Tool = Mapping[str, Any]
 
 def nearest(request: str, offered: frozenset[str], count: int) -> list[Example]:
     """The examples most like the request whose tools are all offered, the nearest first. A small model answers in the
-    letters that it has just seen, so they are in the request's, or else in Latin ones."""
-    letters = script(request)
-    ranked = _ranked(request, offered, len(NEAREST))
-    own = [example for _, example in ranked if script(example.request) == letters]
-    return (own or [example for _, example in ranked if script(example.request) == LATIN])[:count]
+    language that it has just seen, so they are in the request's, or else in English."""
+    language = tongue(request)
+    ranked = [
+        (score + (OWN_LANGUAGE if _tongue(example.request) == language else 0.0), example)
+        for score, example in _ranked(request, offered, len(NEAREST))
+        if _tongue(example.request) in (language, LATIN)
+    ]
+    if script(request) != LATIN:
+        ranked = [pair for pair in ranked if _tongue(pair[1].request) == language] or ranked
+    return [example for _, example in sorted(ranked, key=lambda pair: -pair[0])[:count]]
+
+
+@cache
+def _tongue(request: str) -> str:
+    return tongue(request)
 
 
 def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words", "either"]:
@@ -45,8 +66,17 @@ def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words"
         return "either"
     share = sum(score for score, example in ranked if example.steps) / total
     if share >= 0.8:
-        return "call" if means(request, *WORK, "show", "read", "before", "every") else "either"
+        return "call" if means(request, *WORK, "show", "read", "before", "told", "every") else "either"
     return "words" if share <= 0.2 and not means(request, *WORK) else "either"
+
+
+def asks_of_the_past(request: str, offered: frozenset[str]) -> str:
+    """The tool that looks through earlier conversations, where only that can know: it was told, and no file named."""
+    meant = means(request, "before", "told") and not means(request, *CHANGES, "show", "remind", "file", "folder")
+    if not meant or paths_in(request):
+        return ""
+    near = [example.tools for _, example in _ranked(request, offered, 3)]
+    return "memory_search" if {"memory_search"} in near else ""
 
 
 def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Literal["call", "words", "either"]:
@@ -57,7 +87,7 @@ def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Lit
     acts = sum(name not in LOOKING for name in made)
     total = sum(score for score, _ in ranked)
     share = sum(score for score, example in ranked if _acts(example) > acts) / total
-    if not acts and share >= 0.6 and _acts(ranked[0][1]) and means(request, *CHANGES):
+    if not acts and share >= 0.6 and _acts(ranked[0][1]) and means(request, *CHANGES) and not is_question(request):
         return "call"
     return "either" if share > 0.15 else "words"
 
@@ -68,6 +98,11 @@ def may_act(request: str, offered: frozenset[str]) -> bool:
         return True
     ranked = _ranked(request, offered, LOOKED_AT)
     return sum(score for score, example in ranked if _acts(example)) > sum(score for score, _ in ranked) / 2
+
+
+def edits(request: str, offered: frozenset[str]) -> bool:
+    """Whether the request most like this one was done by an edit."""
+    return any("edit_file" in example.tools for _, example in _ranked(request, offered, 1))
 
 
 def shows(request: str, offered: frozenset[str], tool: str) -> bool:

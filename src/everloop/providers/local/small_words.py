@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable
 from itertools import pairwise
 
+from .small_languages import script
+
 _ADDRESS = re.compile(r"https?://\S+")
 _FILE = re.compile(r"(?:[\w.-]+/)*[\w-]*\.[A-Za-z]\w{0,4}\b|[\w.-]+/(?:[\w.-]+/?)*", re.ASCII)
-_KEY = re.compile(r"\s*[\w.-]+\s*[=:]\s*")
-LATIN = "§latin"
+_KEY = re.compile(r"\s*[\"']?[\w.-]+[\"']?\s*[=:]\s*")
 _SURE = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w\.[A-Za-z]\w{1,4}$|\w/$|/.*/|^\.{1,2}/|/.*\.\w+$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_./~-]+|[^\W\d_a-zA-Z][\w.-]*")
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
@@ -29,10 +30,11 @@ _MEANINGS = {
     ),
     "file": "file- fichier- datei- archivo- fichero- document- dokument- 파일- 文件- ファイル-",
     "show": (
-        "show- display- list- ls tell zeig- zeige- muestra- mostrar muéstra- liste affiche- 보여- 알려- 列出- 显示- 看-"
+        "show- display- list- ls zeig- zeige- muestra- mostrar muéstra- liste affiche- 보여- 알려- 列出- 显示- 看-"
     ),
     "read": "read- open- lies lese- öffne- lee leer abre- ouvre- lis 읽- 열- 内容- 打开- 读-",
-    "say": "say- said contain- content- written steht- inhalt- dice contien- 적혀- 写-",
+    "here": "here hier aquí ici around 여기- 这里- 这儿- ここ-",
+    "say": "say- contain- content- written steht- inhalt- dice contien- 적혀- 写-",
     "create": (
         "create- make- generat- erstell- erzeug- anleg- leg crea- crear- haz crée- créer- 만들- 생성- 创建- 新建- 作成-"
     ),
@@ -43,6 +45,7 @@ _MEANINGS = {
     "end": "end bottom ende final fin 끝- 末尾-",
     "change": (
         "change- set replac- swap- substitut- correct- fix- updat- edit- modif- turn ersetz- änder- korrigier- tausch- "
+        "enabl- disabl- increas- decreas- bump- adjust- instead statt anstatt "
         "cambi- reemplaz- sustitu- corrig- remplac- 바꿔- 바꾸- 변경- 수정- 改- 替换- 修改-"
     ),
     "rename": "renam- umbenenn- benenn- renombr- renomm- 이름을- 重命名- 改名-",
@@ -59,15 +62,17 @@ _MEANINGS = {
     "line": "line- row- zeile- línea- linea- fila- ligne- 줄- 행- 行-",
     "run": "run- execut- launch- start- ausführ- führe starte ejecut- corre lance- exécut- 실행- 运行- 执行- 実行-",
     "command": "command- shell bash terminal script- program- befehl- skript- comando- 명령- 스크립- 命令- 脚本-",
+    "reckon": "comput- calculat- berechn- calcul- date year clock weekday uhrzeit datum fecha 몇시- 날짜- 几点- 日期-",
     "remember": (
         "remember- forget- memori- memo keep note- mind merk- vergiss recuerd- acuérd- olvid- retiens 기억- 잊지- "
         "记住- 记下- 别忘-"
     ),
     "before": (
         "chat- conversation- gespräch- conversaci- 대화- 聊天- "
-        "before earlier past previous- ago again once told mentioned last yesterday früher erzählt damals antes "
-        "dije antier hier 전에- 예전- 지난- 以前- 之前- 上次-"
+        "before earlier past previous- ago again once yesterday früher damals neulich antes antier 전에- 예전- 지난- "
+        "以前- 之前- 上次-"
     ),
+    "told": "told said gave mentioned erzählt- gesagt dije conté raconté 말했- 말한- 说过- 告诉-",
     "remind": (
         "remind- reminder- wake alarm- schedul- erinner- weck- termin recuérd- recordar- avís- rappel- 알림- 깨워- "
         "提醒- 闹钟-"
@@ -77,7 +82,7 @@ _MEANINGS = {
         "오늘- 분 시간- 明天- 今天- 分钟- 小时-"
     ),
     "every": "every each daily weekly hourly jede- täglich wöchentlich cada diari- chaque 매일- 매주- 마다- 每-",
-    "week": "weekday- week wochentag- woche semana 요일- 星期-",
+    "week": "week wochentag- woche semana 요일- 星期-",
     "web": (
         "web- online internet- google website- news weather latest netz wetter nachrichten- noticias clima météo 뉴스- "
         "날씨- 인터넷- 新闻- 天气- 网上- 上网-"
@@ -87,6 +92,25 @@ _MEANINGS = {
     "thanks": "thank- thanks thx danke gracias merci 고마- 감사- 谢谢- ありがとう-",
     "bye": "bye goodbye cya tschüss adiós adios ciao 잘가- 再见-",
 }
+
+_EVERY = re.compile(
+    r"\b(all|every|each|everywhere|überall|alle[nrs]?|jede[nrs]?|tod[oa]s|cada|partout|tous|toutes|chaque)\b"
+    r"|\bvariable\b|모든|모두|전부|所有|全部|都改|すべて",
+    re.I,
+)
+_ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when", "reckon")
+# What is a person's own, and words that only ask.
+_OWN = re.compile(r"\b(my|i|mein|meine|meinem|meiner|ich|mi|mis|mon|ma|mes)\b|내|나의|제|我", re.I)
+_ASKING = frozenset(
+    {"what", "which", "who", "where", "when", "whose", "how", "called", "name", "named"}
+    | {"heißt", "wie", "was", "wer", "wo", "wann", "cómo", "qué", "quién", "llama"}
+)
+_QUESTION = re.compile(
+    r"^\W*(what|which|who|whose|where|when|why|how|is|are|do|does|did|was|wie|wer|wo|wann|warum|qué|quién|cómo|quel)\b",
+    re.I,
+)
+_POLITE = re.compile(r"^\W*(can|could|would|will|please|kannst|könntest|bitte|puedes|podrías|peux|pourrais)\b", re.I)
+_SHOULD = re.compile(r"\b(should|must|has to|have to|needs to|soll|sollte|muss|debe|debería|doit)\b", re.I)
 
 # What asks for a change, and what asks for any work at all.
 CHANGES = ("create", "write", "add", "change", "rename", "move", "copy", "delete", "sort")
@@ -130,8 +154,9 @@ def kept(request: str, line: str) -> str:
     """What a line in the place of another begins with too: its key, or a first word that nobody spoke of."""
     if found := _KEY.match(line):
         return found[0]
-    first = line[: len(line) - len(line.lstrip())] + (line.split() or [""])[0]
-    return "" if set(words(first)) & set(words(request)) else first
+    indent = line[: len(line) - len(line.lstrip())]
+    first = (line.split() or [""])[0]
+    return indent if set(words(first)) & set(words(request)) else indent + first
 
 
 def means(text: str, *meanings: str) -> bool:
@@ -175,15 +200,70 @@ def features(text: str) -> dict[str, float]:
     return found
 
 
-def script(text: str) -> str:
-    """Which letters it is written in: examples in the same ones come first."""
-    if any("\uac00" <= letter <= "\ud7a3" for letter in text):
-        return "§korean"
-    if any("\u3040" <= letter <= "\u30ff" for letter in text):
-        return "§japanese"
-    if any("\u4e00" <= letter <= "\u9fff" for letter in text):
-        return "§chinese"
-    return LATIN
+def about_the_person(request: str, told: Iterable[str]) -> bool:
+    """Whether it is a question about the person, of which something is known: a word of it was told before."""
+    own = _OWN.search(request) and ("?" in request or "?" in request)
+    if not own or paths_in(request) or means(request, *WORK, *_ELSEWHERE):
+        return False
+    asked = {word for word in words(request) if len(word) > 2 and word not in _EMPTY and word not in _ASKING}
+    return any(asked & set(words(text)) for text in told)
+
+
+def is_question(text: str) -> bool:
+    """Whether something is asked, and not only politely asked for."""
+    return _QUESTION.search(text) is not None or ("?" in text and _POLITE.search(text) is None)
+
+
+def asks_for_a_change(text: str) -> bool:
+    """Whether it says what one file should say, and is no question about it, nor an order to do something else."""
+    if len([path for path in paths_in(text) if is_file(path)]) != 1 or is_question(text):
+        return False
+    if means(text, "delete", "run", "command", "add", "remind", "remember", "copy", "move"):
+        return False
+    return means(text, "change") or (bool(_SHOULD.search(text)) and not means(text, "create", "write"))
+
+
+def asks_how_many_there_are(text: str) -> bool:
+    """Whether a number is asked for that stands in no file of the person's, as far as one can tell."""
+    here = means(text, *WORK, *(meaning for meaning in _ELSEWHERE if meaning not in ("count", "when")))
+    own = _OWN.search(text) or {"things", "items", "entries", "we", "our"} & {*words(text)}
+    return means(text, "count") and not here and not own and not paths_in(text)
+
+
+def in_every_place(text: str) -> bool:
+    """Whether what is to be changed may stand in several places."""
+    return _EVERY.search(_FILE.sub(" ", text)) is not None
+
+
+def spans(text: str, within: str = "", most: int = 5) -> list[str]:
+    """The runs of words of a text without the names of files: whatever a person can have named to be replaced. With
+    `within`, only those that stand there."""
+    found: dict[str, None] = {quoted[1:-1]: None for quoted in _QUOTED.findall(text)}
+    for part in _FILE.split(_ADDRESS.sub(" ", text)):
+        said = part.split()
+        for start in range(len(said)):
+            for end in range(start + 1, min(start + most, len(said)) + 1):
+                run = " ".join(said[start:end])
+                found[run] = found[run.strip(".,:;!?\"'“”«»()")] = None
+    runs = [run for run in found if set(words(run)) - _EMPTY]
+    return [run for run in runs if re.search(rf"(?<!\w){re.escape(run)}(?!\w)", within)] if within else runs
+
+
+def folders_in(text: str) -> list[str]:
+    """The names that stand beside a word for a folder."""
+    said = tokens(text)
+    beside = [
+        near
+        for at, word in enumerate(said)
+        if means(word, "folder")
+        for near in said[max(0, at - 2) : at] + said[at + 1 : at + 3]
+    ]
+    return [name for name in dict.fromkeys(beside) if name.lower() not in _EMPTY and not means(name, *_MEANINGS)]
+
+
+def is_file(path: str) -> bool:
+    """Whether a name is a file's: it has an ending, as folders have none."""
+    return re.search(r"\.[A-Za-z]\w{0,4}$", path, re.ASCII) is not None
 
 
 def _meanings(word: str) -> list[str]:

@@ -1,0 +1,47 @@
+"""In which language a request is written, as far as a small model must see examples in that one."""
+
+from __future__ import annotations
+
+LATIN = "§latin"
+
+# Small words that tell languages apart which are written in the same letters.
+_TONGUES = {
+    "§latin": (
+        "the a an is are of to and what which who where when my me i you it this that for with how many please file "
+        "files folder line add create make change replace find show read write run remember remind tell not do does did"
+    ),
+    "§german": (
+        "der die das dem den ein eine einen ist sind im und nicht ich mir mich mein meine wie wer wo wann welche "
+        "welcher welches welchem bitte zeig zeige auf mit für von zu hat gibt es datei dateien ordner zeile schreib "
+        "schreibe heißt wort was steht ersetze benenne lösche führe durch erstelle erinnere merk hallo danke"
+    ),
+    "§spanish": (
+        "el la los las un una en es que qué cuál cuánto cuántas cuántos cómo dónde quién mi por para con del al "
+        "archivo archivos carpeta línea añade crea cambia borra ejecuta recuerda recuérdame hola gracias y hay"
+    ),
+    "§french": (
+        "le la les un une est dans que quel quels quelle quelles fichier fichiers dossier ligne ajoute crée et pour "
+        "avec du des mon ma moi bonjour merci qui où combien ici"
+    ),
+}
+_TONGUE_WORDS = {tongue: frozenset(words.split()) for tongue, words in _TONGUES.items()}
+
+
+def script(text: str) -> str:
+    """Which letters it is written in: examples in the same ones come first."""
+    if any("\uac00" <= letter <= "\ud7a3" for letter in text):
+        return "§korean"
+    if any("\u3040" <= letter <= "\u30ff" for letter in text):
+        return "§japanese"
+    if any("\u4e00" <= letter <= "\u9fff" for letter in text):
+        return "§chinese"
+    return LATIN
+
+
+def tongue(text: str) -> str:
+    """Which language it is in, as far as that matters: its letters, or one of those that have examples here."""
+    if (letters := script(text)) != LATIN:
+        return letters
+    said = {word.strip(".,:;!?¿¡()") for word in text.lower().split()}
+    # English first: where two have as many words, it is the one that was meant.
+    return max(_TONGUE_WORDS, key=lambda name: len(said & _TONGUE_WORDS[name]))

@@ -1,0 +1,114 @@
+"""What can come next in a small model's turn: a call or words, and calls of which tools."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .small_claims import failed
+from .small_grammar import Values, Wanted
+from .small_tools import acts, asks_of_the_past, edits, may_act, needs_tool, next_step
+from .small_turn import Turn
+from .small_words import (
+    CHANGES,
+    WORK,
+    asks_for_a_change,
+    asks_how_many_there_are,
+    in_every_place,
+    is_file,
+    means,
+    names_a_file,
+    paths_in,
+    words,
+)
+
+TRIES = 3  # calls of a turn that may fail
+_TODAY = re.compile(r"\b(today|tonight|heute|hoy)\b|오늘|今天", re.I)  # said of much that is no appointment
+# What only a command can tell.
+_MACHINE = frozenset(
+    {"time", "day", "date", "python", "disk", "memory", "cpu", "kernel", "uptime", "system", "version", "installed"}
+    | {"machine", "computer", "processes", "user"}
+)
+
+
+def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
+    """Whether a call, words or either should come next, by what was so with requests like this one."""
+    if not names:
+        return "words"
+    if not turn.calls:  # a request that names a file is not answered before something was looked at or done
+        if asks_how_many_there_are(turn.request):
+            return "words"
+        return "call" if names_a_file(turn.request) else needs_tool(turn.request, names)
+    failures = [failed(result) for _, _, result in turn.calls]
+    made = [name for name, _, _ in turn.calls]
+    changed = any(acts(name) and not wrong for name, wrong in zip(made, failures, strict=True))
+    to_change = "edit_file" in made or ("edit_file" in names and asks_for_a_change(turn.request))
+    if made[-1] == "read_file" and to_change and not changed and not failures[-1] and sum(failures) < TRIES:
+        return "call"  # it was read in order to be changed
+    if failures[-1]:
+        if sum(failures) == 1 and _mendable(*turn.calls[-1]):
+            return "call"
+        return "either" if sum(failures) < TRIES else "words"
+    return (
+        "call"
+        if _left(turn)
+        else next_step(turn.request, names, [name for name, _, result in turn.calls if not failed(result)])
+    )
+
+
+def fits(tool: str, turn: Turn, wanted: Wanted, shown_for: frozenset[str], values: Values) -> bool:
+    """Whether a tool can be the next one, once there were calls."""
+    if not turn.calls:
+        return _first(tool, turn.request, shown_for, bool(values.get("read_file")))
+    if tool == "list_dir" and any(name == "read_file" and not failed(result) for name, _, result in turn.calls):
+        return False  # what was looked into needs no list of what there is
+    ordered = asks_for_a_change(turn.request)
+    if not (ordered or may_act(turn.request, shown_for)):  # what was read may say what to do, but it is no order
+        return not acts(tool)
+    if wanted != "call":
+        return True
+    name, _, result = turn.calls[-1]
+    if failed(result):
+        return tool == "read_file" or name != "edit_file"  # what does not stand in a file is looked for in it
+    if ordered or means(turn.request, "change") or edits(turn.request, shown_for):
+        return tool == "edit_file" or (acts(tool) and "edit_file" not in shown_for)
+    return acts(tool) and tool != "edit_file"
+
+
+def _first(tool: str, request: str, offered: frozenset[str], files: bool) -> bool:
+    """Whether a tool can be the first one. A file is read before it is changed, or what small models believe to be in
+    it is not; where nothing was said of work, no command and no new file can be meant."""
+    named = [path for path in paths_in(request) if is_file(path)]
+    if only := asks_of_the_past(request, offered):
+        return tool == only
+    if tool == "edit_file" and "read_file" in offered:
+        return files and in_every_place(request)
+    if tool == "read_file" and not files:
+        return means(request, "read", "show", "say", "file", "folder")
+    if tool in ("list_dir", "grep") and means(request, "count"):
+        return not named
+    if tool == "cron":
+        return means(request, "remind", "every") or means(_TODAY.sub(" ", request), "when")
+    if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request)):
+        return means(request, "create", "write", "file")
+    if tool in ("exec", "write_file"):
+        return names_a_file(request) or means(request, *WORK, "reckon", "show") or bool(_MACHINE & {*words(request)})
+    return True
+
+
+def _mendable(name: str, _: Mapping[str, Any], result: str) -> bool:
+    """Whether a call failed by how it was made: a word of the request as a command, a text that is not in the file."""
+    return "command not found" in result or (name == "edit_file" and "does not exist" not in result)
+
+
+def _left(turn: Turn) -> bool:
+    """Whether something is still to be changed: a file that was named is in no call, and nothing was changed yet."""
+    touched = json.dumps([arguments for _, arguments, _ in turn.calls], ensure_ascii=False)
+    return (
+        0 < len(turn.calls) < TRIES
+        and not any(acts(name) or failed(result) for name, _, result in turn.calls)
+        and means(turn.request, *CHANGES)
+        and any(path not in touched for path in paths_in(turn.request))
+    )

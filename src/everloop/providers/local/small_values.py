@@ -1,0 +1,60 @@
+"""What a small model's call can name: small models garble names and lines when they are free to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .small_claims import failed
+from .small_results import lines_of
+from .small_turn import Message, Turn, text_of
+from .small_words import alike, folders_in, in_every_place, is_file, kept, paths_in, spans, tokens
+
+RECENT = 8  # messages whose files are known
+MOST_PATHS = 40
+MOST_LINES = 30  # that an edit can choose from
+
+
+def values_for(turn: Turn, conversation: Sequence[Message]) -> dict[str, dict[str, list[str]]]:
+    """What a call can name: a file that was named or that a result has shown, a line of what was read.
+
+    Small models garble names and lines when they are free to. After a call that failed they are.
+    """
+    if turn.calls and failed(turn.calls[-1][2]):
+        name, arguments, _ = turn.calls[-1]
+        return {"read_file": {"path": [str(arguments.get("path"))]}} if name == "edit_file" else {}
+    seen = [path for _, _, result in turn.calls for path in paths_in(result)][:MOST_PATHS]
+    named = paths_in(turn.request)
+    said = [path for message in conversation[-RECENT:] for path in paths_in(text_of(message))]
+    files = list(dict.fromkeys([*named, *seen] or said[-MOST_PATHS:]))
+    beside = folders_in(turn.request)
+    folders = [path for path in [*files, *tokens(turn.request)[:MOST_PATHS]] if not is_file(path)]
+    values = {"read_file": {"path": files}, "list_dir": {"path": [".", *folders]}}
+    sure = [path for path in named if is_file(path)]
+    values["grep"] = {"path": [".", *files, *beside], "must": ["path"] if sure else []}
+    values["write_file"] = {"path": _new_files(turn, sure, beside)}
+    values["edit_file"] = {"path": files, **_edits(turn, files)}
+    return {
+        tool: {key: list(dict.fromkeys(choices)) for key, choices in given.items() if choices}
+        for tool, given in values.items()
+    }
+
+
+def _new_files(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """What a file can be called that is written: as it was named, but not like one that was only to be read."""
+    read = {arguments.get("path") for name, arguments, _ in turn.calls if name == "read_file"}
+    names = [path for path in named if path not in read] or list(named)
+    return [*names, *(f"{folder}/{name}" for folder in folders for name in names if "/" not in name)]
+
+
+def _edits(turn: Turn, files: Sequence[str]) -> dict[str, list[str]]:
+    """What an edit can replace: a line of what was read or found, or words that the person has named."""
+    lines = [line for name, _, result in turn.calls for line in lines_of(name, result)]
+    if not files:
+        return {}
+    every = in_every_place(turn.request)
+    named = spans(turn.request, "\n".join(lines))
+    if lines and not (every and named):
+        old = alike(turn.request, lines)[:MOST_LINES]
+        repeated = [line for line in old if lines.count(line) > 1]
+        return {"old_text": old, "new_text": [kept(turn.request, line) for line in old], "repeated": repeated}
+    return {"named": named, "must": ["replace_all"] if every else []}

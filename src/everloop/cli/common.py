@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .paper import Paper
 
 OWNER = "me"
-FLAGS = ("workspace", "provider", "base_url", "model", "store", "host", "port", "worker_metrics")
+FLAGS = ("workspace", "provider", "base_url", "model", "store", "host", "port", "metrics")
 LONGEST_KEY = 200
 EXAMPLE = "for example with Ollama: EVERLOOP_BASE_URL=http://127.0.0.1:11434/v1 EVERLOOP_MODEL=qwen3:8b"
 

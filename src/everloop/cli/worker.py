@@ -40,7 +40,7 @@ async def _work(config: Config) -> int:
 
 def _meters(config: Config) -> Meters | None:
     """What counts, where somebody can read it; without an address for that, nothing of it is even loaded."""
-    if not config.worker_metrics:
+    if not config.metrics:
         return None
     from ..metrics.meters import Meters
 

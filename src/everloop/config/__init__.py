@@ -166,7 +166,7 @@ class Config:
 
     lease_seconds: float = key("worker", 15.0, "seconds that a worker keeps what it holds unheard; PostgreSQL", above=0)
     worker_drain: float = key("worker", 30.0, "seconds for running steps at SIGTERM", key="drain_seconds", at_least=0)
-    worker_metrics: str = key("worker", "", "HOST:PORT where a worker serves /metrics", key="metrics", flag=True)
+    metrics: str = key("worker", "", "HOST:PORT where a worker serves /metrics", flag=True)
 
     host: str = key("server", "127.0.0.1", "the address it listens on", flag=True)
     port: int = key("server", 8002, "the port it listens on; 0 for any free one", flag=True, at_least=0)

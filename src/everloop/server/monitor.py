@@ -67,7 +67,7 @@ class MetricsServer:
 
     async def start(self) -> Sequence[str]:
         """Begin to listen where `[worker] metrics` says; gives the addresses."""
-        host, port = _address(self._config.worker_metrics)
+        host, port = _address(self._config.metrics)
         tokens = await self._store.tokens()
         binding = await check_bind(host, any(token.revoked_at is None for token in tokens))
         door = Door(

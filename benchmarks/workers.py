@@ -1,8 +1,8 @@
 """What more workers bring and cost: `python benchmarks/workers.py [--short] [--only NAME]`, or a part of `make bench`.
 
 Workers, a fake model that takes 50 ms, and a PostgreSQL with fsync on are all processes of this one machine, next to
-SQLite in the same run. NAME is loads, statements, takeover, streaming or holds; or disk or growth, which are left out
-of the short form.
+SQLite in the same run. NAME is loads, statements, takeover, streaming, notices or holds; or disk or growth, which
+the short form leaves out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cluster import Ground, Load, ground
 from benchmarks.database import counted, memory_of, postgres, statements
+from benchmarks.notices import notices
 from benchmarks.streaming import streamed, streaming
 from benchmarks.tables import Row, head, say
 from tests.postgres.server import Server
@@ -277,6 +278,7 @@ PARTS = {
     "statements": said,
     "takeover": takeover,
     "streaming": streaming,
+    "notices": notices,
     "disk": disk,
     "holds": holds,
     "growth": growth,

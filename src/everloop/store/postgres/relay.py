@@ -10,12 +10,13 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from .post import Post
 from .pulse import CHANNEL, WAKE, Pulse
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.04
 RENEW_SECONDS = 10.0  # between two words that a session is still followed
 FORGET_SECONDS = 30.0  # after which one who has not said so counts as gone
-WAITING_LIMIT = 512_000  # bytes that wait for one address; beyond it the oldest are dropped
-PIECE = 7_800  # bytes: PostgreSQL allows less than 8,000 in one notice
 TOPICS = 200  # of one word to all
 # Nothing is kept of it, so nothing waits for the disk.
 SAY = """SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, piece)
@@ -54,6 +53,7 @@ class Relay:
         self._posts: dict[str, Post] = {}  # by address
         self._flushes: list[Callable[[], None]] = []
         self._tick: asyncio.TimerHandle | None = None
+        self._ticked_at = 0.0
         self._renewal: asyncio.TimerHandle | None = None
         self._served: dict[str, list[Served]] = {}  # by topic, as the following
         self._followed: dict[str, list[Followed]] = {}
@@ -113,7 +113,7 @@ class Relay:
         """Say one line to a process, with whatever else is said to it in this moment."""
         post = self._posts.get(address)
         if post is None:
-            post = self._posts[address] = Post(self._send, address, self.address)
+            post = self._posts[address] = Post(partial(self._send, f"{CHANNEL}_{address}"), self.address)
         post.put(b"%b %b\n" % (topic.encode(), data))
         self._tick_later()
 
@@ -130,14 +130,16 @@ class Relay:
         self._send(CHANNEL, [WAKE])
 
     def _tick_later(self) -> None:
+        """What comes after a silence goes out at once, what follows in batches."""
         if self._tick is None:
-            self._tick = asyncio.get_running_loop().call_later(BATCH_SECONDS, self._ticks)
+            loop = asyncio.get_running_loop()
+            self._tick = loop.call_at(max(self._ticked_at + BATCH_SECONDS, loop.time()), self._ticks)
 
     def _ticks(self) -> None:
         flushes, self._flushes = self._flushes, []
         for flush in flushes:
             flush()
-        self._tick = None
+        self._tick, self._ticked_at = None, asyncio.get_running_loop().time()
         for address, post in list(self._posts.items()):
             if not post.send():
                 del self._posts[address]
@@ -283,57 +285,6 @@ class Followed:
 
     def close(self) -> None:
         self._relay.closed(self)
-
-
-class Post:
-    """What waits to be sent to one address. One batch is under way at a time, so that no queue gathers behind it."""
-
-    def __init__(self, send: Callable[[str, list[str], Callable[[], None]], None], address: str, sender: str) -> None:
-        self._send = send
-        self._channel = f"{CHANNEL}_{address}"
-        self._sender = sender
-        self._waiting: deque[bytes] = deque()
-        self._bytes = 0
-        self._under_way = False
-
-    def put(self, line: bytes) -> None:
-        self._waiting.append(line)
-        self._bytes += len(line)
-        while self._bytes > WAITING_LIMIT and len(self._waiting) > 1:
-            self._bytes -= len(self._waiting.popleft())
-
-    def send(self) -> bool:
-        """Send what waits, unless something is under way. False when there is nothing to do."""
-        if self._under_way:
-            return True
-        if not self._waiting:
-            return False
-        data = b"".join(self._waiting)
-        self._waiting.clear()
-        self._bytes = 0
-        texts = list(pieces(data))
-        self._under_way = True
-        self._send(
-            self._channel,
-            [f"{self._sender} {number} {len(texts)}\n{text}" for number, text in enumerate(texts)],
-            self._sent,
-        )
-        return True
-
-    def _sent(self) -> None:
-        self._under_way = False
-        self.send()
-
-
-def pieces(data: bytes, size: int = PIECE) -> Iterator[str]:
-    """The text in pieces of at most so many bytes, cut between characters."""
-    start = 0
-    while start < len(data):
-        end = min(start + size, len(data))
-        while end < len(data) and data[end] & 0xC0 == 0x80:
-            end -= 1
-        yield data[start:end].decode()
-        start = end
 
 
 def topic_of(owner: str, key: str) -> str:

@@ -31,6 +31,7 @@ class HttpClient:
         self._name = name
         self._urls = urls
         self._random = random.Random(seed)
+        self._read: Reading | None = None  # a stream that was cut off
 
     async def converse(self, messages: int, answered: Callable[[], None], pause: float = 0.0) -> None:
         for number in range(messages):
@@ -69,29 +70,52 @@ class HttpClient:
         urls = self._urls()
         if not urls:
             raise ConnectionError("no server is there just now")
-        stream = self._random.random() < 0.5
-        body = {"messages": [{"role": "user", "content": f"mark:{asked.mark}"}], "stream": stream}
+        if self._read is None or self._read.mark != asked.mark:
+            self._read = Reading(asked.mark) if self._random.random() < 0.5 else None
+        body = {"messages": [{"role": "user", "content": f"mark:{asked.mark}"}], "stream": self._read is not None}
         headers = {"X-Session": self._name, "Idempotency-Key": key}
+        if self._read is not None and self._read.position:
+            headers["Last-Event-ID"] = self._read.position
         async with self._http.post(self._random.choice(urls) + CHAT, json=body, headers=headers) as response:
             if response.status >= 500:
                 raise ConnectionError(f"{response.status} {await response.text()}")
             if response.status != 200:
                 asked.refused.append(f"its client was refused: {response.status} {await response.text()}")
-            elif not stream:
+            elif self._read is None:
                 asked.answers.append((False, text_of(await response.json())))
-            elif (text := await _streamed(response)) is not None:
-                asked.answers.append((True, text))
             else:
-                raise ConnectionError("the stream ended before its end")
+                asked.resumed += bool(self._read.position)
+                leaves = not self._read.position and self._random.random() < 0.1
+                asked.hung_up |= leaves  # and comes back, perhaps to another server
+                text = await self._read.to_the_end(response, leave=leaves)
+                asked.answers.append((True, text))
+                self._read = None
 
 
-async def _streamed(response: Any) -> str | None:
-    """The whole of a streamed text; None when it was cut off."""
-    streamed = Streamed()
-    async for line in response.content:
-        streamed.take(line.decode().removesuffix("\n"))
-    cut_off = not streamed.done or any("error" in chunk for chunk in streamed.chunks)
-    return None if cut_off else streamed.text
+class Reading:
+    """A streamed answer as a client reads it that comes back, to whichever server, for what it has not got yet."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.position = ""  # of the last event that was read whole
+        self._text = ""  # up to there
+
+    async def to_the_end(self, response: Any, leave: bool = False) -> str:
+        """The text once it is whole; told to leave, it goes away as soon as it has a part of it."""
+        streamed, ids = Streamed(), 0
+        before = self._text
+        async for line in response.content:
+            if not line.endswith(b"\n"):
+                break  # cut off in the middle of a line
+            streamed.take(line.decode().removesuffix("\n"))
+            if line == b"\n" and len(streamed.ids) > ids:
+                ids = len(streamed.ids)
+                self.position, self._text = streamed.ids[-1], before + streamed.text
+                if leave:
+                    raise ConnectionError("it has gone")
+        if not streamed.done or any("error" in chunk for chunk in streamed.chunks):
+            raise ConnectionError("the stream ended before its end")
+        return before + streamed.text
 
 
 class Publisher:

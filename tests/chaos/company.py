@@ -23,7 +23,7 @@ from ..postgres.server import Server, own_server
 
 START_SECONDS = END_SECONDS = 30.0
 REFUSED = "was taken over by another worker"
-READY = re.compile(r"everloop: (?:serving on (?P<url>\S+)|worker \d+ is ready)")
+READY = re.compile(r"everloop: (?:serving on (?P<url>\S+)|(?:worker|channel) \d+ is ready)")
 
 
 class Member:
@@ -50,9 +50,7 @@ class Member:
             await self._start_server()
         else:
             await self._start_child()
-        if self.kind != "channel":
-            found = await self._ready()
-            self.url = found["url"] or ""
+        self.url = (await self._ready())["url"] or ""
 
     async def _start_server(self) -> None:
         """The whole command as a program of its own."""

@@ -31,9 +31,9 @@ WORKERS = 3
 
 
 @contextlib.asynccontextmanager
-async def model_process() -> AsyncIterator[str]:
+async def model_process(token_delay: float = 0.0) -> AsyncIterator[str]:
     """The model in a process of its own, so that it does not slow the test down."""
-    command = (sys.executable, "-m", "tests.crash.model")
+    command = (sys.executable, "-m", "tests.crash.model", str(token_delay))
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
     )

@@ -44,6 +44,7 @@ KINDS = (
     "restart fast",
     "restart immediate",
 )
+TOKEN_SECONDS = 0.02  # between two words of an answer, so that streams are cut in the middle
 EVERY = 3  # seconds between two slots of a job
 
 
@@ -184,7 +185,8 @@ class Chaos:
             f"{count['cut all'] + count['cut before'] + count['cut after']} cuts, "
             f"{count['restart fast'] + count['restart immediate']} restarts, {history.takeovers} take-overs, "
             f"{history.repeats} repeats, {history.refused} refused writes, {history.interrupted} interrupted calls, "
-            f"{len(history.hung_up)} hung up, {seconds:.1f} s (seed {self.load.seed})"
+            f"{len(history.hung_up)} hung up, {sum(one.resumed for one in history.clients)} streams resumed, "
+            f"{seconds:.1f} s (seed {self.load.seed})"
         )
 
 
@@ -194,7 +196,7 @@ async def run_company(
     """Run the load; what there was, what it left behind, and its figures."""
     began = time.monotonic()
     options: dict[str, Any] = {"workers": workers, "servers": servers, "on": on}
-    async with model_process() as url, company(forge, folder, url, **options) as made:
+    async with model_process(TOKEN_SECONDS) as url, company(forge, folder, url, **options) as made:
         chaos = Chaos(made, load)
         at_rest = await chaos.run()
         await made.close()

@@ -199,6 +199,11 @@ def end_before_results(history: History) -> None:
     log[number].entry, log[-1].entry = log[-1].entry, log[number].entry
 
 
+def end_twice(history: History) -> None:
+    log = next(log for log in history.logs.values() if any(isinstance(place.entry, CallEnded) for place in log))
+    log.append(next(place for place in log if isinstance(place.entry, CallEnded)))
+
+
 DOCTORED: list[tuple[Callable[[History], None], str]] = [
     (change_stream, "its client was told 'something else'"),
     (change_whole, "its client was told 'half"),
@@ -214,7 +219,7 @@ DOCTORED: list[tuple[Callable[[History], None], str]] = [
     (rob, "which lived"),
     (write_as_another, "process 1 wrote"),
     (end_before_results, "stands before the results of"),
-    (end_before_results, "is a result of no open call"),
+    (end_twice, "is a result of no open call"),
     (lambda history: history.complaints.append("Traceback"), "Traceback"),
     (lambda history: first_answered(history).refused.append("its client was refused: 400"), "refused: 400"),
 ]

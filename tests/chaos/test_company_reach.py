@@ -12,13 +12,16 @@ import aiohttp
 import pytest
 
 from everloop.log import CallEnded, TurnEnded, UserSaid
+from everloop.server.feed import RESTARTED
 from everloop.testing import FakeOpenAI
 
+from ..crash.company import LEASE
 from ..crash.forge import Forge
 from ..crash.history import History, lines
+from ..crash.model import planned
 from ..crash.scene import say
 from ..postgres.server import Server
-from ..server.serving import Client
+from ..server.serving import CHAT, Client, Streamed
 from .channel import started, until
 from .company import Company, company
 from .test_company_checker import left, publish
@@ -122,3 +125,31 @@ async def test_a_word_of_approval_reaches_the_turn_that_another_process_had_run(
     assert [result.status for result in results] == ["ok"]
     assert sum("done:m1.p" in one for one in answers(tmp_path)) == 1
     assert runs(tmp_path) == 1
+
+
+async def test_a_stream_whose_server_was_frozen_past_its_lease_says_nothing_twice(
+    forge: Forge, tmp_path: Path, postgres: Server
+) -> None:
+    """It goes on with the turn that another process has taken over, after what it has shown of its own."""
+    streamed = Streamed()
+    async with (
+        planned(token_delay=0.1, keep_bodies=False) as model,
+        company(forge, tmp_path, model.base_url, workers=1, servers=1, on=postgres) as made,
+        aiohttp.ClientSession() as http,
+    ):
+        await made.start()
+        (server,) = made.of("server")
+        body = {"messages": [{"role": "user", "content": "mark:m1"}], "stream": True}
+        async with http.post(server.url + CHAT, json=body, headers={"X-Session": "a"}) as response:
+            assert response.status == 200, await response.text()
+            while not streamed.text:
+                line = await response.content.readline()
+                assert line, "the stream ended at once"
+                streamed.take(line.decode().removesuffix("\n"))
+            await server.freeze(LEASE * 2)
+            async for line in response.content:
+                streamed.take(line.decode().removesuffix("\n"))
+        assert await made.rest(10)
+        history = left(made, model)
+    assert history.takeovers == 1
+    assert [end.text for end in ends(history)] == [streamed.text.rpartition(RESTARTED)[2]]

@@ -59,7 +59,10 @@ async def channel(folder: str, dsn: str, said: str = "") -> None:
     """Takes answers from the outbox and notes each, until it is killed."""
     if said:
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
-    await send(Path(folder), DurableBus(PostgresStore(named(dsn), lease_seconds=LEASE)))
+    store = PostgresStore(named(dsn), lease_seconds=LEASE)
+    await store.workers()
+    print(f"everloop: channel {os.getpid()} is ready", file=sys.stderr, flush=True)
+    await send(Path(folder), DurableBus(store))
 
 
 async def announcer(folder: str, dsn: str, messages: list[dict[str, Any]], plant: str = "") -> None:

@@ -24,15 +24,19 @@ def _thief() -> None:
     """Every other worker is taken for dead, and its lease taken without a higher fence."""
     for module in (rows, store, turns, writes):
         vars(module).update(living=lambda holder, fresh: False)
-    look: Callable[..., Any] = turns._look
+    for name in ("_look", "_glance"):
+        vars(turns)[name] = _lower(vars(turns)[name])
+
+
+def _lower(look: Callable[..., Any]) -> Callable[..., Any]:
+    """The same look at a session, with a lower fence where somebody holds it: the next one is no higher."""
 
     def lower(*given: Any, **options: Any) -> Any:
         found = look(*given, **options)
-        if found is None or found[0].worker is None:
-            return found
-        return found[0]._replace(fence=found[0].fence - 1), found[1]
+        held = isinstance(found, tuple) and isinstance(found[0], rows.Locked) and found[0].worker is not None
+        return (found[0]._replace(fence=found[0].fence - 1), found[1]) if held else found
 
-    vars(turns).update(_look=lower)
+    return lower
 
 
 def _settle_early() -> None:

@@ -10,7 +10,7 @@ from everloop.log import TurnEnded
 from everloop.server.feed import RESTARTED
 from everloop.store.workers import process_of
 
-from .history import MARK, History, Lease, Message
+from .history import MARK, History, Message
 
 LATE = 2.0  # seconds after an outage in which scheduled work may still be late
 
@@ -56,15 +56,15 @@ def _good(end: TurnEnded) -> bool:
 
 def _fences(history: History) -> Iterator[str]:
     """A lease changes hands by a higher fence, and only when it was given back or its holder is dead."""
-    last: dict[int, Lease] = {}
+    last: dict[int, tuple[int, str | None]] = {}
     for lease in history.leases:
         where = f"session {lease.session}"
         if lease.fence < lease.fence_before:
             yield f"{where}: the fence fell from {lease.fence_before} to {lease.fence}"
-        before = last.get(lease.session)
-        if before is not None and (before.fence, before.after) != (lease.fence_before, lease.before):
-            yield f"{where}: the lease of {before.after} ({before.fence}) became that of {lease.before} unseen"
-        last[lease.session] = lease
+        fence, holder = last.get(lease.session, (0, None))
+        if (fence, holder) != (lease.fence_before, lease.before):
+            yield f"{where}: the lease of {holder} ({fence}) became that of {lease.before} unseen"
+        last[lease.session] = lease.fence, lease.after
         if lease.after is None or lease.after == lease.before:
             continue
         if lease.fence == lease.fence_before:

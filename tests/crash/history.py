@@ -75,6 +75,7 @@ class Asked:
     mark: str
     answers: list[tuple[bool, str]] = field(default_factory=list)  # streamed or whole, and the text
     hung_up: bool = False
+    resumed: int = 0  # how often it came back in the middle of a stream
     refused: list[str] = field(default_factory=list)  # answers that no client should get
 
 

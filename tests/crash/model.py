@@ -3,12 +3,13 @@
 `mark:7.sn.w` makes a round with the tools `safe` and `never` side by side, then a round with `slow`, and then
 answers `done:7.sn.w`. Where a turn stands is read from its messages alone, so it does not matter who asks or how often.
 
-    python -m tests.crash.model
+    python -m tests.crash.model [SECONDS BETWEEN TWO WORDS]
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from typing import Any
 
@@ -65,7 +66,8 @@ def planned(*, delay: float = 0.0, token_delay: float = 0.0, **options: Any) -> 
 
 
 async def main() -> None:
-    async with planned(delay=0.002, keep_bodies=False) as server:
+    token_delay = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
+    async with planned(delay=0.002, token_delay=token_delay, keep_bodies=False) as server:
         print(server.base_url, flush=True)
         await asyncio.Event().wait()
 

@@ -62,7 +62,7 @@ class Proxy:
             while data := await reader.read(65536):
                 writer.write(data)
                 await writer.drain()
-            writer.close()
+        writer.close()  # also when the server has broken it: nobody else would tell the client
 
     async def _swallow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Wait for the answer, and break the connection instead of passing it on."""

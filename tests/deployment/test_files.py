@@ -18,7 +18,7 @@ from everloop.config import Config
 from .files import DEPLOY, ROOT, UNITS, VARIABLE, compose, instructions, only, unit
 
 OURS = ("serve", "worker")
-DRAIN = max(value for name, value in dataclasses.asdict(Config()).items() if name.endswith("drain_seconds"))
+DRAIN = max(value for name, value in dataclasses.asdict(Config()).items() if "drain" in name)
 
 
 # ---------------------------------------------------------------------------------------------- Compose

@@ -51,10 +51,12 @@ class Pooler:
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await self._serve(reader, writer)
-        writer.close()
-        self._clients.discard(task)
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await self._serve(reader, writer)
+        finally:
+            writer.transport.abort()
+            self._clients.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readexactly(4)
@@ -98,7 +100,9 @@ class Pooler:
             task.cancel()
         await asyncio.gather(*self._clients, *waits, return_exceptions=True)
         for lent in self._all:
-            lent.writer.close()
+            lent.writer.transport.abort()
+        await asyncio.gather(*(lent.writer.wait_closed() for lent in self._all), return_exceptions=True)
+        await asyncio.sleep(0)  # an aborted connection is closed in the loop's next round
 
 
 async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..dispatch.durable import DurableBus
@@ -17,6 +18,9 @@ from ..store.base import Store
 from ..store.workers import new_worker, retire
 from ..tools.threads import in_thread
 from .loop import AgentLoop
+
+if TYPE_CHECKING:
+    from ..metrics.meters import Meters
 
 log = logging.getLogger(__name__)
 OWN = "me"  # the person whose machine it is
@@ -30,12 +34,15 @@ class Household:
     them at once, under one name. Without `runs`, whatever comes in is for other processes to do.
     """
 
-    def __init__(self, config: Config, store: Store, provider: LLMProvider, *, runs: bool = True) -> None:
+    def __init__(
+        self, config: Config, store: Store, provider: LLMProvider, *, runs: bool = True, meters: Meters | None = None
+    ) -> None:
         self.config = config
         self.store = store
         self.provider = provider
         self.worker = new_worker()
         self.runs = runs
+        self.meters = meters
         self._agents: dict[str, AgentLoop] = {}
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()

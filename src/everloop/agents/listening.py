@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..dispatch.local import Dispatcher
 from ..dispatch.neighbours import Neighbours
 from ..store.base import Incoming, Store
 from .subagents import SubagentManager
+
+if TYPE_CHECKING:
+    from ..metrics.meters import Meters
 
 WRITE_SECONDS = 0.05  # until a session is looked at again that somebody is just writing to
 
@@ -19,6 +22,7 @@ class House(Protocol):
 
     worker: str  # the name that all of them hold sessions under
     runs: bool  # whether turns are run in it at all
+    meters: Meters | None  # what counts its work, where somebody reads that
 
     def changed(self) -> None:
         """There may be something new in the store."""

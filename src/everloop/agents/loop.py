@@ -174,6 +174,7 @@ class AgentLoop:
             request_rounds=settings.server_rounds,
             allowed_model=partial(allowed, settings.server_models),
             tracer=self._tracer,
+            meters=self._house.meters if self._house is not None else None,
             text_calls=settings.text_calls,
         )
 

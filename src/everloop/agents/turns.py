@@ -24,7 +24,7 @@ from ..context.skills import SHIPPED
 from ..context.view import conversation_of
 from ..dispatch.live import Live
 from ..engine import Ending, Turn, end_turn, run_turn
-from ..errors import StoreError
+from ..errors import StaleLease, StoreError
 from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
@@ -47,6 +47,7 @@ from .ports import Asking, SessionLog, Tools, reply
 from .showing import Follow, Showing
 
 if TYPE_CHECKING:
+    from ..metrics.meters import Meters
     from ..telemetry.tracer import Tracer
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class TurnRunner:
     hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
     on_event: Callable[[str, events.Event], None] | None = None
     tracer: Tracer | None = None
+    meters: Meters | None = None
     text_calls: bool = True
     request_rounds: int = 5
     allowed_model: Callable[[str], str | None] = _configured_model  # the model that an API client gets, by its wish
@@ -143,7 +145,9 @@ class TurnRunner:
             if isinstance(ended, TurnEnded) and _goes_on(claim):
                 self._histories.keep(claim, conversation)
                 self.compactor.consider(claim, conversation)
-        except StoreError:
+        except StoreError as error:
+            if self.meters is not None and isinstance(error, StaleLease):
+                self.meters.refused()
             raise
         except Exception as error:  # a fault of ours ends this turn, not the session
             log.exception("turn %s failed", claim.turn)
@@ -151,6 +155,8 @@ class TurnRunner:
             ended = await end_turn(turn, "error", f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
         finally:
             self._shown_no_more(claim)
+            if self.meters is not None and turn is not None:
+                self.meters.ran(claim, turn.entries, self.tools)
         if isinstance(ended, TurnEnded):
             await self.tools.end_turn(claim.turn)
             if self.tracer is not None:

@@ -132,7 +132,8 @@ def _serving(add: Add) -> None:
     serve.add_argument("--host", metavar="HOST", help="the address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", metavar="PORT", help="the port to listen on (default 8002; 0 for any free one)")
 
-    add("worker", "worker", "take work from the store until told to stop")
+    worker = add("worker", "worker", "take work from the store until told to stop")
+    worker.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics there")
 
 
 def _upkeep(add: Add) -> None:

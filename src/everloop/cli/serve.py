@@ -42,7 +42,8 @@ async def _serve(config: Config) -> int:
 
     meters = Meters()
     store = store_at(config.store, config)
-    async with at_work(config, store, drain=config.drain_seconds, runs=config.server_turns) as (household, told):
+    drain, runs = config.drain_seconds, config.server_turns
+    async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (household, told):
         server = Server(config, household, meters)
         for address in await server.start():
             print(f"everloop: serving on {address}", file=sys.stderr, flush=True)

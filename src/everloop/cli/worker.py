@@ -33,7 +33,10 @@ async def _work(config: Config) -> int:
     from ..store.opening import store_at
 
     store, meters = store_at(config.store, config), _meters(config)
-    async with at_work(config, store, drain=config.worker_drain) as (_, told), _telling(config, store, meters):
+    async with (
+        at_work(config, store, drain=config.worker_drain, meters=meters) as (_, told),
+        _telling(config, store, meters),
+    ):
         print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)
         return await told
 

@@ -8,7 +8,7 @@ import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..agents.household import Household
 from ..config import Config
@@ -16,12 +16,15 @@ from ..providers.factory import make_provider
 from ..store.base import Store
 from .main import INTERRUPTED
 
+if TYPE_CHECKING:
+    from ..metrics.meters import Meters
+
 log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
 async def at_work(
-    config: Config, store: Store, *, drain: float, runs: bool = True
+    config: Config, store: Store, *, drain: float, runs: bool = True, meters: Meters | None = None
 ) -> AsyncIterator[tuple[Household, asyncio.Future[int]]]:
     """The agents at work, and the exit status that a signal will give; what goes wrong with them is raised by it.
 
@@ -34,7 +37,7 @@ async def at_work(
         await store.close()
         raise
     provider = make_provider(config)
-    household = Household(config, store, provider, runs=runs)
+    household = Household(config, store, provider, runs=runs, meters=meters)
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
     hurry = asyncio.Event()

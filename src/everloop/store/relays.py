@@ -38,6 +38,8 @@ class Following(Protocol):
 class Relay(Protocol):
     """Carries what is for watching between the processes of a store. Nothing of it is kept, and some may get lost."""
 
+    batches: int  # that this process has sent
+
     def serve(self, owner: str, key: str, asked: Callable[[str], None], told: Callable[[bytes], None]) -> Audience:
         """Work on a session: `asked` hears the address of one who begins to follow it, `told` what is told to all."""
         ...

@@ -47,6 +47,7 @@ class Relay:
 
     def __init__(self, lanes: Lanes, pulse: Pulse) -> None:
         self.address = pulse.address
+        self.batches = 0  # that were sent, each one NOTIFY or a few in a transaction
         self._lanes = lanes
         self._pulse = pulse
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -145,6 +146,8 @@ class Relay:
                 del self._posts[address]
 
     def _send(self, channel: str, pieces: list[str], then: Callable[[], None] | None = None) -> None:
+        self.batches += 1
+
         def work(db: Connection) -> None:
             db.execute(SAY, (channel, pieces))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -60,14 +61,18 @@ async def recorded(tmp_path: Path) -> AsyncIterator[tuple[SQLiteStore, int, list
 
 async def follow(store: SQLiteStore, row: int, batches: list[Batch], shown: Shown) -> None:
     """Show these, and at the end what the log has."""
-    follower = Follower(store, row, shown)
+    await followed(Follower(store, shown, row), batches)
+
+
+async def followed(follower: Follower, batches: list[Batch]) -> None:
+    store = follower._store
     task = asyncio.create_task(follower.run())
     for batch in batches:
         follower.take(batch)
         await asyncio.sleep(0)
     await asyncio.sleep(0.02)
     task.cancel()
-    found = await store.incoming(row)
+    found = await store.incoming(follower.row)
     assert found.first_seq is not None
     follower.end(await store.read_turn(found.session, found.first_seq))
 
@@ -84,21 +89,79 @@ async def test_a_turn_that_is_over_is_shown_from_the_log(recorded):
     assert right(shown)
 
 
-@pytest.mark.parametrize("seed", range(12))
-async def test_whatever_is_lost_comes_twice_or_late_the_text_is_the_logs(recorded, seed):
-    store, row, batches = recorded
-    chance = random.Random(seed)
-    told = [batch for batch in batches for _ in range(chance.choice([0, 1, 1, 1, 2]))]
-    if seed % 2:
-        chance.shuffle(told)
-    await follow(store, row, told, shown := Shown())
+async def test_of_a_session_with_more_turns_only_the_one_is_shown(recorded, tmp_path):
+    store, row, _ = recorded
+    async with AgentLoop(MessageBus(), ScriptedProvider(["canary"]), tmp_path, store=SQLiteStore(store.path)) as agent:
+        await agent.process_direct("and now?")
+    await follow(store, row, [], shown := Shown())
     assert right(shown)
 
 
-async def test_what_is_told_of_other_turns_is_not_shown(recorded):
+Way = Callable[[Batch], list[Batch]]
+
+
+async def watched_live(folder: Path, way: Way) -> tuple[Shown, str]:
+    """What a follower has shown of a turn at its end, when all that was told of it came this way; and the text of which
+    it had shown before it looked at the log for the last time."""
+    answer = LLMResponse(FIRST, [call("list_dir", path=".")], "tool_calls")
+    provider = ScriptedProvider([answer, SECOND], token_delay=0.004)
+    shown, store, tasks = Shown(), SQLiteStore(folder / "store.db"), list[asyncio.Task[None]]()
+    follower = Follower(store, shown, 1)
+
+    def hear(batch: Batch) -> None:
+        if not tasks:
+            tasks.append(asyncio.create_task(follower.run()))
+        for one in way(batch):
+            follower.take(one)
+
+    async with AgentLoop(MessageBus(), provider, folder, store=store) as agent:
+        agent._turns.follow("me", "cli:direct", hear)
+        await agent.process_direct("go")
+        live = "".join(shown.texts)
+        tasks[0].cancel()
+        found = await store.incoming(1)
+        assert found.first_seq is not None
+        follower.end(await store.read_turn(found.session, found.first_seq))
+    return shown, live
+
+
+async def test_what_happens_is_shown_when_it_happens(tmp_path):
+    shown, live = await watched_live(tmp_path, lambda batch: [batch])
+    assert right(shown)
+    assert live == FIRST + SECOND
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_whatever_is_lost_comes_twice_or_late_the_text_is_the_logs(tmp_path, seed):
+    chance, kept = random.Random(seed), list[Batch]()
+
+    def way(batch: Batch) -> list[Batch]:
+        kept.append(batch)
+        return [chance.choice(kept[-4:]) for _ in range(chance.choice([0, 1, 1, 2]))] if seed else []
+
+    shown, live = await watched_live(tmp_path, way)
+    assert right(shown)
+    assert len(live) < len(FIRST + SECOND)
+
+
+async def test_what_is_told_of_other_turns_is_not_shown(tmp_path):
+    def way(batch: Batch) -> list[Batch]:
+        text = events.Text("canary")
+        return [replace(batch, turn="another", events=[text], attempt="another", chars=0), batch]
+
+    shown, _ = await watched_live(tmp_path, way)
+    assert right(shown)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 10, 14])
+async def test_a_turn_that_moves_elsewhere_goes_on_where_it_was_shown(recorded, count):
     store, row, batches = recorded
-    canary = Batch("another", batches[0].seq, "1.0", 0, [events.Text("canary")])
-    await follow(store, row, [canary, *batches, canary], shown := Shown())
+    shown = Shown()
+    follower = Follower(store, shown)
+    for batch in batches[:count]:
+        follower.pass_on(batch.seq, batch.events[0])
+    follower.row = row
+    await followed(follower, batches[count:])
     assert right(shown)
 
 

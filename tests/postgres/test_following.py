@@ -160,3 +160,17 @@ async def test_a_turn_is_not_ended_by_one_client_while_another_waits_elsewhere(f
         await second.read()
     assert second.text == TEXT
     assert len(fake.requests) == 1
+
+
+async def test_a_server_that_is_told_to_stop_hands_its_turn_on_and_its_client_sees_all_of_it(
+    fake, http, database, tmp_path
+):
+    fake.reply("Let me look. ")
+    fake.replies[-1].calls = [call("exec", command="sleep 1")]
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.01)
+    async with server(fake, tmp_path / "b", database), server(fake, tmp_path / "a", database) as (made, a):
+        streamed = await begin(Client(a, http), "Let me look. ")
+        made.terminate()
+        await streamed.read()
+    assert streamed.text == f"Let me look. \n\n{TEXT}"
+    assert [comment.count("exec") for comment in streamed.comments if "tool" in comment] == [1, 1]

@@ -14,7 +14,7 @@ from everloop import events
 from everloop.server.answers import Chunks
 from everloop.server.feed import MANY, RESTARTED, Feed
 
-from .serving import Client, Serving, Streamed, call, serving
+from .serving import Client, Serving, Streamed, call, function, serving
 
 ADA = {"X-Session": "ada"}
 ONCE = {**ADA, "Idempotency-Key": "k1"}
@@ -83,6 +83,19 @@ async def test_from_every_position_of_an_answer_exactly_the_rest_comes(server: S
         assert resumed.finish == "stop"
         assert any("list_dir" in comment for comment in resumed.comments) is first_round
     assert len(server.fake.requests) == 2
+
+
+async def test_calls_that_were_handed_to_the_client_come_again_as_they_were(server: Serving):
+    tools = [function("get_weather", city={"type": "string"})]
+    server.fake.reply("I ask you. ")
+    server.fake.replies[-1].calls = [call("get_weather", city="Oslo")]
+    first = await server.stream("go", ONCE, tools=tools)
+    again = await server.stream("go", ONCE, tools=tools)
+    resumed = await server.stream("go", back(first.ids[-1]), tools=tools)
+    assert first.text == again.text == "I ask you. "
+    assert resumed.text == ""
+    assert first.calls() == again.calls() == resumed.calls() == [("c1", "get_weather", {"city": "Oslo"})]
+    assert again.comments == resumed.comments == []
 
 
 async def test_without_a_position_the_whole_answer_comes_again(server: Serving):

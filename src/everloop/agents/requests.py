@@ -176,18 +176,19 @@ class Following:
     def __init__(self, requests: Requests, message: InboundMessage, show: Show) -> None:
         self._requests = requests
         self._where = (message.owner, message.session_key)
-        self._show = show
-        self._follower: Follower | None = None
+        self._follower = Follower(requests._store, show)
+        self._followed = False
         self._task: asyncio.Task[None] | None = None
         self._ends: list[Callable[[], None]] = []
 
     def here(self, event: events.Event) -> None:
         showing = self._requests._turns.shown(*self._where)
-        self._show(showing.seq if showing is not None else 0, event)
+        self._follower.pass_on(showing.seq if showing is not None else 0, event)
 
     def elsewhere(self, row: int) -> None:
-        """Its turn is none that begins here now: follow it, wherever it is."""
-        follower = self._follower = Follower(self._requests._store, row, self._show)
+        """Its turn is none that begins here now, or goes on elsewhere: follow it, wherever it is."""
+        follower = self._follower
+        follower.row, self._followed = row, True
         if self._requests._relay is not None:  # before the log is looked at, so that nothing falls in between
             following = self._requests._relay.follow(*self._where, follower.hear)
             follower.ask = following.ask
@@ -205,5 +206,5 @@ class Following:
 
     def end(self, logged: Sequence[Logged]) -> None:
         """The turn is over, and this is all of it."""
-        if self._follower is not None:
+        if self._followed:
             self._follower.end(logged)

@@ -28,10 +28,10 @@ class Follower:
     """Shows the turn that an inbox row opened. The log is the truth: what was lost on the way is taken from there, and
     what came twice is shown once."""
 
-    def __init__(self, store: Store, row: int, show: Show) -> None:
+    def __init__(self, store: Store, show: Show, row: int = 0) -> None:
+        self.row = row
         self.ask: Callable[[], None] | None = None  # for all that a newcomer must know
         self._store = store
-        self._row = row
         self._show = show
         self._batches: deque[Batch] = deque(maxlen=WAITING)
         self._more = asyncio.Event()
@@ -44,6 +44,19 @@ class Follower:
         self._ended: set[str] = set()
         self._round = Round()
         self._over = False
+
+    def pass_on(self, seq: int, event: events.Event) -> None:
+        """Show what the turn itself tells, for as long as it is begun and run here: it may move elsewhere later."""
+        if seq != self._at:
+            self._at, self._round = seq, Round()
+        if isinstance(event, events.Text):
+            self._round.passed(event.text)
+        elif isinstance(event, events.Restarted):
+            self._round = Round()
+        if isinstance(event, events.Text | events.Restarted):
+            self._show(seq, event)
+        else:
+            self._tell_event(event)
 
     def take(self, batch: Batch) -> None:
         """Something has happened in the session."""
@@ -82,7 +95,7 @@ class Follower:
     async def _look(self) -> None:
         """Find the turn, if it has begun, and show what the log has of it."""
         if self._turn is None:
-            row = await self._store.incoming(self._row)
+            row = await self._store.incoming(self.row)
             if row.turn is None or row.first_seq is None:
                 return
             self._session = row.session
@@ -90,7 +103,7 @@ class Follower:
         self._replay(await self._store.read_log(self._session, self._at))
 
     def _begin(self, turn: str | None, first: int) -> None:
-        self._turn, self._at = turn, first - 1
+        self._turn, self._at = turn, max(self._at, first - 1)
 
     def _replay(self, logged: Iterable[Logged]) -> None:
         for one in logged:
@@ -106,9 +119,7 @@ class Follower:
                 self._tell(self._round.logged(answer.content or ""))
                 self._round = Round()
                 self._calls.update((call.id, call) for call in answer.calls)
-            case CallEnded() as ended if ended.content != HANDED and ended.id not in self._ended:
-                call = self._calls.get(ended.id)
-                self._tell_event(events.ToolStarted(ended.id, ended.name, call.arguments if call is not None else {}))
+            case CallEnded() as ended if ended.content != HANDED:
                 self._tell_event(events.ToolEnded(ended.id, ended.name, ended.content, ended.status, ended.seconds))
             case TurnEnded(reason=reason, text=text) if not self._over:
                 self._tell_event(events.TurnEnded(one.turn or "", reason, text))
@@ -152,9 +163,12 @@ class Follower:
                 if call in self._started:
                     return
                 self._started.add(call)
-            case events.ToolEnded(call=call):
+            case events.ToolEnded(call=call, name=name):
                 if call in self._ended:
                     return
+                if call not in self._started:  # that it started got lost
+                    made = self._calls.get(call)
+                    self._tell_event(events.ToolStarted(call, name, made.arguments if made is not None else {}))
                 self._ended.add(call)
             case events.Reasoning():
                 self._round.thought = True
@@ -179,8 +193,6 @@ class Round:
     def heard(self, attempt: str, chars: int, text: str) -> list[events.Event] | None:
         """What is to be shown of a piece with so many characters before it; None when some of these are missing."""
         if attempt != self._attempt:
-            if chars:
-                return None
             self._attempt, self._length = attempt, 0
             self._known = [] if self._shown else None
         if chars > self._length:
@@ -194,6 +206,10 @@ class Round:
             return [events.Text(new)]
         self._known.append(new)
         return self._catch_up()
+
+    def passed(self, text: str) -> None:
+        """This was shown, as the next piece."""
+        self._shown.append(text)
 
     def logged(self, text: str) -> list[events.Event]:
         """What is to be shown when this is the whole answer. Spaces around it may have been shown that it has not."""

@@ -47,8 +47,8 @@ class Place:
         self.chars = self._sum = 0
 
     def line(self) -> bytes:
-        """The line of an event after which a client is here."""
-        return b"id: %d.%d.%08x\n" % (self.seq, self.chars, self._sum)
+        """The line of an event after which a client is here; none where nothing of the log is shown, but a command."""
+        return b"" if not self.seq else b"id: %d.%d.%08x\n" % (self.seq, self.chars, self._sum)
 
 
 def position_of(headers: Mapping[str, str]) -> Position | None:

@@ -42,18 +42,18 @@ async def test_more_than_that_get_a_429_in_openais_words_that_says_when_to_come_
             error = (await response.json())["error"]
             assert response.status == 429
             assert (error["type"], error["code"], error["param"]) == ("rate_limit_error", "rate_limit_exceeded", None)
-            assert 55 <= int(response.headers["Retry-After"]) <= 60
+            assert 30 <= int(response.headers["Retry-After"]) <= 60
     assert len(server.fake.requests) == 2
 
 
 async def test_the_time_that_is_told_is_true(server: Serving):
     for _ in range(2):
         await server.ask("hi")
-    await shift(server.store, 58.8)
+    await shift(server.store, 56.5)
     async with server.post(ASK) as response:
         assert response.status == 429
         wait = int(response.headers["Retry-After"])
-    assert wait in (1, 2)
+    assert 1 <= wait <= 4
     await asyncio.sleep(wait)
     assert text_of(await server.ask("hi")) == ANSWER
 

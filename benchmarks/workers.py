@@ -1,8 +1,8 @@
 """What more workers bring and cost: `python benchmarks/workers.py [--short] [--only NAME]`, or a part of `make bench`.
 
 Workers, a fake model that takes 50 ms, and a PostgreSQL with fsync on are all processes of this one machine, next to
-SQLite in the same run. NAME is loads, statements, takeover, streaming, notices or holds; or disk or growth, which
-the short form leaves out.
+SQLite in the same run. NAME is loads, statements, queue, takeover, streaming, notices or holds; or disk or
+growth, which the short form leaves out.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ GROWTH = (
     "CPU of PostgreSQL a turn",
 )
 GROUNDS = ((1, 1, 0), (4, 1, 0), (8, 1, 0), (1, 50, 0), (4, 50, 0), (1, 1, 1000), (4, 1, 1000))
+SAYS, CALLS = "tools-0x0-d50", "tools-3x1-flist_dir-d50"  # the model answers at once, or after three rounds of a call
 LEASE = 3.0  # seconds, instead of 15, where a lease is waited for
 
 
 # ------------------------------------------------------------------------------------------------ turns
 
 
-async def one_load(server: Server | None, count: int, paced: int, burst: int) -> tuple[Load, Load]:
+async def one_load(server: Server | None, count: int, paced: int, burst: int, model: str = SAYS) -> tuple[Load, Load]:
     """The costs of turns that come 20 a second, and of as many as can be."""
-    async with ground(server, count) as field:
+    async with ground(server, count, model) as field:
         await field.load(20)
         return await field.load(paced, rate=20), await field.load(burst)
 
@@ -61,15 +62,17 @@ async def loads(server: Server, short: bool) -> None:
     """Turns a second, waits and CPU with 1, 2 and 4 workers."""
     paced, burst = (40, 150) if short else (400, 1000)
     head(*LOADS)
-    grounds: list[tuple[Server | None, int]] = [(None, 1), (None, 2), (server, 1), (server, 2), (server, 4)]
-    for where, count in grounds:
-        slow, fast = await one_load(where, count, paced, burst)
+    grounds: list[tuple[Server | None, int, str]] = [
+        (None, 1, SAYS), (None, 2, SAYS), (server, 1, SAYS), (server, 2, SAYS), (server, 4, SAYS), (server, 1, CALLS)
+    ]  # fmt: skip
+    for where, count, model in grounds:
+        slow, fast = await one_load(where, count, paced, burst, model)
         costs = ["–"] * 3
         if slow.counted is not None:
             done = slow.counted
             costs = [per_turn(slow, done.cpu), f"{done.writes / paced:.1f}", f"{done.wal / paced:,.0f}"]
-        name = "PostgreSQL" if where is not None else "SQLite"
-        say(f"{name}, {count}", f"{fast.per_second:.0f}", f"{slow.wait(0.5):.0f} ms", f"{slow.wait(0.95):.0f} ms",
+        name = f"{'PostgreSQL' if where is not None else 'SQLite'}, {count}{', 3 tool calls' if model == CALLS else ''}"
+        say(name, f"{fast.per_second:.0f}", f"{slow.wait(0.5):.0f} ms", f"{slow.wait(0.95):.0f} ms",
             per_turn(slow, slow.worker_cpu), *costs)  # fmt: skip
 
 
@@ -89,6 +92,19 @@ async def said(server: Server, short: bool) -> None:
             begins = sum("FOR NO KEY UPDATE" in one and "FROM session" in one for one in found)
             notices = sum("pg_notify" in one for one in found)
             say(str(count), *(f"{number / 30:.1f}" for number in (len(found), looks, begins - 30, notices)))
+
+
+async def queue(server: Server, short: bool) -> None:
+    """Many messages over 100 sessions at once, and a model that takes no time: as the peer's jobs over 100 locks."""
+    turns = 200 if short else 1000
+    head("workers", f"turns a second, {turns:,} over 100 sessions", "CPU of workers a turn", "CPU of PostgreSQL a turn")
+    for count in (2,) if short else (1, 2, 4):
+        async with ground(server, count, "tools-0x0") as field:
+            await field.load(20)
+            load = await field.load(turns, sessions=100)
+            assert load.counted is not None
+            costs = (per_turn(load, load.worker_cpu), per_turn(load, load.counted.cpu))
+            say(str(count), f"{load.per_second:.0f}", *costs)
 
 
 async def growth(server: Server, short: bool) -> None:
@@ -276,6 +292,7 @@ async def notify(rounds: int) -> Row:
 PARTS = {
     "loads": loads,
     "statements": said,
+    "queue": queue,
     "takeover": takeover,
     "streaming": streaming,
     "notices": notices,

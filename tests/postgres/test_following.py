@@ -11,6 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from everloop.server.feed import RESTARTED
+from everloop.store.postgres.store import PostgresStore
+from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
 from ..commands import environment, start
@@ -76,6 +79,41 @@ async def test_a_stream_of_a_killed_server_goes_on_at_another_one(fake, http, da
         await second.read()
     assert first.text + second.text == TEXT
     assert second.finish == "stop"
+
+
+async def test_a_client_hears_when_the_model_that_is_asked_again_says_something_else(fake, http, database, tmp_path):
+    fake.hang(60, after_chunks=30, text=TEXT, tokens=WORDS, token_delay=0.01)
+    fake.reply("quite another answer", token_delay=0.02)
+    async with server(fake, tmp_path / "b", database) as (_, b):
+        async with server(fake, tmp_path / "a", database) as (made, a):
+            first = await begin(Client(a, http), "wörd20 ")
+            looks_on = await begin(Client(b, http), "wörd20 ")
+            made.kill()
+            await made.wait()
+        second = await begin(Client(b, http), "", back(first))
+        await asyncio.gather(looks_on.read(), second.read())
+    assert second.text == f"{RESTARTED}quite another answer"
+    assert looks_on.text.endswith(f"{RESTARTED}quite another answer")
+
+
+async def test_owners_see_only_their_own_turns(fake, http, database, tmp_path):
+    tokens = {}
+    store = PostgresStore(database)
+    for name in ("ada", "bob"):
+        tokens[name] = new_token()
+        await store.add_token(name, name, hash_of(tokens[name]))
+    await store.close()
+    canary = [f"canary{number} " for number in range(40)]
+    fake.reply("".join(canary), tokens=canary, token_delay=0.05)
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.01)
+    async with server(fake, tmp_path / "a", database) as (_, a), server(fake, tmp_path / "b", database) as (_, b):
+        ada = await begin(Client(a, http, tokens["ada"]), "canary5 ")
+        bob = await begin(Client(b, http, tokens["bob"]), "")
+        tries = await begin(Client(b, http, tokens["bob"]), "", back(ada))
+        await asyncio.gather(ada.read(), bob.read(), tries.read())
+    assert ada.text == "".join(canary)
+    assert bob.text == TEXT
+    assert "canary" not in tries.text
 
 
 async def test_a_turn_of_another_server_is_followed_as_it_is_written(fake, http, database, tmp_path):

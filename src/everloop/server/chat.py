@@ -142,7 +142,7 @@ class ChatHandler:
         while (earlier := await agent.requests.earlier(owner, id := f"{about}:{number}")) is not None:
             if earlier.said != said:  # its answer would be taken for the answer to this
                 raise bad_request(f"{KEY}: was used for another message of this session", KEY, "idempotency_key_reused")
-            if position is not None and await agent.requests.holds(owner, id, position.seq, position.chars):
+            if position is not None and await agent.requests.holds(owner, id, position.seq, position.least):
                 place = id
             if not earlier.unanswered:
                 break

@@ -53,6 +53,8 @@ class Feed:
 
     def show(self, seq: int, event: events.Event) -> None:
         """Take in what happens in the round that began after this entry of the log."""
+        if self._known is not None and seq > self._known.seq:
+            self._leave_known(self._known)
         match event:
             case events.Text(text):
                 self._say(seq, text)
@@ -124,6 +126,12 @@ class Feed:
         self._known = None
         # A round that was begun again after a crash may say something else.
         return whole[known.chars :] if known.fits(whole) else f"{RESTARTED}{whole}"
+
+    def _leave_known(self, known: Position) -> None:
+        """The round is over that the client's position is in, and has less text than the client."""
+        self._known, whole = None, "".join(self._known_text)
+        if known.chars and not known.ends(whole):
+            self._put("text", f"{RESTARTED}{whole}")
 
     def _restart(self, seq: int) -> None:
         if self._place is not None:

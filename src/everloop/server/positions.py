@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from .errors import bad_request
 
 HEADER = "Last-Event-ID"
+ENDS = (" ", "\n", "\n\n")
 _POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.([0-9a-f]{8}))?", re.ASCII)
 
 
@@ -22,9 +23,18 @@ class Position:
     chars: int
     sum: int | None = None
 
+    @property
+    def least(self) -> int:
+        """How many characters the round must have, if it is known to be the same as it was for the client."""
+        return self.chars if self.sum is None else 0
+
     def fits(self, text: str) -> bool:
         """Whether the round's text begins with what the client has."""
         return self.sum is None or self.sum == _sum(text[: self.chars])
+
+    def ends(self, text: str) -> bool:
+        """Whether the client has this text, and spaces after it that the log has not."""
+        return any(len(text + end) == self.chars and self.fits(text + end) for end in ("", *ENDS))
 
 
 class Place:

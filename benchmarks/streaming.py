@@ -25,7 +25,7 @@ from benchmarks.tables import head, say
 from tests.postgres.server import Server
 
 STREAMS, TOKENS, PAUSE = 10, 50, 0.02
-ALONE = 5  # streams one after another, for the first token
+ALONE = 3  # streams one after another, for the first token
 
 
 async def clock_model() -> None:

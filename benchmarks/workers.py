@@ -1,8 +1,8 @@
 """What more workers bring and cost: `python benchmarks/workers.py [--short] [--only NAME]`, or a part of `make bench`.
 
 Workers, a fake model that takes 50 ms, and a PostgreSQL with fsync on are all processes of this one machine, next to
-SQLite in the same run. NAME is loads, statements, queue, takeover, streaming, notices or holds; or disk or
-growth, which the short form leaves out.
+SQLite in the same run. NAME is loads, takeover or streaming; or one of those that `--short` leaves out: statements,
+queue, notices, holds, disk and growth.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ GROWTH = (
     "CPU of PostgreSQL a turn",
 )
 GROUNDS = ((1, 1, 0), (4, 1, 0), (8, 1, 0), (1, 50, 0), (4, 50, 0), (1, 1, 1000), (4, 1, 1000))
+SHORT = ("loads", "takeover", "streaming")
 SAYS, CALLS = "tools-0x0-d50", "tools-3x1-flist_dir-d50"  # the model answers at once, or after three rounds of a call
 LEASE = 3.0  # seconds, instead of 15, where a lease is waited for
 
@@ -65,7 +66,7 @@ async def loads(server: Server, short: bool) -> None:
     grounds: list[tuple[Server | None, int, str]] = [
         (None, 1, SAYS), (None, 2, SAYS), (server, 1, SAYS), (server, 2, SAYS), (server, 4, SAYS), (server, 1, CALLS)
     ]  # fmt: skip
-    for where, count, model in grounds:
+    for where, count, model in [grounds[one] for one in (0, 2, 3, 4)] if short else grounds:
         slow, fast = await one_load(where, count, paced, burst, model)
         costs = ["–"] * 3
         if slow.counted is not None:
@@ -109,10 +110,8 @@ async def queue(server: Server, short: bool) -> None:
 
 async def growth(server: Server, short: bool) -> None:
     """What a turn costs with more workers, more owners, and turns that others are at work on."""
-    if short:
-        return
     head(*GROWTH)
-    for count, owners, elsewhere in GROUNDS:
+    for count, owners, elsewhere in GROUNDS[:2] if short else GROUNDS:
         async with ground(server, count) as field:
             await field.load(max(20, owners), owners=owners)
             if elsewhere:
@@ -167,9 +166,11 @@ async def takeover(server: Server, short: bool) -> None:
         ("SIGKILL, SQLite", None, signal.SIGKILL, 15.0),
         (f"SIGSTOP, known by its lease of {LEASE:g} s only", server, signal.SIGSTOP, LEASE),
     ]
-    for name, where, how, lease in grounds:
+    for name, where, how, lease in grounds[::2] if short else grounds:
         seconds = await taken_over(where, how, times, lease)
         say(name, *both(seconds))
+    if short:
+        return
     seconds = [await restarted(server) for _ in range(times)]
     say("a restart of PostgreSQL: the next message, from its acceptance to the model", *both(seconds))
 
@@ -192,9 +193,7 @@ async def restarted(server: Server) -> float:
 
 async def disk(server: Server, short: bool) -> None:
     """What a turn leaves in the database: a message, an answer of a few words, a session for every ten turns."""
-    if short:  # what is left over of a page would count
-        return
-    turns = 2000
+    turns = 500 if short else 2000
     async with ground(server, 1, "tools-0x0") as field:
         await field.load(100, sessions=10)
         before = await sizes(field)
@@ -231,6 +230,7 @@ async def holds(server: Server, short: bool) -> None:
         await field.until_asked(f"1m{turns - 1}", 1)
         full, backends = one.memory(), await connections(field)
         load.cancel()
+        one.signal(signal.SIGKILL)  # it would wait for the model
         memory = statistics.median([memory_of(pid) for pid in backends])
     head("a worker", "measured")
     say("memory of its own, idle", f"{empty / 1048576:.0f} MiB")
@@ -309,7 +309,7 @@ async def main() -> None:
     options = parser.parse_args()
     with postgres() as server:
         for name, part in PARTS.items():
-            if options.only in (None, name):
+            if options.only == name or (options.only is None and (name in SHORT or not options.short)):
                 await part(server, options.short)
 
 

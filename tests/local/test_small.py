@@ -637,3 +637,48 @@ def test_an_english_request_has_no_examples_in_other_languages_and_a_german_one_
         assert not [one for one in shown[2:-1] if {"ist", "die", "der", "el", "la", "le"} & {*one["content"].split()}]
     german = asked("Was steht in der Datei moos.txt?")["messages"]
     assert "Datei" in german[-5]["content"] + german[-9]["content"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "line", "parts"),
+    [
+        ("Rosie was renamed Ruby, please fix that in herd.txt", "Rosie", ('"\\"" (', '"Ruby"')),
+        ("the fee for York is 275, not 250. correct herd.txt", "York,17 May,250", ('"\\"York,17 May," (', '"275"')),
+        (
+            "Update herd.txt: the door is 4 m wide, not 3",
+            "The door is 3 m wide.",
+            ('"\\"The door is " (', '" m wide.\\""'),
+        ),
+        ("write Bonn instead of Ulm in herd.txt", 'town = "Ulm"', ('"\\"town = \\\\\\"" (', '"Bonn"')),
+        ("herd.txt에서 Elbe를 Oder로 바꿔줘", "Elbe", ('"\\"" (', '"Oder"')),
+        ("把 herd.txt 里的 Elbe改成Oder", "Elbe", ('"\\"" (', '"Oder"')),
+    ],
+)
+def test_of_a_line_only_the_words_that_are_replaced_are_left_to_choose(
+    request_: str, line: str, parts: tuple[str, str]
+) -> None:
+    look = made("read_file", numbered(f"other\n{line}\nlast"), path="herd.txt")
+    rule = call_line(asked(request_, *look), "edit_file")
+    assert all(part in rule for part in parts)
+    assert "rest" not in rule
+    assert "other" not in rule
+
+
+def test_a_line_whose_old_words_were_not_named_is_written_anew() -> None:
+    look = made("read_file", numbered("<title>Home</title>\nlast"), path="page.html")
+    assert "rest" in call_line(asked("make the title of page.html Welcome", *look), "edit_file")
+    look = made("read_file", numbered("did you see teh fish"), path="a.md")
+    assert "rest" in call_line(asked("correct the spelling of 'teh' in a.md", *look), "edit_file")
+
+
+def test_lines_that_begin_alike_can_all_be_edited() -> None:
+    look = made("read_file", numbered("pike one\npike two\npike three"), path="fish.txt")
+    line = call_line(asked("set pike to 5 in fish.txt", *look), "edit_file")
+    assert all(f'\\"pike {number}\\"' in line for number in ("one", "two", "three"))
+
+
+def test_a_file_that_is_looked_for_by_its_name_is_not_searched_for_words() -> None:
+    for text in ("where is moss.txt?", "i cant find moss.txt, where is it", "find the file moss.txt"):
+        assert "find_files" in offered(asked(text))
+        assert not offered(asked(text)) & {"grep", "read_file"}
+    assert "grep" in offered(asked("find the word pike in moss.txt"))

@@ -86,12 +86,27 @@ def _edit(
     repeated = values.get("repeated", ())
     pairs = " | ".join(
         f"{_literal(json.dumps(line, ensure_ascii=False) + ', ' + json.dumps('new_text') + ': ')} "
-        f"{_literal(json.dumps(beginning, ensure_ascii=False)[:-1])} rest {_literal(_tail(line) + chr(34))}"
-        f"{f' {every}' if line in repeated else ''}"
+        f"{_new_line(line, beginning, values)}{f' {every}' if line in repeated else ''}"
         for line, beginning in zip(lines, values["new_text"], strict=True)
     )
     place = _pair("path", _rule("path", path))
     return f"call{number} ::= {_literal(json.dumps(name))} {place} {_pair('old_text', f'({pairs})')}"
+
+
+def _new_line(line: str, beginning: str, values: Mapping[str, Sequence[str]]) -> str:
+    """The line with other words of the request in it, where it is known which are to be replaced, or one like it."""
+    places = [place.split("\0")[1:] for place in values.get("swaps", ()) if place.split("\0")[0] == line]
+    if not places or not values.get("said"):
+        return f"{_part(beginning, start=True)} rest {_literal(_tail(line) + chr(34))}"
+    said = " | ".join(_part(words) for words in values["said"])
+    forms = [f"{_part(before, start=True)} ({said}) {_part(after, end=True)}" for before, after in places]
+    return f"({' | '.join(forms)})"
+
+
+def _part(text: str, start: bool = False, end: bool = False) -> str:
+    """A piece of a JSON string."""
+    inner = json.dumps(text, ensure_ascii=False)[1:-1]
+    return _literal(f"{chr(34) if start else ''}{inner}{chr(34) if end else ''}")
 
 
 def _tail(line: str) -> str:

@@ -18,6 +18,7 @@ from .small_words import (
     asks_how_many_there_are,
     in_every_place,
     is_file,
+    looks_for_a_file,
     means,
     names_a_file,
     paths_in,
@@ -89,6 +90,8 @@ def _first(tool: str, request: str, offered: frozenset[str], files: bool) -> boo
         return means(request, "read", "show", "say", "file", "folder")
     if tool in ("list_dir", "grep") and means(request, "count"):
         return not named
+    if tool in ("grep", "read_file") and named and looks_for_a_file(request):
+        return False
     if tool == "cron":
         return means(request, "remind", "every") or means(_TODAY.sub(" ", request), "when")
     if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request)):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .small_claims import failed
 from .small_results import lines_of
+from .small_swaps import new_words, swaps
 from .small_turn import Message, Turn, text_of
 from .small_words import alike, folders_in, in_every_place, is_file, kept, paths_in, spans, tokens
 
@@ -33,10 +34,9 @@ def values_for(turn: Turn, conversation: Sequence[Message]) -> dict[str, dict[st
     values["grep"] = {"path": [".", *files, *beside], "must": ["path"] if sure else []}
     values["write_file"] = {"path": _new_files(turn, sure, beside)}
     values["edit_file"] = {"path": files, **_edits(turn, files)}
-    return {
-        tool: {key: list(dict.fromkeys(choices)) for key, choices in given.items() if choices}
-        for tool, given in values.items()
-    }
+    for given in values.values():
+        given["path"] = list(dict.fromkeys(given["path"]))
+    return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
 
 def _new_files(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list[str]:
@@ -54,7 +54,13 @@ def _edits(turn: Turn, files: Sequence[str]) -> dict[str, list[str]]:
     every = in_every_place(turn.request)
     named = spans(turn.request, "\n".join(lines))
     if lines and not (every and named):
-        old = alike(turn.request, lines)[:MOST_LINES]
-        repeated = [line for line in old if lines.count(line) > 1]
-        return {"old_text": old, "new_text": [kept(turn.request, line) for line in old], "repeated": repeated}
+        places = swaps(turn.request, lines)
+        old = alike(turn.request, places or lines)[:MOST_LINES]
+        given: dict[str, list[str]] = {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}
+        given["repeated"] = [line for line in old if lines.count(line) > 1]
+        if said := [(line, *place) for line in old for place in places.get(line, ())]:
+            replaced = [line[len(before) : len(line) - len(after)] for line, before, after in said]
+            given["said"] = new_words(turn.request, replaced)
+            given["swaps"] = ["\0".join(parts) for parts in said]
+        return given
     return {"named": named, "must": ["replace_all"] if every else []}

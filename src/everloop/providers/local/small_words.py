@@ -13,6 +13,10 @@ _FILE = re.compile(r"(?:[\w.-]+/)*[\w-]*\.[A-Za-z]\w{0,4}\b|[\w.-]+/(?:[\w.-]+/?
 _KEY = re.compile(r"\s*[\"']?[\w.-]+[\"']?\s*[=:]\s*")
 _SURE = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w\.[A-Za-z]\w{1,4}$|\w/$|/.*/|^\.{1,2}/|/.*\.\w+$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_./~-]+|[^\W\d_a-zA-Z][\w.-]*")
+# Where letters of another kind begin: words of two languages that no space parts.
+_LETTERS = re.compile(
+    r"(?<=[A-Za-z0-9])(?=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3])|(?<=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3])(?=[A-Za-z0-9])"
+)
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
 _WORD = re.compile(r"[a-zà-öø-ÿß]+|\d+|[\u3040-\u30ff\u4e00-\u9fff]+|[\uac00-\ud7a3]+|§\w+")
 
@@ -110,6 +114,11 @@ _QUESTION = re.compile(
     re.I,
 )
 _POLITE = re.compile(r"^\W*(can|could|would|will|please|kannst|könntest|bitte|puedes|podrías|peux|pourrais)\b", re.I)
+_LOOKS_FOR = re.compile(
+    r"\b(?:where(?:'s| is)?|find|locate|wo ist|finde|suche|dónde está|busca|où est|cherche)\s+"
+    r"(?:(?:the|my|a|file|called|named|die|meine|datei|el|archivo|le|fichier)\s+)*[\w./-]+\.[a-z]\w{0,4}\b",
+    re.I,
+)
 _SHOULD = re.compile(r"\b(should|must|has to|have to|needs to|soll|sollte|muss|debe|debería|doit)\b", re.I)
 
 # What asks for a change, and what asks for any work at all.
@@ -150,10 +159,16 @@ def alike(request: str, lines: Iterable[str]) -> list[str]:
     return [line for line, count in shared.items() if count == most]
 
 
+def key_of(line: str) -> str:
+    """The key of a setting with all up to its value, or nothing."""
+    found = _KEY.match(line)
+    return found[0] if found else ""
+
+
 def kept(request: str, line: str) -> str:
     """What a line in the place of another begins with too: its key, or a first word that nobody spoke of."""
-    if found := _KEY.match(line):
-        return found[0]
+    if key := key_of(line):
+        return key
     indent = line[: len(line) - len(line.lstrip())]
     first = (line.split() or [""])[0]
     return indent if set(words(first)) & set(words(request)) else indent + first
@@ -230,6 +245,11 @@ def asks_how_many_there_are(text: str) -> bool:
     return means(text, "count") and not here and not own and not paths_in(text)
 
 
+def looks_for_a_file(text: str) -> bool:
+    """Whether it asks where a file is that it names."""
+    return _LOOKS_FOR.search(text) is not None
+
+
 def in_every_place(text: str) -> bool:
     """Whether what is to be changed may stand in several places."""
     return _EVERY.search(_FILE.sub(" ", text)) is not None
@@ -240,7 +260,7 @@ def spans(text: str, within: str = "", most: int = 5) -> list[str]:
     `within`, only those that stand there."""
     found: dict[str, None] = {quoted[1:-1]: None for quoted in _QUOTED.findall(text)}
     for part in _FILE.split(_ADDRESS.sub(" ", text)):
-        said = part.split()
+        said = _LETTERS.sub(" ", part).split()
         for start in range(len(said)):
             for end in range(start + 1, min(start + most, len(said)) + 1):
                 run = " ".join(said[start:end])

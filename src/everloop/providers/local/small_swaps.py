@@ -1,0 +1,67 @@
+"""What is to be put in the place of what, where a request names both: `Ruby instead of Rosie`.
+
+A model of half a billion parameters copies the wrong line as soon as it may write one. So of a line that is to be
+changed, all that was not spoken of is given, and only the new words are left to choose, among those of the request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from .small_words import key_of, spans
+
+# Before the old words: a word that says so, or a verb and at most three words.
+_BEFORE = (
+    r"(?:\b(?:instead of|rather than|not|from|statt|anstatt|nicht|von|en vez de|en lugar de|au lieu de)\s+(?:\w+\s+)?"
+    r"|\b(?:chang\w*|replac\w*|swap\w*|renam\w*|exchang\w*|substitut\w*|ersetz\w*|änder\w*|tausch\w*|cambi\w*|reempla\w*"
+    r"|remplac\w*)\s+(?:[\w']+\s+){0,3}?|把\s*|里的\s*)[\"'“«]?"
+)
+# After the old words.
+_AFTER = (
+    r"[\"'”»]?\s*(?:→|->|(?:should|must) (?:be|read|say)|is now|was renamed|became|with|by|durch|por|par"
+    r"|를|을|改成|改为|换成|替换)"
+)
+# A request that names both, though not which is which.
+_BOTH = re.compile(r"\b(?:should|must|instead|not|soll|debe)\b|→|->", re.I)
+# Words that join the old and the new, and are part of neither.
+_JOINS = frozenset(
+    {"to", "with", "by", "for", "is", "are", "was", "were", "in", "not", "instead", "of", "from", "should", "must"}
+    | {"be", "read", "say", "says", "now", "into", "on", "at", "and", "replace", "change", "swap", "please", "it"}
+    | {"that", "durch", "auf", "zu", "statt", "ersetze", "por", "en", "cambia", "par", "dans", "remplace", "renamed"}
+)
+_WITHIN = re.compile(r"[.,;!?]\s")  # the end of a sentence, or of a part of one
+_STOPS = ".,:;!?\"'“”«»()"
+
+
+def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
+    """By line, what stands before and after the words that are to be replaced in it; empty where none were named."""
+    surely: dict[str, list[tuple[str, str]]] = {}
+    perhaps: dict[str, list[tuple[str, str]]] = {}
+    for line in dict.fromkeys(lines):
+        key = len(key_of(line))
+        for old in spans(request, line[key:]):
+            found = surely if _is_old(request, old) else perhaps
+            found.setdefault(line, []).extend(_around(line, old, key))
+    return surely or (perhaps if _BOTH.search(request) else {})
+
+
+def new_words(request: str, old: Sequence[str]) -> list[str]:
+    """What can be put in their place: words of the request without those that are replaced."""
+    said = dict.fromkeys(run.strip(_STOPS) for run in spans(request))
+    right = [run for run in said if run and not _WITHIN.search(run) and not any(_stands(one, run) for one in old)]
+    return [run for run in right if not _JOINS & {run.lower().split()[0], run.lower().split()[-1]}]
+
+
+def _is_old(request: str, words: str) -> bool:
+    escaped = re.escape(words)
+    return re.search(rf"{_BEFORE}{escaped}(?!\w)|(?<!\w){escaped}{_AFTER}", request, re.I) is not None
+
+
+def _around(line: str, old: str, start: int) -> list[tuple[str, str]]:
+    found = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)").finditer(line, start)
+    return [(line[: one.start()], line[one.end() :]) for one in found]
+
+
+def _stands(words: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None

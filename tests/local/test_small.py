@@ -682,3 +682,19 @@ def test_a_file_that_is_looked_for_by_its_name_is_not_searched_for_words() -> No
         assert "find_files" in offered(asked(text))
         assert not offered(asked(text)) & {"grep", "read_file"}
     assert "grep" in offered(asked("find the word pike in moss.txt"))
+
+
+def test_a_day_of_the_week_that_is_named_is_the_one_that_is_set() -> None:
+    assert 'field " " field " * * 1\\""' in call_line(asked("every monday at 20:00 remind me of the bins"), "cron")
+    assert '" * * 5\\""' in call_line(asked("Erinnere mich jeden Freitag um 9 an den Müll"), "cron")
+    assert "field" not in call_line(asked("every day at 7:15 remind me to swim"), "cron")
+
+
+def test_what_is_added_to_a_file_never_takes_the_place_of_the_file() -> None:
+    for text in (
+        "add Hazel to herd.txt",
+        "write Hazel under the others in herd.txt",
+        "put Hazel at the end of herd.txt",
+    ):
+        assert "write_file" not in offered(asked(text))
+        assert "exec" in offered(asked(text))

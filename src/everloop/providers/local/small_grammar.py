@@ -18,6 +18,7 @@ filled ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" hex hex hex hex))+ "\
 glob ::= "\"" [^"\\$^|()\x00-\x1F]+ "\""
 rest ::= ([^"\\\x00-\x1F] | "\\" ["\\/])*
 hex ::= [0-9a-fA-F]
+field ::= [0-9*] [0-9*,/-]*
 integer ::= "-"? [0-9] [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]?
 number ::= integer ("." [0-9] [0-9]? [0-9]? [0-9]?)?
 boolean ::= "true" | "false"
@@ -71,6 +72,8 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
         return _edit(number, name, given["path"], lines, values)
     if named := values.get("named"):
         given["old_text"] = {"enum": list(named)}
+    if day := values.get("weekday"):
+        given["cron"] = {"weekday": day[0]}
     if name == "find_files":
         given["pattern"] = _GLOB
     properties = {**properties, **given}
@@ -131,6 +134,8 @@ def _pair(key: str, rule: str) -> str:
 
 
 def _rule(key: str, schema: Mapping[str, Any]) -> str:
+    if "weekday" in schema:
+        return f'"\\"" field " " field " * * {schema["weekday"]}\\""'
     if schema is _GLOB:
         return "glob"
     choices = schema.get("enum")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 LATIN = "§latin"
 
 # Small words that tell languages apart which are written in the same letters.
@@ -25,6 +27,23 @@ _TONGUES = {
     ),
 }
 _TONGUE_WORDS = {tongue: frozenset(words.split()) for tongue, words in _TONGUES.items()}
+
+# The beginnings of the names of days, Sunday first, as cron counts them.
+_DAYS = (
+    r"\bsundays?\b|sonntag|doming|dimanche|일요일|(?:星期|周)[日天]",
+    r"\bmondays?\b|montag|\blunes\b|\blundi|월요일|(?:星期|周)一",
+    r"\btuesdays?\b|dienstag|\bmartes\b|\bmardi|화요일|(?:星期|周)二",
+    r"\bwednesdays?\b|mittwoch|miércoles|mercredi|수요일|(?:星期|周)三",
+    r"\bthursdays?\b|donnerstag|\bjueves\b|\bjeudi|목요일|(?:星期|周)四",
+    r"\bfridays?\b|freitag|\bviernes\b|vendredi|금요일|(?:星期|周)五",
+    r"\bsaturdays?\b|samstag|sábado|samedi|토요일|(?:星期|周)六",
+)
+
+
+def weekday(text: str) -> str:
+    """The one day of the week that is named, as cron writes it, or nothing."""
+    named = [str(number) for number, names in enumerate(_DAYS) if re.search(names, text, re.I)]
+    return named[0] if len(named) == 1 else ""
 
 
 def script(text: str) -> str:

@@ -94,6 +94,8 @@ def _first(tool: str, request: str, offered: frozenset[str], files: bool) -> boo
         return False
     if tool == "cron":
         return means(request, "remind", "every") or means(_TODAY.sub(" ", request), "when")
+    if tool == "write_file" and means(request, "add", "end"):  # it would take the place of what is there
+        return means(request, "create", "file", "run") or (means(request, "write") and not means(request, "end"))
     if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request)):
         return means(request, "create", "write", "file")
     if tool in ("exec", "write_file"):

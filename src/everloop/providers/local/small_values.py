@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .small_claims import failed
+from .small_languages import weekday
 from .small_results import lines_of
 from .small_swaps import new_words, swaps
 from .small_turn import Message, Turn, text_of
@@ -36,6 +37,8 @@ def values_for(turn: Turn, conversation: Sequence[Message]) -> dict[str, dict[st
     values["edit_file"] = {"path": files, **_edits(turn, files)}
     for given in values.values():
         given["path"] = list(dict.fromkeys(given["path"]))
+    if day := weekday(turn.request):
+        values["cron"] = {"weekday": [day]}
     return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
 

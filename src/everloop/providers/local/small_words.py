@@ -44,9 +44,10 @@ _MEANINGS = {
     ),
     "write": "write- save- store- put schreib- speicher- escrib- guarda- écri- 저장- 写入- 保存-",
     "add": (
-        "add- append- apend- insert- attach- hänge- füge- hinzu- ergänz- añad- agreg- ajout- 추가- 添加- 加上- 追加-"
+        "add adds added adding append- apend- insert- attach- hänge- füge- hinzu- ergänz- añad- agreg- ajout- 추가- "
+        "添加- 加上- 追加-"
     ),
-    "end": "end bottom ende final fin 끝- 末尾-",
+    "end": "end bottom under below ende unten final fin debajo 끝- 末尾-",
     "change": (
         "change- set replac- swap- substitut- correct- fix- updat- edit- modif- turn ersetz- änder- korrigier- tausch- "
         "enabl- disabl- increas- decreas- bump- adjust- instead statt anstatt "

@@ -202,15 +202,15 @@ async def company(
     plant: str = "",
     settings: str = "",
 ) -> AsyncIterator[Company]:
-    """Workers, servers and a sender, to be started; the model is at `url`. Without `on` they have a PostgreSQL of their
-    own, to be restarted; `settings` are further lines of their config."""
+    """Workers, servers and two senders, to be started; the model is at `url`. Without `on` they have a PostgreSQL of
+    their own, to be restarted; `settings` are further lines of their config."""
     async with contextlib.AsyncExitStack() as stack:
         server = on or stack.enter_context(own_server())
         dsn = stack.enter_context(server.database())
         set_up(dsn, LEASE)
         made = Company(forge, folder, server, dsn, plant)
         _configure(made, url, settings)
-        for kind, count in (("worker", workers), ("server", servers), ("channel", 1)):
+        for kind, count in (("worker", workers), ("server", servers), ("channel", 2)):
             for number in range(1, count + 1):
                 place = stack.enter_context(tempfile.TemporaryDirectory(prefix="everloop-"))
                 proxy, through = await stack.enter_async_context(proxied(dsn, Path(place)))

@@ -30,20 +30,21 @@ from .clients import HttpClient, Publisher
 from .company import REFUSED, Company, company
 from .test_at_random import model_process
 
-KINDS = (
-    "kill worker",
-    "kill server",
-    "kill channel",
-    "end worker",
-    "end server",
-    "freeze worker",
-    "freeze server",
-    "cut all",
-    "cut before",
-    "cut after",
-    "restart fast",
-    "restart immediate",
-)
+# Each kind of disturbance, and how often it comes: what costs little time comes more often.
+KINDS = {
+    "kill worker": 1,
+    "kill server": 1,
+    "kill channel": 3,
+    "end worker": 1,
+    "end server": 1,
+    "freeze worker": 1,
+    "freeze server": 1,
+    "cut all": 2,
+    "cut before": 4,
+    "cut after": 6,
+    "restart fast": 1,
+    "restart immediate": 1,
+}
 TOKEN_SECONDS = 0.02  # between two words of an answer, so that streams are cut in the middle
 EVERY = 3  # seconds between two slots of a job
 
@@ -143,6 +144,7 @@ class Chaos:
         if what == "roll":
             for one in self.company.of("worker", "server"):
                 await one.again(signal.SIGTERM)
+                self.counts[f"end {one.kind}"] += 1
             return
         there = self.company.of(whom) if what != "cut" else self.company.of("worker", "server", "channel")
         while not there:
@@ -214,8 +216,8 @@ def seed_of() -> int:
 
 
 def every_kind(seed: int, times: int) -> list[str]:
-    """Every kind of disturbance so many times, in an order of the seed's."""
-    kinds = list(KINDS) * times
+    """Every kind of disturbance, so many times over, in an order of the seed's."""
+    kinds = [kind for kind, often in KINDS.items() for _ in range(often * times)]
     random.Random(seed).shuffle(kinds)
     return kinds
 

@@ -22,6 +22,7 @@ from . import company_bugs
 from .programs import equip, note, send
 
 LEASE = 1.5  # seconds
+PAUSE = 0.02  # seconds that it takes to send an answer, in which the sender may be killed
 
 
 def command(
@@ -62,7 +63,7 @@ async def channel(folder: str, dsn: str, said: str = "") -> None:
     store = PostgresStore(named(dsn), lease_seconds=LEASE)
     await store.workers()
     print(f"everloop: channel {os.getpid()} is ready", file=sys.stderr, flush=True)
-    await send(Path(folder), DurableBus(store))
+    await send(Path(folder), DurableBus(store), PAUSE)
 
 
 async def announcer(folder: str, dsn: str, messages: list[dict[str, Any]], plant: str = "") -> None:

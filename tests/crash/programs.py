@@ -258,12 +258,13 @@ async def until_idle(
     note(here, "commits", count=commits)
 
 
-async def send(folder: Path, bus: MessageBus) -> None:
-    """A channel: notes each answer, and only then says that it has it."""
+async def send(folder: Path, bus: MessageBus, pause: float = 0.0) -> None:
+    """A channel: notes each answer, and only then, after a pause, says that it has it."""
     while True:
         message: OutboundMessage = await bus.consume_outbound()
         note(folder, "answers", reply_to=message.reply_to, content=message.content, repeat=message.repeat)
         if isinstance(bus, DurableBus):
+            await asyncio.sleep(pause)
             await bus.sent(message)
 
 

@@ -70,6 +70,7 @@ class Dispatcher:
         self._waiters = Waiters(store)
         self._taking: dict[asyncio.Future[None], Item] = {}  # on their way to disk, behind a running turn
         self._later: set[asyncio.TimerHandle] = set()
+        self._leaving: set[asyncio.Task[None]] = set()  # of sessions that have nothing more to do here
         self._stopping = False
 
     # ------------------------------------------------------------------------------------------ taking work
@@ -203,7 +204,7 @@ class Dispatcher:
             handle.cancel()
         self._later.clear()
         lives = list(self._live.values())
-        tasks = [live.task for live in lives if live.task is not None]
+        tasks = [*(live.task for live in lives if live.task is not None), *self._leaving]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -249,6 +250,20 @@ class Dispatcher:
             fail([*([live.item] if live.item else []), *live.fresh, *(item for _, item in waiting)], error)
         finally:
             self._live.pop((live.owner, live.key), None)
+        await self._leave(live)
+
+    async def _leave(self, live: Live) -> None:
+        """Look for answers that other processes gave while the session was at work here: nobody has looked so far."""
+        left = [id for id, _ in self._waiters.in_session(live.owner, live.key)]
+        if not left or live.task is None:
+            return
+        self._leaving.add(live.task)
+        try:
+            await self.settle(left)
+        except StoreError as error:  # they are looked for again with the next wake-up
+            log.warning("%s", error)
+        finally:
+            self._leaving.discard(live.task)
 
     async def _one(self, live: Live) -> bool:
         """Run the next turn, if there is one. False when the session has nothing more to do here."""

@@ -534,6 +534,8 @@ def test_what_stands_in_several_places_is_replaced_in_all_by_words_of_the_reques
     line = call_line(asked("change every pike to eel in fish.csv"), "edit_file")
     assert '"\\"pike\\""' in line
     assert '\\"replace_all\\": " "true"' in line
+    assert line.count("new_text") == 1
+    assert '"\\"to\\""' not in line
     assert "filled" not in line
     after = asked(
         "change every pike to eel in fish.csv", *made("read_file", numbered("pike 3\ncarp 2"), path="fish.csv")
@@ -623,6 +625,8 @@ def test_a_question_about_the_person_is_answered_from_what_was_just_said_or_is_r
     earlier = [user_message("remember that my cat is called Miso"), assistant_message("I will remember that.")]
     request = SHAPING.prepare(said(*earlier, user_message("what is my cat called?")), TOOLS)
     assert not may_be_call(request)
+    assert [one["role"] for one in request["messages"][-4:]] == ["assistant", "user", "assistant", "user"]
+    assert "Miso" in request["messages"][-3]["content"]
     assert not may_be_call(asked("which birds do I like? herons?"))  # the memory knows of herons
     assert may_be_call(asked("what is my cat called? I told you once"))
 
@@ -667,6 +671,8 @@ def test_of_a_line_only_the_words_that_are_replaced_are_left_to_choose(
 def test_a_line_whose_old_words_were_not_named_is_written_anew() -> None:
     look = made("read_file", numbered("<title>Home</title>\nlast"), path="page.html")
     assert "rest" in call_line(asked("make the title of page.html Welcome", *look), "edit_file")
+    look = made("read_file", numbered("<p>\n  title page\n</p>"), path="page.html")
+    assert r'"\"  " rest' in call_line(asked("make the title of page.html Welcome", *look), "edit_file")
     look = made("read_file", numbered("did you see teh fish"), path="a.md")
     assert "rest" in call_line(asked("correct the spelling of 'teh' in a.md", *look), "edit_file")
 
@@ -698,3 +704,8 @@ def test_what_is_added_to_a_file_never_takes_the_place_of_the_file() -> None:
     ):
         assert "write_file" not in offered(asked(text))
         assert "exec" in offered(asked(text))
+
+
+def test_what_was_looked_into_needs_no_list_of_the_folder() -> None:
+    look = made("read_file", numbered("green"), path="moss.txt")
+    assert "list_dir" not in offered(asked("cat moss.txt", *look))

@@ -109,6 +109,7 @@ CHANGES: tuple[Example, ...] = (
         "saw,21",
         "The saw costs 21 now.",
     ),
+    run("delete the row about the wren in birds.csv", "sed -i '/wren/d' birds.csv", "", "The wren is gone."),
     run("remove the line Elbe from rivers.txt", "sed -i '/^Elbe$/d' rivers.txt", "", "Elbe is gone from rivers.txt."),
     edit(
         "Ersetze in fluss.txt Donau durch Main",
@@ -135,6 +136,7 @@ CHANGES: tuple[Example, ...] = (
     run("throw ship.md away", "rm ship.md", "", "ship.md is deleted."),
     run("keep a copy of net.ini as net.bak", "cp net.ini net.bak", "", "net.bak is the copy."),
     run("make a folder called photos2", "mkdir -p photos2", "", "The folder photos2 is there."),
+    run("ship.md must be called boat.md from now on", "mv ship.md boat.md", "", "It is called boat.md now."),
     run("give bell.py the new name gong.py", "mv bell.py gong.py", "", "It is called gong.py now."),
     run("delete the empty folder old", "rmdir old", "", "The folder old is gone."),
     run(

@@ -131,6 +131,10 @@ class Load:
     worker_cpu: float  # seconds of all workers
     counted: Counted | None = None  # of PostgreSQL
 
+    def cost(self, seconds: float) -> str:
+        """What one turn has of so many seconds."""
+        return f"{seconds / self.turns * 1e3:.1f} ms"
+
     def wait(self, part: float) -> float:
         """Milliseconds that so large a part of the messages waited at most."""
         return sorted(self.waits)[int(part * (len(self.waits) - 1))] * 1e3

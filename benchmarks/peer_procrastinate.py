@@ -23,8 +23,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.cluster import LOAD_SECONDS, Process, running
+from benchmarks.cluster import LOAD_SECONDS, Load, Process, ground, running
 from benchmarks.database import Counted, counted, postgres, statements
+from benchmarks.tables import head, say
+from benchmarks.workers import restarted, taken_over
 from tests.postgres.server import Server
 
 CONCURRENCY = 50
@@ -86,6 +88,7 @@ class Queue:
         self.server, self.dsn, self.app, self.workers = server, dsn, app, workers
         self.database = dsn.partition("?")[0].rpartition("/")[2]
         self._notes = notes
+        self._loads = 0
 
     def noted(self) -> list[tuple[str, float]]:
         lines = [line.split() for line in self._notes.read_text().splitlines()]
@@ -111,9 +114,9 @@ class Queue:
             await asyncio.sleep(0.02)
         return None
 
-    async def load(self, jobs: int, locks: int, rate: float = 0.0, seconds: float = TURN) -> tuple[Any, ...]:
-        """(jobs a second, the waits, CPU seconds of the workers, what the server did)."""
-        marks = [f"{jobs}x{rate:.0f}m{number}" for number in range(jobs)]
+    async def load(self, jobs: int, locks: int, rate: float = 0.0, seconds: float = TURN) -> Load:
+        self._loads += 1
+        marks = [f"{self._loads}m{number}" for number in range(jobs)]
         crowd, at = asyncio.Semaphore(8), {}  # 8 connections, as our store has
         before, cpu = await self._counted(), sum(one.cpu() for one in self.workers)
 
@@ -132,7 +135,7 @@ class Queue:
         spent = sum(one.cpu() for one in self.workers) - cpu
         first = dict(reversed(self.noted()))
         done = await self._counted() - before
-        return jobs / (ended - began), sorted(first[mark] - at[mark] for mark in marks), spent, done
+        return Load(jobs, jobs / (ended - began), [first[mark] - at[mark] for mark in marks], spent, done)
 
     async def _counted(self) -> Counted:
         return await asyncio.to_thread(counted, self.server)
@@ -172,42 +175,60 @@ async def queue(server: Server, count: int, heartbeat: tuple[float, float] = DEF
 # ------------------------------------------------------------------------------------------------ figures
 
 
-def say(what: str, figure: str) -> None:
-    print(f"| {what} | {figure} |", flush=True)
+def paced(load: Load) -> str:
+    assert load.counted is not None
+    return (
+        f"{load.wait(0.5):.0f} and {load.wait(0.95):.0f} ms; CPU: worker {load.cost(load.worker_cpu)}, PostgreSQL "
+        f"{load.cost(load.counted.cpu)}; {load.counted.writes / load.turns:.1f} writing transactions"
+    )
+
+
+def at_once(load: Load) -> str:
+    assert load.counted is not None
+    cpu = f"CPU: worker {load.cost(load.worker_cpu)}, PostgreSQL {load.cost(load.counted.cpu)}"
+    return f"{load.per_second:.0f}/s; {cpu}; {load.counted.wal / load.turns:,.0f} bytes of log"
 
 
 async def loads(server: Server, counts: tuple[int, ...], jobs: int) -> None:
+    """Jobs and turns as they come and at once."""
     for count in counts:
-        async with queue(server, count) as field:
-            await field.load(20, 20)
-            _, waits, cpu, done = await field.load(jobs // 10, jobs // 10, rate=20)
-            part = [waits[int(part * (len(waits) - 1))] * 1e3 for part in (0.5, 0.95)]
-            say(
-                f"{count} workers, 20 jobs a second: commit to start, p50 and p95",
-                f"{part[0]:.0f} and {part[1]:.0f} ms; CPU a job: worker {cpu / len(waits) * 1e3:.1f} ms, server "
-                f"{done.cpu / len(waits) * 1e3:.1f} ms; {done.writes / len(waits):.1f} writing transactions",
-            )
-            speed, waits, cpu, done = await field.load(jobs, 100, seconds=0.0)
-            say(
-                f"{count} workers, {jobs:,} jobs over 100 locks at once",
-                f"{speed:.0f}/s; CPU a job: worker {cpu / jobs * 1e3:.1f} ms, server {done.cpu / jobs * 1e3:.1f} ms; "
-                f"{done.writes / jobs:.1f} writing transactions, {done.wal / jobs:,.0f} bytes of log",
-            )
-            await said(field, count)
+        names = (
+            f"{count} workers, 20 a second: commit to start (ours: to the model's request), p50 and p95",
+            f"{count} workers, {jobs:,} over 100 sessions at once",
+            f"{count} workers: statements, and of them looks for work",
+        )
+        for name, its, ours in zip(
+            names, await of_jobs(server, count, jobs), await of_turns(server, count, jobs), strict=True
+        ):
+            say(name, its, ours)
 
 
-async def said(field: Queue, count: int) -> None:
-    """The statements of a job, and how many of them only looked for one."""
-    with statements(field.server) as found:
-        for number in range(20):
-            await field.defer(f"said{number}", f"q{number}")
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(1)
-    looks = sum("fetch_job" in one for one in found)
-    say(f"{count} workers: statements a job, and of them looks for one", f"{len(found) / 20:.1f}, {looks / 20:.1f}")
+async def of_jobs(server: Server, count: int, jobs: int) -> tuple[str, str, str]:
+    async with queue(server, count) as peer:
+        await peer.load(20, 20)
+        slow, fast = await peer.load(jobs // 10, jobs // 10, rate=20), await peer.load(jobs, 100, seconds=0.0)
+        with statements(server) as found:
+            await peer.load(20, 20, rate=5)
+        return paced(slow), at_once(fast), counts_of(found, "fetch_job")
 
 
-async def killed(server: Server, heartbeat: tuple[float, float], what: str) -> None:
+async def of_turns(server: Server, count: int, turns: int) -> tuple[str, str, str]:
+    async with ground(server, count) as field:
+        await field.load(20)
+        slow = await field.load(turns // 10, rate=20)
+        with statements(server) as found:
+            await field.load(20, rate=5)
+    async with ground(server, count, "tools-0x0") as field:
+        await field.load(20)
+        fast = await field.load(turns, sessions=100)
+    return paced(slow), at_once(fast), counts_of(found, "EXCEPT SELECT session FROM inbox")
+
+
+def counts_of(found: list[str], look: str) -> str:
+    return f"{len(found) / 20:.0f}, {sum(look in one for one in found) / 20:.1f}"
+
+
+async def killed(server: Server, heartbeat: tuple[float, float]) -> str:
     """From the SIGKILL of a worker to the second start of its job, found by whoever asks for stalled jobs."""
     async with queue(server, 1, heartbeat) as field:
         await field.defer("victim", "s", 30.0)
@@ -221,7 +242,7 @@ async def killed(server: Server, heartbeat: tuple[float, float], what: str) -> N
             if heartbeat != TIGHT:
                 await rescued(field)
             again = await field.until_started("victim", 2)
-            say(f"SIGKILL, {what}: until the job is started again", "never" if again is None else f"{again - at:.1f} s")
+            return "never" if again is None else f"{again - at:.1f} s"
 
 
 async def rescued(field: Queue) -> None:
@@ -234,7 +255,7 @@ async def rescued(field: Queue) -> None:
         await asyncio.sleep(1)
 
 
-async def frozen(server: Server) -> None:
+async def frozen(server: Server) -> str:
     """A worker is frozen past the time after which it counts as stalled, and woken while its job runs elsewhere."""
     async with queue(server, 1, TIGHT) as field:
         await field.defer("frozen", "s", 14.0)
@@ -246,8 +267,7 @@ async def frozen(server: Server) -> None:
             again = await field.until_started("frozen", 2, 30)
             field.workers[0].signal(signal.SIGCONT)
             if again is None:
-                say("SIGSTOP past the stall time, then SIGCONT", "not taken over within 30 s")
-                return
+                return "not taken over within 30 s"
             woken = time.time()
             await asyncio.sleep(4)
             steps = [at for mark, at in field.noted() if mark == "frozen.step" and woken < at < woken + 3]
@@ -256,10 +276,10 @@ async def frozen(server: Server) -> None:
             query = "SELECT status::text, attempts FROM procrastinate_jobs WHERE task_name = 'turn'"
             rows = await asyncio.to_thread(server.sql, query, database=field.database)
             how = "both run side by side" if both else "only one goes on"
-            say("SIGSTOP past the stall time, then SIGCONT", f"{how} ({len(steps)} steps in 3 s); at the end {rows}")
+            return f"{how} ({len(steps)} steps in 3 s); at the end {rows}"
 
 
-async def restarted(server: Server) -> None:
+async def after_restart(server: Server) -> str:
     """PostgreSQL is restarted under a worker; a job that is deferred afterwards."""
     async with queue(server, 1) as field:
         await field.defer("before", "s")
@@ -275,20 +295,27 @@ async def restarted(server: Server) -> None:
         ended = field.workers[0].made.returncode
         state = "the worker goes on" if ended is None else f"the worker has ended with {ended}"
         after = "never started" if again is None else f"started after {again - at:.1f} s"
-        say("PostgreSQL restarted: a job deferred afterwards", f"{after}; {state}")
+        return f"{after}; {state}"
 
 
 async def main(short: bool) -> None:
     if importlib.util.find_spec("procrastinate") is None:
         raise SystemExit("procrastinate is not installed here: the first lines of this file say how")
-    print("| Procrastinate | measured |\n|---|---|")
+    head("", "Procrastinate, a job that does nothing", "Everloop, a whole turn")
     with postgres() as server:
         await loads(server, (1, 2) if short else (1, 2, 4), 200 if short else 1000)
-        await killed(server, TIGHT, "heartbeat 1 s, dead after 3 s, looked for each second")
-        await frozen(server)
-        await restarted(server)
+        (ours,) = await taken_over(server, signal.SIGKILL, 1)
+        tight = await killed(server, TIGHT)
+        say("SIGKILL, until it is started again (a heartbeat each second, dead after 3)", tight, f"{ours:.2f} s")
+        (ours,) = await taken_over(server, signal.SIGSTOP, 1, TIGHT[1])
+        say(
+            "SIGSTOP past that time, then SIGCONT",
+            await frozen(server),
+            f"taken over after {ours:.1f} s, answered once",
+        )
+        say("PostgreSQL restarted: what comes then", await after_restart(server), f"{await restarted(server):.1f} s")
         if not short:
-            await killed(server, DEFAULT, "its defaults, asked for stalled jobs each second")
+            say("SIGKILL, by the defaults, asked for stalled jobs each second", await killed(server, DEFAULT), "")
 
 
 if __name__ == "__main__":

@@ -71,14 +71,10 @@ async def loads(server: Server, short: bool) -> None:
         costs = ["–"] * 3
         if slow.counted is not None:
             done = slow.counted
-            costs = [per_turn(slow, done.cpu), f"{done.writes / paced:.1f}", f"{done.wal / paced:,.0f}"]
+            costs = [slow.cost(done.cpu), f"{done.writes / paced:.1f}", f"{done.wal / paced:,.0f}"]
         name = f"{'PostgreSQL' if where is not None else 'SQLite'}, {count}{', 3 tool calls' if model == CALLS else ''}"
         say(name, f"{fast.per_second:.0f}", f"{slow.wait(0.5):.0f} ms", f"{slow.wait(0.95):.0f} ms",
-            per_turn(slow, slow.worker_cpu), *costs)  # fmt: skip
-
-
-def per_turn(load: Load, seconds: float) -> str:
-    return f"{seconds / load.turns * 1e3:.1f} ms"
+            slow.cost(slow.worker_cpu), *costs)  # fmt: skip
 
 
 async def said(server: Server, short: bool) -> None:
@@ -104,7 +100,7 @@ async def queue(server: Server, short: bool) -> None:
             await field.load(20)
             load = await field.load(turns, sessions=100)
             assert load.counted is not None
-            costs = (per_turn(load, load.worker_cpu), per_turn(load, load.counted.cpu))
+            costs = (load.cost(load.worker_cpu), load.cost(load.counted.cpu))
             say(str(count), f"{load.per_second:.0f}", *costs)
 
 
@@ -121,7 +117,7 @@ async def growth(server: Server, short: bool) -> None:
             fast = await field.load(300, owners=owners)
             assert slow.counted is not None
             say(str(count), str(owners), f"{elsewhere:,}", f"{fast.per_second:.0f}", f"{slow.wait(0.95):.0f} ms",
-                per_turn(slow, slow.worker_cpu), per_turn(slow, slow.counted.cpu))  # fmt: skip
+                slow.cost(slow.worker_cpu), slow.cost(slow.counted.cpu))  # fmt: skip
 
 
 HELD_WORKER = "INSERT INTO worker (id, at) VALUES ('ffffffffffff.1.1.1.1', 9e12) RETURNING 1"  # of another machine

@@ -100,13 +100,15 @@ async def test_of_a_session_with_more_turns_only_the_one_is_shown(recorded, tmp_
 Way = Callable[[Batch], list[Batch]]
 
 
-async def watched_live(folder: Path, way: Way) -> tuple[Shown, str]:
+async def watched_live(folder: Path, way: Way, ask: Callable[[], Batch] | None = None) -> tuple[Shown, str]:
     """What a follower has shown of a turn at its end, when all that was told of it came this way; and the text of which
     it had shown before it looked at the log for the last time."""
     answer = LLMResponse(FIRST, [call("list_dir", path=".")], "tool_calls")
     provider = ScriptedProvider([answer, SECOND], token_delay=0.004)
     shown, store, tasks = Shown(), SQLiteStore(folder / "store.db"), list[asyncio.Task[None]]()
     follower = Follower(store, shown, 1)
+    if ask is not None:
+        follower.ask = lambda: follower.take(ask())
 
     def hear(batch: Batch) -> None:
         if not tasks:
@@ -127,6 +129,24 @@ async def watched_live(folder: Path, way: Way) -> tuple[Shown, str]:
 
 async def test_what_happens_is_shown_when_it_happens(tmp_path):
     shown, live = await watched_live(tmp_path, lambda batch: [batch])
+    assert right(shown)
+    assert live == FIRST + SECOND
+
+
+async def test_what_was_missed_is_asked_for_and_shown_before_the_end(tmp_path):
+    told: list[Batch] = []
+
+    def way(batch: Batch) -> list[Batch]:
+        told.append(batch)
+        texts = [one for one in told if isinstance(one.events[0], events.Text)]
+        return [] if batch in texts and len(texts) in (2, 3) else [batch]
+
+    def so_far() -> Batch:
+        round = [one for one in told if one.seq == told[-1].seq]
+        text = "".join(event.text for one in round for event in one.events if isinstance(event, events.Text))
+        return replace(round[-1], chars=0, events=[events.Text(text)])
+
+    shown, live = await watched_live(tmp_path, way, so_far)
     assert right(shown)
     assert live == FIRST + SECOND
 

@@ -200,6 +200,21 @@ async def test_a_turn_is_not_ended_by_one_client_while_another_waits_elsewhere(f
     assert len(fake.requests) == 1
 
 
+async def test_a_turn_at_a_worker_goes_on_while_one_of_its_clients_is_there(fake, http, database, tmp_path):
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.05)
+    async with (
+        worker(fake, tmp_path / "w", database),
+        server(fake, tmp_path / "a", database, turns=False) as (_, a),
+        server(fake, tmp_path / "b", database, turns=False) as (_, b),
+    ):
+        first = await begin(Client(a, http), "wörd3 ")
+        second = await begin(Client(b, http), "wörd6 ")
+        first.leave()
+        await second.read()
+    assert second.text == TEXT
+    assert len(fake.requests) == 1
+
+
 async def test_a_server_that_is_told_to_stop_hands_its_turn_on_and_its_client_sees_all_of_it(
     fake, http, database, tmp_path
 ):

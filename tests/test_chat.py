@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everloop.cli.paper import as_json, harmless, one_line
+from everloop.cli.paper import as_json, harmless, mark_of, one_line
 from everloop.cli.questions import remember
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI
@@ -340,6 +340,13 @@ async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
 
 
 # ------------------------------------------------------------------------------------------------ paper
+
+
+def test_only_the_end_of_a_command_itself_says_that_it_failed():
+    assert mark_of("exec", "ok", "no\n[exit status 137, SIGKILL]\n[perhaps it used too much memory]") == "✗"
+    assert mark_of("exec", "timeout", "") == "✗"
+    for tool, text in (("read_file", "[exit status 1]"), ("exec", "so [exit status 1]"), ("exec", "[exit status 1]\nok")):
+        assert mark_of(tool, "ok", text) == "✓"
 
 
 def test_control_characters_become_pictures_of_themselves():

@@ -345,7 +345,11 @@ async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
 def test_only_the_end_of_a_command_itself_says_that_it_failed():
     assert mark_of("exec", "ok", "no\n[exit status 137, SIGKILL]\n[perhaps it used too much memory]") == "✗"
     assert mark_of("exec", "timeout", "") == "✗"
-    for tool, text in (("read_file", "[exit status 1]"), ("exec", "so [exit status 1]"), ("exec", "[exit status 1]\nok")):
+    for tool, text in (
+        ("read_file", "[exit status 1]"),
+        ("exec", "so [exit status 1]"),
+        ("exec", "[exit status 1]\nok"),
+    ):
         assert mark_of(tool, "ok", text) == "✓"
 
 

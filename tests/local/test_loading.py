@@ -42,6 +42,17 @@ async def test_it_says_that_it_loads_the_model_while_it_does() -> None:
     await provider.close()
 
 
+async def test_a_file_of_ones_own_that_was_cut_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    await asyncio.to_thread(lambda: cut.write_bytes(weights(TINY).read_bytes()[:20_000_000]))
+    engine = Engine(Settings(cut, window=512, slots=1))
+    with pytest.raises(ProviderError) as caught:
+        await engine.start()
+    await engine.close()
+    assert "\n" not in str(caught.value)
+    assert "get it again" in str(caught.value)
+
+
 async def test_at_a_terminal_the_spinner_says_so() -> None:
     async with terminal("chat", "--provider", "local", "--model", str(weights(TINY))) as screen:
         await screen.sees("shows the commands")

@@ -124,7 +124,7 @@ class ModelProcess:
             self._settle(self._loaded, frame["ready"])
         elif "failed" in frame:
             why = _last_words(self._said) or frame["failed"]
-            text = f"the local model could not be loaded: {one_line(why)}"
+            text = f"the local model could not be loaded ({one_line(why)}): if its file is damaged, get it again"
             if frame.get("missing"):
                 text = f"the local model needs llama.cpp, which cannot be used ({one_line(frame['failed'])}): {INSTALL}"
             self._fail(self._loaded, ProviderError(text))

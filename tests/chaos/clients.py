@@ -18,7 +18,7 @@ from everloop.errors import StoreError
 from ..crash.history import Asked
 from ..server.serving import CHAT, Streamed, text_of
 
-PATIENCE = 30.0  # seconds that a client waits for an answer before it asks elsewhere
+PATIENCE = 30.0  # seconds; an answer that is not there by then has missed a wake-up
 PLANS = ["", "", "", "s", "s", "n", "sn", "w", "s.n", "nw.s", "aa", "l", "l.s"]
 
 
@@ -54,8 +54,8 @@ class HttpClient:
             try:
                 async with asyncio.timeout(PATIENCE):
                     await self._try(asked, key)
-            except TimeoutError:  # for the server that is the same as a client who went away
-                asked.hung_up = True
+            except TimeoutError:
+                asked.refused.append(f"its client has waited {PATIENCE} s for nothing")
             except (aiohttp.ClientError, ConnectionError):
                 await asyncio.sleep(self._random.uniform(0.02, 0.2))
 

@@ -143,17 +143,28 @@ class Company:
         """The servers that clients know; one may be frozen, which a client cannot see."""
         return [one.url for one in self.members if one.url]
 
-    async def restart_postgres(self, mode: str) -> None:
+    async def restart_postgres(self, mode: str, away: float = 0.0) -> None:
+        """Stop it and start it again, after so many seconds."""
         began = time.time()
-        await asyncio.to_thread(self.server.restart, mode)
+        await asyncio.to_thread(self.server.stop, mode)
+        await asyncio.sleep(away)
+        await asyncio.to_thread(self.server.start)
         self.outages.append((began, time.time()))
 
     def said(self) -> str:
         return "".join(path.read_text(errors="replace") for path in sorted((self.folder / "said").iterdir()))
 
     async def scalar(self, sql: str) -> int:
-        rows = await asyncio.to_thread(self.server.sql, sql, database=self.dsn.partition("@/")[2].partition("?")[0])
-        return int(rows[0][0])
+        return int((await self._rows(sql))[0][0])
+
+    async def _rows(self, sql: str) -> list[Any]:
+        database = self.dsn.partition("@/")[2].partition("?")[0]
+        return await asyncio.to_thread(self.server.sql, sql, database=database)
+
+    async def holders(self) -> set[int]:
+        """The processes that hold a session now."""
+        sql = "SELECT split_part(worker, '.', 3)::int FROM session WHERE worker IS NOT NULL"
+        return {row[0] for row in await self._rows(sql)}
 
     async def rest(self, seconds: float) -> bool:
         """Wait until everything is answered and sent, and nobody holds a session any more."""

@@ -139,7 +139,8 @@ class Chaos:
     async def _do(self, kind: str) -> None:
         what, _, whom = kind.partition(" ")
         if what == "restart":
-            await self.company.restart_postgres(whom)
+            # Away for longer than a lease: nobody could renew it, and nobody is dead for that.
+            await self.company.restart_postgres(whom, away=LEASE if whom == "immediate" else 0.0)
             return
         if what == "roll":
             for one in self.company.of("worker", "server"):
@@ -150,7 +151,8 @@ class Chaos:
         while not there:
             await asyncio.sleep(0.1)
             there = self.company.of(whom)
-        one = self.random.choice(there)
+        busy = await self.company.holders() if what in ("kill", "end", "freeze") else set()
+        one = self.random.choice([one for one in there if one.pid in busy] or there)
         if what == "cut" and whom == "all":
             one.proxy.cut_all()
         elif what == "cut":

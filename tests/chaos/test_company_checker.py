@@ -63,8 +63,7 @@ async def publish(made: Company, *messages: dict[str, Any]) -> None:
 
 async def holder(made: Company) -> Member:
     """The worker that holds a session now."""
-    sql = "SELECT split_part(worker, '.', 3)::int FROM session WHERE worker IS NOT NULL UNION ALL SELECT 0"
-    pid = await made.scalar(sql)
+    (pid,) = await made.holders()
     return next(one for one in made.members if one.pid == pid)
 
 

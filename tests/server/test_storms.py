@@ -56,7 +56,7 @@ async def test_a_crowd_that_leaves_leaves_nothing_behind(tmp_path: Path):
             assert door is not None
             await until(lambda door=door: not door.under_way)
             await until(lambda dispatcher=dispatcher: not dispatcher._live)
-            assert not dispatcher._waiting
+            assert not list(dispatcher._waiters)
             assert not dispatcher._taking
             assert not agent._turns.watchers
             assert await server.store.ready("nobody") == []

@@ -35,7 +35,16 @@ OPEN = frozenset({"/healthz", "/readyz"})  # for whoever watches the machine, wh
 CLIENT_LEFT = 499  # is sent to nobody: it stands for a client that did not wait for its answer
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 # Two of these, and two readers differ.
-ONCE = ("Host", "Origin", "Authorization", "Content-Type", "Content-Encoding", "X-Session", "Idempotency-Key")
+ONCE = (
+    "Host",
+    "Origin",
+    "Authorization",
+    "Content-Type",
+    "Content-Encoding",
+    "X-Session",
+    "Idempotency-Key",
+    "Last-Event-ID",
+)
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
 BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]{1,512})", re.I)
 HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+(?: *, *[A-Za-z0-9-]+)*")

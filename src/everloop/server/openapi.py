@@ -120,6 +120,7 @@ def _chat() -> Json:
         "parameters": [
             _header("X-Session", "The session that the server keeps, where only the last message counts.", LENGTH),
             _header("Idempotency-Key", "In a session: a request that is repeated gets the answer of the first.", {}),
+            _header("Last-Event-ID", "Of a stream that is asked for again: the last id that the client has.", {}),
         ],
         "requestBody": {
             "required": True,

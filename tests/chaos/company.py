@@ -88,7 +88,7 @@ class Member:
     async def end(self, number: int) -> int:
         """End it by a signal; its exit status."""
         self.url = ""
-        self._company.ended.add(self.pid)
+        self._company.ended[self.pid] = time.time()
         try:
             os.kill(self.pid, number)
         except ProcessLookupError:
@@ -129,7 +129,7 @@ class Company:
         self.plant = plant
         self.settings: dict[str, str] = {}
         self.members: list[Member] = []
-        self.ended: set[int] = set()  # processes that were told to end, or killed
+        self.ended: dict[int, float] = {}  # when processes were told to end, or killed
         self.outages: list[tuple[float, float]] = []
 
     async def start(self) -> None:

@@ -172,7 +172,7 @@ class Chaos:
         history.acknowledged = publisher.acknowledged
         history.published = publisher.published
         history.clients = [asked for client in self.clients for asked in client.record]
-        history.killed = company.ended
+        history.killed, history.ended = set(company.ended), company.ended
         history.jobs, history.outages = self.jobs, company.outages
         said = company.said()
         history.refused = said.count(REFUSED)

@@ -69,7 +69,7 @@ async def holder(made: Company) -> Member:
 
 def left(made: Company, model: FakeOpenAI) -> History:
     history = read_postgres(made.dsn, seen_in(made.folder, model.requests))
-    history.killed = made.ended
+    history.killed, history.ended = set(made.ended), made.ended
     return history
 
 

@@ -71,7 +71,7 @@ def _fences(history: History) -> Iterator[str]:
             yield f"{where}: {lease.after} took the lease and the fence is still {lease.fence}"
         robbed = process_of(lease.before) if lease.before is not None else None
         ours = robbed == process_of(lease.after)  # a process that goes on under a new name
-        if robbed is not None and lease.alive and not ours and robbed not in (history.killed or ()):
+        if robbed is not None and lease.alive and not ours and lease.at < history.ended.get(robbed, float("inf")):
             yield f"{where}: {lease.after} took the lease of {lease.before}, which lived"
 
 

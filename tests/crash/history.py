@@ -103,6 +103,7 @@ class History:
     clients: list[Asked] = field(default_factory=list)
     jobs: dict[str, float] = field(default_factory=dict)  # scheduled work: id → seconds between two slots
     outages: list[tuple[float, float]] = field(default_factory=list)  # in which the store was away
+    ended: dict[int, float] = field(default_factory=dict)  # when a process was told to end, or killed
     complaints: list[str] = field(default_factory=list)  # lines that processes should not have written
     refused: int = 0  # writes of workers that had lost their lease
 
@@ -116,7 +117,7 @@ class History:
         """(session, process) → when another took the session over from that process, which was not heard of."""
         return {
             (lease.session, process_of(lease.before)): lease.at
-            for lease in self.leases
+            for lease in reversed(self.leases)  # the first time counts
             if lease.before and lease.after and lease.before != lease.after and not lease.alive
         }
 

@@ -19,11 +19,25 @@ CREATE TABLE witness_lease (
     before text, after text, alive boolean);
 CREATE TABLE witness_write (
     n bigint GENERATED ALWAYS AS IDENTITY, xid text, application text, session bigint, holder text, what text);
+CREATE TABLE witness_lapse (worker text, at float8);
+CREATE FUNCTION witness_lapse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF TG_OP = 'DELETE' THEN
+        INSERT INTO witness_lapse VALUES (OLD.id, {now});
+    ELSIF TG_OP = 'INSERT' THEN
+        INSERT INTO witness_lapse SELECT NEW.id, {now} WHERE NEW.id IN (SELECT worker FROM witness_lapse);
+    ELSIF NEW.at - greatest(OLD.at, extract(epoch FROM pg_postmaster_start_time())) > {lease} THEN
+        INSERT INTO witness_lapse VALUES (NEW.id, {now});
+    END IF;
+    RETURN NULL; END $$;
+CREATE TRIGGER witness_lapse AFTER INSERT OR UPDATE OR DELETE ON worker
+    FOR EACH ROW EXECUTE FUNCTION witness_lapse();
 CREATE FUNCTION witness_lease() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO witness_lease (at, xid, session, fence_before, fence, before, after, alive) VALUES (
         {now}, pg_current_xact_id()::text, NEW.id, OLD.fence, NEW.fence, OLD.worker, NEW.worker,
         EXISTS (SELECT 1 FROM worker w WHERE w.id = OLD.worker
-            AND greatest(w.at, extract(epoch FROM pg_postmaster_start_time())) > {now} - {lease}));
+            AND greatest(w.at, extract(epoch FROM pg_postmaster_start_time())) > {now} - {lease})
+        -- One that wakes renews its lease while another, which saw that it had ended, is taking it.
+        AND NOT EXISTS (SELECT 1 FROM witness_lapse l WHERE l.worker = OLD.worker AND l.at > {now} - 1));
     RETURN NULL; END $$;
 CREATE TRIGGER witness_lease AFTER UPDATE ON session FOR EACH ROW
     WHEN (OLD.fence <> NEW.fence OR OLD.worker IS DISTINCT FROM NEW.worker) EXECUTE FUNCTION witness_lease();

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -239,3 +241,44 @@ async def test_something_that_is_not_understood_is_left_aside(database):
         served.say(b'"still here"')
         await until(lambda: heard)
         assert heard == ["still here"]
+
+
+async def test_of_sessions_that_nobody_follows_any_more_nothing_is_kept(database):
+    async with relays(database, database) as (here, there):
+        for number in range(50):
+            there.follow("ada", f"k{number}", nobody).close()
+        served, _ = await followed(here, there, "last")
+        assert list(here._followers) == [served.topic]
+
+
+async def test_one_turn_that_cannot_be_told_of_silences_no_other(database):
+    def broken() -> None:
+        raise ValueError("no words for it")
+
+    async with relays(database, database) as (here, there):
+        served, heard = await followed(here, there)
+        here.soon(broken)
+        served.say(b'"canary"')
+        await until(lambda: heard == ["canary"])
+
+
+async def test_a_process_with_more_than_a_thousand_open_files_listens_again_after_a_lost_connection(database, tmp_path):
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most))
+    opened: list[int] = []
+    try:
+        async with proxied(database, tmp_path) as (proxy, through), relays(database, through) as (here, there):
+            served, heard = await followed(here, there)
+            while not opened or opened[-1] < 1100:  # as many clients' connections would be
+                opened.append(os.dup(0))
+            asked: list[str] = []
+            served.asked = asked.append
+            for transport in list(proxy._open):
+                transport.abort()
+            await until(lambda: asked)
+            served.say(b'"canary"')
+            await until(lambda: "canary" in heard)
+    finally:
+        for one in opened:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))

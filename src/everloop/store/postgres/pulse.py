@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..news import ANY
 from ..workers import gone, of_this_process
 from .rows import NOW
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop"
-WAKE, JOINED = "w", "j"
+JOINED = "j"  # a worker has come
 RENEWALS = 3  # in the time that a lease lasts
 RETRY_SECONDS = 0.5
 
@@ -124,7 +125,7 @@ class Pulse:
                         connection.execute(f"LISTEN {CHANNEL}")
                         connection.execute(f"LISTEN {CHANNEL}_{self.address}")
                         connection.execute(TIDY)
-                        self._tell(WAKE)  # something may have been said while nobody listened
+                        self._tell(ANY)  # something may have been said while nobody listened
                         self._relay(None)
                         told = False
                     self._beat(connection)
@@ -136,7 +137,7 @@ class Pulse:
                     if connection is not None:
                         connection.close()
                         connection = None
-                    select.select([stop], [], [], RETRY_SECONDS)
+                    _wait(RETRY_SECONDS, stop.fileno())
         finally:
             if connection is not None:
                 connection.close()
@@ -151,7 +152,7 @@ class Pulse:
         if workers:
             connection.execute(RENEW, (list(workers), list(workers.values())))
         if connection.execute(BURY, (self._lease, list(workers))).fetchall():
-            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, WAKE))
+            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, ANY))
 
     def _hear(self, connection: Connection, stop: _Stop, until: float) -> None:
         """Pass on what is said, until it is time to beat again."""
@@ -164,7 +165,7 @@ class Pulse:
                 self._relay(relayed)
             if (left := until - time.monotonic()) <= 0:
                 break
-            select.select([connection.fileno(), stop.fileno()], [], [], left)
+            _wait(left, connection.fileno(), stop.fileno())
 
     def _relay(self, notices: Notices | None) -> None:
         if self.relayed is not None:
@@ -176,6 +177,15 @@ class Pulse:
         for loop, heard in listeners:
             with contextlib.suppress(RuntimeError):  # a loop that has ended hears nothing
                 loop.call_soon_threadsafe(heard, word)
+
+
+def _wait(seconds: float, *files: int) -> None:
+    """Until one of these can be read, or so long. `select` would not do: it takes no number above 1023, which a
+    connection has that is made again in a server with many clients."""
+    poll = select.poll()
+    for file in files:
+        poll.register(file, select.POLLIN)
+    poll.poll(1000 * seconds)
 
 
 class _Stop:

@@ -139,7 +139,10 @@ class Relay:
     def _ticks(self) -> None:
         flushes, self._flushes = self._flushes, []
         for flush in flushes:
-            flush()
+            try:
+                flush()
+            except Exception:  # of one turn: the others are told of all the same
+                log.exception("what is for watching was lost")
         self._tick, self._ticked_at = None, asyncio.get_running_loop().time()
         for address, post in list(self._posts.items()):
             if not post.send():
@@ -223,8 +226,10 @@ class Relay:
                 there[word.address] = until
                 for one in self._served.get(topic, ()) if new or word.what == "ask" else ():
                     one.asked(word.address)
-            elif word.what == "unwatch" and topic in self._followers:
-                self._followers[topic].pop(word.address, None)
+            elif word.what == "unwatch" and (there := self._followers.get(topic)) is not None:
+                there.pop(word.address, None)
+                if not there:
+                    del self._followers[topic]
         if word.what == "watch":
             for topic in list(self._followers):
                 self.followers(topic)  # whoever died without a word is forgotten

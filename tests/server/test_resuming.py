@@ -224,3 +224,15 @@ def test_a_client_that_reads_slowly_costs_no_more_than_the_text():
         feed.show(3, events.Reasoning("c"))
     assert len(feed._waiting) <= MANY + 1
     assert "".join(piece.text for piece in feed._waiting if piece.kind == "text") == "ab" * 20_000
+
+
+async def test_one_who_comes_when_another_has_gone_sees_the_answer_as_it_is_written(server: Serving):
+    server.fake.reply(TEXT, tokens=WORDS, token_delay=0.03)
+    first = await begin(server, "word3 ")
+    second = await begin(server, "word5 ")
+    second.leave()
+    await asyncio.sleep(0.1)
+    third = await server.stream("go", ONCE)
+    first.leave()
+    assert third.text == TEXT
+    assert len(third.chunks) > 10  # as it is written, not at its end

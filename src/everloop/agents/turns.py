@@ -243,8 +243,8 @@ class TurnRunner:
 
         def stop() -> None:
             followers.remove(follow)
-            if not followers and self._followers.get((owner, key)) is followers:
-                del self._followers[owner, key]
+            if not followers and (owner, key) not in self._showings:  # a turn that runs tells those in this very list
+                self._followers.pop((owner, key), None)
 
         return stop
 

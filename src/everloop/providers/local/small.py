@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from ..base import LLMResponse, ToolCallRequest
 from ..sse import read_usage
+from .small_asked import about_the_person
 from .small_claims import claims_work, failed, fingerprint
 from .small_grammar import Wanted, grammar
 from .small_json import SmallJson
@@ -23,7 +24,6 @@ from .small_results import quote, short_result
 from .small_tools import KNOWN, SHOWN, acts, choose, introduce, nearest, shows
 from .small_turn import Message, Turn, last_request, parted, text_of, turn_of
 from .small_values import values_for
-from .small_words import about_the_person
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 ANSWER_TOKENS = 600

@@ -36,13 +36,15 @@ _STOPS = ".,:;!?\"'“”«»()"
 
 def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
     """By line, what stands before and after the words that are to be replaced in it; empty where none were named."""
+    found = list(dict.fromkeys(lines))
+    named = spans(request, "\n".join(found))
     surely: dict[str, list[tuple[str, str]]] = {}
     perhaps: dict[str, list[tuple[str, str]]] = {}
-    for line in dict.fromkeys(lines):
-        key = len(key_of(line))
-        for old in spans(request, line[key:]):
-            found = surely if _is_old(request, old) else perhaps
-            found.setdefault(line, []).extend(_around(line, old, key))
+    for old in named:
+        places = surely if _is_old(request, old) else perhaps
+        for line in found:
+            if old in line and (around := _around(line, old, len(key_of(line)))):
+                places.setdefault(line, []).extend(around)
     return surely or (perhaps if _BOTH.search(request) else {})
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .small_asked import in_every_place
 from .small_claims import failed
 from .small_languages import weekday
 from .small_results import lines_of
 from .small_swaps import new_words, swaps
 from .small_turn import Message, Turn, text_of
-from .small_words import alike, folders_in, in_every_place, is_file, kept, paths_in, spans, tokens
+from .small_words import alike, folders_in, is_file, kept, paths_in, spans, tokens
 
 RECENT = 8  # messages whose files are known
 MOST_PATHS = 40

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 
 from .small_languages import script
 
 _ADDRESS = re.compile(r"https?://\S+")
-_FILE = re.compile(r"(?:[\w.-]+/)*[\w-]*\.[A-Za-z]\w{0,4}\b|[\w.-]+/(?:[\w.-]+/?)*", re.ASCII)
+LONGEST = 600  # characters of a request whose runs of words are looked at
+_ENDLESS = re.compile(r"\S{300,}")  # no name, and slow to look through
+_NAME = "0-9A-Za-z_À-ÖØ-öø-ɏ"  # where no spaces part words, a name would take its neighbours in
+_FILE = re.compile(
+    rf"(?:[{_NAME}.-]+/)*[{_NAME}-]*(?:\.[{_NAME}-]+)*\.[A-Za-z][A-Za-z0-9_]{{0,4}}(?![A-Za-z0-9_])"
+    rf"|[{_NAME}.-]+/(?:[{_NAME}.-]+/?)*"
+)
 _KEY = re.compile(r"\s*[\"']?[\w.-]+[\"']?\s*[=:]\s*")
 _SURE = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w\.[A-Za-z]\w{1,4}$|\w/$|/.*/|^\.{1,2}/|/.*\.\w+$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_./~-]+|[^\W\d_a-zA-Z][\w.-]*")
@@ -98,30 +105,6 @@ _MEANINGS = {
     "bye": "bye goodbye cya tschüss adiós adios ciao 잘가- 再见-",
 }
 
-_EVERY = re.compile(
-    r"\b(all|every|each|everywhere|überall|alle[nrs]?|jede[nrs]?|tod[oa]s|cada|partout|tous|toutes|chaque)\b"
-    r"|\bvariable\b|모든|모두|전부|所有|全部|都改|すべて",
-    re.I,
-)
-_ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when", "reckon")
-# What is a person's own, and words that only ask.
-_OWN = re.compile(r"\b(my|i|mein|meine|meinem|meiner|ich|mi|mis|mon|ma|mes)\b|내|나의|제|我", re.I)
-_ASKING = frozenset(
-    {"what", "which", "who", "where", "when", "whose", "how", "called", "name", "named"}
-    | {"heißt", "wie", "was", "wer", "wo", "wann", "cómo", "qué", "quién", "llama"}
-)
-_QUESTION = re.compile(
-    r"^\W*(what|which|who|whose|where|when|why|how|is|are|do|does|did|was|wie|wer|wo|wann|warum|qué|quién|cómo|quel)\b",
-    re.I,
-)
-_POLITE = re.compile(r"^\W*(can|could|would|will|please|kannst|könntest|bitte|puedes|podrías|peux|pourrais)\b", re.I)
-_LOOKS_FOR = re.compile(
-    r"\b(?:where(?:'s| is)?|find|locate|wo ist|finde|suche|dónde está|busca|où est|cherche)\s+"
-    r"(?:(?:the|my|a|file|called|named|die|meine|datei|el|archivo|le|fichier)\s+)*[\w./-]+\.[a-z]\w{0,4}\b",
-    re.I,
-)
-_SHOULD = re.compile(r"\b(should|must|has to|have to|needs to|soll|sollte|muss|debe|debería|doit)\b", re.I)
-
 # What asks for a change, and what asks for any work at all.
 CHANGES = ("create", "write", "add", "change", "rename", "move", "copy", "delete", "sort")
 WORK = (*CHANGES, "folder", "file", "find", "run", "command", "remember", "remind", "web")
@@ -138,7 +121,7 @@ def _table() -> tuple[dict[str, str], list[tuple[str, str]]]:
     return exact, sorted(beginnings, key=lambda pair: -len(pair[0]))
 
 
-_EMPTY = frozenset(_NOTHING.split())
+EMPTY = frozenset(_NOTHING.split())
 _EXACT, _BEGINNINGS = _table()
 _MEANT = frozenset(f"§{meaning}" for meaning in _MEANINGS)
 
@@ -154,7 +137,7 @@ def names_a_file(text: str) -> bool:
 
 def alike(request: str, lines: Iterable[str]) -> list[str]:
     """The lines that have most words of a request, or all where none has any."""
-    said = {word for word in words(_FILE.sub(" ", request)) if word not in _EMPTY}
+    said = {word for word in words(without_files(request)) if word not in EMPTY}
     shared = {line: len(said & set(words(line))) for line in lines if line.strip()}
     most = max(shared.values(), default=0)
     return [line for line, count in shared.items() if count == most]
@@ -183,10 +166,12 @@ def means(text: str, *meanings: str) -> bool:
 
 def paths_in(text: str, whole: bool = False) -> list[str]:
     """The names of files and folders that stand in a text; `whole` with the stroke at a folder's end."""
-    text = _ADDRESS.sub(" ", text)
+    text = _ADDRESS.sub(" ", _ENDLESS.sub(" ", text))
+    # An ending right behind letters of another kind is that of a name which we cannot tell from its neighbours.
+    found = [one[0] for one in _FILE.finditer(text) if not (one[0][0] == "." and text[: one.start()][-1:].isalpha())]
     if whole:
-        return _FILE.findall(text)
-    return list(dict.fromkeys(found.rstrip("/") for found in _FILE.findall(text) if found.strip("./")))
+        return found
+    return list(dict.fromkeys(path.rstrip("/") for path in found if path.strip("./")))
 
 
 def tokens(text: str) -> list[str]:
@@ -201,6 +186,7 @@ def words(text: str) -> list[str]:
 def features(text: str) -> dict[str, float]:
     """What a request is made of, each with its weight: what its words mean above all, then the words themselves and
     which stand together. Names of files and quotes are only that."""
+    text = _ENDLESS.sub(" ", text)
     for pattern, name in ((_QUOTED, "§quote"), (_ADDRESS, "§address"), (_FILE, "§path")):
         text = pattern.sub(f" {name} ", text)
     said = ["§digits" if word.isdigit() else word for word in words(text)]
@@ -211,62 +197,22 @@ def features(text: str) -> dict[str, float]:
     found[script(text)] = 1.5
     found[f"§paths{min(said.count('§path'), 2)}"] = 1.5
     for word in meant:
-        if word not in _EMPTY:
+        if word not in EMPTY:
             found[word] = 2.0 if word in _MEANT else 1.0
     return found
-
-
-def about_the_person(request: str, told: Iterable[str]) -> bool:
-    """Whether it is a question about the person, of which something is known: a word of it was told before."""
-    own = _OWN.search(request) and ("?" in request or "?" in request)
-    if not own or paths_in(request) or means(request, *WORK, *_ELSEWHERE):
-        return False
-    asked = {word for word in words(request) if len(word) > 2 and word not in _EMPTY and word not in _ASKING}
-    return any(asked & set(words(text)) for text in told)
-
-
-def is_question(text: str) -> bool:
-    """Whether something is asked, and not only politely asked for."""
-    return _QUESTION.search(text) is not None or ("?" in text and _POLITE.search(text) is None)
-
-
-def asks_for_a_change(text: str) -> bool:
-    """Whether it says what one file should say, and is no question about it, nor an order to do something else."""
-    if len([path for path in paths_in(text) if is_file(path)]) != 1 or is_question(text):
-        return False
-    if means(text, "delete", "run", "command", "add", "remind", "remember", "copy", "move"):
-        return False
-    return means(text, "change") or (bool(_SHOULD.search(text)) and not means(text, "create", "write"))
-
-
-def asks_how_many_there_are(text: str) -> bool:
-    """Whether a number is asked for that stands in no file of the person's, as far as one can tell."""
-    here = means(text, *WORK, *(meaning for meaning in _ELSEWHERE if meaning not in ("count", "when")))
-    own = _OWN.search(text) or {"things", "items", "entries", "we", "our"} & {*words(text)}
-    return means(text, "count") and not here and not own and not paths_in(text)
-
-
-def looks_for_a_file(text: str) -> bool:
-    """Whether it asks where a file is that it names."""
-    return _LOOKS_FOR.search(text) is not None
-
-
-def in_every_place(text: str) -> bool:
-    """Whether what is to be changed may stand in several places."""
-    return _EVERY.search(_FILE.sub(" ", text)) is not None
 
 
 def spans(text: str, within: str = "", most: int = 5) -> list[str]:
     """The runs of words of a text without the names of files: whatever a person can have named to be replaced. With
     `within`, only those that stand there."""
     found: dict[str, None] = {quoted[1:-1]: None for quoted in _QUOTED.findall(text)}
-    for part in _FILE.split(_ADDRESS.sub(" ", text)):
+    for part in _FILE.split(_ADDRESS.sub(" ", text)) if len(text) <= LONGEST else ():
         said = _LETTERS.sub(" ", part).split()
         for start in range(len(said)):
             for end in range(start + 1, min(start + most, len(said)) + 1):
                 run = " ".join(said[start:end])
                 found[run] = found[run.strip(".,:;!?\"'“”«»()")] = None
-    runs = [run for run in found if set(words(run)) - _EMPTY]
+    runs = [run for run in found if set(words(run)) - EMPTY]
     return [run for run in runs if re.search(rf"(?<!\w){re.escape(run)}(?!\w)", within)] if within else runs
 
 
@@ -279,7 +225,7 @@ def folders_in(text: str) -> list[str]:
         if means(word, "folder")
         for near in said[max(0, at - 2) : at] + said[at + 1 : at + 3]
     ]
-    return [name for name in dict.fromkeys(beside) if name.lower() not in _EMPTY and not means(name, *_MEANINGS)]
+    return [name for name in dict.fromkeys(beside) if name.lower() not in EMPTY and not means(name, *_MEANINGS)]
 
 
 def is_file(path: str) -> bool:
@@ -287,6 +233,12 @@ def is_file(path: str) -> bool:
     return re.search(r"\.[A-Za-z]\w{0,4}$", path, re.ASCII) is not None
 
 
+def without_files(text: str) -> str:
+    """The text without the names of files."""
+    return _FILE.sub(" ", _ENDLESS.sub(" ", text))
+
+
+@lru_cache(maxsize=4096)
 def _meanings(word: str) -> list[str]:
     """What a word means, or itself; a run of letters without spaces between words may mean several things."""
     if word.startswith("§"):

@@ -1,0 +1,73 @@
+"""What kind of request it is: a question or an order, about a file, about the person, or about the world."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from .small_words import EMPTY, WORK, is_file, means, paths_in, without_files, words
+
+_EVERY = re.compile(
+    r"\b(all|every|each|everywhere|überall|alle[nrs]?|jede[nrs]?|tod[oa]s|cada|partout|tous|toutes|chaque)\b"
+    r"|\bvariable\b|모든|모두|전부|所有|全部|都改|すべて",
+    re.I,
+)
+_ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when", "reckon")
+# What is a person's own, and words that only ask.
+_OWN = re.compile(r"\b(my|i|mein|meine|meinem|meiner|ich|mi|mis|mon|ma|mes)\b|내|나의|제|我", re.I)
+_ASKING = frozenset(
+    {"what", "which", "who", "where", "when", "whose", "how", "called", "name", "named"}
+    | {"heißt", "wie", "was", "wer", "wo", "wann", "cómo", "qué", "quién", "llama"}
+)
+_MARK = re.compile("[?\uff1f]")
+_QUESTION = re.compile(
+    r"^\W*(what|which|who|whose|where|when|why|how|is|are|do|does|did|was|wie|wer|wo|wann|warum|qué|quién|cómo|quel)\b",
+    re.I,
+)
+_POLITE = re.compile(r"^\W*(can|could|would|will|please|kannst|könntest|bitte|puedes|podrías|peux|pourrais)\b", re.I)
+_LOOKS_FOR = re.compile(
+    r"\b(?:where(?:'s| is)?|find|locate|wo ist|finde|suche|dónde está|busca|où est|cherche)\s+"
+    r"(?:(?:the|my|a|file|called|named|die|meine|datei|el|archivo|le|fichier)\s+)*[\w./-]+\.[a-z]\w{0,4}\b",
+    re.I,
+)
+_SHOULD = re.compile(r"\b(should|must|has to|have to|needs to|soll|sollte|muss|debe|debería|doit)\b", re.I)
+
+
+def about_the_person(request: str, told: Iterable[str]) -> bool:
+    """Whether it is a question about the person, of which something is known: a word of it was told before."""
+    own = _OWN.search(request) and _MARK.search(request)
+    if not own or paths_in(request) or means(request, *WORK, *_ELSEWHERE):
+        return False
+    asked = {word for word in words(request) if len(word) > 2 and word not in EMPTY and word not in _ASKING}
+    return any(asked & set(words(text)) for text in told)
+
+
+def is_question(text: str) -> bool:
+    """Whether something is asked, and not only politely asked for."""
+    return _QUESTION.search(text) is not None or (_MARK.search(text) is not None and _POLITE.search(text) is None)
+
+
+def asks_for_a_change(text: str) -> bool:
+    """Whether it says what one file should say, and is no question about it, nor an order to do something else."""
+    if len([path for path in paths_in(text) if is_file(path)]) != 1 or is_question(text):
+        return False
+    if means(text, "delete", "run", "command", "add", "remind", "remember", "copy", "move"):
+        return False
+    return means(text, "change") or (bool(_SHOULD.search(text)) and not means(text, "create", "write"))
+
+
+def asks_how_many_there_are(text: str) -> bool:
+    """Whether a number is asked for that stands in no file of the person's, as far as one can tell."""
+    here = means(text, *WORK, *(meaning for meaning in _ELSEWHERE if meaning not in ("count", "when")))
+    own = _OWN.search(text) or {"things", "items", "entries", "we", "our"} & {*words(text)}
+    return means(text, "count") and not here and not own and not paths_in(text)
+
+
+def looks_for_a_file(text: str) -> bool:
+    """Whether it asks where a file is that it names."""
+    return _LOOKS_FOR.search(text) is not None
+
+
+def in_every_place(text: str) -> bool:
+    """Whether what is to be changed may stand in several places."""
+    return _EVERY.search(without_files(text)) is not None

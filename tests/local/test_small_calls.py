@@ -1,0 +1,260 @@
+"""Small models: which call can come next, and what it can name. No model runs here."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from everloop.messages import assistant_message, tool_message, user_message
+
+from .test_small import SHAPING, TOOLS, asked, made, may_be_call, may_be_words, offered, said
+
+
+def call_line(request: dict[str, Any], tool: str) -> str:
+    """The rule of the grammar that says what a call of a tool can be."""
+    return next(line for line in request["grammar"].splitlines() if f'"\\"{tool}\\""' in line)
+
+
+def numbered(text: str) -> str:
+    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(text.splitlines(), 1))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "in pond.ini change the depth from 3 to 4",
+        "The depth in pond.ini is 4, not 3. Update it.",
+        "the depth in pond.ini should be 4",
+        "Ersetze in pond.ini 3 durch 4",
+    ],
+)
+def test_a_file_is_read_before_it_is_changed_and_changed_once_it_was_read(request_: str) -> None:
+    assert "edit_file" not in offered(asked(request_))
+    assert "write_file" not in offered(asked(request_))
+    after = asked(request_, *made("read_file", numbered("fish = pike\ndepth = 3"), path="pond.ini"))
+    assert offered(after) == {"edit_file"}
+    assert not may_be_words(after)
+
+
+@pytest.mark.parametrize("request_", ["what should I fix according to pond.ini?", "which depth is set in pond.ini?"])
+def test_a_question_about_a_file_never_ends_in_a_forced_change(request_: str) -> None:
+    assert may_be_words(asked(request_, *made("read_file", numbered("depth = 3"), path="pond.ini")))
+
+
+def test_what_stands_in_several_places_is_replaced_in_all_by_words_of_the_request() -> None:
+    line = call_line(asked("change every pike to eel in fish.csv"), "edit_file")
+    assert '"\\"pike\\""' in line
+    assert '\\"replace_all\\": " "true"' in line
+    assert line.count("new_text") == 1
+    assert '"\\"to\\""' not in line
+    assert "filled" not in line
+    after = asked(
+        "change every pike to eel in fish.csv", *made("read_file", numbered("pike 3\ncarp 2"), path="fish.csv")
+    )
+    assert '"\\"pike\\""' in call_line(after, "edit_file")
+    assert '"\\"eel\\""' not in call_line(after, "edit_file")
+
+
+def test_an_edit_that_did_not_fit_and_a_look_are_followed_by_another_edit() -> None:
+    error = '{"status":"error","message":"old_text does not stand in pond.ini."}'
+    wrong = assistant_message(None, [("c0", "edit_file", {"path": "pond.ini", "old_text": "a", "new_text": "b"})])
+    look = made("read_file", numbered("depth = 3"), path="pond.ini")
+    request = asked("the depth of pond.ini: 4", wrong, tool_message("c0", "edit_file", error), *look)
+    assert not may_be_words(request)
+    assert "edit_file" in offered(request)
+
+
+def test_a_line_keeps_its_indent_its_key_and_its_comma() -> None:
+    result = numbered('{\n  "depth": 3,\n  "fish": 9\n}')
+    line = call_line(
+        asked("set the depth to 4 in pond.json", *made("read_file", result, path="pond.json")), "edit_file"
+    )
+    assert r'"\"  \\\"depth\\\": " rest ",\""' in line
+
+
+def test_what_an_edit_replaces_may_stand_far_down_in_a_long_file() -> None:
+    result = numbered("\n".join(f"key{number} = {number}" for number in range(900)))
+    line = call_line(asked("set key733 to 5 in pond.ini", *made("read_file", result, path="pond.ini")), "edit_file")
+    assert '\\"key733 = 733\\"' in line
+
+
+def test_what_grep_has_found_can_be_edited() -> None:
+    found = made("grep", "pond/deep.ini:3:depth = 60", pattern="depth")
+    line = call_line(asked("find out where the depth is set and change it to 80", *found), "edit_file")
+    assert '\\"depth = 60\\"' in line
+    assert '\\"pond/deep.ini\\"' in line
+
+
+def test_a_new_file_is_called_as_it_was_named() -> None:
+    assert '", \\"path\\": " ("\\"a.txt\\"")' in call_line(asked("create a.txt containing abc"), "write_file")
+    inside = call_line(asked("make a folder nets with a file one.md in it, text: red"), "write_file")
+    assert '"\\"nets/one.md\\""' in inside
+    read_it = made("read_file", numbered("pike 9"), path="fish.csv")
+    line = call_line(asked("look up the pike in fish.csv and write the number to pike.txt", *read_it), "write_file")
+    assert "fish.csv" not in line
+
+
+def test_a_word_of_the_request_is_no_place_to_search_and_a_file_that_is_named_is() -> None:
+    assert "Petra" not in call_line(asked("where do I mention Petra?"), "grep")
+    only = call_line(asked("is Petra in crew.txt?"), "grep")
+    assert only.count('\\"pattern\\"') == only.count('\\"path\\"') == 1
+    assert '\\"crew.txt\\"' in only
+    assert '"\\"nets\\""' in call_line(asked("search for Petra in the nets folder"), "grep")
+
+
+def test_a_file_is_no_folder_to_list_and_names_of_files_are_no_regular_expressions() -> None:
+    assert "moss.txt" not in call_line(asked("is there a moss.txt here?"), "list_dir")
+    assert "glob" in call_line(asked("find all python files"), "find_files")
+    assert "$" in next(line for line in asked("ls")["grammar"].splitlines() if line.startswith("glob"))
+
+
+def test_what_is_counted_in_a_file_is_counted_by_a_command() -> None:
+    assert not offered(asked("how many names are in crew.txt?")) & {"list_dir", "grep", "write_file"}
+    assert "exec" in offered(asked("how many names are in crew.txt?"))
+
+
+@pytest.mark.parametrize("request_", ["how many moons has Mars?", "I am tired today", "any idea what I could cook?"])
+def test_where_nothing_was_said_of_work_nothing_can_be_done(request_: str) -> None:
+    request = asked(request_)
+    assert may_be_words(request)
+    assert not offered(request) & {"exec", "write_file", "edit_file", "cron", "remember"}
+
+
+def test_a_number_that_stands_in_no_file_is_answered_with_words() -> None:
+    assert not may_be_call(asked("how many planets are in the solar system?"))
+    assert not may_be_call(asked("Wie viele Tage hat ein Jahr?"))
+    for text in ("how many files are in nets?", "how many things are in nets?", "how many nets do I have here?"):
+        assert may_be_call(asked(text))
+
+
+def test_what_was_told_some_time_ago_is_looked_for_in_the_past_alone() -> None:
+    assert offered(asked("what was the name of my landlord again? I told you last week")) == {"memory_search"}
+    assert "read_file" in offered(asked("show me again what is in moss.txt"))
+
+
+def test_a_question_about_the_person_is_answered_from_what_was_just_said_or_is_remembered() -> None:
+    earlier = [user_message("remember that my cat is called Miso"), assistant_message("I will remember that.")]
+    request = SHAPING.prepare(said(*earlier, user_message("what is my cat called?")), TOOLS)
+    assert not may_be_call(request)
+    assert [one["role"] for one in request["messages"][-4:]] == ["assistant", "user", "assistant", "user"]
+    assert "Miso" in request["messages"][-3]["content"]
+    assert not may_be_call(asked("which birds do I like? herons?"))  # the memory knows of herons
+    assert may_be_call(asked("what is my cat called? I told you once"))
+
+
+def test_an_english_request_has_no_examples_in_other_languages_and_a_german_one_has_german_ones() -> None:
+    for text in (
+        "replace Kiel with Bonn in ship.md",
+        "what is the capital of Peru?",
+        "add the line Main to rivers.txt",
+    ):
+        shown = asked(text)["messages"][asked(text)["stable"] :]
+        assert not [one for one in shown[2:-1] if {"ist", "die", "der", "el", "la", "le"} & {*one["content"].split()}]
+    german = asked("Was steht in der Datei moos.txt?")["messages"]
+    assert "Datei" in german[-5]["content"] + german[-9]["content"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "line", "parts"),
+    [
+        ("Rosie was renamed Ruby, please fix that in herd.txt", "Rosie", ('"\\"" (', '"Ruby"')),
+        ("the fee for York is 275, not 250. correct herd.txt", "York,17 May,250", ('"\\"York,17 May," (', '"275"')),
+        (
+            "Update herd.txt: the door is 4 m wide, not 3",
+            "The door is 3 m wide.",
+            ('"\\"The door is " (', '" m wide.\\""'),
+        ),
+        ("write Bonn instead of Ulm in herd.txt", 'town = "Ulm"', ('"\\"town = \\\\\\"" (', '"Bonn"')),
+        ("herd.txt에서 Elbe를 Oder로 바꿔줘", "Elbe", ('"\\"" (', '"Oder"')),
+        ("把 herd.txt 里的 Elbe改成Oder", "Elbe", ('"\\"" (', '"Oder"')),
+    ],
+)
+def test_of_a_line_only_the_words_that_are_replaced_are_left_to_choose(
+    request_: str, line: str, parts: tuple[str, str]
+) -> None:
+    look = made("read_file", numbered(f"other\n{line}\nlast"), path="herd.txt")
+    rule = call_line(asked(request_, *look), "edit_file")
+    assert all(part in rule for part in parts)
+    assert "rest" not in rule
+    assert "other" not in rule
+
+
+def test_a_line_whose_old_words_were_not_named_is_written_anew() -> None:
+    look = made("read_file", numbered("<title>Home</title>\nlast"), path="page.html")
+    assert "rest" in call_line(asked("make the title of page.html Welcome", *look), "edit_file")
+    look = made("read_file", numbered("<p>\n  title page\n</p>"), path="page.html")
+    assert r'"\"  " rest' in call_line(asked("make the title of page.html Welcome", *look), "edit_file")
+    look = made("read_file", numbered("did you see teh fish"), path="a.md")
+    assert "rest" in call_line(asked("correct the spelling of 'teh' in a.md", *look), "edit_file")
+
+
+def test_lines_that_begin_alike_can_all_be_edited() -> None:
+    look = made("read_file", numbered("pike one\npike two\npike three"), path="fish.txt")
+    line = call_line(asked("set pike to 5 in fish.txt", *look), "edit_file")
+    assert all(f'\\"pike {number}\\"' in line for number in ("one", "two", "three"))
+
+
+def test_a_file_that_is_looked_for_by_its_name_is_not_searched_for_words() -> None:
+    for text in ("where is moss.txt?", "i cant find moss.txt, where is it", "find the file moss.txt"):
+        assert "find_files" in offered(asked(text))
+        assert not offered(asked(text)) & {"grep", "read_file"}
+    assert "grep" in offered(asked("find the word pike in moss.txt"))
+
+
+def test_a_day_of_the_week_that_is_named_is_the_one_that_is_set() -> None:
+    assert 'field " " field " * * 1\\""' in call_line(asked("every monday at 20:00 remind me of the bins"), "cron")
+    assert '" * * 5\\""' in call_line(asked("Erinnere mich jeden Freitag um 9 an den Müll"), "cron")
+    assert "field" not in call_line(asked("every day at 7:15 remind me to swim"), "cron")
+
+
+def test_what_is_added_to_a_file_never_takes_the_place_of_the_file() -> None:
+    for text in (
+        "add Hazel to herd.txt",
+        "write Hazel under the others in herd.txt",
+        "put Hazel at the end of herd.txt",
+    ):
+        assert "write_file" not in offered(asked(text))
+        assert "exec" in offered(asked(text))
+
+
+def test_what_was_looked_into_needs_no_list_of_the_folder() -> None:
+    look = made("read_file", numbered("green"), path="moss.txt")
+    assert "list_dir" not in offered(asked("cat moss.txt", *look))
+
+
+@pytest.mark.parametrize(
+    ("request_", "path"),
+    [
+        ("Erstelle eine Datei müll.txt mit dem Text hallo", "müll.txt"),
+        ("create app.test.json containing {}", "app.test.json"),
+        ("song.txt파일을 만들고 hi 라고 적어줘", "song.txt"),
+        ("create .env containing A=1", ".env"),
+    ],
+)
+def test_names_have_letters_of_their_language_and_more_than_one_ending(request_: str, path: str) -> None:
+    assert f'", \\"path\\": " ("\\"{path}\\"")' in call_line(asked(request_), "write_file")
+
+
+def test_a_name_that_cannot_be_told_from_its_neighbours_is_left_to_the_model() -> None:
+    assert '\\"path\\": " filled' in call_line(asked("创建文件笔记.txt,内容是 hello"), "write_file")
+
+
+@pytest.mark.parametrize(
+    ("request_", "result"),
+    [
+        ("change x to y in a.txt", "a" * 16_000),
+        ("change x to y in a.txt", "1." * 8_000),
+        ("set word733 to 5 in a.txt", numbered("\n".join(f"word{number} = 1" for number in range(2_000)))),
+        (
+            "replace " + " ".join(f"word{number}" for number in range(2_000)) + " in a.txt with x",
+            numbered("word1\n" * 900),
+        ),
+        ("x" * 50_000, "x"),
+    ],
+)
+def test_nothing_that_is_said_or_read_takes_long_to_be_shaped(request_: str, result: str) -> None:
+    began = time.process_time()
+    asked(request_, *made("read_file", result, path="a.txt"))
+    assert time.process_time() - began < 2

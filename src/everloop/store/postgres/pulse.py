@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..news import ANY
 from ..workers import gone, of_this_process
 from .rows import NOW
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop"
-JOINED = "j"  # a worker has come
+WAKE, JOINED = "w", "j"
 RENEWALS = 3  # in the time that a lease lasts
 RETRY_SECONDS = 0.5
 
@@ -125,7 +124,7 @@ class Pulse:
                         connection.execute(f"LISTEN {CHANNEL}")
                         connection.execute(f"LISTEN {CHANNEL}_{self.address}")
                         connection.execute(TIDY)
-                        self._tell(ANY)  # something may have been said while nobody listened
+                        self._tell(WAKE)  # something may have been said while nobody listened
                         self._relay(None)
                         told = False
                     self._beat(connection)
@@ -152,7 +151,7 @@ class Pulse:
         if workers:
             connection.execute(RENEW, (list(workers), list(workers.values())))
         if connection.execute(BURY, (self._lease, list(workers))).fetchall():
-            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, ANY))
+            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, WAKE))
 
     def _hear(self, connection: Connection, stop: _Stop, until: float) -> None:
         """Pass on what is said, until it is time to beat again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from .monitor import Monitor
 from .origins import check_bind
 
 log = logging.getLogger("everloop.server")
+READY_SECONDS = 3.0  # in which the store must answer; those who ask whether we are ready do not wait for long
 
 
 class Server:
@@ -40,6 +42,7 @@ class Server:
         self._runner: Runner | None = None
         self._door: Door | None = None
         self._openapi = b""
+        self._asking: asyncio.Task[bool] | None = None  # the store, whether it is there
 
     async def start(self) -> Sequence[str]:
         config = self._config
@@ -102,12 +105,22 @@ class Server:
         """Whether a request would be taken now: the store answers, and the server is not on its way down."""
         if self._chat.stopping:
             raise unavailable("the server is shutting down")
+        if self._asking is None:  # once for all who ask meanwhile: nobody has to show a token for it
+            self._asking = asyncio.create_task(self._store_answers())
+        await asyncio.wait([asking := self._asking], timeout=READY_SECONDS)
+        if not asking.done() or not asking.result():
+            raise unavailable("the server cannot read its store")
+        return _json(health())
+
+    async def _store_answers(self) -> bool:
         try:
             await self._household.store.workers()
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable("the server cannot read its store") from error
-        return _json(health())
+            return False
+        finally:
+            self._asking = None
+        return True
 
     async def _document(self, request: web.Request) -> web.Response:
         from .openapi import document

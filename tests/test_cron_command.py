@@ -81,7 +81,7 @@ async def test_whoever_takes_work_from_the_store_is_woken():
     store, worker = the_store(), new_worker()
     woken = 0
 
-    def changed() -> None:
+    def changed(_: object) -> None:
         nonlocal woken
         woken += 1
 

@@ -71,7 +71,7 @@ async def test_a_lease_lasts_for_as_long_as_its_worker_is_there(database, worker
 async def test_a_worker_of_another_machine_is_dead_when_it_has_not_renewed_and_its_writes_are_refused(database, worker):
     async with opened(database) as store, opened(database) as there:
         heard = asyncio.Event()
-        company = Neighbours(store, worker, heard.set)
+        company = Neighbours(store, worker, lambda _: heard.set())
         await company.join()
         claim = await there.begin("me", "test:1", ELSEWHERE, said())
         assert claim is not None
@@ -100,7 +100,10 @@ async def test_a_wake_up_reaches_the_workers_of_every_process_of_the_store_and_o
     with postgres.database() as elsewhere:
         async with opened(database) as here, opened(database) as there, opened(elsewhere) as other:
             heard, unheard, second = asyncio.Event(), asyncio.Event(), new_worker()
-            ours, theirs = Neighbours(here, worker, heard.set), Neighbours(other, second, unheard.set)
+            ours, theirs = (
+                Neighbours(here, worker, lambda _: heard.set()),
+                Neighbours(other, second, lambda _: unheard.set()),
+            )
             await ours.join()
             await theirs.join()
             await asyncio.sleep(0.3)
@@ -127,7 +130,7 @@ async def test_a_worker_that_did_not_hear_for_a_while_looks_for_itself(postgres,
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query NOT LIKE '%%pid%%'"
     async with opened(database, lease_seconds=60) as store:
         heard = asyncio.Event()
-        company = Neighbours(store, worker, heard.set)
+        company = Neighbours(store, worker, lambda _: heard.set())
         await company.join()
         await asyncio.sleep(0.5)
         heard.clear()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ..bus import InboundMessage
 from ..dispatch.neighbours import lives, wake_all
 from ..store.base import SessionInfo, Store
+from ..store.news import WORK
 
 PATIENCE = 10.0  # seconds until a stop counts as under way
 
@@ -42,10 +43,10 @@ async def stop_elsewhere(store: Store, sessions: Sessions, owner: str, key: str,
     word.id = f"stop:{key}:{secrets.token_hex(4)}"
     row = await store.accept(word, "urgent")
     if not wait:
-        await wake_all(store)
+        await wake_all(store, WORK, [row.session])
         return
     answer = sessions.wait_for(row.id, word)
-    await wake_all(store)
+    await wake_all(store, WORK, [row.session])
     await asyncio.wait([answer], timeout=PATIENCE)
     if not answer.done():
         answer.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ from ..dispatch.local import RETRY_SECONDS
 from ..dispatch.neighbours import Neighbours
 from ..errors import StoreError
 from ..providers.base import LLMProvider
-from ..store.base import Store
+from ..store.base import Incoming, Store
+from ..store.news import ANY, ENDED, TIMERS, WORK, News
 from ..store.workers import new_worker, retire
 from ..tools.threads import in_thread
 from .loop import AgentLoop
@@ -25,6 +27,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 OWN = "me"  # the person whose machine it is
 BREATH = 0.01  # seconds between two looks into the store: many wake-ups at once cost one
+
+
+@dataclasses.dataclass(slots=True)
+class Sight:
+    """What is to be looked for in the store."""
+
+    everything: bool = True
+    sessions: set[int] = dataclasses.field(default_factory=set)  # those with work
+    ended: bool = False  # something has ended, and it is not known what
+    rows: set[int] = dataclasses.field(default_factory=set)  # of the inbox, that were answered
+
+    def takes(self, news: News) -> bool:
+        """Whether there is something to look for."""
+        if news.what == WORK and news.ids:
+            self.sessions.update(news.ids)
+        elif news.what == ENDED:
+            self.rows.update(news.ids)
+            self.ended |= not news.ids
+        elif news.what in (WORK, ANY):
+            self.everything = True
+        else:
+            return False
+        return True
 
 
 class Household:
@@ -46,7 +71,8 @@ class Household:
         self._agents: dict[str, AgentLoop] = {}
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self._neighbours = Neighbours(store, self.worker, self._changed.set)
+        self._sight = Sight()
+        self._neighbours = Neighbours(store, self.worker, self._heard, takes=runs)
         self._making = asyncio.Lock()
 
     async def agent(self, owner: str) -> AgentLoop:
@@ -63,7 +89,18 @@ class Household:
 
     def changed(self) -> None:
         """There may be something new in the store."""
+        self._sight.everything = True
         self._changed.set()
+
+    def _heard(self, news: News) -> None:
+        """Remember what to look for."""
+        if news.what in (TIMERS, ANY) and (own := self._agents.get(OWN)) is not None:
+            own.cron_service.changed()
+        if news.what in (ENDED, ANY):
+            for agent in self._agents.values():
+                agent.subagents.look_again()
+        if self._sight.takes(news):
+            self._changed.set()
 
     def watch(self, worker: str) -> None:
         """Hear of the death of a worker of another process."""
@@ -82,7 +119,7 @@ class Household:
                     await self._look()
                 except StoreError as error:  # a full or locked disk ends no server
                     log.error("%s", error)
-                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed.set)
+                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self.changed)
                 await asyncio.sleep(BREATH)
                 await self._changed.wait()
         finally:
@@ -90,16 +127,25 @@ class Household:
 
     async def _look(self) -> None:
         """One look into the store for the agents of all owners."""
-        ready = await self.store.ready(self.worker) if self.runs else []
-        urgent = await self.store.urgent(self.worker) if self.runs else []
-        for owner in {*self._agents, *(owner for owner, _ in ready), *(row.message.owner for row in urgent)}:
-            agent = await self.agent(owner)
-            await agent.look(
-                [one for one in ready if one[0] == owner], [one for one in urgent if one.message.owner == owner]
-            )
+        sight, self._sight = self._sight, Sight(everything=False)
+        if self.runs and (sight.everything or sight.sessions):
+            await self._take_up(None if sight.everything else list(sight.sessions))
         waits = {id: agent for agent in self._agents.values() for id in agent.waits()}
-        for id in await self.store.over(list(waits)):
+        over = sight.rows & waits.keys()
+        if sight.everything or sight.ended:
+            over = {*over, *await self.store.over(list(waits))}
+        for id in over:
             await waits[id].settle([id])
+
+    async def _take_up(self, sessions: Sequence[int] | None) -> None:
+        ready, urgent = await self.store.look(self.worker, sessions)
+        found: dict[str, tuple[list[tuple[str, str]], list[Incoming]]] = {}
+        for place in ready:
+            found.setdefault(place[0], ([], []))[0].append(place)
+        for row in urgent:
+            found.setdefault(row.message.owner, ([], []))[1].append(row)
+        for owner, (places, rows) in found.items():
+            await (await self.agent(owner)).look(places, rows)
 
     async def leave(self, seconds: float) -> None:
         """Begin no more turns, and leave those that run to other processes, each after the step that runs."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..dispatch.local import Dispatcher
 from ..dispatch.neighbours import Neighbours
 from ..store.base import Incoming, Store
+from ..store.news import ANY, ENDED, WORK, News
 from .subagents import SubagentManager
 
 if TYPE_CHECKING:
@@ -54,26 +55,27 @@ class Listening:
         self._neighbours: Neighbours | None = None
         self._scans = False  # it waits for a session that another process has
 
-    async def join(self, changed: Callable[[], None]) -> None:
-        """Be woken by the other workers of this store."""
+    async def join(self, heard: Callable[[News], None], takes: bool = False) -> None:
+        """Be told by the other workers of this store what has changed."""
         if self._neighbours is None:
-            self._neighbours = Neighbours(self._store, self._dispatcher.worker, changed)
+            self._neighbours = Neighbours(self._store, self._dispatcher.worker, heard, takes=takes)
             await self._neighbours.join()
-        changed()
+        heard(News())
 
     async def leave(self) -> None:
         if self._neighbours is not None:
             neighbours, self._neighbours = self._neighbours, None
             await neighbours.leave()
 
-    def held(self, worker: str) -> None:
-        """Another process has a session that we want: hear when it is done there, or dies. It may be over already, so
-        look again; where only a write is under way, after a while."""
+    def held(self, worker: str, awaited: bool) -> None:
+        """Another process has a session that we want, and answers of it may be `awaited` here: hear when it is done
+        there, or dies. It may be over already, so look again; where only a write is under way, after a while."""
         if self._house is None:
             self._spawn(self._join_for(worker))
         elif worker:
             self._house.watch(worker)
-            self._house.changed()
+            if awaited:
+                self._house.changed()
         else:
             asyncio.get_running_loop().call_later(WRITE_SECONDS, self._house.changed)
 
@@ -91,8 +93,9 @@ class Listening:
             self._neighbours.watch(worker)
         self._look_soon()
 
-    def _look_soon(self) -> None:
-        self._spawn(self._look())
+    def _look_soon(self, news: News = News()) -> None:  # noqa: B008
+        if news.what in (ANY, ENDED, WORK):
+            self._spawn(self._look())
 
     async def _look(self) -> None:
         """Without a durable bus: what other processes have done that concerns this one."""

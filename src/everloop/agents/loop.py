@@ -28,6 +28,7 @@ from ..messages import clean
 from ..providers.base import LLMProvider
 from ..store.base import Claim, Incoming, Store
 from ..store.location import home
+from ..store.news import ENDED, SENDING, WORK
 from ..store.sessions import PlainStore, SessionManager
 from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
@@ -133,10 +134,10 @@ class AgentLoop:
             worker=house.worker if house is not None else None,
             runs=house is None or house.runs,
         )
-        made.on_held = lambda worker: self._listening.held(worker)
+        made.on_held = lambda worker, awaited: self._listening.held(worker, awaited)
         made.on_waiting = lambda message: self._say(message, WAITS)
-        made.on_stranger = self._answered_stranger
-        made.on_left = self._wake_others
+        made.on_stranger = lambda row: self._tell_others(ENDED, row)
+        made.on_left = lambda session: self._tell_others(WORK, session)
         return made
 
     def _family(self, settings: Config) -> SubagentManager:
@@ -254,8 +255,10 @@ class AgentLoop:
         """A job has put a message into the inbox of a session."""
         if self.owner in (None, owner):
             self._dispatcher.kick(owner, key)
+        elif self._house is not None:
+            self._house.changed()
         else:
-            self._wake_others()
+            self._tell_others(WORK)
 
     def _beats(self, settings: Config) -> Heartbeat | None:
         """The heartbeat of the settings, if there is one."""
@@ -367,25 +370,25 @@ class AgentLoop:
             bus.arrived = self._house.changed
             await changed.wait()
         bus.arrived = changed.set
-        await self._listening.join(changed.set)
+        await self._listening.join(lambda _: changed.set(), takes=True)
         while True:
             changed.clear()  # before looking: what comes in meanwhile sets it again
             try:
                 worker = self._dispatcher.worker
                 await self.look(await self.store.ready(worker, self.owner), await self.store.urgent(worker, self.owner))
                 await self.settle(await self.store.over(self.waits()))
+                self.subagents.look_again()
+                self.cron_service.changed()  # whoever woke us may have added a job
             except StoreError as error:  # a full or locked disk ends no worker
                 log.error("%s", error)
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, changed.set)
             await changed.wait()
 
     async def look(self, ready: Sequence[tuple[str, str]], urgent: Sequence[Incoming]) -> None:
-        """Take up these sessions and answer these commands; something else may have changed in the store as well."""
+        """Take up these sessions and answer these commands."""
         for row in urgent:
             await self._answer_urgent(row)
         await self._dispatcher.take_up(ready)
-        self.subagents.look_again()
-        self.cron_service.changed()  # whoever woke us may have added a job
 
     def waits(self) -> list[int]:
         """Rows of the inbox whose answers other processes give to somebody who waits here."""
@@ -441,7 +444,7 @@ class AgentLoop:
         outgoing = reply(message, await self._urgent.answer(message, word=row))
         ids = await self.store.answer(row, outgoing, self._turns.sender)
         if isinstance(row, Incoming) and not message.reply:  # whoever said it waits for that
-            self._wake_others()
+            self._tell_others(ENDED, row.id)
         for id, answer in zip(ids, outgoing, strict=False):
             await self._hand_out(id, answer)
 
@@ -451,7 +454,7 @@ class AgentLoop:
         """Give an answer to the bus; it counts as sent when somebody has taken it."""
         if isinstance(self.bus, DurableBus):
             self.bus.more_outgoing()
-            await wake_all(self.store)
+            await wake_all(self.store, SENDING)
             return
         self._handed_out.add(id)
         try:
@@ -460,13 +463,9 @@ class AgentLoop:
             self._handed_out.discard(id)
             raise
 
-    def _answered_stranger(self, message: InboundMessage) -> None:
-        """A message was answered that another process may wait for. The answers of a durable bus have woken all."""
-        if not (message.reply and isinstance(self.bus, DurableBus)):
-            self._wake_others()
-
-    def _wake_others(self) -> None:
-        self._spawn(wake_all(self.store))
+    def _tell_others(self, what: str, id: int | None = None) -> None:
+        """Tell other processes what has changed, and where."""
+        self._spawn(wake_all(self.store, what, [] if id is None else [id]))
 
     def _taken(self, id: int) -> None:
         self._handed_out.discard(id)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from ..bus import InboundMessage, MessageBus, OutboundMessage
 from ..commands import kind_of
-from ..store.base import Outgoing, Store
+from ..store.base import Gathering, Outgoing, Store
+from ..store.news import ANY, SENDING, WORK, News
 from ..store.workers import new_worker, retire
 from .neighbours import Neighbours, wake_all
 
@@ -29,13 +30,17 @@ class DurableBus(MessageBus):
         self.arrived: Callable[[], None] | None = None  # the loop in this process, if there is one
 
     async def publish_inbound(self, message: InboundMessage) -> None:
-        await self._store.accept(message.addressed(), kind_of(message))
-        if self.arrived is not None:
+        row = await self._store.accept(message.addressed(), kind_of(message))
+        if self.arrived is not None and not isinstance(self._store, Gathering):  # which says who is to take it
             self.arrived()
-        await wake_all(self._store)
+        await wake_all(self._store, WORK, [row.session])
 
     async def consume_inbound(self) -> InboundMessage:
         raise TypeError("a durable bus is consumed by claiming sessions from its store")
+
+    def _heard(self, news: News) -> None:
+        if news.what in (SENDING, ANY):
+            self.more_outgoing()
 
     def more_outgoing(self) -> None:
         """Something may have come into the outbox."""
@@ -44,7 +49,7 @@ class DurableBus(MessageBus):
     async def consume_outbound(self) -> OutboundMessage:
         """The next message to send; `sent` must be told when its channel has taken it."""
         if self._neighbours is None:  # answers come from other processes too, and from what a dead one had taken
-            self._neighbours = Neighbours(self._store, self._worker, self.more_outgoing)
+            self._neighbours = Neighbours(self._store, self._worker, self._heard)
             await self._neighbours.join()
         while not self._taken:
             self._more.clear()  # before looking: what comes in meanwhile sets it again

@@ -58,9 +58,9 @@ class Dispatcher:
         self.runs = runs
         self._own_name = worker is None
         self._owner = owner  # whose sessions are taken up, None for anybody's
-        self.on_held: Callable[[str], None] | None = None  # told which worker holds a session that we wanted
-        self.on_stranger: Callable[[InboundMessage], None] | None = None  # told of one answered that nobody here awaits
-        self.on_left: Callable[[], None] | None = None  # told when there is work for other processes
+        self.on_held: Callable[[str, bool], None] | None = None  # told who holds a session that we wanted or wait for
+        self.on_stranger: Callable[[int], None] | None = None  # told of a row that was answered and nobody here awaits
+        self.on_left: Callable[[int | None], None] | None = None  # told of a session with work for other processes
         self.on_waiting: Callable[[InboundMessage], None] | None = None  # told of a message behind a parked turn
         self._store = store
         self._run = run
@@ -132,7 +132,7 @@ class Dispatcher:
     def kick(self, owner: str, key: str) -> None:
         """There may be something in this session's inbox."""
         if not self.runs:
-            self._left()
+            self._left(None)
             return
         live = self._live.get((owner, key))
         if live is None:
@@ -280,10 +280,11 @@ class Dispatcher:
         except Busy as busy:
             if item is not None and busy.accepted is not None:
                 self._waiters.add(busy.accepted, item)
-            for id, waiting in self._waiters.in_session(live.owner, live.key):
-                waiting.is_elsewhere(id)
+            awaited = self._waiters.in_session(live.owner, live.key)
+            for id, waiter in awaited:
+                waiter.is_elsewhere(id)
             if self.on_held is not None:
-                self.on_held(busy.worker)
+                self.on_held(busy.worker, bool(awaited))
             return bool(live.fresh)
         except Waiting as waiting:
             if item is not None and waiting.accepted is not None:
@@ -357,7 +358,7 @@ class Dispatcher:
                 item.is_elsewhere(id)
             if isinstance(error, Leaves):
                 await self._give_back(self._store.release(claim))
-                self._left()
+                self._left(claim.session)
             else:
                 log.warning("%s", error)
             return bool(live.fresh)
@@ -368,8 +369,8 @@ class Dispatcher:
             return bool(live.fresh)
         for id in claim.inbox:
             items = self._waiters.take(id)
-            if not items and self.on_stranger is not None:
-                self.on_stranger(claim.message)
+            if not items and not claim.message.reply and self.on_stranger is not None:
+                self.on_stranger(id)
             tell(items, answer)
         return bool(live.fresh) or live.again
 
@@ -388,11 +389,11 @@ class Dispatcher:
         if row.done:
             await self._waiters.settle(row.id)
         else:
-            self._left()
+            self._left(row.session)
 
-    def _left(self) -> None:
+    def _left(self, session: int | None) -> None:
         if self.on_left is not None:
-            self.on_left()
+            self.on_left(session)
 
     async def _take(self, live: Live, item: Item) -> None:
         """A message for a session whose turn is running: to disk first, then queue, steer or interrupt."""

@@ -13,27 +13,28 @@ import secrets
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 
 from ..errors import StoreError
 from ..store.base import Gathering, Place, Store
 from ..store.deaths import Deaths
+from ..store.news import ANY, News, read
 from ..store.workers import alive
 
 log = logging.getLogger(__name__)
-WAKE, JOINED = b"w", b"j"
+JOINED = "j"  # a worker has come
 
 
 class Neighbours:
-    """This worker's place among the others. `changed` is called when there may be work to take.
+    """This worker's place among the others. `heard` is told what has changed, and where it `takes` work, what there is.
 
     How they hear of each other is the store's matter where it has a way of its own, as one for many machines has.
     """
 
-    def __init__(self, store: Store, worker: str, changed: Callable[[], None]) -> None:
+    def __init__(self, store: Store, worker: str, heard: Callable[[News], None], *, takes: bool = False) -> None:
         self._place: Place = (
-            store.neighbours(worker, changed) if isinstance(store, Gathering) else Sockets(store, worker, changed)
+            store.neighbours(worker, heard, takes) if isinstance(store, Gathering) else Sockets(store, worker, heard)
         )
 
     async def join(self) -> None:
@@ -43,9 +44,9 @@ class Neighbours:
     async def leave(self) -> None:
         await self._place.leave()
 
-    async def wake(self) -> None:
-        """Tell all others that there may be work."""
-        await self._place.wake()
+    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
+        """Tell the others what has changed."""
+        await self._place.wake(what, ids)
 
     def watch(self, worker: str) -> None:
         """Hear of the death of a worker, also of one that has not joined."""
@@ -55,12 +56,12 @@ class Neighbours:
 class Sockets:
     """A worker's place among those of one machine."""
 
-    def __init__(self, store: Store, worker: str, changed: Callable[[], None]) -> None:
+    def __init__(self, store: Store, worker: str, heard: Callable[[News], None]) -> None:
         self._store = store
         self._worker = worker
-        self._changed = changed
+        self._tell = heard
         self._socket: socket.socket | None = None
-        self._deaths = Deaths(changed)
+        self._deaths = Deaths(lambda _: heard(News()))
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def join(self) -> None:
@@ -89,7 +90,7 @@ class Sockets:
         except StoreError as error:  # they see the process end
             log.warning("%s", error)
 
-    async def wake(self, what: bytes = WAKE) -> None:
+    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
         for worker, address in await self._store.workers():
             if worker != self._worker:
                 send(address, what)
@@ -99,17 +100,21 @@ class Sockets:
 
     def _heard(self) -> None:
         assert self._socket is not None
+        words: set[str] = set()
         with contextlib.suppress(BlockingIOError):
             while True:
-                if self._socket.recv(16) == JOINED:
+                if (word := self._socket.recv(16).decode()) == JOINED:
                     self._later(self._watch_all())
-        self._changed()
+                else:
+                    words.add(word)
+        for word in words:
+            self._tell(read(word))
 
     async def _watch_all(self) -> None:
         """Keep an eye on every other process that takes work from the store."""
         for worker, _ in await self._store.workers():
             self.watch(worker)
-        self._changed()  # one may have died before it could be watched
+        self._tell(News())  # one may have died before it could be watched
 
     def _later(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -117,13 +122,13 @@ class Sockets:
         task.add_done_callback(self._tasks.discard)
 
 
-async def wake_all(store: Store) -> None:
-    """Wake every worker of a store, from a process that is none."""
+async def wake_all(store: Store, what: str = ANY, ids: Iterable[int] = ()) -> None:
+    """Tell the workers of a store what has changed: those that it concerns, or all."""
     if isinstance(store, Gathering):
-        await store.wake()
+        await store.wake(what, ids)
         return
     for _, address in await store.workers():
-        send(address, WAKE)
+        send(address, what)
 
 
 async def lives(store: Store, worker: str) -> bool:
@@ -131,11 +136,11 @@ async def lives(store: Store, worker: str) -> bool:
     return await store.lives(worker) if isinstance(store, Gathering) else await asyncio.to_thread(alive, worker)
 
 
-def send(address: str, what: bytes) -> None:
+def send(address: str, what: str) -> None:
     # A full socket has wake-ups waiting in it already; a missing one has nobody behind it.
     nobody = contextlib.suppress(BlockingIOError, FileNotFoundError, ConnectionRefusedError)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender, nobody:
-        sender.sendto(what, address)
+        sender.sendto(what.encode(), address)
 
 
 def _socket_path() -> Path:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, in_words
+from .news import ANY, News
 from .overview import Overview as Overview
 from .relays import Relay
 
@@ -189,6 +190,12 @@ class Store(Protocol):
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
         """Urgent rows of sessions, of one owner if given, that this worker holds, or that nobody does."""
+        ...
+
+    async def look(
+        self, worker: str, sessions: Sequence[int] | None = None
+    ) -> tuple[list[tuple[str, str]], list[Incoming]]:
+        """What `ready` and `urgent` say, of these sessions or of all."""
         ...
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
@@ -401,7 +408,7 @@ class Place(Protocol):
 
     async def leave(self) -> None: ...
 
-    async def wake(self) -> None: ...
+    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None: ...
 
     def watch(self, worker: str) -> None: ...
 
@@ -413,9 +420,9 @@ class Gathering(Protocol):
     @property
     def relay(self) -> Relay: ...
 
-    def neighbours(self, worker: str, changed: Callable[[], None]) -> Place: ...
+    def neighbours(self, worker: str, heard: Callable[[News], None], takes: bool = False) -> Place: ...
 
-    async def wake(self) -> None: ...
+    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None: ...
 
     async def lives(self, worker: str) -> bool: ...
 

@@ -12,7 +12,7 @@ from .workers import of_this_machine, process_of
 class Deaths:
     """Calls `died` when the process of a watched worker ends."""
 
-    def __init__(self, died: Callable[[], None]) -> None:
+    def __init__(self, died: Callable[[str], None]) -> None:
         self._died = died
         self._watched: dict[str, int] = {}  # worker → pidfd
 
@@ -32,7 +32,7 @@ class Deaths:
 
     def _ended(self, worker: str) -> None:
         self._forget(worker)
-        self._died()
+        self._died(worker)
 
     def _forget(self, worker: str) -> None:
         fd = self._watched.pop(worker)

@@ -16,6 +16,7 @@ from ...dispatch.neighbours import wake_all
 from ...errors import EverloopError, StoreError
 from ...messages import clean
 from ...store.base import Store, Timer
+from ...store.news import TIMERS, WORK
 from ...tools.threads import in_thread
 from .jobs import HEARTBEAT, Drop, Job, Missed, decide, job_of, timer_of
 from .schedules import At, Schedule, next_after, parse_schedule
@@ -98,7 +99,7 @@ class CronService:
             await self.store.set_timer(timer_of(job))
         self.changed()
         if self._fired is None:  # somebody else fires it
-            await wake_all(self.store)
+            await wake_all(self.store, TIMERS)
         return job
 
     async def list(self, owner: str | None = None) -> builtins.list[Job]:
@@ -118,9 +119,9 @@ class CronService:
         """Fire a job now, once, besides its schedule; False when there is none."""
         for job in await self.list(owner):
             if job.id == id:
-                await self.store.accept(job.firing(f"run-{os.urandom(6).hex()}"))
+                row = await self.store.accept(job.firing(f"run-{os.urandom(6).hex()}"))
                 self._tell(job.owner, job.session_key)
-                await wake_all(self.store)  # somebody else may be there to run it
+                await wake_all(self.store, WORK, [row.session])  # somebody else may be there to run it
                 return True
         return False
 

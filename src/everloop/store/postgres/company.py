@@ -7,35 +7,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreError
 from ..deaths import Deaths
+from ..news import ANY, WORK, News, read
 from .pulse import JOINED
+from .waking import HEARS, TAKES
 
 if TYPE_CHECKING:
     from .store import PostgresStore
 
 log = logging.getLogger(__name__)
+LATE_SECONDS = 1.0  # after which work is looked for that another worker was told of
 
 
 class Company:
-    """This worker's place among the others. `changed` is called when there may be work to take."""
+    """This worker's place among the others. `heard` is told what has changed; one that `takes` work is also told, after
+    a while, of what others were to take and perhaps have not."""
 
-    def __init__(self, store: PostgresStore, worker: str, changed: Callable[[], None]) -> None:
+    def __init__(self, store: PostgresStore, worker: str, heard: Callable[[News], None], takes: bool = False) -> None:
         self._store = store
         self._worker = worker
-        self._changed = changed
-        self._deaths = Deaths(changed)
+        self._tell = heard
+        self._takes = takes
+        self._deaths = Deaths(self._died)
         self._tasks: set[asyncio.Task[None]] = set()
         self._joined = False
+        self._late: asyncio.TimerHandle | None = None
 
     async def join(self) -> None:
         """Be known to the others and know them."""
         self._joined = True
-        self._store.relay.bind()
-        await self._store.join(self._worker, "notify")
+        self._store.relay.bind()  # who follows a turn may be told before there is one here
+        await self._store.join(self._worker, TAKES if self._takes else HEARS)
         self._store.pulse.listen(self, asyncio.get_running_loop(), self._heard)
         await self._watch_all()
         await self._store.wake(JOINED)
@@ -45,6 +52,8 @@ class Company:
             return
         self._joined = False
         self._store.pulse.unlisten(self)
+        if self._late is not None:
+            self._late.cancel()
         for task in list(self._tasks):
             task.cancel()
         self._deaths.close()
@@ -54,9 +63,9 @@ class Company:
         except StoreError as error:  # they see the lease end
             log.warning("%s", error)
 
-    async def wake(self) -> None:
-        """Tell all others that there may be work."""
-        await self._store.wake()
+    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
+        """Tell the others what has changed."""
+        await self._store.wake(what, ids)
 
     def watch(self, worker: str) -> None:
         """Hear of the death of a worker, also of one that has not joined."""
@@ -66,16 +75,35 @@ class Company:
         if not self._joined:
             return
         if word == JOINED:
-            task = asyncio.get_running_loop().create_task(self._watch_all())
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
-        self._changed()
+            self._later(self._watch_all())
+            return
+        news = read(word)
+        if news.what == WORK and news.to not in ("", self._worker):
+            if self._takes and self._late is None:  # that one may be frozen, or have its hands full
+                pause = LATE_SECONDS * random.uniform(1, 1.5)
+                self._late = asyncio.get_running_loop().call_later(pause, self._look_late)
+            return
+        self._tell(news)
+
+    def _look_late(self) -> None:
+        self._late = None
+        self._tell(News(WORK))
+
+    def _died(self, worker: str) -> None:
+        """One of this machine has: it is told of nothing any more, and what it had is free."""
+        self._later(self._store.leave(worker))
+        self._tell(News())
 
     async def _watch_all(self) -> None:
         """Keep an eye on every other process of this machine that takes work from the store."""
         for worker, _ in await self._store.workers():
             self.watch(worker)
-        self._changed()  # one may have died before it could be watched
+        self._tell(News())  # one may have died before it could be watched
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from .connecting import Connection
 
 COUNTED = 10_000  # sessions; beyond that the planner's own estimate is used
-WORKERS = f"SELECT w.id, w.address IS NOT NULL, greatest({NOW} - w.at, 0), {FRESH} FROM worker w ORDER BY w.id"
+WORKERS = f"""SELECT w.id, coalesce(w.address <> 'ear', false), greatest({NOW} - w.at, 0), {FRESH}
+    FROM worker w ORDER BY w.id"""
 # Whoever holds a session has an open row of its inbox, so none is missing in `busy`.
 OVERVIEW = f"""
 WITH opened AS MATERIALIZED (SELECT session, state, kind, at, opened FROM inbox WHERE state <> 'done'),

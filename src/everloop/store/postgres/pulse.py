@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..news import ANY
 from ..workers import gone, of_this_process
 from .rows import NOW
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop"
-WAKE, JOINED = "w", "j"
+JOINED = "j"  # a worker has come
 RENEWALS = 3  # in the time that a lease lasts
 RETRY_SECONDS = 0.5
 
@@ -124,7 +125,7 @@ class Pulse:
                         connection.execute(f"LISTEN {CHANNEL}")
                         connection.execute(f"LISTEN {CHANNEL}_{self.address}")
                         connection.execute(TIDY)
-                        self._tell(WAKE)  # something may have been said while nobody listened
+                        self._tell(ANY)  # something may have been said while nobody listened
                         self._relay(None)
                         told = False
                     self._beat(connection)
@@ -151,17 +152,17 @@ class Pulse:
         if workers:
             connection.execute(RENEW, (list(workers), list(workers.values())))
         if connection.execute(BURY, (self._lease, list(workers))).fetchall():
-            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, WAKE))
+            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, ANY))
 
     def _hear(self, connection: Connection, stop: _Stop, until: float) -> None:
         """Pass on what is said, until it is time to beat again."""
         while not stop.told:
             notices = [(notice.channel, notice.payload) for notice in connection.notifies(timeout=0)]
             relayed = [notice for notice in notices if notice[0] != CHANNEL or notice[1].startswith("{")]
+            if relayed:  # first: whoever takes a turn up must know who follows it
+                self._relay(relayed)
             for word in {payload for _, payload in notices} - {payload for _, payload in relayed}:
                 self._tell(word)
-            if relayed:
-                self._relay(relayed)
             if (left := until - time.monotonic()) <= 0:
                 break
             _wait(left, connection.fileno(), stop.fileno())

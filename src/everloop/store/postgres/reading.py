@@ -22,6 +22,15 @@ WAITING = f"""SELECT {OF_INBOX} FROM session s JOIN inbox i ON i.session = s.id
 URGENT = f"""SELECT {OF_INBOX}, s.worker, {FRESH}
     FROM inbox i JOIN session s ON s.id = i.session LEFT JOIN worker w ON w.id = s.worker
     WHERE i.state <> 'done' AND i.kind = 'urgent' AND (%s::text IS NULL OR i.owner = %s) ORDER BY i.id"""
+# The same of a few sessions.
+READY_OF = f"""SELECT s.owner, s.key, s.worker, {FRESH} FROM session s LEFT JOIN worker w ON w.id = s.worker
+    WHERE s.id = ANY(%s)
+        AND EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND kind <> 'urgent')
+        AND NOT EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
+    ORDER BY s.updated_at"""
+URGENT_OF = f"""SELECT {OF_INBOX}, s.worker, {FRESH}
+    FROM inbox i JOIN session s ON s.id = i.session LEFT JOIN worker w ON w.id = s.worker
+    WHERE i.session = ANY(%s) AND i.state <> 'done' AND i.kind = 'urgent' ORDER BY i.id"""
 UNFINISHED = f"SELECT {ROW} FROM inbox WHERE state <> 'done' AND owner = %s ORDER BY id"
 INCOMING = f"SELECT {ROW} FROM inbox WHERE id = %s"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id = ANY(%s)"

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..news import ENDED
+from ..write import Write
 from .post import Post
-from .pulse import CHANNEL, WAKE, Pulse
+from .pulse import CHANNEL, Pulse
 
 if TYPE_CHECKING:
     from .connecting import Connection
@@ -128,7 +130,7 @@ class Relay:
 
     def wake(self) -> None:
         """Let all look at the store."""
-        self._send(CHANNEL, [WAKE])
+        self._send(CHANNEL, [ENDED])
 
     def _tick_later(self) -> None:
         """What comes after a silence goes out at once, what follows in batches."""
@@ -160,7 +162,11 @@ class Relay:
             if then is not None:
                 then()
 
-        self._lanes.submit("reads", work, ("relay", channel)).add_done_callback(done)
+        self.in_turn(work, channel).add_done_callback(done)
+
+    def in_turn(self, work: Callable[[Connection], None], channel: str = CHANNEL) -> Write[None]:
+        """Say something after all that was said before on the same channel: who follows a turn, before it is woken."""
+        return self._lanes.submit("reads", work, ("relay", channel))
 
     # ------------------------------------------------------------------------------------------ following
 
@@ -226,7 +232,8 @@ class Relay:
                 there[word.address] = until
                 for one in self._served.get(topic, ()) if new or word.what == "ask" else ():
                     one.asked(word.address)
-            elif word.what == "unwatch" and (there := self._followers.get(topic)) is not None:
+            elif word.what == "unwatch" and topic in self._followers:
+                there = self._followers[topic]
                 there.pop(word.address, None)
                 if not there:
                     del self._followers[topic]

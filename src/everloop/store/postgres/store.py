@@ -28,6 +28,7 @@ from ..base import (
     TurnInfo,
     Waiting,
 )
+from ..news import ANY, News
 from ..overview import Overview
 from ..tokens import COLUMNS, NOTED_EVERY
 from ..transactions import Behind, Held, incoming
@@ -40,12 +41,13 @@ from .counting import look
 from .lanes import Lanes
 from .migrations import migrate
 from .pooling import refuse_transaction_mode
-from .pulse import CHANNEL, WAKE, Pulse
+from .pulse import Pulse
 from .relay import Relay
 from .rows import NOW, Rows, accept, encode, lives, living, rows_of, spend
+from .waking import Waking
 
 if TYPE_CHECKING:
-    from .connecting import Connection
+    from .connecting import Asked, Connection
 
 T = TypeVar("T")
 LEASE_SECONDS = 15.0
@@ -74,7 +76,7 @@ class PostgresStore:
         self.pulse = Pulse(self._connect, in_words, lease_seconds)
         self.relay = Relay(self.lanes, self.pulse)
         self._lease = lease_seconds
-        self._waking: dict[str, Written[None]] = {}  # by what is said: a wake-up that has not gone out yet
+        self._waking = Waking(self.relay.in_turn, lease_seconds)
         self._migrated = False
         self._migrating = threading.Lock()
 
@@ -86,21 +88,27 @@ class PostgresStore:
         return await self._write(partial(accept, message=message, kind=kind), place)
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
-        def free(db: Connection) -> list[tuple[str, str]]:
-            rows = db.execute(sql.READY, (self._lease, owner, owner)).fetchall()
-            return [(of, key) for of, key, holder, fresh in rows if _free(holder, fresh, worker)]
+        return await self._in_reader(lambda db: _ready(db.execute(sql.READY, (self._lease, owner, owner)), worker))
 
-        return await self._in_reader(free)
+    async def look(
+        self, worker: str, sessions: Sequence[int] | None = None
+    ) -> tuple[list[tuple[str, str]], list[Incoming]]:
+        everything = (sql.READY, sql.URGENT), (self._lease, None, None)
+        these = (sql.READY_OF, sql.URGENT_OF), (self._lease, list(sessions or ()))
+        statements, values = everything if sessions is None else these
+
+        def work(db: Connection) -> tuple[list[tuple[str, str]], list[Incoming]]:
+            with db.pipeline():
+                ready, urgent = (db.execute(statement, values) for statement in statements)
+                return _ready(ready, worker), _urgent(urgent, worker)
+
+        return await self._in_reader(work)
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
         return [incoming(row) for row in await self._read(sql.WAITING, owner, key)]
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
-        def free(db: Connection) -> list[Incoming]:
-            rows = db.execute(sql.URGENT, (self._lease, owner, owner)).fetchall()
-            return [incoming(row[:7]) for row in rows if _free(row[7], row[8], worker)]
-
-        return await self._in_reader(free)
+        return await self._in_reader(lambda db: _urgent(db.execute(sql.URGENT, (self._lease, owner, owner)), worker))
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
         rows = [incoming(row) for row in await self._read(sql.UNFINISHED, owner)]
@@ -332,15 +340,13 @@ class PostgresStore:
         """Whether a worker, wherever it runs, still has what it holds."""
         return await self._in_reader(lambda db: lives(db, worker, self._lease))
 
-    def neighbours(self, worker: str, changed: Callable[[], None]) -> Company:
+    def neighbours(self, worker: str, heard: Callable[[News], None], takes: bool = False) -> Company:
         """A worker's place among the others of this store."""
-        return Company(self, worker, changed)
+        return Company(self, worker, heard, takes)
 
-    async def wake(self, word: str = WAKE) -> None:
-        """Tell all workers, wherever they run, that there may be work. Many who say so at once are one."""
-        if word not in self._waking:
-            self._waking[word] = self._in_reader(partial(self._notify, word=word))
-        await self._waking[word]
+    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
+        """Tell the other processes what has changed. Many who say so at once are one."""
+        await self._waking.say(what, ids)
 
     # ------------------------------------------------------------------------------------------ for plain code
 
@@ -367,10 +373,6 @@ class PostgresStore:
         self.relay.close()
         await self.lanes.close()
         await self.pulse.close()
-
-    def _notify(self, db: Connection, word: str) -> None:
-        self._waking.pop(word, None)  # whoever comes now has written something that this one may be too early for
-        db.execute(sql.NOTIFY, (CHANNEL, word))
 
     def _note(self, owner: str, key: str, entries: Sequence[Entry]) -> Callable[[Connection], int | Held]:
         return lambda db: writes.note(db, owner, key, entries, self._lease)
@@ -415,6 +417,14 @@ def _timer_data(data: str) -> dict[str, Any]:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.MsgspecError:
         return {}
+
+
+def _ready(asked: Asked, worker: str) -> list[tuple[str, str]]:
+    return [(owner, key) for owner, key, holder, fresh in asked.fetchall() if _free(holder, fresh, worker)]
+
+
+def _urgent(asked: Asked, worker: str) -> list[Incoming]:
+    return [incoming(row[:7]) for row in asked.fetchall() if _free(row[7], row[8], worker)]
 
 
 def _free(holder: str | None, fresh: bool, worker: str) -> bool:

@@ -1,0 +1,144 @@
+"""Who is woken by what: a message costs the same, however many workers there are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from everloop.bus import InboundMessage
+from everloop.dispatch.neighbours import Neighbours, wake_all
+from everloop.store.news import ANY, ENDED, SENDING, TIMERS, WORK, News, read, written
+from everloop.store.postgres.store import PostgresStore
+from everloop.store.workers import new_worker, retire
+
+
+class Worker:
+    """A process's place among the others, and what it has heard."""
+
+    def __init__(self, store: PostgresStore, takes: bool) -> None:
+        self.name = new_worker()
+        self.heard: list[News] = []
+        self.place = Neighbours(store, self.name, self.heard.append, takes=takes)
+
+
+@pytest.fixture
+async def store(database: str) -> AsyncIterator[PostgresStore]:
+    made = PostgresStore(database, lease_seconds=30)
+    yield made
+    await made.close()
+
+
+@contextlib.asynccontextmanager
+async def company(store: PostgresStore, *takes: bool) -> AsyncIterator[list[Worker]]:
+    workers = [Worker(store, one) for one in takes]
+    for worker in workers:
+        await worker.place.join()
+    await quiet(workers)
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            await worker.place.leave()
+            retire(worker.name)
+
+
+async def quiet(workers: list[Worker]) -> None:
+    """Wait until the words of their coming are heard."""
+    await asyncio.sleep(0.3)
+    for worker in workers:
+        worker.heard.clear()
+
+
+def said(chat: str = "1") -> InboundMessage:
+    return InboundMessage("test", "user", chat, "hi").addressed()
+
+
+async def until(condition: object, seconds: float = 5.0) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_message_wakes_one_of_those_who_take_work_and_each_gets_some(store):
+    async with company(store, True, True, True, False) as workers:
+        sessions = [(await store.accept(said(str(chat)))).session for chat in range(60)]
+        for session in sessions:
+            await wake_all(store, WORK, [session])
+        await until(lambda: sum(len(worker.heard) for worker in workers) >= 60)
+        assert sorted(id for worker in workers for news in worker.heard for id in news.ids) == sorted(sessions)
+        assert [len(worker.heard) > 5 for worker in workers] == [True, True, True, False]
+
+
+async def test_many_messages_at_once_are_one_notice_a_worker(store):
+    async with company(store, True, True) as workers:
+        sessions = [(await store.accept(said(str(chat)))).session for chat in range(700)]
+        await asyncio.gather(*(wake_all(store, WORK, [session]) for session in sessions))
+        await until(lambda: sum(len(news.ids) for worker in workers for news in worker.heard) == 700)
+        assert sum(len(worker.heard) for worker in workers) < 20
+
+
+async def test_a_message_for_a_session_that_is_held_wakes_its_holder_even_one_that_takes_no_other_work(store):
+    async with company(store, True, True, True, False) as workers:
+        for number in range(8):
+            holder = workers[number % 4]
+            claim = await store.begin("me", f"test:{number}", holder.name, said(str(number)))
+            assert claim is not None
+            await wake_all(store, WORK, [claim.session])
+            await until(lambda holder=holder: holder.heard)
+            assert [worker.heard for worker in workers if worker is not holder] == [[], [], []]
+            assert holder.heard == [News(WORK, holder.name, (claim.session,))]
+            holder.heard.clear()
+
+
+async def test_what_one_was_told_of_and_does_not_take_others_hear_of_after_a_while(store):
+    async with company(store, True, True, True, False) as workers:
+        row = await store.accept(said())
+        began = time.monotonic()
+        await wake_all(store, WORK, [row.session])
+        await until(lambda: sum(bool(worker.heard) for worker in workers) == 3)
+        assert time.monotonic() - began > 0.9
+        assert sorted(worker.heard[0] for worker in workers[:3])[:2] == [News(WORK), News(WORK)]
+        assert workers[3].heard == []
+
+
+async def test_a_worker_that_has_left_or_died_is_told_of_nothing(store):
+    async with company(store, True, True) as (one, two):
+        await store.leave(two.name)
+        for chat in range(12):
+            await wake_all(store, WORK, [(await store.accept(said(str(chat)))).session])
+        await until(lambda: len(one.heard) == 12)
+        assert two.heard == []
+
+
+async def test_all_hear_what_concerns_all(store):
+    async with company(store, True, False) as workers:
+        await wake_all(store, ENDED, [5, 7])
+        await wake_all(store, SENDING)
+        await wake_all(store, TIMERS)
+        await wake_all(store)
+        await until(lambda: all(len(worker.heard) == 4 for worker in workers))
+        for worker in workers:
+            assert worker.heard == [News(ENDED, "", (5, 7)), News(SENDING), News(TIMERS), News(ANY)]
+
+
+async def test_where_nobody_takes_work_a_message_wakes_all(store):
+    async with company(store, False) as (only,):
+        row = await store.accept(said())
+        await wake_all(store, WORK, [row.session])
+        await until(lambda: only.heard)
+        assert only.heard == [News(WORK, "", (row.session,))]
+
+
+@pytest.mark.parametrize("word", ["", "x", "w x 1,b", "{}", "a", "z 1 2 3", "w  1 2"])
+def test_a_word_that_is_not_understood_may_be_anything(word: str):
+    assert read(word) == News(ANY)
+
+
+@pytest.mark.parametrize("news", [News(WORK, "w.1.2.3.4", (1, 2**60)), News(ENDED, "", (3,)), News(TIMERS), News(WORK)])
+def test_news_come_as_they_were_said(news: News):
+    assert read(written(*news)) == news

@@ -48,13 +48,15 @@ def test_what_stands_in_several_places_is_replaced_in_all_by_words_of_the_reques
     assert '"\\"pike\\""' in line
     assert '\\"replace_all\\": " "true"' in line
     assert line.count("new_text") == 1
+    assert '\\"new_text\\": " ("' in line
+    assert '\\"new_text\\": " string' in call_line(asked("shout every pike in fish.csv"), "edit_file")
     assert '"\\"to\\""' not in line
     assert "filled" not in line
     after = asked(
         "change every pike to eel in fish.csv", *made("read_file", numbered("pike 3\ncarp 2"), path="fish.csv")
     )
     assert '"\\"pike\\""' in call_line(after, "edit_file")
-    assert '"\\"eel\\""' not in call_line(after, "edit_file")
+    assert '"\\"eel\\""' not in call_line(after, "edit_file").partition("new_text")[0]
 
 
 def test_an_edit_that_did_not_fit_and_a_look_are_followed_by_another_edit() -> None:
@@ -258,3 +260,9 @@ def test_nothing_that_is_said_or_read_takes_long_to_be_shaped(request_: str, res
     began = time.process_time()
     asked(request_, *made("read_file", result, path="a.txt"))
     assert time.process_time() - began < 2
+
+
+def test_signs_that_are_called_by_their_names_are_written_by_the_model() -> None:
+    line = call_line(asked("replace all commas by semicolons in fish.csv"), "edit_file")
+    assert '\\"old_text\\": " filled' in line
+    assert '\\"replace_all\\": " "true"' in line

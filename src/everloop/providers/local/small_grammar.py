@@ -72,6 +72,8 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
         return _edit(number, name, given["path"], lines, values)
     if named := values.get("named"):
         given["old_text"] = {"enum": list(named)}
+        if said := values.get("said"):
+            given["new_text"] = {"enum": list(said)}
     if day := values.get("weekday"):
         given["cron"] = {"weekday": day[0]}
     if name == "find_files":

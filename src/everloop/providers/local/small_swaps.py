@@ -29,6 +29,13 @@ _JOINS = frozenset(
     {"to", "with", "by", "for", "is", "are", "was", "were", "in", "not", "instead", "of", "from", "should", "must"}
     | {"be", "read", "say", "says", "now", "into", "on", "at", "and", "replace", "change", "swap", "please", "it"}
     | {"that", "durch", "auf", "zu", "statt", "ersetze", "por", "en", "cambia", "par", "dans", "remplace", "renamed"}
+    | {"all", "every", "each", "everywhere", "überall", "alle", "todos", "todas", "tous", "toutes"}
+)
+_PAIR = re.compile(r"\b(?:to|with|by|for|instead|durch|zu|statt|por|par)\b|→|->|으로|로 |改成|改为|换成|替换", re.I)
+_SIGNS = re.compile(
+    r"\b(?:commas?|semicolons?|colons?|tabs?|spaces?|blanks?|dash(?:es)?|hyphens?|underscores?|dots?|periods?|quotes?|"
+    r"brackets?|slash(?:es)?|newlines?|kommas?|leerzeichen|punkte?|comas?|espacios?|virgules?|espaces?)\b",
+    re.I,
 )
 _WITHIN = re.compile(r"[.,;!?]\s")  # the end of a sentence, or of a part of one
 _STOPS = ".,:;!?\"'“”«»()"
@@ -46,6 +53,16 @@ def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]
             if old in line and (around := _around(line, old, len(key_of(line)))):
                 places.setdefault(line, []).extend(around)
     return surely or (perhaps if _BOTH.search(request) else {})
+
+
+def names_signs(request: str) -> bool:
+    """Whether what is to be replaced is called by a name and does not stand there itself: `all commas`."""
+    return _SIGNS.search(request) is not None
+
+
+def names_both(request: str) -> bool:
+    """Whether the words that are to be there are named as well as those that are."""
+    return _PAIR.search(request) is not None
 
 
 def new_words(request: str, old: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from .small_asked import in_every_place
 from .small_claims import failed
 from .small_languages import weekday
 from .small_results import lines_of
-from .small_swaps import new_words, swaps
+from .small_swaps import names_both, names_signs, new_words, swaps
 from .small_turn import Message, Turn, text_of
 from .small_words import alike, folders_in, is_file, kept, paths_in, spans, tokens
 
@@ -56,15 +56,18 @@ def _edits(turn: Turn, files: Sequence[str]) -> dict[str, list[str]]:
     if not files:
         return {}
     every = in_every_place(turn.request)
+    if every and names_signs(turn.request):
+        return {"must": ["replace_all"]}
     named = spans(turn.request, "\n".join(lines))
     if lines and not (every and named):
         places = swaps(turn.request, lines)
         old = alike(turn.request, places or lines)[:MOST_LINES]
         given: dict[str, list[str]] = {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}
         given["repeated"] = [line for line in old if lines.count(line) > 1]
-        if said := [(line, *place) for line in old for place in places.get(line, ())]:
-            replaced = [line[len(before) : len(line) - len(after)] for line, before, after in said]
+        if changes := [(line, *place) for line in old for place in places.get(line, ())]:
+            replaced = [line[len(before) : len(line) - len(after)] for line, before, after in changes]
             given["said"] = new_words(turn.request, replaced)
-            given["swaps"] = ["\0".join(parts) for parts in said]
+            given["swaps"] = ["\0".join(parts) for parts in changes]
         return given
-    return {"named": named, "must": ["replace_all"] if every else []}
+    said = new_words(turn.request, named if lines else ()) if named and names_both(turn.request) else []
+    return {"named": named, "said": said, "must": ["replace_all"] if every else []}

@@ -12,7 +12,7 @@ _EVERY = re.compile(
     r"|\bvariable\b|모든|모두|전부|所有|全部|都改|すべて",
     re.I,
 )
-_ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when", "reckon")
+_ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when")
 # What is a person's own, and words that only ask.
 _OWN = re.compile(r"\b(my|i|mein|meine|meinem|meiner|ich|mi|mis|mon|ma|mes)\b|내|나의|제|我", re.I)
 _ASKING = frozenset(

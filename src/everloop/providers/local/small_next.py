@@ -12,14 +12,16 @@ from .small_claims import failed
 from .small_grammar import Values, Wanted
 from .small_tools import acts, asks_of_the_past, edits, may_act, needs_tool, next_step
 from .small_turn import Turn
-from .small_words import CHANGES, WORK, is_file, means, names_a_file, paths_in, words
+from .small_words import CHANGES, WORK, is_file, means, names_a_file, paths_in
 
 TRIES = 3  # calls of a turn that may fail
 _TODAY = re.compile(r"\b(today|tonight|heute|hoy)\b|오늘|今天", re.I)  # said of much that is no appointment
 # What only a command can tell.
-_MACHINE = frozenset(
-    {"time", "day", "date", "python", "disk", "memory", "cpu", "kernel", "uptime", "system", "version", "installed"}
-    | {"machine", "computer", "processes", "user"}
+_MACHINE = re.compile(
+    r"\b(time|day|date|year|clock|weekday|python|disk|memory|cpu|kernel|uptime|system|version|installed|machine|computer"
+    r"|processes|user|sum|bc|comput\w+|calculat\w+|berechne\w*|calcul\w+|uhrzeit|datum|fecha|heure)\b"
+    r"|몇 ?시|날짜|几点|日期",
+    re.I,
 )
 
 
@@ -88,7 +90,7 @@ def _first(tool: str, request: str, offered: frozenset[str], files: bool) -> boo
     if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request)):
         return means(request, "create", "write", "file")
     if tool in ("exec", "write_file"):
-        return names_a_file(request) or means(request, *WORK, "reckon", "show") or bool(_MACHINE & {*words(request)})
+        return names_a_file(request) or means(request, *WORK, "show") or _MACHINE.search(request) is not None
     return True
 
 

@@ -74,7 +74,6 @@ _MEANINGS = {
     "line": "line- row- zeile- línea- linea- fila- ligne- 줄- 행- 行-",
     "run": "run- execut- launch- start- ausführ- führe starte ejecut- corre lance- exécut- 실행- 运行- 执行- 実行-",
     "command": "command- shell bash terminal script- program- befehl- skript- comando- 명령- 스크립- 命令- 脚本-",
-    "reckon": "comput- calculat- berechn- calcul- date year clock weekday uhrzeit datum fecha 몇시- 날짜- 几点- 日期-",
     "remember": (
         "remember- forget- memori- memo keep note- mind merk- vergiss recuerd- acuérd- olvid- retiens 기억- 잊지- "
         "记住- 记下- 别忘-"
@@ -94,7 +93,7 @@ _MEANINGS = {
         "오늘- 분 시간- 明天- 今天- 分钟- 小时-"
     ),
     "every": "every each daily weekly hourly jede- täglich wöchentlich cada diari- chaque 매일- 매주- 마다- 每-",
-    "week": "week wochentag- woche semana 요일- 星期-",
+    "week": "weekday- week wochentag- woche semana 요일- 星期-",
     "web": (
         "web- online internet- google website- news weather latest netz wetter nachrichten- noticias clima météo 뉴스- "
         "날씨- 인터넷- 新闻- 天气- 网上- 上网-"

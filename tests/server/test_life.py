@@ -193,6 +193,42 @@ async def test_a_kept_turn_that_does_not_end_in_time_goes_on_at_the_next_start(
     assert len(fake.requests) == 2
 
 
+async def test_a_server_ends_within_its_time_though_a_request_does_not(
+    tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
+):
+    (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 6\n")
+    fake.hang(60)
+    async with process(fake, tmp_path) as (server, url):
+        asking = asyncio.create_task(Client(url, http).ask("go"))
+        await until(lambda: fake.requests)
+        server.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(11):
+            assert await server.wait() == 0
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+async def test_a_second_signal_ends_a_server_at_once(
+    tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession, number: int, status: int
+):
+    fake.hang(60)
+    async with process(fake, tmp_path) as (server, url):
+        asking = asyncio.create_task(Client(url, http).ask("go", ONCE))
+        await until(lambda: fake.requests)
+        server.send_signal(number)
+        await asyncio.sleep(0.5)
+        assert server.returncode is None  # it waits for the request
+        server.send_signal(number)
+        assert await asyncio.wait_for(server.wait(), 10) == status
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+        assert b"Traceback" not in await server.stderr.read()
+    fake.reply("after the restart")
+    async with process(fake, tmp_path) as (_, url):
+        assert text_of(await Client(url, http).ask("go", ONCE)) == "after the restart"
+
+
 async def test_control_c_ends_it_with_the_status_of_a_shell(tmp_path: Path, fake: FakeOpenAI):
     async with process(fake, tmp_path) as (server, _):
         server.send_signal(signal.SIGINT)

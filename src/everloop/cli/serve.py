@@ -43,7 +43,7 @@ async def _serve(config: Config) -> int:
     meters = Meters()
     store = store_at(config.store, config)
     drain, runs = config.drain_seconds, config.server_turns
-    async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (household, told):
+    async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (household, told, again):
         server = Server(config, household, meters)
         for address in await server.start():
             print(f"everloop: serving on {address}", file=sys.stderr, flush=True)
@@ -52,4 +52,4 @@ async def _serve(config: Config) -> int:
             return await told
         finally:
             print("everloop: stopping; requests under way may end", file=sys.stderr, flush=True)
-            await server.stop()
+            await server.stop(again)

@@ -34,7 +34,7 @@ async def _work(config: Config) -> int:
 
     store, meters = store_at(config.store, config), _meters(config)
     async with (
-        at_work(config, store, drain=config.worker_drain, meters=meters) as (_, told),
+        at_work(config, store, drain=config.worker_drain, meters=meters) as (_, told, _),
         _telling(config, store, meters),
     ):
         print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)

@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 @contextlib.asynccontextmanager
 async def at_work(
     config: Config, store: Store, *, drain: float, runs: bool = True, meters: Meters | None = None
-) -> AsyncIterator[tuple[Household, asyncio.Future[int]]]:
-    """The agents at work, and the exit status that a signal will give; what goes wrong with them is raised by it.
+) -> AsyncIterator[tuple[Household, asyncio.Future[int], asyncio.Event]]:
+    """The agents at work, and the exit status that a signal will give; what goes wrong with them is raised by it. The
+    event is set by a second signal.
 
     At the end after SIGTERM, turns are left to other processes, each after the step that runs, if that ends within
     `drain` seconds of the signal. A second signal, or Ctrl-C, waits for nothing.
@@ -40,12 +41,14 @@ async def at_work(
     household = Household(config, store, provider, runs=runs, meters=meters)
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
-    hurry = asyncio.Event()
+    hurry, again = asyncio.Event(), asyncio.Event()
     ends = 0.0
 
     def hear(number: int) -> None:
         nonlocal ends
         ends = ends or loop.time() + drain
+        if told.done():
+            again.set()
         if told.done() or number == signal.SIGINT:
             hurry.set()
         if not told.done():
@@ -62,7 +65,7 @@ async def at_work(
     work = asyncio.create_task(household.run())
     work.add_done_callback(ended)
     try:
-        yield household, told
+        yield household, told, again
     finally:
         if told.done() and not told.cancelled() and told.exception() is None:
             await _unless(hurry, household.leave(max(0.0, ends - loop.time())))

@@ -68,13 +68,19 @@ class Server:
         )
         return await listen(self._runner, binding, config.port, "--port")
 
-    async def stop(self) -> None:
-        """Take no more requests, and let those that run come to their end within the time they have; whatever then is
-        not over stays open on disk."""
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
+        """Take no more requests, and let those that run come to their end within the time they have, unless somebody is
+        in a hurry; whatever then is not over stays open on disk."""
         if self._runner is None or self._door is None:
             return
         self._door.closing = self._chat.stopping = True
-        await self._runner.cleanup()
+        cleanup = asyncio.ensure_future(self._runner.cleanup())
+        if hurry is not None:
+            hurried = asyncio.ensure_future(hurry.wait())
+            await asyncio.wait([cleanup, hurried], return_when=asyncio.FIRST_COMPLETED)
+            if not hurried.cancel():
+                self._runner.hurry()
+        await cleanup
 
     def _app(self) -> web.Application:
         app = web.Application()

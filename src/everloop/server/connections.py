@@ -79,6 +79,11 @@ class Runner(web.AppRunner):
             access_log=None,
         )
 
+    def hurry(self) -> None:
+        """While it is cleaned up: end the requests that are still under way."""
+        if isinstance(self.server, _Server):
+            self.server.hurry()
+
 
 class _Server(web.Server):
     def __init__(self, door: Door, limits: tuple[float, float], places: int, handler: Any, **options: Any) -> None:
@@ -99,6 +104,11 @@ class _Server(web.Server):
                 other.force_close()
                 return True
         return False
+
+    def hurry(self) -> None:
+        for connection in self._connections:
+            if isinstance(connection, Connection):
+                connection.end()
 
 
 class Connection(web.RequestHandler):
@@ -140,6 +150,20 @@ class Connection(web.RequestHandler):
         super().resume_writing()
         if self._send_timer is not None:
             self._send_timer.cancel()
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        """Let the request that runs come to its end; after this time it is ended. aiohttp alone would then wait as long
+        once more for one that it has only told to end."""
+        ends = self._loop.call_later(timeout or 0.0, self.end)
+        try:
+            await super().shutdown(timeout)
+        finally:
+            ends.cancel()
+
+    def end(self) -> None:
+        """End the request that runs, if there is one."""
+        if self._task_handler is not None:
+            self._task_handler.cancel()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         for timer in (self._head_timer, self._send_timer):

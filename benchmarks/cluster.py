@@ -23,6 +23,7 @@ from everloop.config import Config
 from everloop.config.dsn import DSN
 from everloop.dispatch.neighbours import wake_all
 from everloop.store.base import Store
+from everloop.store.news import WORK
 from everloop.store.opening import store_at
 
 LOAD_SECONDS = 90.0  # after which a load is given up
@@ -152,9 +153,9 @@ async def feed(
         owner = "me" if owners == 1 else f"owner{session % owners}"
         message = InboundMessage("bench", "user", f"{key}{session}", f"go mark:{mark}", owner=owner, id=mark)
         async with crowd:
-            await store.accept(message.addressed())
+            row = await store.accept(message.addressed())
             at[mark] = time.time()
-            await wake_all(store)
+            await wake_all(store, WORK, [row.session])
 
     waiting = []
     began = time.monotonic()

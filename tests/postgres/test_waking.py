@@ -106,13 +106,16 @@ async def test_what_one_was_told_of_and_does_not_take_others_hear_of_after_a_whi
         assert workers[3].heard == []
 
 
-async def test_a_worker_that_has_left_or_died_is_told_of_nothing(store):
-    async with company(store, True, True) as (one, two):
+async def test_a_worker_that_rests_has_left_or_died_is_told_of_no_work(store):
+    async with company(store, True, True, True) as (one, two, three):
+        await three.place.rest()
         await store.leave(two.name)
         for chat in range(12):
             await wake_all(store, WORK, [(await store.accept(said(str(chat)))).session])
         await until(lambda: len(one.heard) == 12)
-        assert two.heard == []
+        assert (two.heard, three.heard) == ([], [])
+        await wake_all(store, ENDED, [1])
+        await until(lambda: three.heard)
 
 
 async def test_all_hear_what_concerns_all(store):

@@ -150,6 +150,10 @@ class Household:
     async def leave(self, seconds: float) -> None:
         """Begin no more turns, and leave those that run to other processes, each after the step that runs."""
         self.runs = False
+        try:
+            await self._neighbours.rest()
+        except StoreError as error:  # others find what it was told of after a while
+            log.warning("%s", error)
         await asyncio.gather(*(agent.leave(seconds) for agent in self._agents.values()))
 
     async def close(self) -> None:

@@ -41,6 +41,10 @@ class Neighbours:
         """Be known to the others and know them."""
         await self._place.join()
 
+    async def rest(self) -> None:
+        """Be told of no more work, but of all else."""
+        await self._place.rest()
+
     async def leave(self) -> None:
         await self._place.leave()
 
@@ -72,6 +76,9 @@ class Sockets:
         await self._store.join(self._worker, str(path))
         await self._watch_all()
         await self.wake(JOINED)
+
+    async def rest(self) -> None:
+        """Here all hear of everything."""
 
     async def leave(self) -> None:
         if self._socket is None:

@@ -47,6 +47,12 @@ class Company:
         await self._watch_all()
         await self._store.wake(JOINED)
 
+    async def rest(self) -> None:
+        """Be told of no more work, but of all else."""
+        self._takes = False
+        if self._joined:
+            await self._store.join(self._worker, HEARS)
+
     async def leave(self) -> None:
         if not self._joined:
             return

@@ -17,9 +17,9 @@ from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
 from ..commands import environment, start
-from ..server.serving import Client, call, process
+from ..server.serving import Client, call, process, text_of
 from ..server.test_resuming import Begun, begin
-from .proxy import proxied
+from .proxy import SOCKET, proxied
 
 ONCE = {"X-Session": "ada", "Idempotency-Key": "k1"}
 WORDS = [f"wörd{number} " for number in range(60)]
@@ -227,3 +227,50 @@ async def test_a_server_that_is_told_to_stop_hands_its_turn_on_and_its_client_se
         await streamed.read()
     assert streamed.text == f"Let me look. \n\n{TEXT}"
     assert [comment.count("exec") for comment in streamed.comments if "tool" in comment] == [1, 1]
+
+
+async def test_all_who_ask_for_one_answer_at_different_servers_get_it(fake, http, database, tmp_path):
+    async with (
+        server(fake, tmp_path / "one", database) as (_, here),
+        server(fake, tmp_path / "two", database) as (_, there),
+    ):
+        fake.reply("heard by all", delay=1.0)
+        asked = [asyncio.create_task(Client(here, http).ask("go", ONCE))]
+        while not fake.requests:
+            await asyncio.sleep(0.01)
+        asked += [asyncio.create_task(Client(url, http).ask("go", ONCE)) for url in (there, here, there)]
+        async with asyncio.timeout(10):
+            answers = await asyncio.gather(*asked)
+        assert {text_of(answer) for answer in answers} == {"heard by all"}
+        assert len(fake.requests) == 1
+
+
+async def test_an_answer_that_is_there_before_its_server_knows_of_its_own_message_is_heard(
+    fake, http, database, tmp_path
+):
+    """The server writes the message and does not hear that it is written, until a worker has answered it."""
+    place = tmp_path / "socket"
+    place.mkdir()
+    async with (
+        proxied(database, place) as (proxy, through),
+        worker(fake, tmp_path / "w", database),
+        server(fake, tmp_path / "a", through, turns=False) as (_, url),
+    ):
+        fake.reply("first")
+        await Client(url, http).ask("hi")
+        fake.reply("heard")
+        (place / SOCKET).rename(place / "away")
+        proxy.cut = "after"
+        asked = asyncio.create_task(Client(url, http).ask("go"))
+        store = PostgresStore(database)
+        try:
+            async with asyncio.timeout(10):
+                while len(fake.requests) < 2:
+                    await asyncio.sleep(0.1)
+                    await store.wake()
+        finally:
+            await store.close()
+        await asyncio.sleep(1.0)  # the answer is on disk, and told
+        (place / "away").rename(place / SOCKET)
+        async with asyncio.timeout(10):
+            assert text_of(await asked) == "heard"

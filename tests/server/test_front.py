@@ -12,6 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from everloop.bus import InboundMessage
+from everloop.store.postgres.store import PostgresStore
+from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
 from ..commands import environment, start, until
@@ -106,3 +109,18 @@ async def test_a_stop_and_a_status_reach_the_turn_that_a_worker_runs(tmp_path: P
         assert (status, error["code"]) == (409, "cancelled")
         fake.reply("goes on")
         assert text_of(await client.ask("and now?", kept)) == "goes on"
+
+
+async def test_an_owner_whose_folder_cannot_be_made_holds_up_nobody_else(tmp_path: Path, where: dict[str, str]):
+    (tmp_path / "owners").mkdir()
+    (tmp_path / "owners" / "bob").write_text("in the way")
+    store = PostgresStore(where["EVERLOOP_STORE"]) if where else SQLiteStore(tmp_path / "everloop.db")
+    try:
+        await store.accept(InboundMessage("api", "bob", "c", "hi", owner="bob", reply=False).addressed())
+    finally:
+        await store.close()
+    async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client, worker(fake, tmp_path, **where) as working:
+        fake.reply("from a worker")
+        assert text_of(await asyncio.wait_for(client.ask("hi"), 20)) == "from a worker"
+        assert working.returncode is None
+        assert len(fake.requests) == 1

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OWN = "me"  # the person whose machine it is
+EARLY = 5_000  # answers that were told of before anybody here waited for them; of more the oldest are forgotten
 BREATH = 0.01  # seconds between two looks into the store: many wake-ups at once cost one
 
 
@@ -72,6 +73,8 @@ class Household:
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._sight = Sight()
+        self._failed: set[str] = set()  # owners whose agents are tried again later
+        self._early: dict[int, None] = {}  # rows of the inbox that have ended and nobody here waits for, or not yet
         self._neighbours = Neighbours(store, self.worker, self._heard, takes=runs)
         self._making = asyncio.Lock()
 
@@ -90,6 +93,10 @@ class Household:
     def changed(self) -> None:
         """There may be something new in the store."""
         self._sight.everything = True
+        self._changed.set()
+
+    def awaits(self) -> None:
+        """An answer of another process is waited for, and may have been told of before that was known here."""
         self._changed.set()
 
     def _heard(self, news: News) -> None:
@@ -131,7 +138,10 @@ class Household:
         if self.runs and (sight.everything or sight.sessions):
             await self._take_up(None if sight.everything else list(sight.sessions))
         waits = {id: agent for agent in self._agents.values() for id in agent.waits()}
-        over = sight.rows & waits.keys()
+        over = {id for id in waits if id in sight.rows or id in self._early}
+        self._early.update(dict.fromkeys(sight.rows - waits.keys()))
+        while len(self._early) > EARLY:
+            del self._early[next(iter(self._early))]
         if sight.everything or sight.ended:
             over = {*over, *await self.store.over(list(waits))}
         for id in over:
@@ -144,8 +154,19 @@ class Household:
             found.setdefault(place[0], ([], []))[0].append(place)
         for row in urgent:
             found.setdefault(row.message.owner, ([], []))[1].append(row)
-        for owner, (places, rows) in found.items():
-            await (await self.agent(owner)).look(places, rows)
+        for owner in found.keys() - self._failed:
+            try:
+                await (await self.agent(owner)).look(*found[owner])
+            except StoreError:
+                raise
+            except Exception as error:  # a folder that cannot be made, say: that is no trouble of the other owners
+                log.error("the agent of %s cannot work: %s", owner, error)
+                self._failed.add(owner)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._retry, owner)
+
+    def _retry(self, owner: str) -> None:
+        self._failed.discard(owner)
+        self.changed()
 
     async def leave(self, seconds: float) -> None:
         """Begin no more turns, and leave those that run to other processes, each after the step that runs."""

@@ -29,6 +29,10 @@ class House(Protocol):
         """There may be something new in the store."""
         ...
 
+    def awaits(self) -> None:
+        """An answer of another process is waited for, and may have been told of before that was known here."""
+        ...
+
     def watch(self, worker: str) -> None:
         """Hear of the death of a worker of another process."""
         ...

@@ -137,7 +137,7 @@ class AgentLoop:
         made.on_held = lambda worker, awaited: self._listening.held(worker, awaited)
         made.on_waiting = lambda message: self._say(message, WAITS)
         made.on_stranger = lambda row: self._tell_others(ENDED, row)
-        made.on_left = lambda session: self._tell_others(WORK, session)
+        made.on_left = self._leave_to_others
         return made
 
     def _family(self, settings: Config) -> SubagentManager:
@@ -462,6 +462,11 @@ class AgentLoop:
         except asyncio.CancelledError:
             self._handed_out.discard(id)
             raise
+
+    def _leave_to_others(self, session: int | None) -> None:
+        self._tell_others(WORK, session)
+        if self._house is not None:
+            self._house.awaits()
 
     def _tell_others(self, what: str, id: int | None = None) -> None:
         """Tell other processes what has changed, and where."""

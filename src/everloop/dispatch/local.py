@@ -367,9 +367,11 @@ class Dispatcher:
             await self._give_back(self._store.release(claim))
             self._retry_later(live)
             return bool(live.fresh)
+        # A client may ask for the answer to its message at more than one server.
+        repeated = claim.message.request is not None and claim.message.request.kept
         for id in claim.inbox:
             items = self._waiters.take(id)
-            if not items and not claim.message.reply and self.on_stranger is not None:
+            if (repeated or not items) and not claim.message.reply and self.on_stranger is not None:
                 self.on_stranger(id)
             tell(items, answer)
         return bool(live.fresh) or live.again

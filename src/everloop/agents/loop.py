@@ -105,7 +105,7 @@ class AgentLoop:
             cron_service = CronService(self.store, owner=owner or "me", missed=settings.missed)
         self.cron_service = cron_service
         self.tools.register(CronTool(cron_service))
-        self._heartbeat = self._beats(settings)
+        self._heartbeat = Heartbeat.of(settings, cron_service, self.context.heartbeat_file)
         self._serving: asyncio.Task[None] | None = None
         budgets = Budgets(self.store, settings)
         own_home = settings.home if isinstance(config, Config) else home()
@@ -259,14 +259,6 @@ class AgentLoop:
             self._house.changed()
         else:
             self._tell_others(WORK)
-
-    def _beats(self, settings: Config) -> Heartbeat | None:
-        """The heartbeat of the settings, if there is one."""
-        if not settings.heartbeat_minutes:
-            return None
-        channel, _, chat_id = settings.heartbeat_to.partition(":")
-        every = max(60 * settings.heartbeat_minutes, 1.0)
-        return Heartbeat(self.cron_service, self.context.heartbeat_file, every, channel, chat_id or "direct")
 
     async def _quiet(self) -> None:
         if self._serving is not None:

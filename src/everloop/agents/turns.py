@@ -25,7 +25,7 @@ from ..context.view import conversation_of
 from ..dispatch.live import Live
 from ..engine import Ending, Turn, end_turn, run_turn
 from ..errors import StaleLease, StoreError
-from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded
+from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded, UserSaid
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
@@ -114,24 +114,15 @@ class TurnRunner:
             lambda ended: brief.follow(ended, turn is not None and turn.conversation.untrusted),
         )
         try:
-            assert live.system is not None
-            system = brief.system(await live.system)
-            system = self.context.dated(system, claim.began) if brief.dated else system
-            conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
-            if not claim.entries:  # attachments and skills are read here, once, and stay in the log
-                content = await in_thread(self.context.user_content, message.content, message.media)
-                skills = await in_thread(self.context.skills_in, message.content) if message.by_a_person else ""
-                said = message.said(content, claim.time_to_tell(time.time()))
-                claim.entries = [msgspec.structs.replace(said, loaded=skills)]
+            conversation = await self._conversation(claim, live, brief)
+            if not claim.entries:
+                claim.entries = [await self._said(claim)]
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log)
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
                 conversation.become(await read_conversation(self.store, claim, conversation))
-            live.turn, turn.emit = turn, self._emit(claim, live)
-            if live.stopped is not None:
-                turn.stop(*live.stopped)
-            if live.leaves:
-                turn.leave()
+            live.runs(turn)
+            turn.emit = self._emit(claim, live)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             measure = self.compactor.measure(brief.model)
@@ -163,6 +154,20 @@ class TurnRunner:
                 self.tracer.ended(claim)
         live.again |= session_log.more()
         return ended, session_log
+
+    async def _conversation(self, claim: Claim, live: Live, brief: Brief) -> Conversation:
+        """What was said before the turn, behind the system prompt."""
+        assert live.system is not None
+        system = brief.system(await live.system)
+        system = self.context.dated(system, claim.began) if brief.dated else system
+        return await self._histories.conversation(claim, system, blind=self.compactor.blind)
+
+    async def _said(self, claim: Claim) -> UserSaid:
+        """What opens the turn. Attachments and skills are read here, once, and stay in the log."""
+        message = claim.message
+        content = await in_thread(self.context.user_content, message.content, message.media)
+        skills = await in_thread(self.context.skills_in, message.content) if message.by_a_person else ""
+        return msgspec.structs.replace(message.said(content, claim.time_to_tell(time.time())), loaded=skills)
 
     async def _brief(self, claim: Claim, live: Live) -> Brief:
         """The terms of the claimed turn: a sub-agent's, a request's, or the agent's own."""

@@ -70,6 +70,14 @@ class Live:
         else:
             self.stopped = (reason, text)
 
+    def runs(self, turn: Turn) -> None:
+        """The turn is there, and hears what was to be done to it."""
+        self.turn = turn
+        if self.stopped is not None:
+            turn.stop(*self.stopped)
+        if self.leaves:
+            turn.leave()
+
     def leave(self) -> None:
         """Let another process go on with the turn that runs, or that is about to, from its next step on."""
         self.leaves = True

@@ -6,8 +6,10 @@ import logging
 import math
 import re
 from collections.abc import Callable
+from typing import Self
 
 from ...bus import InboundMessage
+from ...config import Config
 from ...store.base import Timer
 from ...tools.threads import in_thread
 from .jobs import HEARTBEAT
@@ -82,6 +84,14 @@ class Heartbeat:
         self._read = read
         self._every = math.ceil(every)
         self._channel, self._chat_id, self._session = channel, chat_id, session
+
+    @classmethod
+    def of(cls, settings: Config, service: CronService, read: Callable[[], str]) -> Self | None:
+        """The heartbeat of the settings, if there is one."""
+        if not settings.heartbeat_minutes:
+            return None
+        channel, _, chat_id = settings.heartbeat_to.partition(":")
+        return cls(service, read, max(60 * settings.heartbeat_minutes, 1.0), channel, chat_id or "direct")
 
     async def start(self) -> None:
         """Be fired by the service. A timer that is there already, for the same interval, goes on."""

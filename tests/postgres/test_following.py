@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from everloop.server.feed import RESTARTED
@@ -16,7 +15,7 @@ from everloop.store.postgres.store import PostgresStore
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..commands import environment, start
+from ..server import serving
 from ..server.serving import Client, call, process, text_of
 from ..server.test_resuming import Begun, begin
 from .proxy import SOCKET, proxied
@@ -25,18 +24,6 @@ ONCE = {"X-Session": "ada", "Idempotency-Key": "k1"}
 WORDS = [f"wörd{number} " for number in range(60)]
 TEXT = "".join(WORDS)
 SETTINGS = "[worker]\nlease_seconds = 2\n[server]\nturns = {}\n"
-
-
-@pytest.fixture
-async def fake():
-    async with FakeOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-async def http():
-    async with aiohttp.ClientSession() as session:
-        yield session
 
 
 @contextlib.asynccontextmanager
@@ -51,16 +38,8 @@ async def server(fake: FakeOpenAI, folder: Path, dsn: str, turns: bool = True) -
 async def worker(fake: FakeOpenAI, folder: Path, dsn: str) -> AsyncIterator[Any]:
     folder.mkdir()
     (folder / "config.toml").write_text(SETTINGS.format("true"))
-    env = environment(fake, EVERLOOP_HOME=str(folder), EVERLOOP_WORKSPACE=str(folder / "workspace"), EVERLOOP_STORE=dsn)
-    made = await start("worker", env=env, stdin=asyncio.subprocess.DEVNULL)
-    try:
-        async with asyncio.timeout(20):
-            await made.stderr.readline()  # it says that it works
+    async with serving.worker(fake, folder, EVERLOOP_STORE=dsn) as made:
         yield made
-    finally:
-        if made.returncode is None:
-            made.kill()
-        await made.wait()
 
 
 def back(begun: Begun) -> dict[str, str]:

@@ -238,3 +238,18 @@ async def process(
         if made.returncode is None:
             made.kill()
         await made.wait()
+
+
+@contextlib.asynccontextmanager
+async def worker(fake: FakeOpenAI, folder: Path, **settings: str) -> AsyncIterator[Any]:
+    """The real `everloop worker`, once it is ready."""
+    env = environment(fake, EVERLOOP_HOME=str(folder), EVERLOOP_WORKSPACE=str(folder / "workspace"), **settings)
+    made = await start("worker", env=env, stdin=asyncio.subprocess.DEVNULL)
+    try:
+        line = (await asyncio.wait_for(made.stderr.readline(), 20)).decode()
+        assert "is ready" in line, line + (await made.stderr.read()).decode()
+        yield made
+    finally:
+        if made.returncode is None:
+            made.kill()
+        await made.wait()

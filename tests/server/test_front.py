@@ -17,9 +17,9 @@ from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..commands import environment, start, until
+from ..commands import until
 from ..postgres.fixtures import *  # noqa: F403
-from .serving import Client, call, process, text_of
+from .serving import Client, call, process, text_of, worker
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -28,20 +28,6 @@ def where(request: Any, tmp_path: Path) -> dict[str, str]:
     if request.param == "sqlite":
         return {}
     return {"EVERLOOP_STORE": request.getfixturevalue("database")}
-
-
-@contextlib.asynccontextmanager
-async def worker(fake: FakeOpenAI, folder: Path, **settings: str) -> AsyncIterator[Any]:
-    env = environment(fake, EVERLOOP_HOME=str(folder), EVERLOOP_WORKSPACE=str(folder / "workspace"), **settings)
-    made = await start("worker", env=env, stdin=asyncio.subprocess.DEVNULL)
-    try:
-        line = (await asyncio.wait_for(made.stderr.readline(), 20)).decode()
-        assert "is ready" in line, line
-        yield made
-    finally:
-        if made.returncode is None:
-            made.kill()
-        await made.wait()
 
 
 @contextlib.asynccontextmanager

@@ -32,18 +32,6 @@ async def server(tmp_path: Path):
         yield running
 
 
-@pytest.fixture
-async def fake():
-    async with FakeOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-async def http():
-    async with aiohttp.ClientSession() as session:
-        yield session
-
-
 async def until(true: Any, seconds: float = 10) -> None:
     async with asyncio.timeout(seconds):
         while not true():

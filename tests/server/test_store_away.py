@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import aiohttp
-import pytest
 
 from everloop.testing.openai_server import FakeOpenAI
 
@@ -16,18 +15,6 @@ from ..postgres.proxy import SOCKET, Proxy, proxied
 from .serving import Client, process
 
 SOON = 10.0  # seconds; a call to a store that is away is given up after thirty
-
-
-@pytest.fixture
-async def fake():
-    async with FakeOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-async def http():
-    async with aiohttp.ClientSession() as session:
-        yield session
 
 
 def take_away(proxy: Proxy, folder: Path) -> None:

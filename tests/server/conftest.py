@@ -1,0 +1,6 @@
+"""What the tests of the server share."""
+
+from __future__ import annotations
+
+from .fixtures import fake as fake
+from .fixtures import http as http

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from everloop.testing.openai_server import FakeOpenAI
 
@@ -39,3 +41,31 @@ async def test_a_server_whose_store_is_away_soon_says_that_it_is_not_ready(
         async with asyncio.timeout(20):
             while (await client.get("/readyz"))[0] != 200:
                 await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(("drain", "signals"), [(2, 1), (30, 2)])
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_server_whose_store_is_away_ends_within_its_time_or_at_a_second_signal(
+    fake: FakeOpenAI,
+    http: aiohttp.ClientSession,
+    database: str,
+    tmp_path: Path,
+    drain: int,
+    signals: int,
+    runs: bool,
+):
+    place = tmp_path / "socket"
+    place.mkdir()
+    (tmp_path / "config.toml").write_text(f"[server]\ndrain_seconds = {drain}\nturns = {str(runs).lower()}\n")
+    async with proxied(database, place) as (proxy, dsn), process(fake, tmp_path, EVERLOOP_STORE=dsn) as (made, url):
+        fake.hang(60)
+        asking = asyncio.create_task(Client(url, http).ask("go", {"X-Session": "kept"}))
+        await asyncio.sleep(1)
+        take_away(proxy, place)
+        for _ in range(signals):
+            made.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.5)
+        async with asyncio.timeout(SOON):
+            assert await made.wait() == 0
+        with pytest.raises(aiohttp.ClientError):
+            await asking

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..agents.household import Household
 from ..config import Config
 from ..providers.factory import make_provider
-from ..store.base import Store
+from ..store.base import Gathering, Store
 from .main import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ async def at_work(
         ends = ends or loop.time() + drain
         if told.done():
             again.set()
+            _hurry(store)
         if told.done() or number == signal.SIGINT:
             hurry.set()
         if not told.done():
@@ -67,6 +68,7 @@ async def at_work(
     try:
         yield household, told, again
     finally:
+        late = loop.call_at(ends, _hurry, store)
         if told.done() and not told.cancelled() and told.exception() is None:
             await _unless(hurry, household.leave(max(0.0, ends - loop.time())))
         work.cancel()
@@ -74,7 +76,14 @@ async def at_work(
         await household.close()
         await provider.close()
         await store.close()
+        late.cancel()
         told.cancel()
+
+
+def _hurry(store: Store) -> None:
+    """Nothing is waited for any more that another machine would have to do."""
+    if isinstance(store, Gathering):
+        store.hurry()
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

@@ -428,6 +428,10 @@ class Gathering(Protocol):
 
     async def lives(self, worker: str) -> bool: ...
 
+    def hurry(self) -> None:
+        """Wait no more for what is away: the process is to end."""
+        ...
+
 
 def new_turn_id() -> str:
     """Unique, and in order of time when sorted as text: in microseconds, and never back within a process."""

@@ -61,6 +61,7 @@ class Lanes:
         self._ending: Crew | None = None  # the one before, while it does what was handed to it
         self._wakers: dict[asyncio.AbstractEventLoop, Waker[Job]] = {}
         self._lock = threading.Lock()
+        self._hurried = self._away = False  # nobody has time to wait; and the server was not there since
         self._reached = False  # the server has been there before, so it is waited for when it is not
 
     def submit(self, kind: Kind, work: Callable[..., T], place: Hashable = None) -> Write[T]:
@@ -94,6 +95,10 @@ class Lanes:
         if waker is not None:
             waker.close()
 
+    def hurry(self) -> None:
+        """From now on wait for no server that is away: the process is to end."""
+        self._hurried = True
+
     def _put(self, job: Job, place: Hashable) -> None:
         with self._lock:
             if self._crew is None:
@@ -117,16 +122,28 @@ class Lanes:
         pause = PAUSE_SECONDS
         while True:
             try:
-                connection = local.connection = local.connection or self._connect()
+                connection = local.connection = local.connection or self._connection()
                 self._reached = True
                 return self._read(connection, jobs) if jobs[0].kind == "reads" else self._write(local, jobs, give_up)
             except Exception as error:
-                if not self._may_pass(error, local) or time.monotonic() > give_up:
+                if not self._may_pass(error, local) or self._is_late(give_up):
                     for job in jobs:
                         job.error = job.error or self._explain(error)
                     return
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _connection(self) -> Connection:
+        if self._away:
+            raise Unreachable("the store is away, and the process is to end")
+        try:
+            return self._connect()
+        except Unreachable:
+            self._away = self._hurried  # one who is in a hurry does not try a second time
+            raise
+
+    def _is_late(self, give_up: float) -> bool:
+        return self._hurried or time.monotonic() > give_up
 
     def _may_pass(self, error: Exception, local: Local) -> bool:
         """Whether it was the connection, or the server, that failed."""
@@ -246,14 +263,14 @@ class Lanes:
         pause = PAUSE_SECONDS
         while True:
             try:
-                connection = local.connection = local.connection or self._connect()
+                connection = local.connection = local.connection or self._connection()
                 row = connection.execute(MARKED, (local.name,)).fetchone()  # waits for it to end, if it has not yet
                 return row is not None and row[0] == local.number
             except Exception as error:
                 late = getattr(error, "sqlstate", None) == "55P03"  # it has not ended within the time for a lock
                 if not late and not self._may_pass(error, local):
                     raise _unknown(error) from error
-            if time.monotonic() > give_up:
+            if self._is_late(give_up):
                 raise _unknown(None)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

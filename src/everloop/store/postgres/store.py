@@ -368,6 +368,10 @@ class PostgresStore:
     def aside(self, work: Callable[[], T]) -> Written[T]:
         return self.lanes.submit("aside", work)
 
+    def hurry(self) -> None:
+        """Wait no more for a server that is away: the process is to end."""
+        self.lanes.hurry()
+
     async def close(self) -> None:
         """Wait until everything is written and let go of the server."""
         self.relay.close()

@@ -110,3 +110,19 @@ async def test_an_owner_whose_folder_cannot_be_made_holds_up_nobody_else(tmp_pat
         assert text_of(await asyncio.wait_for(client.ask("hi"), 20)) == "from a worker"
         assert working.returncode is None
         assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Session": "kept"}])
+async def test_for_a_client_that_left_before_a_worker_came_no_model_is_asked(
+    tmp_path: Path, where: dict[str, str], headers: dict[str, str]
+):
+    async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.ask("gone", headers), 0.7)
+        await asyncio.sleep(0.5)
+        async with worker(fake, tmp_path, **where):
+            fake.reply("for one who waits")
+            assert text_of(await asyncio.wait_for(client.ask("hi", headers), 20)) == "for one who waits"
+            await asyncio.sleep(0.5)
+        assert len(fake.requests) == 1

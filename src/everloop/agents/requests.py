@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from .. import events
 from ..bus import InboundMessage
 from ..commands import kind_of
 from ..dispatch.local import Dispatcher
+from ..errors import StoreError
 from ..log import Call, Entry, Logged, ModelAnswered, TurnEnded
 from ..store.base import Gathering, Store
 from .turns import TurnRunner
 from .urgent import Urgent
 from .watching import Follower, Show
 
+log = logging.getLogger(__name__)
 UNANSWERED = frozenset({"cancelled", "aborted", "replaced", "abandoned", "timeout", "error"})
 CLIENT_LEFT = "Stopped: the client went away."
 SPACES = 100  # characters around a text that may have been shown and are not in the log
@@ -98,6 +101,7 @@ class Requests:
         self._urgent = urgent
         self._turns = turns
         self._waiting: Counter[tuple[str, str]] = Counter()  # who waits here, by the message's owner and id
+        self._dropping: set[asyncio.Task[None]] = set()  # messages that nobody waits for any more
         turns.on_withdrawn = partial(dispatcher.withdraw, text=CLIENT_LEFT)
 
     async def run(self, message: InboundMessage, show: Show | None = None) -> Outcome:
@@ -156,9 +160,9 @@ class Requests:
         said = after.content or "" if isinstance(after, ModelAnswered) else ""
         return chars <= len(said) + (SPACES if isinstance(after, ModelAnswered) else 0)
 
-    def withdraw(self, message: InboundMessage) -> None:
+    def withdraw(self, message: InboundMessage, known: bool = True) -> None:
         """The client has gone: its turn ends now, or as soon as it begins, unless another waits for the same one, here
-        or elsewhere."""
+        or elsewhere. Of one that is not `known` to anybody else, no turn is begun any more, wherever that would be."""
         assert message.id is not None
         where = (message.owner, message.session_key)
         live, showing = self._dispatcher.live(*where), self._turns.shown(*where)
@@ -168,6 +172,19 @@ class Requests:
         self._dispatcher.withdraw(*where, message.id, CLIENT_LEFT)
         if self._relay is not None and not here and not self._waiting[message.owner, message.id]:
             self._relay.tell(*where, msgspec.json.encode(message.id))
+        if not known and live is None:
+            task = asyncio.get_running_loop().create_task(self._drop(message))
+            self._dropping.add(task)
+            task.add_done_callback(self._dropping.discard)
+
+    async def _drop(self, message: InboundMessage) -> None:
+        try:
+            row = await self._store.find(message.owner, message.id or "")
+            if row is not None and row.turn is None:
+                await self._store.answer(row, [])
+                await self._dispatcher.settle([row.id])
+        except StoreError as error:  # then it is run for nobody
+            log.warning("%s", error)
 
 
 class Following:

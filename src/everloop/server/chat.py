@@ -192,7 +192,7 @@ class ChatHandler:
                 outcome = await asked.agent.requests.run(message, show)
         except asyncio.CancelledError:
             if not self.stopping:
-                asked.agent.requests.withdraw(message)
+                asked.agent.requests.withdraw(message, known=asked.known.id is not None)
             raise
         except StoreError as error:
             log.error("%s", error)

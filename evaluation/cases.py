@@ -15,7 +15,7 @@ from everloop.errors import EverloopError
 from .ways import VERBS
 
 HERE = Path(__file__).parent
-SETS = {name: HERE / f"{name}.toml" for name in ("development", "practice", "heldout")}
+SETS = {name: HERE / f"{name}.toml" for name in ("development", "practice", "practice2", "heldout")}
 CATEGORIES = (
     *("list", "read", "create", "append", "replace", "files", "find", "count", "command"),
     *("remember", "recall", "schedule", "steps", "talk", "absent"),

@@ -13,6 +13,8 @@ import aiohttp
 import pytest
 
 from everloop.bus import InboundMessage
+from everloop.dispatch.neighbours import wake_all
+from everloop.log import CallEnded
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
@@ -126,3 +128,35 @@ async def test_for_a_client_that_left_before_a_worker_came_no_model_is_asked(
             assert text_of(await asyncio.wait_for(client.ask("hi", headers), 20)) == "for one who waits"
             await asyncio.sleep(0.5)
         assert len(fake.requests) == 1
+
+
+async def test_a_server_that_drains_leaves_turns_of_others_after_their_step(tmp_path: Path, where: dict[str, str]):
+    """It waits for a client of its own meanwhile, and what it would begin for others then would be cut off."""
+    (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 3\n[worker]\nlease_seconds = 2\n")
+    store = PostgresStore(where["EVERLOOP_STORE"]) if where else SQLiteStore(tmp_path / "everloop.db")
+    async with FakeOpenAI() as fake, aiohttp.ClientSession() as http, process(fake, tmp_path, **where) as (made, url):
+        fake.calls(call("exec", command="while [ ! -e go ]; do sleep 0.1; done; echo one >> runs.txt"))
+        message = InboundMessage("chat", "ada", "c", "go", owner="me", reply=False).addressed()
+        row = await store.accept(message)
+        await wake_all(store)
+        await until(lambda: fake.requests)
+        async with worker(fake, tmp_path, **where):
+            fake.hang(60)
+            asking = asyncio.create_task(Client(url, http).ask("hi"))
+            await until(lambda: len(fake.requests) == 2)
+            fake.calls(call("exec", id="c2", command="sleep 4; echo two >> runs.txt"))
+            fake.reply("done")
+            made.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.3)
+            (tmp_path / "workspace" / "go").touch()
+            assert await asyncio.wait_for(made.wait(), 10) == 0
+            with pytest.raises(aiohttp.ClientError):
+                await asking
+            async with asyncio.timeout(20):
+                while not (found := await store.incoming(row.id)).done:
+                    await asyncio.sleep(0.1)
+        assert found.first_seq is not None
+        entries = [one.entry for one in await store.read_turn(found.session, found.first_seq)]
+        assert [one.status for one in entries if isinstance(one, CallEnded)] == ["ok", "ok"]
+        assert (tmp_path / "workspace" / "runs.txt").read_text() == "one\ntwo\n"
+    await store.close()

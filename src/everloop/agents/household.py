@@ -73,6 +73,8 @@ class Household:
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._sight = Sight()
+        self._drains = False
+        self._resting: asyncio.Task[None] | None = None
         self._failed: set[str] = set()  # owners whose agents are tried again later
         self._early: dict[int, None] = {}  # rows of the inbox that have ended and nobody here waits for, or not yet
         self._neighbours = Neighbours(store, self.worker, self._heard, takes=runs)
@@ -135,7 +137,7 @@ class Household:
     async def _look(self) -> None:
         """One look into the store for the agents of all owners."""
         sight, self._sight = self._sight, Sight(everything=False)
-        if self.runs and (sight.everything or sight.sessions):
+        if self.runs and not self._drains and (sight.everything or sight.sessions):
             await self._take_up(None if sight.everything else list(sight.sessions))
         waits = {id: agent for agent in self._agents.values() for id in agent.waits()}
         over = {id for id in waits if id in sight.rows or id in self._early}
@@ -168,13 +170,27 @@ class Household:
         self._failed.discard(owner)
         self.changed()
 
-    async def leave(self, seconds: float) -> None:
-        """Begin no more turns, and leave those that run to other processes, each after the step that runs."""
-        self.runs = False
+    def drain(self) -> None:
+        """Take up nothing more from the store, and leave what runs for nobody here to other processes, each turn after
+        the step that runs: only clients of this process are served to the end."""
+        if self.runs and not self._drains:
+            self._drains = True
+            self._resting = asyncio.create_task(self._rest())
+            for agent in self._agents.values():
+                agent.drain()
+
+    async def _rest(self) -> None:
         try:
             await self._neighbours.rest()
         except StoreError as error:  # others find what it was told of after a while
             log.warning("%s", error)
+
+    async def leave(self, seconds: float) -> None:
+        """Begin no more turns, and leave those that run to other processes, each after the step that runs."""
+        self.drain()
+        self.runs = False
+        if self._resting is not None:
+            await self._resting
         await asyncio.gather(*(agent.leave(seconds) for agent in self._agents.values()))
 
     async def close(self) -> None:

@@ -41,6 +41,7 @@ from .cron.heartbeat import Heartbeat
 from .cron.service import CronService
 from .listening import House, Listening
 from .parts import allowed, mcp_servers, open_store, tracer
+from .phases import CHANNEL as SUBAGENTS
 from .ports import reply
 from .requests import Requests
 from .subagents import SubagentManager
@@ -221,6 +222,10 @@ class AgentLoop:
         self._stopped = True
         if self._feed is not None:
             self._feed.cancel()
+
+    def drain(self) -> None:
+        """Leave turns that nobody here waits for to other processes, each after the step that runs."""
+        self._dispatcher.drain(f"{SUBAGENTS}:")
 
     async def leave(self, seconds: float) -> None:
         """Begin no more turns, and leave those that run to other processes, each after the step that runs, for which it

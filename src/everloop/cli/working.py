@@ -53,6 +53,7 @@ async def at_work(
         if told.done() or number == signal.SIGINT:
             hurry.set()
         if not told.done():
+            household.drain()
             told.set_result(INTERRUPTED if number == signal.SIGINT else 0)
 
     def ended(work: asyncio.Task[None]) -> None:

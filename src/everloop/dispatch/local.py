@@ -187,6 +187,15 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ shutting down
 
+    def drain(self, inside: str) -> None:
+        """Leave each turn that nobody here waits for to other processes once its step is on disk; but sessions whose
+        keys begin with `inside`, which turns that stay may wait for."""
+        for live in self._live.values():
+            awaited = live.fresh or self._waiters.in_session(live.owner, live.key)
+            coming = live.item is not None and not live.item.answer.done()
+            if not awaited and not coming and not live.key.startswith(inside):
+                live.leave()
+
     async def leave(self, seconds: float) -> None:
         """Begin no more turns, and leave each that runs to other processes once its step is on disk; those whose step
         takes longer than this go on until `stop`."""

@@ -16,7 +16,7 @@ import pytest
 
 from everloop.bus import InboundMessage, OutboundMessage
 from everloop.dispatch.neighbours import Neighbours, lives, wake_all
-from everloop.errors import StaleLease
+from everloop.errors import StaleLease, StoreError
 from everloop.log import CallEnded, ModelAnswered, TurnEnded
 from everloop.store.base import Busy
 from everloop.store.postgres.store import PostgresStore
@@ -25,6 +25,7 @@ from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI
 
 from ..commands import environment, start, until
+from .proxy import SOCKET, proxied
 
 ELSEWHERE = "anothermachine.1.77.88.1"  # a worker of which nothing can be known from here but its row
 LEASE = 1.0
@@ -296,3 +297,26 @@ async def test_a_worker_that_is_killed_in_the_middle_of_a_turn_is_followed_by_an
         assert sum(isinstance(one, CallEnded) for one in log) == 1
         assert sum(isinstance(one, ModelAnswered) for one in log) == 2
         assert len(server.requests) == 3
+
+
+async def test_a_wake_up_that_could_not_be_sent_is_sent_when_the_server_is_there_again(
+    database: str, tmp_path: Path, worker: str
+):
+    heard = asyncio.Event()
+    async with proxied(database, tmp_path) as (proxy, through):
+        cut_off, listening = PostgresStore(through, lease_seconds=1.5, patience=0.5), PostgresStore(database)
+        try:
+            await cut_off.join(worker, "work")
+            listening.pulse.listen(heard, asyncio.get_running_loop(), lambda _: heard.set())
+            await asyncio.sleep(0.5)
+            (tmp_path / SOCKET).rename(tmp_path / "away")
+            proxy.cut_all()
+            with pytest.raises(StoreError):
+                await cut_off.wake()
+            heard.clear()
+            (tmp_path / "away").rename(tmp_path / SOCKET)
+            async with asyncio.timeout(10):
+                await heard.wait()
+        finally:
+            await cut_off.close()
+            await listening.close()

@@ -53,6 +53,7 @@ class Pulse:
     ) -> None:
         self.address = secrets.token_hex(6)  # the process has a channel of its own under this name
         self.relayed: Callable[[Notices | None], None] | None = None  # hears, in the thread, what is no wake-up
+        self.owes = False  # a wake-up that could not be sent
         self._connect = connect
         self._explain = explain
         self._lease = lease
@@ -152,7 +153,14 @@ class Pulse:
         if workers:
             connection.execute(RENEW, (list(workers), list(workers.values())))
         if connection.execute(BURY, (self._lease, list(workers))).fetchall():
-            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, ANY))
+            self.owes = True
+        if self.owes:
+            self.owes = False  # before it is sent: what comes meanwhile sets it again
+            try:
+                connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, ANY))
+            except Exception:
+                self.owes = True
+                raise
 
     def _hear(self, connection: Connection, stop: _Stop, until: float) -> None:
         """Pass on what is said, until it is time to beat again."""

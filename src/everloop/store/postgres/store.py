@@ -346,7 +346,11 @@ class PostgresStore:
 
     async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
         """Tell the other processes what has changed. Many who say so at once are one."""
-        await self._waking.say(what, ids)
+        try:
+            await self._waking.say(what, ids)
+        except StoreError:  # what was written before may wait for nobody else to find it
+            self.pulse.owes = True
+            raise
 
     # ------------------------------------------------------------------------------------------ for plain code
 

@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from everloop.bus import InboundMessage
+from everloop.errors import StoreError
 from everloop.dispatch.neighbours import Neighbours, wake_all
 from everloop.store.news import ANY, ENDED, SENDING, TIMERS, WORK, News, read, written
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.workers import new_worker, retire
+
+from .proxy import SOCKET, proxied
 
 
 class Worker:
@@ -116,6 +119,23 @@ async def test_a_worker_that_rests_has_left_or_died_is_told_of_no_work(store):
         assert (two.heard, three.heard) == ([], [])
         await wake_all(store, ENDED, [1])
         await until(lambda: three.heard)
+
+
+async def test_a_notice_that_could_not_be_sent_holds_up_no_other(database, tmp_path):
+    """As when the server takes no more connections for a while."""
+    async with proxied(database, tmp_path) as (_, address):
+        made = PostgresStore(address, lease_seconds=30, patience=0.2)
+        row = await made.accept(said())
+        await made.lanes.close()  # what comes next needs a new connection
+        (tmp_path / SOCKET).rename(tmp_path / "away")
+        for _ in range(2):
+            with pytest.raises(StoreError):
+                await wake_all(made, WORK, [row.session])
+        (tmp_path / "away").rename(tmp_path / SOCKET)
+        async with company(made, True) as (one,):
+            await wake_all(made, WORK, [row.session])
+            await until(lambda: News(WORK, one.name, (row.session,)) in one.heard)
+        await made.close()
 
 
 async def test_all_hear_what_concerns_all(store):

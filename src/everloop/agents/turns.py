@@ -265,7 +265,9 @@ class TurnRunner:
         showing = Showing(claim, live, watchers, followers, self._relay, partial(self._told, where))
         self._showings[where] = showing
         watched = live.emit or where in self.watchers or self.on_event is not None
-        return showing if watched or showing.followed else None
+        # The client of a request whose process died is on its way back.
+        expected = claim.resumed and claim.message.request is not None
+        return showing if watched or expected or showing.followed else None
 
     def _shown_no_more(self, claim: Claim) -> None:
         if (showing := self._showings.pop(where := (claim.owner, claim.key), None)) is not None:

@@ -232,8 +232,8 @@ class Door:
                 raise errors.unauthorized("this token is not, or no longer, one of this server's")
             await self._note_use(token)
             return token
-        except StoreError:
-            log.exception("request %s: tokens cannot be read", request[REQUEST_ID])
+        except StoreError as error:
+            log.error("request %s: tokens cannot be read: %s", request[REQUEST_ID], error)
             raise errors.unavailable("the server cannot read its store just now; try again") from None
 
     def _is_person_here(self, request: web.Request) -> bool:

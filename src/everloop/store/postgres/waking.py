@@ -58,7 +58,13 @@ class Waking:
             notice.ids |= ids
             notice.all |= not ids
         assert notice.sent is not None
-        await notice.sent
+        try:
+            await notice.sent
+        except Exception:  # it never got to its connection: the next one must not wait for it
+            with self._lock:
+                if self._notices.get(what) is notice:
+                    del self._notices[what]
+            raise
 
     def _send(self, db: Connection, what: str) -> None:
         with self._lock:  # whoever comes now has written something that this one may be too early for

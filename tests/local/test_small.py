@@ -301,7 +301,7 @@ def test_without_tools_there_are_only_words_and_no_examples_of_calls() -> None:
 @pytest.mark.parametrize(
     ("request_", "may_go_on"),
     [
-        ("write sum.py that prints 2+3, then run it", True),
+        ("write sum.py that prints 2+3, then try it", True),
         ("create a file net.txt containing two nets", False),
     ],
 )

@@ -205,10 +205,26 @@ def test_a_file_that_is_looked_for_by_its_name_is_not_searched_for_words() -> No
     assert "grep" in offered(asked("find the word pike in moss.txt"))
 
 
-def test_a_day_of_the_week_that_is_named_is_the_one_that_is_set() -> None:
-    assert 'field " " field " * * 1\\""' in call_line(asked("every monday at 20:00 remind me of the bins"), "cron")
-    assert '" * * 5\\""' in call_line(asked("Erinnere mich jeden Freitag um 9 an den Müll"), "cron")
-    assert "field" not in call_line(asked("every day at 7:15 remind me to swim"), "cron")
+@pytest.mark.parametrize(
+    ("request_", "fields"),
+    [
+        ("every monday at 20:00 remind me of the bins", '"0" " " "20" " " "*" " " "*" " " "1"'),
+        ("Erinnere mich jeden Freitag um 9 an den Müll", 'field " " field " " "*" " " "*" " " "5"'),
+        ("Erinnere mich jeden Tag um 21 Uhr an den Müll", '"0" " " "21" " " field " " field " " field'),
+        ("every day at 7:15 remind me to swim", '"15" " " "7" " " field " " field " " field'),
+        ("each evening at 8:30 remind me to swim", '"30" " " "20" " " field " " field " " field'),
+        ("every day at 12 am remind me to sleep", '"0" " " "0" " " field " " field " " field'),
+    ],
+)
+def test_a_day_of_the_week_and_a_time_of_day_that_are_named_are_those_that_are_set(request_: str, fields: str) -> None:
+    assert fields in call_line(asked(request_), "cron")
+
+
+@pytest.mark.parametrize(
+    "request_", ["every 2 hours remind me to swim", "remind me daily at 9:00 and at 17:30 to swim"]
+)
+def test_where_no_one_time_is_named_any_can_be_set(request_: str) -> None:
+    assert '"cron\\": " filled' in call_line(asked(request_), "cron")
 
 
 def test_what_is_added_to_a_file_never_takes_the_place_of_the_file() -> None:

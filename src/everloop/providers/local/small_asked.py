@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .small_words import EMPTY, WORK, is_file, means, paths_in, without_files, words
+from .small_meanings import EMPTY
+from .small_words import WORK, is_file, means, paths_in, without_files, words
 
 _EVERY = re.compile(
     r"\b(all|every|each|everywhere|überall|alle[nrs]?|jede[nrs]?|tod[oa]s|cada|partout|tous|toutes|chaque)\b"
@@ -21,15 +22,23 @@ _ASKING = frozenset(
 )
 _MARK = re.compile("[?\uff1f]")
 _QUESTION = re.compile(
-    r"^\W*(what|which|who|whose|where|when|why|how|is|are|do|does|did|was|wie|wer|wo|wann|warum|qué|quién|cómo|quel)\b",
+    r"^\W*((?:what|who|where|when|how)s?|which|whose|why|is|are|has|have|any|anything|do|does|did|was|wie|wer|wo|wann|warum"
+    r"|welche[mnrs]?|wieviele?|qué|quién|cómo|cuánt[ao]s|quel|quelle|combien|où)\b",
     re.I,
 )
-_POLITE = re.compile(r"^\W*(can|could|would|will|please|kannst|könntest|bitte|puedes|podrías|peux|pourrais)\b", re.I)
+_POLITE = re.compile(
+    r"(?:^|[,.;:!]\s)\W*(can|could|would|will|please|kannst|könntest|bitte|puedes|podrías|peux|pourrais)\b", re.I
+)
 _LOOKS_FOR = re.compile(
     r"\b(?:where(?:'s| is)?|find|locate|wo ist|finde|suche|dónde está|busca|où est|cherche)\s+"
     r"(?:(?:the|my|a|file|called|named|die|meine|datei|el|archivo|le|fichier)\s+)*[\w./-]+\.[a-z]\w{0,4}\b",
     re.I,
 )
+_IN_GENERAL = re.compile(
+    r"^\W*(?:what(?:'?s| is| are)|explain|define|was ist|qué es|qu'est-ce qu'une?) (?:what )?(?:an?|eine?|una?|une)\b",
+    re.I,
+)
+_BETWEEN = re.compile(r"(?<=[?\uff1f])|[!;,]|\.\s|\b(?:and|then|und|dann|y|et|puis)\b", re.I)  # parts of what is said
 _SHOULD = re.compile(r"\b(should|must|has to|have to|needs to|soll|sollte|muss|debe|debería|doit)\b", re.I)
 
 
@@ -45,6 +54,21 @@ def about_the_person(request: str, told: Iterable[str]) -> bool:
 def is_question(text: str) -> bool:
     """Whether something is asked, and not only politely asked for."""
     return _QUESTION.search(text) is not None or (_MARK.search(text) is not None and _POLITE.search(text) is None)
+
+
+def asks_what_it_is(text: str) -> bool:
+    """Whether it asks what something is in general: `what is a linked list`."""
+    return _IN_GENERAL.search(text) is not None and not paths_in(text)
+
+
+def orders(text: str) -> str:
+    """The text without the parts that ask."""
+    return " ".join(part for part in _BETWEEN.split(text) if not is_question(part))
+
+
+def runs_then(text: str) -> bool:
+    """Whether something is to be run once the rest is done: `… and run it`."""
+    return any(means(" ".join(part.split()[:2]), "run") for part in _BETWEEN.split(text)[1:])
 
 
 def asks_for_a_change(text: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from .small_example import Example, Step, edit, listing, read, run, talk, use, write
 from .small_examples_changes import CHANGES
 from .small_examples_files import FILES
+from .small_examples_talk import TALK
 from .small_examples_work import WORK
 
 _BOAT = "name = Heron\nlength = 9\nhull = steel"
@@ -63,7 +64,7 @@ FIXED: tuple[Example, ...] = (
     read("what is in roots.md?", "roots.md", "error: roots.md does not exist.", "There is no file roots.md."),
 )
 
-NEAREST: tuple[Example, ...] = (*FILES, *CHANGES, *WORK)
+NEAREST: tuple[Example, ...] = (*FILES, *CHANGES, *WORK, *TALK)
 
 
 def all_examples() -> Iterator[Example]:

@@ -110,6 +110,8 @@ CHANGES: tuple[Example, ...] = (
         "The saw costs 21 now.",
     ),
     run("delete the row about the wren in birds.csv", "sed -i '/wren/d' birds.csv", "", "The wren is gone."),
+    run("remove Danube from rivers.txt", "sed -i '/^Danube$/d' rivers.txt", "", "Danube is gone from rivers.txt."),
+    run("Rosa is not coming, take her off team.txt", "sed -i '/Rosa/d' team.txt", "", "Rosa is off team.txt."),
     run("remove the line Elbe from rivers.txt", "sed -i '/^Elbe$/d' rivers.txt", "", "Elbe is gone from rivers.txt."),
     edit(
         "Ersetze in fluss.txt Donau durch Main",
@@ -146,6 +148,7 @@ CHANGES: tuple[Example, ...] = (
         "water.txt has both.",
     ),
     run("Benenne see.txt in teich.txt um", "mv see.txt teich.txt", "", "Die Datei heißt jetzt teich.txt."),
+    run("Lösche Rhein aus fluss.txt", "sed -i '/^Rhein$/d' fluss.txt", "", "Rhein ist nicht mehr in fluss.txt."),
     run("Lösche die Datei see.txt", "rm see.txt", "", "see.txt ist gelöscht."),
     run("Crea una carpeta llamada mapas", "mkdir -p mapas", "", "La carpeta mapas está lista."),
     run("Borra lago.txt", "rm lago.txt", "", "lago.txt está borrado."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .small_example import Example, Step, note, plan, run, talk, use
+from .small_example import Example, Step, note, plan, run, use
 
 WORK: tuple[Example, ...] = (
     # commands
@@ -199,6 +199,16 @@ WORK: tuple[Example, ...] = (
         action="list",
     ),
     use("show my scheduled jobs", "cron", "(nothing is scheduled)", "Nothing is scheduled.", action="list"),
+    Example(
+        "delete the reminder about the bank",
+        (
+            Step(
+                "cron", {"action": "list"}, "7c2e: once, Sunday 17:00; to cli:direct: Remind the user to call the bank."
+            ),
+            Step("cron", {"action": "remove", "id": "7c2e"}, "Removed job 7c2e."),
+        ),
+        "I removed the reminder about the bank.",
+    ),
     use("cancel the reminder 7c2e", "cron", "Removed job 7c2e.", "I cancelled it.", action="remove", id="7c2e"),
     plan(
         "Erinnere mich in 10 Minuten an den Tee",
@@ -211,6 +221,12 @@ WORK: tuple[Example, ...] = (
         "Ich erinnere dich jeden Tag um 8:30.",
         message="Den Nutzer an die Tablette erinnern.",
         cron="30 8 * * *",
+    ),
+    plan(
+        "Erinnere mich jeden Freitag um 16 Uhr an den Bericht",
+        "Ich erinnere dich jeden Freitag um 16 Uhr.",
+        message="Den Nutzer an den Bericht erinnern.",
+        cron="0 16 * * 5",
     ),
     plan(
         "Recuérdame en 2 horas llamar a Rita",
@@ -281,63 +297,4 @@ WORK: tuple[Example, ...] = (
         (Step("exec", {"command": "mkdir -p notes2 && mv lake.txt notes2/"}, "(no output)"),),
         "lake.txt is in notes2 now.",
     ),
-    # nothing but words
-    talk("hi, how are you?", "I am fine, thank you. What can I do for you?"),
-    talk("thanks, that was helpful", "You are welcome!"),
-    talk("good night, see you", "Good night, see you!"),
-    talk("what can you do?", "I can read, write and search files, run commands, remember things and set reminders."),
-    talk("who painted the Mona Lisa?", "The Mona Lisa was painted by Leonardo da Vinci."),
-    talk("what is 6 times 7?", "6 times 7 is 42."),
-    talk("how many days are in two weeks?", "A week has 7 days, so two weeks have 2 * 7 = 14 days."),
-    talk("how many legs does a spider have?", "A spider has eight legs."),
-    talk("what does 'merci' mean?", "'merci' is French and means 'thank you'."),
-    talk("how do you say cat in Spanish?", "Cat is 'gato' in Spanish."),
-    talk("what's the opposite of cold?", "The opposite of cold is hot."),
-    talk("tell me a joke", "Why did the bicycle fall over? It was two tired."),
-    talk("what is the largest ocean?", "The largest ocean is the Pacific Ocean."),
-    talk("how many seconds are in 5 minutes?", "A minute has 60 seconds, so 5 minutes have 5 * 60 = 300 seconds."),
-    talk("what's 90 minus 35?", "90 minus 35 is 55."),
-    talk("which animal says meow?", "The cat says meow."),
-    talk(
-        "why is the sky dark at night?",
-        "At night the sun is on the other side of the earth, so its light does not reach us.",
-    ),
-    talk("what do you get when ice melts?", "When ice melts you get water."),
-    talk("who invented the telephone?", "Alexander Graham Bell is known as the inventor of the telephone."),
-    talk("when did the second world war end?", "The Second World War ended in 1945."),
-    talk("i have to go now, see you later", "See you later!"),
-    talk("that's it for now", "All right. See you!"),
-    talk("bye", "Goodbye!"),
-    talk("ok, enough for now. goodbye", "Goodbye, see you soon!"),
-    talk("great job", "Thank you!"),
-    talk("what is your name?", "I am Everloop, your assistant."),
-    talk("how are you doing today?", "I am doing well, thank you. What can I do for you?"),
-    talk("translate 'good evening' into German", "It is 'Guten Abend'."),
-    talk("give me a word that rhymes with house", "Mouse rhymes with house."),
-    talk("is a tomato a fruit?", "Yes, a tomato is a fruit."),
-    talk("I am happy today", "I am glad to hear that!"),
-    talk("i feel sick", "I am sorry to hear that. Get well soon!"),
-    talk("my day was long", "Then take a rest. Can I do something for you?"),
-    talk("what could I read tonight?", "Perhaps a short story: 'The Gift of the Magi' is a good one."),
-    talk("give me an idea for a present", "A book or a plant is always a nice present."),
-    talk("are you a person?", "No, I am Everloop, a program that helps you."),
-    talk("write me two lines about the moon", "The moon is round and bright,\nit walks with us at night."),
-    talk("can you help me?", "Yes. What can I do for you?"),
-    talk("ok", "All right."),
-    talk("haha, very funny", "I am glad that you like it."),
-    talk("what do you think of cats?", "Cats are quiet and clever animals, and many people love them."),
-    talk("explain what a variable is", "A variable is a name for a value that a program can use and change."),
-    talk("Wie viel ist 12 plus 30?", "12 plus 30 ist 42."),
-    talk("¿Cuál es la capital de Noruega?", "La capital de Noruega es Oslo."),
-    talk("¿cuánto es 12 más 30?", "12 más 30 son 42."),
-    talk("Hallo! Wie geht es dir?", "Hallo! Mir geht es gut. Was kann ich für dich tun?"),
-    talk("Was ist die Hauptstadt von Norwegen?", "Die Hauptstadt von Norwegen ist Oslo."),
-    talk("hola, ¿qué tal?", "¡Hola! ¿En qué puedo ayudarte?"),
-    talk("gracias", "¡De nada!"),
-    talk("안녕?", "안녕하세요! 무엇을 도와드릴까요?"),
-    talk("고마워", "천만에요!"),
-    talk("노르웨이의 수도는 어디야?", "노르웨이의 수도는 오슬로입니다."),
-    talk("你好", "你好!有什么可以帮你?"),
-    talk("谢谢", "不客气!"),
-    talk("挪威的首都是哪里?", "挪威的首都是奥斯陆。"),
 )

@@ -74,8 +74,8 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
         given["old_text"] = {"enum": list(named)}
         if said := values.get("said"):
             given["new_text"] = {"enum": list(said)}
-    if day := values.get("weekday"):
-        given["cron"] = {"weekday": day[0]}
+    if fields := values.get("fields"):
+        given["cron"] = {"fields": fields}
     if name == "find_files":
         given["pattern"] = _GLOB
     properties = {**properties, **given}
@@ -136,8 +136,9 @@ def _pair(key: str, rule: str) -> str:
 
 
 def _rule(key: str, schema: Mapping[str, Any]) -> str:
-    if "weekday" in schema:
-        return f'"\\"" field " " field " * * {schema["weekday"]}\\""'
+    if fields := schema.get("fields"):  # of a time: those that were named, the others free
+        parts = (_literal(field) if field else "field" for field in fields)
+        return " ".join([_literal('"'), ' " " '.join(parts), _literal('"')])
     if schema is _GLOB:
         return "glob"
     choices = schema.get("enum")

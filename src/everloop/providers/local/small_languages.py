@@ -15,15 +15,19 @@ _TONGUES = {
     "§german": (
         "der die das dem den ein eine einen ist sind im und nicht ich mir mich mein meine wie wer wo wann welche "
         "welcher welches welchem bitte zeig zeige auf mit für von zu hat gibt es datei dateien ordner zeile schreib "
-        "schreibe heißt wort was steht ersetze benenne lösche führe durch erstelle erinnere merk hallo danke"
+        "schreibe heißt wort was steht ersetze benenne lösche führe durch erstelle erinnere merk hallo danke "
+        "soll sollen heißen ab jetzt noch mal auch aus bei nach um dass lass mach leg gib kannst habe haben liegt füge "
+        "hänge ändere erinner jede jeden keine"
     ),
     "§spanish": (
         "el la los las un una en es que qué cuál cuánto cuántas cuántos cómo dónde quién mi por para con del al "
-        "archivo archivos carpeta línea añade crea cambia borra ejecuta recuerda recuérdame hola gracias y hay"
+        "archivo archivos carpeta línea añade crea cambia borra ejecuta recuerda recuérdame hola gracias y hay "
+        "se está tengo puedes favor dime pon cada este esta esto aquí abre lee muéstrame"
     ),
     "§french": (
         "le la les un une est dans que quel quels quelle quelles fichier fichiers dossier ligne ajoute crée et pour "
-        "avec du des mon ma moi bonjour merci qui où combien ici"
+        "avec du des mon ma moi bonjour merci qui où combien ici je tu "
+        "ce cette mes dis donne fais mets peux montre plaît chaque sur supprime renomme"
     ),
 }
 _TONGUE_WORDS = {tongue: frozenset(words.split()) for tongue, words in _TONGUES.items()}
@@ -39,11 +43,34 @@ _DAYS = (
     r"\bsaturdays?\b|samstag|sábado|samedi|토요일|(?:星期|周)六",
 )
 
+_CLOCK = re.compile(
+    r"(?<![\d:.])(?:(?P<hour>\d{1,2}):(?P<minute>\d{2})(?![\d:])"
+    r"|(?P<full>\d{1,2}) ?(?:[ap]\.?m\b|uhr\b(?! *\d)|o'clock|heures?\b(?! *\d)))",
+    re.I,
+)
+_LATE = re.compile(
+    r"\d ?p\.?m\b|\b(?:afternoon|evening|abends?|nachmittags?|tarde|noche|soir)\b|오후|저녁|下午|晚上", re.I
+)
+_EARLY = re.compile(r"\d ?a\.?m\b", re.I)
+
 
 def weekday(text: str) -> str:
     """The one day of the week that is named, as cron writes it, or nothing."""
     named = [str(number) for number, names in enumerate(_DAYS) if re.search(names, text, re.I)]
     return named[0] if len(named) == 1 else ""
+
+
+def clock(text: str) -> tuple[str, str]:
+    """The minute and the hour of the one time of day that is named for sure, as cron writes them, or nothing."""
+    named = {(int(found["hour"] or found["full"]), int(found["minute"] or 0)) for found in _CLOCK.finditer(text)}
+    if len(named) != 1:
+        return "", ""
+    hour, minute = named.pop()
+    if _LATE.search(text) and hour < 12:
+        hour += 12
+    elif _EARLY.search(text) and hour == 12:
+        hour = 0
+    return (str(minute), str(hour)) if hour < 24 and minute < 60 else ("", "")
 
 
 def script(text: str) -> str:

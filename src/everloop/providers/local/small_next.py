@@ -7,7 +7,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .small_asked import asks_for_a_change, asks_how_many_there_are, in_every_place, looks_for_a_file
+from .small_asked import (
+    asks_for_a_change,
+    asks_how_many_there_are,
+    in_every_place,
+    is_question,
+    looks_for_a_file,
+    orders,
+    runs_then,
+)
 from .small_claims import failed
 from .small_grammar import Values, Wanted
 from .small_tools import acts, asks_of_the_past, edits, may_act, needs_tool, next_step
@@ -32,6 +40,8 @@ def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
     if not turn.calls:  # a request that names a file is not answered before something was looked at or done
         if asks_how_many_there_are(turn.request):
             return "words"
+        if is_question(turn.request) and asks_of_the_past(turn.request, names):
+            return "call"
         return "call" if names_a_file(turn.request) else needs_tool(turn.request, names)
     failures = [failed(result) for _, _, result in turn.calls]
     made = [name for name, _, _ in turn.calls]
@@ -39,6 +49,8 @@ def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
     to_change = "edit_file" in made or ("edit_file" in names and asks_for_a_change(turn.request))
     if made[-1] == "read_file" and to_change and not changed and not failures[-1] and sum(failures) < TRIES:
         return "call"  # it was read in order to be changed
+    if _to_run(turn, names):
+        return "call"
     if failures[-1]:
         if sum(failures) == 1 and _mendable(*turn.calls[-1]):
             return "call"
@@ -61,6 +73,8 @@ def fits(tool: str, turn: Turn, wanted: Wanted, shown_for: frozenset[str], value
         return not acts(tool)
     if wanted != "call":
         return True
+    if _to_run(turn, shown_for):
+        return tool == "exec"
     name, _, result = turn.calls[-1]
     if failed(result):
         return tool == "read_file" or name != "edit_file"  # what does not stand in a file is looked for in it
@@ -87,11 +101,23 @@ def _first(tool: str, request: str, offered: frozenset[str], files: bool) -> boo
         return means(request, "remind", "every") or means(_TODAY.sub(" ", request), "when")
     if tool == "write_file" and means(request, "add", "end"):  # it would take the place of what is there
         return means(request, "create", "file", "run") or (means(request, "write") and not means(request, "end"))
-    if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request)):
+    if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request) or _asks(request)):
         return means(request, "create", "write", "file")
     if tool in ("exec", "write_file"):
         return names_a_file(request) or means(request, *WORK, "show") or _MACHINE.search(request) is not None
     return True
+
+
+def _to_run(turn: Turn, names: frozenset[str]) -> bool:
+    """Whether what was just written is still to be run."""
+    name, _, result = turn.calls[-1]
+    written = name in ("write_file", "edit_file") and not failed(result)
+    return "exec" in names and written and runs_then(turn.request)
+
+
+def _asks(request: str) -> bool:
+    """Whether it asks, and orders nothing."""
+    return is_question(request) and not means(orders(request), *WORK)
 
 
 def _mendable(name: str, _: Mapping[str, Any], result: str) -> bool:

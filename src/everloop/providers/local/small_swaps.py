@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from .small_words import key_of, spans
+from .small_words import BEHIND, key_of, names_key, spans
 
 # Before the old words: a word that says so, or a verb and at most three words.
 _BEFORE = (
@@ -27,7 +27,26 @@ _BOTH = re.compile(r"\b(?:should|must|instead|not|soll|debe)\b|→|->", re.I)
 # Words that join the old and the new, and are part of neither.
 _JOINS = frozenset(
     {"to", "with", "by", "for", "is", "are", "was", "were", "in", "not", "instead", "of", "from", "should", "must"}
-    | {"be", "read", "say", "says", "now", "into", "on", "at", "and", "replace", "change", "swap", "please", "it"}
+    | {
+        "be",
+        "read",
+        "say",
+        "says",
+        "now",
+        "into",
+        "on",
+        "at",
+        "and",
+        "replace",
+        "change",
+        "swap",
+        "please",
+        "it",
+        "use",
+        "make",
+        "set",
+        "put",
+    }
     | {"that", "durch", "auf", "zu", "statt", "ersetze", "por", "en", "cambia", "par", "dans", "remplace", "renamed"}
     | {"all", "every", "each", "everywhere", "überall", "alle", "todos", "todas", "tous", "toutes"}
 )
@@ -52,7 +71,8 @@ def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]
         for line in found:
             if old in line and (around := _around(line, old, len(key_of(line)))):
                 places.setdefault(line, []).extend(around)
-    return surely or (perhaps if _BOTH.search(request) else {})
+    unsure = _BOTH.search(request) and not any(names_key(request, line) for line in found)
+    return surely or (perhaps if unsure else {})
 
 
 def names_signs(request: str) -> bool:
@@ -74,13 +94,13 @@ def new_words(request: str, old: Sequence[str]) -> list[str]:
 
 def _is_old(request: str, words: str) -> bool:
     escaped = re.escape(words)
-    return re.search(rf"{_BEFORE}{escaped}(?!\w)|(?<!\w){escaped}{_AFTER}", request, re.I) is not None
+    return re.search(rf"{_BEFORE}{escaped}{BEHIND}|(?<!\w){escaped}{_AFTER}", request, re.I) is not None
 
 
 def _around(line: str, old: str, start: int) -> list[tuple[str, str]]:
-    found = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)").finditer(line, start)
+    found = re.compile(rf"(?<!\w){re.escape(old)}{BEHIND}").finditer(line, start)
     return [(line[: one.start()], line[one.end() :]) for one in found]
 
 
 def _stands(words: str, text: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None
+    return re.search(rf"(?<!\w){re.escape(words)}{BEHIND}", text) is not None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from .small_asked import is_question
+from .small_asked import asks_what_it_is, is_question, orders
 from .small_example import Example
 from .small_examples import NEAREST, all_examples
 from .small_languages import LATIN, script, tongue
@@ -26,6 +26,11 @@ OWN_LANGUAGE = 0.15  # how much nearer an example is that is in the request's la
 SURE = 0.3  # how like an example a request must be to be treated as it
 KNOWN = frozenset(name for example in all_examples() for name in example.tools)
 MOST = 10  # tools offered
+_SURELY = tuple(
+    one for one in WORK if one not in ("create", "write", "web")
+)  # a poem needs no file, and weather no search
+_MEANT_BY = {"remind": "cron", "remember": "remember", "told": "memory_search"}
+_LOOKED_UP = ("show", "read", "before", "told", "every")
 
 Weights = dict[str, float]
 Tool = Mapping[str, Any]
@@ -58,7 +63,8 @@ def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words"
         return "either"
     share = sum(score for score, example in ranked if example.steps) / total
     if share >= 0.8:
-        return "call" if means(request, *WORK, "show", "read", "before", "told", "every") else "either"
+        surely = means(request, *(WORK if is_question(request) else _SURELY), *_LOOKED_UP)
+        return "call" if surely and not asks_what_it_is(request) else "either"
     return "words" if share <= 0.2 and not means(request, *WORK) else "either"
 
 
@@ -86,9 +92,11 @@ def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Lit
 
 def may_act(request: str, offered: frozenset[str]) -> bool:
     """Whether a request asks for more than a look, by its words or because most of those like it did."""
-    if means(request, *CHANGES, "run", "command", "remember", "remind"):
+    if means(orders(request), *CHANGES, "remember", "remind") or means(request, "run", "command"):
         return True
     ranked = _ranked(request, offered, LOOKED_AT)
+    if is_question(request) and not (ranked and _acts(ranked[0][1])):
+        return False
     return sum(score for score, example in ranked if _acts(example)) > sum(score for score, _ in ranked) / 2
 
 
@@ -138,6 +146,7 @@ def choose(tools: Sequence[Tool], request: str, used: Iterable[str] = ()) -> lis
     wanted = {*used, *(name for name in COMMON if name in names)}
     for example in nearest(request, names, LOOKED_AT):
         wanted |= example.tools
+    wanted |= {tool for meaning, tool in _MEANT_BY.items() if tool in names and means(request, meaning)}
     room = MOST - len(wanted)
     if room > 0:
         others = [tool for tool in tools if tool.get("name") not in wanted]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .small_asked import in_every_place
 from .small_claims import failed
-from .small_languages import weekday
+from .small_languages import clock, weekday
 from .small_results import lines_of
 from .small_swaps import names_both, names_signs, new_words, swaps
 from .small_turn import Message, Turn, text_of
-from .small_words import alike, folders_in, is_file, kept, paths_in, spans, tokens
+from .small_words import alike, folders_in, is_file, kept, names_key, paths_in, places_in, spans, tokens
 
 RECENT = 8  # messages whose files are known
 MOST_PATHS = 40
+_MOVES = re.compile(r"\s*(?:mv|cp)\b")
 MOST_LINES = 30  # that an edit can choose from
 
 
@@ -34,13 +38,28 @@ def values_for(turn: Turn, conversation: Sequence[Message]) -> dict[str, dict[st
     values = {"read_file": {"path": files}, "list_dir": {"path": [".", *folders]}}
     sure = [path for path in named if is_file(path)]
     values["grep"] = {"path": [".", *files, *beside], "must": ["path"] if sure else []}
-    values["write_file"] = {"path": _new_files(turn, sure, beside)}
+    values["write_file"] = {"path": _new_files(turn, sure, [*beside, *places_in(turn.request)])}
     values["edit_file"] = {"path": files, **_edits(turn, files)}
     for given in values.values():
         given["path"] = list(dict.fromkeys(given["path"]))
-    if day := weekday(turn.request):
-        values["cron"] = {"weekday": [day]}
+    any_day = "*" if (day := weekday(turn.request)) else ""
+    if any(fields := [*clock(turn.request), any_day, any_day, day]):
+        values["cron"] = {"fields": fields}
     return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
+
+
+def names_left_out(tool: str, arguments: Mapping[str, Any], turn: Turn) -> list[str]:
+    """The files that were named and that a command to move or copy has not, though it has others that nobody named:
+    small models translate names."""
+    command = str(arguments.get("command", ""))
+    if tool != "exec" or "*" in command or not _MOVES.match(command):
+        return []
+    named = [path for path in paths_in(turn.request) if is_file(path)]
+    known = {
+        posixpath.basename(path) for text in (turn.request, *(one[2] for one in turn.calls)) for path in paths_in(text)
+    }
+    invented = any(is_file(path) and posixpath.basename(path) not in known for path in paths_in(command))
+    return [path for path in named if path not in command] if invented else []
 
 
 def _new_files(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list[str]:
@@ -62,6 +81,7 @@ def _edits(turn: Turn, files: Sequence[str]) -> dict[str, list[str]]:
     if lines and not (every and named):
         places = swaps(turn.request, lines)
         old = alike(turn.request, places or lines)[:MOST_LINES]
+        old = [line for line in old if names_key(turn.request, line)] or old
         given: dict[str, list[str]] = {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}
         given["repeated"] = [line for line in old if lines.count(line) > 1]
         if changes := [(line, *place) for line in old for place in places.get(line, ())]:

@@ -1,15 +1,16 @@
-"""The words of requests: what they mean for the choice of a tool, in the languages that people often write in."""
+"""The words of requests: the files and folders that they name, what they are made of, and what they ask for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 from itertools import pairwise
 
 from .small_languages import script
+from .small_meanings import EMPTY, MEANINGS, MEANT, meanings_of, together
 
 _ADDRESS = re.compile(r"https?://\S+")
+BEHIND = r"(?!\w|[.,:]\d)"  # what ends a word or a number: 273 does not stand in 273.15
 LONGEST = 600  # characters of a request whose runs of words are looked at
 _ENDLESS = re.compile(r"\S{300,}")  # no name, and slow to look through
 _NAME = "0-9A-Za-z_À-ÖØ-öø-ɏ"  # where no spaces part words, a name would take its neighbours in
@@ -27,102 +28,11 @@ _LETTERS = re.compile(
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
 _WORD = re.compile(r"[a-zà-öø-ÿß]+|\d+|[\u3040-\u30ff\u4e00-\u9fff]+|[\uac00-\ud7a3]+|§\w+")
 
-# Words that say nothing of what is wanted.
-_NOTHING = """
-    a an the i me my you your it its is are be been to of in on at for and or that this these there here have has do
-    does did can could will would please with from so then just we our us him her them as by up out all any some one
-    into not der die das den dem ein eine einen im mir mich ist und zu von bitte el la los las un una de del en que y
-    por mi es le les des du et dans
-"""
-# Words that mean the same here. A stroke after a word: whatever begins with it.
-_MEANINGS = {
-    "folder": (
-        "folder- director- dir ordner verzeichnis carpeta- directorio- dossier- 폴더- 디렉- 文件夹- 目录- フォルダ-"
-    ),
-    "file": "file- fichier- datei- archivo- fichero- document- dokument- 파일- 文件- ファイル-",
-    "show": (
-        "show- display- list- ls zeig- zeige- muestra- mostrar muéstra- liste affiche- 보여- 알려- 列出- 显示- 看-"
-    ),
-    "read": "read- open- lies lese- öffne- lee leer abre- ouvre- lis 읽- 열- 内容- 打开- 读-",
-    "here": "here hier aquí ici around 여기- 这里- 这儿- ここ-",
-    "say": "say- contain- content- written steht- inhalt- dice contien- 적혀- 写-",
-    "create": (
-        "create- make- generat- erstell- erzeug- anleg- leg crea- crear- haz crée- créer- 만들- 생성- 创建- 新建- 作成-"
-    ),
-    "write": "write- save- store- put schreib- speicher- escrib- guarda- écri- 저장- 写入- 保存-",
-    "add": (
-        "add adds added adding append- apend- insert- attach- hänge- füge- hinzu- ergänz- añad- agreg- ajout- 추가- "
-        "添加- 加上- 追加-"
-    ),
-    "end": "end bottom under below ende unten final fin debajo 끝- 末尾-",
-    "change": (
-        "change- set replac- swap- substitut- correct- fix- updat- edit- modif- turn ersetz- änder- korrigier- tausch- "
-        "enabl- disabl- increas- decreas- bump- adjust- instead statt anstatt "
-        "cambi- reemplaz- sustitu- corrig- remplac- 바꿔- 바꾸- 변경- 수정- 改- 替换- 修改-"
-    ),
-    "rename": "renam- umbenenn- benenn- renombr- renomm- 이름을- 重命名- 改名-",
-    "move": "move moving verschieb- muev- mover déplac- 옮- 이동- 移动- 移到-",
-    "copy": "copy copying copied duplicat- backup- kopier- copia copiar 복사- 复制- 拷贝-",
-    "delete": (
-        "delet- remov- erase- rid trash- lösch- entfern- borra- elimin- supprim- 삭제- 지워- 지우- 删除- 删掉- 削除-"
-    ),
-    "find": "find- search- locat- grep such- finde- busca- encuentr- cherch- 찾- 검색- 查找- 搜索- 找-",
-    "mention": (
-        "mention- appear- occur- word talk- vorkomm- erwähn- aparec- palabra- menciona- wort 단어- 提到- 出现-"
-    ),
-    "count": "count- many number often anzahl viele zähl- cuánt- cuant- combien 몇- 개수- 多少- 几-",
-    "line": "line- row- zeile- línea- linea- fila- ligne- 줄- 행- 行-",
-    "run": "run- execut- launch- start- ausführ- führe starte ejecut- corre lance- exécut- 실행- 运行- 执行- 実行-",
-    "command": "command- shell bash terminal script- program- befehl- skript- comando- 명령- 스크립- 命令- 脚本-",
-    "remember": (
-        "remember- forget- memori- memo keep note- mind merk- vergiss recuerd- acuérd- olvid- retiens 기억- 잊지- "
-        "记住- 记下- 别忘-"
-    ),
-    "before": (
-        "chat- conversation- gespräch- conversaci- 대화- 聊天- "
-        "before earlier past previous- ago again once yesterday früher damals neulich antes antier 전에- 예전- 지난- "
-        "以前- 之前- 上次-"
-    ),
-    "told": "told said gave mentioned erzählt- gesagt dije conté raconté 말했- 말한- 说过- 告诉-",
-    "remind": (
-        "remind- reminder- wake alarm- schedul- erinner- weck- termin recuérd- recordar- avís- rappel- 알림- 깨워- "
-        "提醒- 闹钟-"
-    ),
-    "when": (
-        "tomorrow today tonight minute- hour- morgen heute stunde- mañana hoy hora- minuto- demain heure- 내일- "
-        "오늘- 분 시간- 明天- 今天- 分钟- 小时-"
-    ),
-    "every": "every each daily weekly hourly jede- täglich wöchentlich cada diari- chaque 매일- 매주- 마다- 每-",
-    "week": "weekday- week wochentag- woche semana 요일- 星期-",
-    "web": (
-        "web- online internet- google website- news weather latest netz wetter nachrichten- noticias clima météo 뉴스- "
-        "날씨- 인터넷- 新闻- 天气- 网上- 上网-"
-    ),
-    "sort": "sort- order- alphabet- sortier- orden- 정렬- 排序-",
-    "hello": "hello hi hey greetings morning hallo servus hola bonjour salut 안녕- 你好- こんにちは-",
-    "thanks": "thank- thanks thx danke gracias merci 고마- 감사- 谢谢- ありがとう-",
-    "bye": "bye goodbye cya tschüss adiós adios ciao 잘가- 再见-",
-}
+_INSIDE = frozenset({"in", "into", "inside", "under", "within", "unter", "en", "dans", "sous"})
 
 # What asks for a change, and what asks for any work at all.
 CHANGES = ("create", "write", "add", "change", "rename", "move", "copy", "delete", "sort")
 WORK = (*CHANGES, "folder", "file", "find", "run", "command", "remember", "remind", "web")
-
-
-def _table() -> tuple[dict[str, str], list[tuple[str, str]]]:
-    exact, beginnings = {}, []
-    for meaning, words in _MEANINGS.items():
-        for word in words.split():
-            if word.endswith("-"):
-                beginnings.append((word[:-1], f"§{meaning}"))
-            else:
-                exact[word] = f"§{meaning}"
-    return exact, sorted(beginnings, key=lambda pair: -len(pair[0]))
-
-
-EMPTY = frozenset(_NOTHING.split())
-_EXACT, _BEGINNINGS = _table()
-_MEANT = frozenset(f"§{meaning}" for meaning in _MEANINGS)
 
 
 def names_an_address(text: str) -> bool:
@@ -148,6 +58,12 @@ def key_of(line: str) -> str:
     return found[0] if found else ""
 
 
+def names_key(request: str, line: str) -> bool:
+    """Whether a line is a setting whose key a request names."""
+    key = {word for word in words(key_of(line)) if word not in EMPTY}
+    return bool(key) and key <= {*words(without_files(request))}
+
+
 def kept(request: str, line: str) -> str:
     """What a line in the place of another begins with too: its key, or a first word that nobody spoke of."""
     if key := key_of(line):
@@ -160,7 +76,7 @@ def kept(request: str, line: str) -> str:
 def means(text: str, *meanings: str) -> bool:
     """Whether a word of it has one of the meanings."""
     wanted = {f"§{meaning}" for meaning in meanings}
-    return any(part in wanted for word in words(text) for part in _meanings(word))
+    return any(part in wanted for word in words(together(without_files(text))) for part in meanings_of(word))
 
 
 def paths_in(text: str, whole: bool = False) -> list[str]:
@@ -188,8 +104,9 @@ def features(text: str) -> dict[str, float]:
     text = _ENDLESS.sub(" ", text)
     for pattern, name in ((_QUOTED, "§quote"), (_ADDRESS, "§address"), (_FILE, "§path")):
         text = pattern.sub(f" {name} ", text)
+    text = together(text)
     said = ["§digits" if word.isdigit() else word for word in words(text)]
-    meant = [part for word in said for part in _meanings(word)]
+    meant = [part for word in said for part in meanings_of(word)]
     found: dict[str, float] = {}
     for one, two in pairwise(["^", *meant, "$"]):
         found[f"{one} {two}"] = 0.5
@@ -197,7 +114,7 @@ def features(text: str) -> dict[str, float]:
     found[f"§paths{min(said.count('§path'), 2)}"] = 1.5
     for word in meant:
         if word not in EMPTY:
-            found[word] = 2.0 if word in _MEANT else 1.0
+            found[word] = 2.0 if word in MEANT else 1.0
     return found
 
 
@@ -212,7 +129,7 @@ def spans(text: str, within: str = "", most: int = 5) -> list[str]:
                 run = " ".join(said[start:end])
                 found[run] = found[run.strip(".,:;!?\"'“”«»()")] = None
     runs = [run for run in found if set(words(run)) - EMPTY]
-    return [run for run in runs if re.search(rf"(?<!\w){re.escape(run)}(?!\w)", within)] if within else runs
+    return [run for run in runs if re.search(rf"(?<!\w){re.escape(run)}{BEHIND}", within)] if within else runs
 
 
 def folders_in(text: str) -> list[str]:
@@ -224,7 +141,14 @@ def folders_in(text: str) -> list[str]:
         if means(word, "folder")
         for near in said[max(0, at - 2) : at] + said[at + 1 : at + 3]
     ]
-    return [name for name in dict.fromkeys(beside) if name.lower() not in EMPTY and not means(name, *_MEANINGS)]
+    return [name for name in dict.fromkeys(beside) if name.lower() not in EMPTY and not means(name, *MEANINGS)]
+
+
+def places_in(text: str) -> list[str]:
+    """The names that follow a word for "inside": they may be folders, though nothing says so."""
+    said = tokens(text)
+    inside = [name for word, name in pairwise(said) if word.lower() in _INSIDE and not is_file(name)]
+    return [name for name in inside if name.lower() not in EMPTY and not means(name, *MEANINGS)]
 
 
 def is_file(path: str) -> bool:
@@ -235,19 +159,3 @@ def is_file(path: str) -> bool:
 def without_files(text: str) -> str:
     """The text without the names of files."""
     return _FILE.sub(" ", _ENDLESS.sub(" ", text))
-
-
-@lru_cache(maxsize=4096)
-def _meanings(word: str) -> list[str]:
-    """What a word means, or itself; a run of letters without spaces between words may mean several things."""
-    if word.startswith("§"):
-        return [word]
-    if word in _EXACT:
-        return [_EXACT[word]]
-    if word[0] > "\u3000" and word[0] < "\uac00":
-        found = [meaning for beginning, meaning in _BEGINNINGS if beginning in word]
-        return found or [word]
-    for beginning, meaning in _BEGINNINGS:
-        if word.startswith(beginning):
-            return [meaning]
-    return [word]

@@ -1,0 +1,155 @@
+"""Small models: what the words of a request, also of people in a hurry, allow and rule out. No model runs here."""
+
+from __future__ import annotations
+
+import pytest
+
+from .test_small import SHAPING, answered, asked, made, may_be_words, offered, read
+from .test_small_calls import call_line, numbered
+
+CHANGING = {"exec", "write_file", "edit_file", "cron", "remember"}
+SETTINGS = "[wifi]\nname = reed\nchannel = 6\n\n[door]\nlength = 4\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "whats the channel set in pond.ini",
+        "wheres the length kept, pond.ini?",
+        "what is in changes.md?",
+        "who wrote rename/create.txt?",
+    ],
+)
+def test_a_question_leads_to_no_change_whatever_its_words_and_the_names_of_files_sound_like(request_: str) -> None:
+    assert "write_file" not in offered(asked(request_))
+    after = asked(request_, *made("read_file", numbered(SETTINGS), path="pond.ini"))
+    assert may_be_words(after)
+    assert not offered(after) & CHANGING
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "what is the channel in pond.ini? write it to channel.txt",
+        "which channel does pond.ini have, and save it as channel.txt",
+        "could you copy the channel of pond.ini to channel.txt?",
+    ],
+)
+def test_a_question_that_an_order_follows_may_lead_to_a_change(request_: str) -> None:
+    after = asked(request_, *made("read_file", numbered(SETTINGS), path="pond.ini"))
+    assert "write_file" in offered(after)
+
+
+def test_a_polite_order_behind_a_sentence_is_no_question() -> None:
+    request = "it is channel 9 and not 6, can you correct pond.ini?"
+    after = asked(request, *made("read_file", numbered(SETTINGS), path="pond.ini"))
+    assert not may_be_words(after)
+    assert offered(after) == {"edit_file"}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "make sum.py printing 2+3, then execute it",
+        "write sum.py which adds 2 and 3 and run it",
+        "create sum.py; start it",
+    ],
+)
+def test_what_is_to_be_run_once_it_was_written_is_run(request_: str) -> None:
+    after = asked(request_, *made("write_file", "Created sum.py.", path="sum.py", content="print(2 + 3)\n"))
+    assert not may_be_words(after)
+    assert offered(after) == {"exec"}
+
+
+@pytest.mark.parametrize(
+    "request_", ["write go.sh that starts and stops the pump", "start go.sh with the line pump on"]
+)
+def test_a_file_that_tells_of_running_is_not_run(request_: str) -> None:
+    after = asked(request_, *made("write_file", "Created go.sh.", path="go.sh", content="pump on\n"))
+    assert may_be_words(after)
+
+
+def test_a_setting_whose_key_is_named_is_the_line_that_is_changed() -> None:
+    request = "the wifi channel should be 11 in pond.ini"
+    line = call_line(asked(request, *made("read_file", numbered(SETTINGS), path="pond.ini")), "edit_file")
+    assert "channel = 6" in line
+    assert "[wifi]" not in line
+
+
+def test_a_number_does_not_stand_in_a_longer_one() -> None:
+    request = "in heat.py use 273.15 instead of 273"
+    text = "def kelvin(celsius):\n    return celsius + 273\n"
+    line = call_line(asked(request, *made("read_file", numbered(text), path="heat.py")), "edit_file")
+    assert '"273.15"' in line
+    assert '"use' not in line
+
+
+def test_a_new_file_may_go_where_a_word_for_inside_points_to() -> None:
+    line = call_line(asked("in reeds make a file nest.txt that says: two eggs"), "write_file")
+    assert "reeds/nest.txt" in line
+    assert '\\"nest.txt' in line
+
+
+@pytest.mark.parametrize(
+    "request_",
+    ["ping me in 5 min about the tea", "nudge me every hour to stand up", "let me know at noon that lunch is ready"],
+)
+def test_whoever_wants_to_be_told_at_a_time_gets_a_job(request_: str) -> None:
+    assert "cron" in offered(asked(request_))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "what colour did we settle on the other day",
+        "which hotel was it? we talked about it",
+        "the restaurant that we agreed on last week, what was it called?",
+    ],
+)
+def test_what_was_talked_about_is_looked_for_in_the_past(request_: str) -> None:
+    assert offered(asked(request_)) == {"memory_search"}
+    assert not may_be_words(asked(request_))
+
+
+def test_a_reminder_that_is_to_be_deleted_is_no_file() -> None:
+    assert "cron" in offered(asked("delete the reminder about the boat"))
+
+
+@pytest.mark.parametrize("request_", ["what is a linked list", "write a haiku about spring", "I love this weather"])
+def test_what_needs_no_file_can_be_answered_with_words(request_: str) -> None:
+    assert may_be_words(asked(request_))
+
+
+def test_an_overview_of_the_files_is_not_made_up() -> None:
+    request = asked("Give me an overview of the files I have.")
+    assert not may_be_words(request)
+    assert "list_dir" in offered(request)
+
+
+def test_a_move_to_a_name_that_nobody_gave_is_asked_for_again_with_the_right_one() -> None:
+    request = asked("see.md soll ab jetzt teich.md heißen")
+    again = SHAPING.read(answered('{"tool": "exec", "command": "mv see.md pond.md"}'), request)
+    assert isinstance(again, dict)
+    assert "teich.md" in again["messages"][-1]["content"]
+    assert not may_be_words(again)
+    right = read('{"tool": "exec", "command": "mv see.md teich.md"}', again)
+    assert right.tool_calls[0].arguments == {"command": "mv see.md teich.md"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "command"),
+    [
+        ("see.md soll ab jetzt teich.md heißen", "mv see.md teich.md"),
+        ("make a backup of see.md", "cp see.md see.md.bak"),
+        ("show see.md", "cat see.md"),
+        ("move see.md and pond.md into reeds", "mv *.md reeds/"),
+        ("all words of see.md in one line", "tr < *.md > words.md"),
+    ],
+)
+def test_a_command_whose_names_were_given_or_that_may_choose_one_is_made(request_: str, command: str) -> None:
+    assert read(f'{{"tool": "exec", "command": "{command}"}}', asked(request_)).tool_calls[0].name == "exec"
+
+
+def test_a_german_request_without_german_nouns_has_german_examples() -> None:
+    shown = " ".join(message["content"] for message in asked("see.md soll ab jetzt teich.md heißen")["messages"])
+    assert "Benenne" in shown

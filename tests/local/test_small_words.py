@@ -130,8 +130,9 @@ def test_a_move_to_a_name_that_nobody_gave_is_asked_for_again_with_the_right_one
     request = asked("see.md soll ab jetzt teich.md heißen")
     again = SHAPING.read(answered('{"tool": "exec", "command": "mv see.md pond.md"}'), request)
     assert isinstance(again, dict)
-    assert "teich.md" in again["messages"][-1]["content"]
     assert not may_be_words(again)
+    assert offered(again) == {"exec"}
+    assert '"mv see.md teich.md' in call_line(again, "exec").replace("\\", "")
     right = read('{"tool": "exec", "command": "mv see.md teich.md"}', again)
     assert right.tool_calls[0].arguments == {"command": "mv see.md teich.md"}
 

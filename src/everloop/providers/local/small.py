@@ -23,7 +23,7 @@ from .small_prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, mem
 from .small_results import quote, short_result
 from .small_tools import KNOWN, SHOWN, acts, choose, introduce, nearest, shows
 from .small_turn import Message, Turn, last_request, parted, text_of, turn_of
-from .small_values import names_left_out, values_for
+from .small_values import as_named, values_for
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 ANSWER_TOKENS = 600
@@ -119,9 +119,9 @@ def _begin(turn: Turn, names: frozenset[str]) -> str:
 def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -> dict[str, Any] | None:
     """The request to make instead of one whose answer repeats a call, or claims work that no call has done."""
     turn: Turn = request["_turn"]
-    if call is not None and (left_out := names_left_out(call.name, call.arguments, turn)):
-        report = f"Result:\nerror: use the names as they were given: {' and '.join(left_out)}"
-        return _again(request, "call", {"role": "assistant", "content": text}, {"role": "user", "content": report})
+    if call is not None and (command := as_named(call.name, call.arguments, turn)):
+        tools = [tool for tool in request["_tools"] if tool.get("name") == call.name]
+        return _again({**request, "_tools": tools, "_values": {call.name: {"command": [command]}}}, "call")
     if call is not None:
         made = {fingerprint(name, arguments) for name, arguments, _ in turn.calls}
         return _again(request, "words") if fingerprint(call.name, call.arguments) in made else None

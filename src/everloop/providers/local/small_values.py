@@ -48,18 +48,18 @@ def values_for(turn: Turn, conversation: Sequence[Message]) -> dict[str, dict[st
     return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
 
-def names_left_out(tool: str, arguments: Mapping[str, Any], turn: Turn) -> list[str]:
-    """The files that were named and that a command to move or copy has not, though it has others that nobody named:
-    small models translate names."""
+def as_named(tool: str, arguments: Mapping[str, Any], turn: Turn) -> str:
+    """The command that was meant, where one moves or copies and has another name in the place of the one that was
+    given: small models translate names. Else nothing."""
     command = str(arguments.get("command", ""))
     if tool != "exec" or "*" in command or not _MOVES.match(command):
-        return []
-    named = [path for path in paths_in(turn.request) if is_file(path)]
+        return ""
     known = {
         posixpath.basename(path) for text in (turn.request, *(one[2] for one in turn.calls)) for path in paths_in(text)
     }
-    invented = any(is_file(path) and posixpath.basename(path) not in known for path in paths_in(command))
-    return [path for path in named if path not in command] if invented else []
+    invented = [path for path in paths_in(command) if is_file(path) and posixpath.basename(path) not in known]
+    left_out = [path for path in paths_in(turn.request) if is_file(path) and path not in command]
+    return command.replace(invented[0], left_out[0]) if len(invented) == len(left_out) == 1 else ""
 
 
 def _new_files(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list[str]:

@@ -360,6 +360,7 @@ async def test_a_fork_goes_on_from_an_earlier_point(server):
 
 
 async def test_a_worker_takes_what_is_in_the_inbox_and_ends_when_told(server, home):
+    (home / "config.toml").write_text("[worker]\ndrain_seconds = 1\n")
     process = await start("worker", env=environment(server))
     async with asyncio.timeout(30):
         line = (await process.stderr.readline()).decode()
@@ -377,7 +378,7 @@ async def test_a_worker_takes_what_is_in_the_inbox_and_ends_when_told(server, ho
     await until(lambda: len(server.requests) == 2)
     process.send_signal(signal.SIGTERM)
     done = await asyncio.wait_for(finished(process), 10)
-    assert (done.status, done.err) == (0, "")
+    assert (done.status, done.err) == (0, "everloop: stopping; turns go on elsewhere, or at the next start\n")
     open_turns = [turn for turn in await store.turns("me") if turn.reason is None]
     assert len(open_turns) == 1
     session = await store.session("me", "test:chat")

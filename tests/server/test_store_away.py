@@ -10,6 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from everloop.store.postgres.store import PostgresStore
+from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
 from ..postgres.fixtures import *  # noqa: F403
@@ -41,6 +43,32 @@ async def test_a_server_whose_store_is_away_soon_says_that_it_is_not_ready(
         async with asyncio.timeout(20):
             while (await client.get("/readyz"))[0] != 200:
                 await asyncio.sleep(0.1)
+
+
+async def test_whoever_reads_the_numbers_with_a_token_hears_that_the_store_is_away(
+    fake: FakeOpenAI, http: aiohttp.ClientSession, database: str, tmp_path: Path
+):
+    place = tmp_path / "socket"
+    place.mkdir()
+    (tmp_path / "config.toml").write_text("[server]\ntokens = true\n")
+    store, good = PostgresStore(database), new_token()
+    await store.add_token("prometheus", "me", hash_of(good))
+    await store.close()
+
+    async def read(path: str, token: str) -> tuple[int, str]:
+        async with http.get(url + path, headers={"Authorization": f"Bearer {token}"}) as answer:
+            return answer.status, await answer.text()
+
+    async with proxied(database, place) as (proxy, dsn), process(fake, tmp_path, EVERLOOP_STORE=dsn) as (_, url):
+        assert "everloop_store_up 1" in (await read("/metrics", good))[1]
+        take_away(proxy, place)
+        await asyncio.sleep(2.1)  # for which one look at the store serves all
+        async with asyncio.timeout(SOON):
+            status, text = await read("/metrics", good)
+        assert (status, "everloop_store_up 0" in text) == (200, True)
+        with pytest.raises(TimeoutError):  # one that nobody knows waits for the store
+            async with asyncio.timeout(5):
+                await read("/metrics", new_token())
 
 
 @pytest.mark.parametrize(("drain", "signals"), [(2, 1), (30, 2)])

@@ -185,9 +185,11 @@ async def work_in(store: Store) -> Overview:
 
 def _checks(work: Overview) -> list[Check]:
     silent = max((worker.silent for worker in work.workers), default=0.0)
-    heard = f", the least heard of {_span(silent)} ago" if silent >= 1 else ""
+    heard = f", the least heard of {_span(silent)} ago" if work.processes and silent >= 1 else ""
     oldest = f", the oldest for {_span(work.waiting_seconds)}" if work.waiting else ""
     unsent = f", the oldest for {_span(work.unsent_seconds)}" if work.unsent else ""
+    waiting = "1 message waits" if work.waiting == 1 else f"{work.waiting} messages wait"
+    answers = "1 answer is" if work.unsent == 1 else f"{work.unsent} answers are"
     holders = {worker.id: worker.process for worker in work.workers}
     leases = [f"{_name(lease)} by process {holders[lease.worker]}" for lease in work.leases]
     stuck = [f"{_name(one)} for {_span(work.at - one.since)}" for one in work.stuck_sessions()]
@@ -196,7 +198,7 @@ def _checks(work: Overview) -> list[Check]:
     return [
         Check("workers", True, f"{work.processes} at work{heard}"),
         Check("leases", True, held),
-        Check("queue", True, f"{work.waiting} messages wait{oldest}; {work.unsent} answers are not sent{unsent}"),
+        Check("queue", True, f"{waiting}{oldest}; {answers} not sent{unsent}"),
         Check("turns", True, f"{work.open_turns} open, {work.parked_turns} wait for a person's word"),
         Check("sessions", not work.stuck, found if work.stuck else f"{work.sessions}, none stuck", "everloop worker"),
     ]

@@ -38,7 +38,9 @@ async def _work(config: Config) -> int:
         _telling(config, store, meters),
     ):
         print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)
-        return await told
+        status = await told
+        print("everloop: stopping; turns go on elsewhere, or at the next start", file=sys.stderr, flush=True)
+        return status
 
 
 def _meters(config: Config) -> Meters | None:

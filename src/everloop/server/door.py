@@ -48,6 +48,8 @@ ONCE = (
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
 BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]{1,512})", re.I)
 HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+(?: *, *[A-Za-z0-9-]+)*")
+NUMBERS = "/metrics"
+NUMBERS_SECONDS = 3.0  # for the store to say whether a token is good; who scrapes waits ten
 BODY_SECONDS = 20.0
 LARGE_BODIES = 8  # of the largest size that may be here at once, all requests together
 SMALL_BODY = 256 * 1024  # is taken whatever others have sent
@@ -94,6 +96,7 @@ class Door:
         self._bodies_limit = LARGE_BODIES * body_limit if bodies_limit is None else bodies_limit
         self._held = 0  # bytes of the bodies of all requests under way
         self._under_way: Counter[str] = Counter()
+        self._readers: dict[str, Token] = {}  # tokens that have read numbers, by their hashes
 
     @property
     def under_way(self) -> int:
@@ -225,16 +228,34 @@ class Door:
                     "show a token: Authorization: Bearer …; `everloop token add` makes one", "no_api_key"
                 )
             found = BEARER.fullmatch(shown.strip())
-            token = await self._store.token(hash_of(found[1])) if found is not None else None
+            token = await self._found(request, hash_of(found[1])) if found is not None else None
             if token is None:
                 if await self._is_placeholder(request, found[1] if found is not None else ""):
                     return None
                 raise errors.unauthorized("this token is not, or no longer, one of this server's")
-            await self._note_use(token)
             return token
         except StoreError as error:
             log.error("request %s: tokens cannot be read: %s", request[REQUEST_ID], error)
             raise errors.unavailable("the server cannot read its store just now; try again") from None
+
+    async def _found(self, request: web.Request, hash: str) -> Token | None:
+        """The token with this hash. Where numbers are read, one that was good before will do while the store is away:
+        that it is away is one of the numbers."""
+        asked = asyncio.ensure_future(self._store.token(hash))
+        known = self._readers.get(hash) if request.path == NUMBERS else None
+        if known is not None:
+            await asyncio.wait([asked], timeout=NUMBERS_SECONDS)
+            if not asked.done() or asked.exception() is not None:
+                asked.add_done_callback(lambda late: late.exception())
+                return known
+        token = await asked
+        if request.path == NUMBERS:
+            self._readers.pop(hash, None)
+            if token is not None:
+                self._readers[hash] = token
+        if token is not None:
+            await self._note_use(token)
+        return token
 
     def _is_person_here(self, request: web.Request) -> bool:
         """Whether the request is from this machine itself, and not from somebody behind a proxy on it."""

@@ -128,6 +128,8 @@ class Pulse:
                         connection.execute(TIDY)
                         self._tell(ANY)  # something may have been said while nobody listened
                         self._relay(None)
+                        if told:
+                            log.warning("the heartbeat is back")
                         told = False
                     self._beat(connection)
                     self._hear(connection, stop, time.monotonic() + self._lease / RENEWALS)

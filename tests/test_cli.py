@@ -360,6 +360,7 @@ async def test_a_fork_goes_on_from_an_earlier_point(server):
 
 
 async def test_a_worker_takes_what_is_in_the_inbox_and_ends_when_told(server, home):
+    home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text("[worker]\ndrain_seconds = 1\n")
     process = await start("worker", env=environment(server))
     async with asyncio.timeout(30):

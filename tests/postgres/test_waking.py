@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.errors import StoreError
 from everloop.dispatch.neighbours import Neighbours, wake_all
+from everloop.errors import StoreError
 from everloop.store.news import ANY, ENDED, SENDING, TIMERS, WORK, News, read, written
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.workers import new_worker, retire

@@ -238,6 +238,9 @@ async def test_a_real_small_model_completes_a_turn_of_two_rounds_with_a_real_too
         def knows(self, tools: Any) -> bool:
             return True
 
+        def for_json(self) -> OneCall:
+            return self
+
         def visible(self, text: str) -> str:
             return ""
 

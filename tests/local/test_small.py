@@ -10,7 +10,7 @@ import pytest
 
 from everloop.messages import assistant_message, tool_message, user_message
 from everloop.providers.base import LLMResponse
-from everloop.providers.local.small import SmallShaping, shaping_for
+from everloop.providers.local.small.shaping import SmallShaping, shaping_for
 
 SYSTEM = (
     "# Everloop\n\nYou are Everloop, a helpful agent. You work with tools and then answer the user.\n"

@@ -12,7 +12,7 @@ from everloop.messages import assistant_message, tool_message, user_message
 from everloop.providers.base import Delta, LLMResponse
 from everloop.providers.local.engine import Engine, Settings
 from everloop.providers.local.provider import LocalProvider
-from everloop.providers.local.small import SmallShaping
+from everloop.providers.local.small.shaping import SmallShaping
 
 from .real import TINY, weights
 from .test_small import TOOLS, said

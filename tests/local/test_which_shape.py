@@ -10,7 +10,7 @@ import pytest
 from everloop.providers.base import Delta, LLMResponse
 from everloop.providers.local.engine import Engine, Settings
 from everloop.providers.local.provider import LocalProvider
-from everloop.providers.local.small import SmallShaping
+from everloop.providers.local.small.shaping import SmallShaping
 
 from ..commands import everloop
 

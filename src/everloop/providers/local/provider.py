@@ -14,7 +14,7 @@ from ..base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, opti
 from ..sse import Answer, encode
 from .catalogue import CATALOGUE, DEFAULT
 from .engine import WINDOW, Engine, Settings
-from .small import shaping_for
+from .small.shaping import shaping_for
 from .weights import Weights, own_file
 
 Messages = Sequence[dict[str, Any]]

@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .small_asked import in_every_place
-from .small_claims import failed
-from .small_languages import clock, weekday
-from .small_results import lines_of
-from .small_swaps import names_both, names_signs, new_words, swaps
-from .small_turn import Message, Turn, text_of
-from .small_words import alike, folders_in, is_file, kept, names_key, paths_in, places_in, spans, tokens
+from .asked import in_every_place
+from .claims import failed
+from .languages import clock, weekday
+from .results import lines_of
+from .swaps import names_both, names_signs, new_words, swaps
+from .turn import Message, Turn, text_of
+from .words import alike, folders_in, is_file, kept, names_key, paths_in, places_in, spans, tokens
 
 RECENT = 8  # messages whose files are known
 MOST_PATHS = 40

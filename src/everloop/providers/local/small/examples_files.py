@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .small_example import Example, listing, read, run, show, write
+from .example import Example, listing, read, run, show, write
 
 FILES: tuple[Example, ...] = (
     # what there is

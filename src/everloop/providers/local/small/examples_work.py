@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .small_example import Example, Step, note, plan, run, use
+from .example import Example, Step, note, plan, run, use
 
 WORK: tuple[Example, ...] = (
     # commands

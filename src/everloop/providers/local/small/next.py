@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .small_asked import (
+from .asked import (
     asks_for_a_change,
     asks_how_many_there_are,
     in_every_place,
@@ -16,11 +16,11 @@ from .small_asked import (
     orders,
     runs_then,
 )
-from .small_claims import failed
-from .small_grammar import Values, Wanted
-from .small_tools import acts, asks_of_the_past, edits, may_act, needs_tool, next_step
-from .small_turn import Turn
-from .small_words import CHANGES, WORK, is_file, means, names_a_file, paths_in
+from .claims import failed
+from .grammar import Values, Wanted
+from .tools import acts, asks_of_the_past, edits, may_act, needs_tool, next_step
+from .turn import Turn
+from .words import CHANGES, WORK, is_file, means, names_a_file, paths_in
 
 TRIES = 3  # calls of a turn that may fail
 _TODAY = re.compile(r"\b(today|tonight|heute|hoy)\b|오늘|今天", re.I)  # said of much that is no appointment

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from .small_words import BEHIND, key_of, names_key, spans
+from .words import BEHIND, key_of, names_key, spans
 
 # Before the old words: a word that says so, or a verb and at most three words.
 _BEFORE = (

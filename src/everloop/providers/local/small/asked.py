@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .small_meanings import EMPTY
-from .small_words import WORK, is_file, means, paths_in, without_files, words
+from .meanings import EMPTY
+from .words import WORK, is_file, means, paths_in, without_files, words
 
 _EVERY = re.compile(
     r"\b(all|every|each|everywhere|überall|alle[nrs]?|jede[nrs]?|tod[oa]s|cada|partout|tous|toutes|chaque)\b"

@@ -12,18 +12,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from ..base import LLMResponse, ToolCallRequest
-from ..sse import read_usage
-from .small_asked import about_the_person
-from .small_claims import claims_work, failed, fingerprint
-from .small_grammar import Wanted, grammar
-from .small_json import SmallJson
-from .small_next import fits, wanted_next
-from .small_prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, memory_in, notes, prefix, told
-from .small_results import quote, short_result
-from .small_tools import KNOWN, SHOWN, acts, choose, introduce, nearest, shows
-from .small_turn import Message, Turn, last_request, parted, text_of, turn_of
-from .small_values import as_named, values_for
+from ...base import LLMResponse, ToolCallRequest
+from ...sse import read_usage
+from .asked import about_the_person
+from .claims import claims_work, failed, fingerprint
+from .formats import SmallJson
+from .grammar import Wanted, grammar
+from .next import fits, wanted_next
+from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, memory_in, notes, prefix, told
+from .results import quote, short_result
+from .tools import KNOWN, SHOWN, acts, choose, introduce, nearest, shows
+from .turn import Message, Turn, last_request, parted, text_of, turn_of
+from .values import as_named, values_for
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 ANSWER_TOKENS = 600

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from .small_asked import asks_what_it_is, is_question, orders
-from .small_example import Example
-from .small_examples import NEAREST, all_examples
-from .small_languages import LATIN, script, tongue
-from .small_results import quote
-from .small_words import CHANGES, WORK, features, means, names_an_address, paths_in, words
+from .asked import asks_what_it_is, is_question, orders
+from .example import Example
+from .examples import NEAREST, all_examples
+from .languages import LATIN, script, tongue
+from .results import quote
+from .words import CHANGES, WORK, features, means, names_an_address, paths_in, words
 
 COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec")
 # These only look, so nothing is changed by them.

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from itertools import pairwise
 
-from .small_languages import script
-from .small_meanings import EMPTY, MEANINGS, MEANT, meanings_of, together
+from .languages import script
+from .meanings import EMPTY, MEANINGS, MEANT, meanings_of, together
 
 _ADDRESS = re.compile(r"https?://\S+")
 BEHIND = r"(?!\w|[.,:]\d)"  # what ends a word or a number: 273 does not stand in 273.15

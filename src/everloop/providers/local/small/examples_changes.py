@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .small_example import Example, edit, everywhere, run, use
+from .example import Example, edit, everywhere, run, use
 
 _RIVERS = "Rhine\nDanube\nElbe"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..base import LLMResponse
-from ..sse import read_usage
-from .small_turn import Message
+from ...base import LLMResponse
+from ...sse import read_usage
+from .turn import Message
 
 if TYPE_CHECKING:
-    from .small import SmallShaping
+    from .shaping import SmallShaping
 
 
 class SmallJson:

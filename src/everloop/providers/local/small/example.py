@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .small_results import quote
+from .results import quote
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .small_example import Example, talk
+from .example import Example, talk
 
 TALK: tuple[Example, ...] = (
     talk("hi, how are you?", "I am fine, thank you. What can I do for you?"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .small_example import Example
-from .small_examples import FIXED
-from .small_grammar import call_text
-from .small_results import cut, short_result
-from .small_turn import CLOCK, Message, calls_of, text_of
+from .example import Example
+from .examples import FIXED
+from .grammar import call_text
+from .results import cut, short_result
+from .turn import CLOCK, Message, calls_of, text_of
 
 RESULT_LIMIT = 1_600  # characters of a result that is being looked at
 OLD_LIMIT = 300  # and of one of an earlier turn

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .small_example import Example, Step, edit, listing, read, run, talk, use, write
-from .small_examples_changes import CHANGES
-from .small_examples_files import FILES
-from .small_examples_talk import TALK
-from .small_examples_work import WORK
+from .example import Example, Step, edit, listing, read, run, talk, use, write
+from .examples_changes import CHANGES
+from .examples_files import FILES
+from .examples_talk import TALK
+from .examples_work import WORK
 
 _BOAT = "name = Heron\nlength = 9\nhull = steel"
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from .small_examples import all_examples
+from .examples import all_examples
 
 Wanted = Literal["either", "call", "words"]
 Values = Mapping[str, Mapping[str, Sequence[str]]]  # by tool and argument, all that it can be

@@ -14,7 +14,7 @@ from .answers import Chunks
 from .positions import Place, Position
 
 LONGEST_ARGUMENT = 200  # characters of a tool's arguments in a comment
-MANY = 256  # pieces that wait for a client; more are put together, so that a slow one costs no more than the text
+MANY = 2048  # pieces that wait for a client; more are put together, so that a slow one costs no more than the text
 RESTARTED = "\n\n[The answer was cut off and begins again.]\n\n"
 
 Kind = Literal["text", "reasoning", "comment"]

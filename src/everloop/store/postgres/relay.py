@@ -50,6 +50,7 @@ class Relay:
     def __init__(self, lanes: Lanes, pulse: Pulse) -> None:
         self.address = pulse.address
         self.batches = 0  # that were sent, each one NOTIFY or a few in a transaction
+        self.on_word: Callable[[], None] | None = None  # told before something is said to all
         self._lanes = lanes
         self._pulse = pulse
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -162,6 +163,8 @@ class Relay:
             if then is not None:
                 then()
 
+        if channel == CHANNEL and self.on_word is not None:
+            self.on_word()
         self.in_turn(work, channel).add_done_callback(done)
 
     def in_turn(self, work: Callable[[Connection], None], channel: str = CHANNEL) -> Write[None]:

@@ -77,6 +77,7 @@ class PostgresStore:
         self.relay = Relay(self.lanes, self.pulse)
         self._lease = lease_seconds
         self._waking = Waking(self.relay.in_turn, lease_seconds)
+        self.relay.on_word = self._waking.seal
         self._migrated = False
         self._migrating = threading.Lock()
 

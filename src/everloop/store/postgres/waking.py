@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ...log import Written
@@ -54,7 +55,7 @@ class Waking:
             notice = self._notices.get(what)
             if notice is None:
                 notice = self._notices[what] = Notice()
-                notice.sent = self._reader(lambda db: self._send(db, what))
+                notice.sent = self._reader(partial(self._send, what=what, notice=notice))
             notice.ids |= ids
             notice.all |= not ids
         assert notice.sent is not None
@@ -66,9 +67,15 @@ class Waking:
                     del self._notices[what]
             raise
 
-    def _send(self, db: Connection, what: str) -> None:
+    def seal(self) -> None:
+        """Something else is said now: what comes is said after it, and not with what is already on its way."""
+        with self._lock:
+            self._notices.clear()
+
+    def _send(self, db: Connection, what: str, notice: Notice) -> None:
         with self._lock:  # whoever comes now has written something that this one may be too early for
-            notice = self._notices.pop(what, None) or Notice(all=True)
+            if self._notices.get(what) is notice:
+                del self._notices[what]
         if notice.all:
             db.execute(NOTIFY, (CHANNEL, what))
             return

@@ -233,3 +233,28 @@ async def test_a_write_of_many_at_once_is_few_transactions(database, worker):
         await asyncio.gather(*(store.append(claim, [ModelAnswered(str(n))]) for n in range(200)))
         assert store.lanes.commits - before < 20
         assert time.monotonic() - began < 20
+
+
+async def test_connections_that_the_server_ends_in_the_middle_of_anything_fail_no_call(postgres, database):
+    """Whatever was under way in them is done on another one."""
+    name = database.partition("@/")[2].partition("?")[0]
+    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND application_name = 'everloop'"
+    over, done = False, 0
+    async with opened(database) as store:
+        await store.sessions("me")
+
+        async def use(chat: int) -> None:
+            nonlocal done
+            while not over:
+                row = await store.accept(InboundMessage("test", "user", str(chat), "x" * 3000).addressed())
+                await store.look("")
+                await store.sent([row.id])
+                done += 1
+
+        users = [asyncio.create_task(use(chat)) for chat in range(16)]
+        for number in range(150):
+            await asyncio.sleep(0.005 + number % 5 * 0.005)
+            await asyncio.to_thread(postgres.sql, end, name)
+        over = True
+        await asyncio.gather(*users)
+    assert done

@@ -288,9 +288,11 @@ def _attempt(job: Job) -> None:
 
 
 def _lost(connection: Connection, error: Exception) -> bool:
-    """Whether the connection is of no use any more. A fatal error is the last that is heard of one."""
+    """Whether the connection is of no use any more. A fatal error is the last that is heard of one, and one that cannot
+    leave its pipeline was broken inside it."""
     diagnosis = getattr(error, "diag", None)
-    if diagnosis is not None and diagnosis.severity_nonlocalized in ("FATAL", "PANIC"):
+    fatal = diagnosis is not None and diagnosis.severity_nonlocalized in ("FATAL", "PANIC")
+    if fatal or (not connection.closed and connection.pgconn.pipeline_status):
         connection.close()
     return connection.closed
 

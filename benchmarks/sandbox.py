@@ -9,31 +9,19 @@ import asyncio
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.tables import Row
 
 from everloop import AgentLoop, MessageBus, events, tool
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.context import CallContext, current
 from everloop.tools.shell.shell import ShellSettings, shell_tools
-
-
-@dataclass
-class Row:
-    """One line of the table: how long ours took, what it is held against, and the bound for the difference."""
-
-    what: str
-    ours: str
-    base: str
-    figure: float
-    bound: float
-    unit: str = " ms"
-
-    @property
-    def ok(self) -> bool:
-        return self.figure <= self.bound
 
 
 def context(folder: str) -> CallContext:
@@ -68,7 +56,7 @@ async def exec_cost(rounds: int, *, steering: bool = False) -> Row:
     ours, base = (statistics.median(pair[side] for pair in pairs) for side in (1, 0))
     added = statistics.median(one - other for other, one in pairs)
     what = "`exec` of `true` in the sandbox, over a plain subprocess" + (", in a git workspace" if steering else "")
-    return Row(what, f"{ours:.1f} ms", f"{base:.1f} ms", added, 25)
+    return Row(what, f"{ours:.1f} ms", f"{base:.1f} ms", added, 25, " ms")
 
 
 async def side_by_side(rounds: int) -> Row:
@@ -96,7 +84,7 @@ async def side_by_side(rounds: int) -> Row:
                 await agent.process_direct("sleep", on_event=watch)
                 walls.append((times[-1] - times[0]) * 1e3)
     wall = statistics.median(walls)
-    return Row("8 tool calls that sleep 100 ms, in one round", f"{wall:.0f} ms", "100 ms", wall, 150)
+    return Row("8 tool calls that sleep 100 ms, in one round", f"{wall:.0f} ms", "100 ms", wall, 150, " ms")
 
 
 async def measured(rounds: int) -> list[Row]:

@@ -17,7 +17,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.tables import Row
 
 REQUEST = b'{"model":"%s","stream":true,"messages":[{"role":"user","content":"go"}]}'
 HEAD = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
@@ -185,16 +190,6 @@ async def throughput(server: Process, model: bytes, streams: int, at_once: int) 
 
 
 # ------------------------------------------------------------------------------------------------ figures
-
-
-@dataclass
-class Row:
-    what: str
-    ours: str
-    base: str
-    figure: float
-    bound: float
-    unit: str = "×"
 
 
 async def first_token(rounds: int) -> Row:

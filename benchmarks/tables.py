@@ -16,6 +16,10 @@ class Row:
     bound: float
     unit: str = "×"
 
+    @property
+    def ok(self) -> bool:
+        return self.figure <= self.bound
+
 
 def say(what: str, *figures: str) -> None:
     print(f"| {' | '.join([what, *figures])} |", flush=True)

@@ -108,18 +108,10 @@ class Dispatcher:
             live.fresh.append(item)
         return item.answer
 
-    def follow(
-        self,
-        row: int,
-        message: InboundMessage,
-        emit: events.Emit | None = None,
-        on_elsewhere: Callable[[int], None] | None = None,
-    ) -> asyncio.Future[str]:
+    def follow(self, row: int, message: InboundMessage, emit: events.Emit | None = None) -> asyncio.Future[str]:
         """Go on with the turn that this row of the inbox opened; the future is its answer."""
-        item = Item(message, "message", asyncio.get_running_loop().create_future(), emit, on_elsewhere)
+        item = Item(message, "message", asyncio.get_running_loop().create_future(), emit)
         self._waiters.add(row, item)
-        if not self.runs:
-            item.is_elsewhere(row)
         self.kick(message.owner, message.session_key)
         return item.answer
 

@@ -48,10 +48,6 @@ class Neighbours:
     async def leave(self) -> None:
         await self._place.leave()
 
-    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
-        """Tell the others what has changed."""
-        await self._place.wake(what, ids)
-
     def watch(self, worker: str) -> None:
         """Hear of the death of a worker, also of one that has not joined."""
         self._place.watch(worker)
@@ -75,7 +71,7 @@ class Sockets:
         asyncio.get_running_loop().add_reader(self._socket, self._heard)
         await self._store.join(self._worker, str(path))
         await self._watch_all()
-        await self.wake(JOINED)
+        await self._wake(JOINED)
 
     async def rest(self) -> None:
         """Here all hear of everything."""
@@ -93,11 +89,11 @@ class Sockets:
         await asyncio.to_thread(Path(address).unlink, missing_ok=True)
         try:
             await self._store.leave(self._worker)
-            await self.wake()
+            await self._wake()
         except StoreError as error:  # they see the process end
             log.warning("%s", error)
 
-    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
+    async def _wake(self, what: str = ANY) -> None:
         for worker, address in await self._store.workers():
             if worker != self._worker:
                 send(address, what)

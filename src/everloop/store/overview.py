@@ -10,7 +10,7 @@ PATIENCE = 10.0  # seconds that work may be free beside a living worker before i
 
 @dataclass(slots=True, frozen=True)
 class WorkerSeen:
-    """A living worker. A process has several: one for the agent of each owner."""
+    """A living worker. A process may have several: one that runs turns, and others that send or only hear."""
 
     id: str
     process: int  # its process id, on whatever machine it runs

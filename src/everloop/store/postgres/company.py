@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreError
 from ..deaths import Deaths
-from ..news import ANY, WORK, News, read
+from ..news import WORK, News, read
 from .pulse import JOINED
 from .waking import HEARS, TAKES
 
@@ -68,10 +68,6 @@ class Company:
             await self._store.wake()
         except StoreError as error:  # they see the lease end
             log.warning("%s", error)
-
-    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
-        """Tell the others what has changed."""
-        await self._store.wake(what, ids)
 
     def watch(self, worker: str) -> None:
         """Hear of the death of a worker, also of one that has not joined."""

@@ -92,6 +92,11 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._descriptor, keys.encode())
 
+    @property
+    def takes_keys(self) -> bool:
+        """Whether a key goes to the program as it is. By lines, the terminal itself makes something of some."""
+        return not termios.tcgetattr(self._descriptor)[3] & (termios.ICANON | termios.ISIG)
+
     async def sees(self, text: str, *, after: int = 0) -> int:
         """Wait for a text; where it ends."""
         try:

@@ -49,6 +49,19 @@ async def test_text_and_tool_calls_are_seen_while_they_come(server):
     assert "\x1b[2m" in screen.raw
 
 
+async def test_a_key_that_is_pressed_while_a_line_is_printed_is_not_lost(server):
+    server.reply("\n".join(f"line {number}" for number in range(60)), token_delay=0.005)
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        await until(lambda: screen.takes_keys)
+        screen.type("tell me\r")
+        while "tokens read" not in screen.text:
+            assert screen.takes_keys
+            await asyncio.sleep(0.002)
+        screen.type("\x04")
+        assert await screen.ends() == 0
+
+
 async def test_reasoning_is_shown_and_a_lost_answer_is_said_to_begin_again(server, home):
     server.cut(3, text="one two three four", reasoning="hmm")
     server.reply("another answer")

@@ -54,6 +54,21 @@ def said(text: str = "hi", chat: str = "1") -> InboundMessage:
 # ---------------------------------------------------------------------------------------------- in one process
 
 
+async def test_a_heartbeat_that_ends_before_it_is_woken_is_no_error(database, monkeypatch):
+    """It sees at its next beat that it is to end, and whoever has said so has not come to waking it yet."""
+    write = os.write
+
+    def late(*given: Any) -> int:
+        time.sleep(0.2)
+        return write(*given)
+
+    async with opened(database, lease_seconds=0.05) as store:
+        store.pulse.beat()
+        await asyncio.sleep(0.1)
+        monkeypatch.setattr(os, "write", late)
+        await store.pulse.close()
+
+
 async def test_a_lease_lasts_for_as_long_as_its_worker_is_there(database, worker):
     other = new_worker()
     async with opened(database) as store, opened(database) as there:

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.application.current import get_app_or_none
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
@@ -72,10 +72,19 @@ class LivePaper(Paper):
             await self.print()
 
     async def print(self) -> None:
-        """Put all finished lines on the screen."""
+        """Put all finished lines on the screen, above the prompt. The terminal stays in its raw mode meanwhile: in the
+        other one, as `run_in_terminal` would have it, a key that is pressed just then is lost (Ctrl-D) or a signal."""
+        app = get_app_or_none()
+        if app is not None and app.is_running:
+            await app.renderer.wait_for_cpr_responses()  # the place of the prompt is known when it is taken away
         text, self._finished = "".join(self._finished), []
-        if text:
-            await run_in_terminal(lambda: (self._stream.write(text), self._stream.flush()))
+        if not text:
+            return
+        if app is not None and app.is_running:
+            app.renderer.erase()
+            app.invalidate()
+        self._stream.write(text)
+        self._stream.flush()
 
 
 class Chat:
@@ -105,8 +114,9 @@ class Chat:
         messages = show_messages(self._agent.bus, self._paper, self._key)
         helpers = [asyncio.create_task(work) for work in (self._paper.keep_printing(), self._tick(), messages)]
         try:
-            while await self._next_line():
-                pass
+            with self._session.input.raw_mode():  # between two prompts too: each key is ours
+                while await self._next_line():
+                    pass
         finally:
             for helper in helpers:
                 helper.cancel()

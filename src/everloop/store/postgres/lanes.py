@@ -83,15 +83,15 @@ class Lanes:
 
     async def close(self) -> None:
         """End the threads once everything queued is done; another job would start them again."""
+        loop = asyncio.get_running_loop()
         with self._lock:
             crew, self._crew = self._crew, None
             if crew is not None:
                 self._ending = crew
-        loop = asyncio.get_running_loop()
+            waker = self._wakers.pop(loop, None)  # a job that comes later has another: nobody hands to a closed one
         if crew is not None:
             crew.end()
             await loop.run_in_executor(None, crew.join)
-        waker = self._wakers.pop(loop, None)
         if waker is not None:
             waker.close()
 

@@ -100,12 +100,12 @@ class Pulse:
         """End the thread; whoever needs it again starts it again."""
         with self._lock:
             thread, self._thread = self._thread, None
+            stop, self._stop = self._stop, None
             self._workers.clear()
-            if self._stop is not None:
-                self._stop.set()
-                self._stop = None
-        if thread is not None:
+        if thread is not None and stop is not None:
+            stop.set()
             await asyncio.get_running_loop().run_in_executor(None, thread.join)
+            stop.close()  # by whoever has said it, and after the last who looks at it
 
     # ------------------------------------------------------------------------------------------ in the thread
 
@@ -144,7 +144,6 @@ class Pulse:
         finally:
             if connection is not None:
                 connection.close()
-            stop.close()
 
     def _beat(self, connection: Connection) -> None:
         """Renew what is ours, take away what is dead, and wake all if that frees something."""

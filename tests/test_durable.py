@@ -74,6 +74,39 @@ async def test_a_message_of_another_process_steers_the_turn_that_runs(tmp_path):
         assert [m["content"] for m in chat.provider.requests[-1].messages[1:]] == ["one", "first answer", "and two"]
 
 
+@pytest.mark.parametrize("answers", [1, 2], ids=["in the same turn", "in the next turn"])
+async def test_a_message_that_is_read_while_the_turn_takes_it_steers_it_once(tmp_path, monkeypatch, answers):
+    gates = [Gate() for _ in range(answers + 1)]
+    async with Chat(tmp_path, "steer", *gates, "answer", "answer") as chat:
+        await chat.channel.publish_inbound(said("one"))
+        await gates[0].reached.wait()
+        await chat.channel.publish_inbound(said("and two"))
+        live = chat.agent._dispatcher.live("me", "test:one")
+        assert live is not None
+        await until(lambda: bool(live.steer))
+        waiting, read, passed = chat.store.waiting, asyncio.Event(), asyncio.Event()
+
+        async def slow(owner: str, key: str) -> Any:
+            rows = await waiting(owner, key)
+            read.set()
+            await passed.wait()
+            return rows
+
+        monkeypatch.setattr(chat.store, "waiting", slow)
+        await chat.channel.publish_inbound(said("and three"))
+        await read.wait()  # two and three have been read, and two is taken before anybody hears of it
+        for gate in gates[:-1]:
+            gate.open.set()
+        await gates[-1].reached.wait()
+        passed.set()
+        await asyncio.sleep(0.1)
+        gates[-1].open.set()
+        for _ in range(answers):
+            await chat.hear()
+        heard = [m["content"] for m in chat.provider.requests[-1].messages if m["role"] == "user"]
+    assert heard == ["one", "and two", "and three"]
+
+
 async def test_a_message_of_another_process_replaces_the_turn_that_runs(tmp_path):
     gate = Gate()
     async with Chat(tmp_path, "interrupt", gate, "second answer") as chat:

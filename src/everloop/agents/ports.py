@@ -188,6 +188,7 @@ class SessionLog:
             return ()
         self._live.steer = []
         self._took += [id for id, _ in steered]
+        self._live.taken.update(self._took)
         return [said for _, said in steered]
 
     def outgoing(self) -> list[tuple[int, OutboundMessage]]:

@@ -49,17 +49,36 @@ class Live:
     fresh: deque[Item] = field(default_factory=deque)  # handed in, not on disk yet
     item: Item | None = None  # the one on its way to disk
     steer: list[tuple[int, UserSaid]] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)  # inbox rows that have steered the running turn
     behind: dict[int, Kind] = field(default_factory=dict)  # inbox rows that wait for the running turn to end
     emit: list[events.Emit] = field(default_factory=list)  # who watches the running turn
     turn: Turn | None = None
     stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
     system: Written[str] | None = None  # the system prompt of the turn that is being begun
     running: bool = False
+    changes: int = 0  # of `running`: what was read of the inbox before one is not true after it
     leaves: bool = False  # another process is to go on with the turn that runs, or that is about to
     again: bool = False  # there may be more in the inbox
     task: asyncio.Task[None] | None = None
     command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
     message: str | None = None  # the id of the message whose turn runs
+
+    def knows(self, row: int) -> bool:
+        """Whether it is settled already what becomes of this row of the inbox."""
+        return row in self.behind or row in self.taken or any(row == id for id, _ in self.steer)
+
+    def begins(self) -> None:
+        self.running = True
+        self.changes += 1
+
+    def ends(self) -> None:
+        """The turn is over; what came too late for it waits for the next."""
+        self.behind.update((id, "message") for id, _ in self.steer)
+        self.steer.clear()
+        self.taken.clear()
+        self.emit.clear()
+        self.running, self.turn, self.stopped, self.message = False, None, None, None
+        self.changes += 1
 
     def stop(self, reason: Reason, text: str) -> None:
         """Stop the turn that runs, or that is about to."""

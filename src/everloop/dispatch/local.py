@@ -303,17 +303,14 @@ class Dispatcher:
                 item.is_elsewhere(row.id)
                 await self._waiters.settle(row.id)
             return bool(live.fresh) or live.again
-        live.running = True
+        live.begins()
         try:
             while live.fresh:
                 live.item = live.fresh.popleft()
                 await self._take(live, live.item)
             return await self._work(live, claim)
         finally:
-            live.running, live.turn, live.stopped, live.message = False, None, None, None
-            live.behind.update((id, "message") for id, _ in live.steer)  # came too late for this turn
-            live.steer.clear()
-            live.emit.clear()
+            live.ends()
 
     async def _behind_question(self, live: Live, item: Item, row: int) -> None:
         """A message, on disk by now, for a session whose turn waits for a person's word: it waits too, and the person
@@ -422,14 +419,18 @@ class Dispatcher:
 
     async def _notice(self, live: Live) -> None:
         """Messages that another process put into the inbox of a session whose turn runs here."""
-        rows = await self._store.waiting(live.owner, live.key)
-        known = {*live.behind, *(id for id, _ in live.steer)}
+        changes, rows = -1, []
+        while live.running and changes != live.changes:  # another turn may have taken what was read before it began
+            changes = live.changes
+            rows = await self._store.waiting(live.owner, live.key)
         for row in rows:
-            if live.running and row.id not in known and row.id not in self._waiters:
+            if live.running and row.id not in self._waiters:
                 self._place(live, row)
 
     def _place(self, live: Live, row: Incoming) -> None:
         """What a message does to the turn that runs: it steers it, replaces it, or waits behind it."""
+        if live.knows(row.id):  # it was read, and perhaps taken, while it was being read once more
+            return
         plain = row.kind == "message" and row.message.plain and row.message.request is None
         if self.busy == "steer" and plain and not live.behind:
             live.steer.append((row.id, row.message.said()))

@@ -26,6 +26,7 @@ from .forge import Forge
 from .history import History, Message, Place, lines, read
 
 KILLED = -signal.SIGKILL
+SWEEPS = 4
 AT_ONCE = 3
 
 
@@ -271,9 +272,9 @@ class FamilyScene:
         assert after.interrupted == after.history.repeats == 0
         return folder, after
 
-    async def killed(self, number: int, when: str) -> tuple[Kinship, Kinship]:
+    async def killed(self, number: int, when: str, name: str = "") -> tuple[Kinship, Kinship]:
         """Kill it at a commit, look, and go on: what stood there before and what after."""
-        folder = self.named(f"{when}{number}")
+        folder = self.named(f"{name}{when}{number}")
         await self.die(folder, messages=self.messages, die_at=(number, when))
         for again in self.again:
             await self.die(folder, die_at=(1 + number % again, when))
@@ -310,11 +311,12 @@ class FamilyScene:
         return list(await asyncio.gather(*(one(*place) for place in places))), found
 
     async def sees(self, sign: str) -> bool:
-        """Kill it at one commit after the other until the checker finds a broken promise of this kind."""
+        """Kill it at one commit after the other until the checker finds a broken promise of this kind. Which commit is
+        which depends on the moment, so one that was missed is looked for again."""
         folder, _ = await self.undisturbed()
         commits = int(lines(folder / "commits")[-1]["count"])
-        for number, when in itertools.product(range(1, commits + 1), ("before", "after")):
-            before, after = await self.killed(number, when)
+        for sweep, number, when in itertools.product(range(SWEEPS), range(1, commits + 3), ("before", "after")):
+            before, after = await self.killed(number, when, f"{sweep}-")
             if any(sign in line for line in broken(after, before)):
                 return True
         return False

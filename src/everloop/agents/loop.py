@@ -279,6 +279,7 @@ class AgentLoop:
             for task in stuck:
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)
+            await self._listening.leave()  # one of them may have come to join only now
         if self._tracer is not None:
             await self._tracer.close()
         if self._house is None:

@@ -60,12 +60,16 @@ class Sockets:
         self._store = store
         self._worker = worker
         self._tell = heard
+        self._joined = False
         self._socket: socket.socket | None = None
         self._deaths = Deaths(lambda _: heard(News()))
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def join(self) -> None:
+        self._joined = True
         path = await asyncio.to_thread(_socket_path)
+        if not self._joined:  # it has left again before it was there
+            return
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(path))
         asyncio.get_running_loop().add_reader(self._socket, self._heard)
@@ -77,6 +81,7 @@ class Sockets:
         """Here all hear of everything."""
 
     async def leave(self) -> None:
+        self._joined = False
         if self._socket is None:
             return
         asyncio.get_running_loop().remove_reader(self._socket)
@@ -115,7 +120,10 @@ class Sockets:
 
     async def _watch_all(self) -> None:
         """Keep an eye on every other process that takes work from the store."""
-        for worker, _ in await self._store.workers():
+        others = await self._store.workers()
+        if not self._joined:
+            return
+        for worker, _ in others:
             self.watch(worker)
         self._tell(News())  # one may have died before it could be watched
 

@@ -43,6 +43,8 @@ class Company:
         self._joined = True
         self._store.relay.bind()  # who follows a turn may be told before there is one here
         await self._store.join(self._worker, TAKES if self._takes else HEARS)
+        if not self._joined:  # it has left again before it was there
+            return
         self._store.pulse.listen(self, asyncio.get_running_loop(), self._heard)
         await self._watch_all()
         await self._store.wake(JOINED)
@@ -98,7 +100,10 @@ class Company:
 
     async def _watch_all(self) -> None:
         """Keep an eye on every other process of this machine that takes work from the store."""
-        for worker, _ in await self._store.workers():
+        others = await self._store.workers()
+        if not self._joined:
+            return
+        for worker, _ in others:
             self.watch(worker)
         self._tell(News())  # one may have died before it could be watched
 

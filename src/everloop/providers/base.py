@@ -165,8 +165,10 @@ def option_keywords(provider: object, options: Mapping[str, Any] | None) -> dict
 
     An option that is not honoured is an error that names it, unless it asks for what is so without it.
     """
+    if not options:
+        return {}
     honoured = honours(provider)
-    given = {name: value for name, value in (options or {}).items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     chosen = {name: value for name, value in given.items() if name in honoured or USUAL_VALUES.get(name) != value}
     if refused := sorted(chosen.keys() - honoured):
         raise ProviderError(f"this model's provider does not take {', '.join(refused)}: leave it out", status=400)

@@ -253,9 +253,11 @@ async def read_up_to(response: Response, limit: int) -> bytes:
 
 def coding_of(response: Response) -> str:
     """How the body is packed, if it is: we ask for it as it is, and read no other."""
-    headers = response.headers
-    packed = (headers.get("content-encoding", ""), headers.get("transfer-encoding", ""))
-    return next((one for one in packed if one.strip().lower() not in ("", "identity", "chunked")), "")
+    for name in ("content-encoding", "transfer-encoding"):
+        coding = response.headers.get(name, "").strip()
+        if coding and coding.lower() not in ("identity", "chunked"):
+            return coding
+    return ""
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -16,6 +16,7 @@ from ..tools.threads import in_thread
 from .origin import Origin, origin_of
 from .wire import Connection, ConnectionBroke, ConnectTimeout, NoConnection, ProxyRefused, Response
 
+AT_ONCE = 1 << 16  # bytes that are taken from a connection
 IDLE_SECONDS = 30.0  # until an unused connection is no longer trusted
 FRAMING = frozenset({"host", "content-length", "transfer-encoding"})  # what a request says by itself
 
@@ -34,6 +35,8 @@ class Pool:
         self._tls: ssl.SSLContext | None = None
         self._closed = False
         self._head = self._request_head(headers)
+        # What comes over any of the connections is read from here before anything else happens in the loop.
+        self.buffer = memoryview(bytearray(AT_ONCE))
 
     async def post(self, parts: Sequence[bytes], connect_timeout: float, whole: bool = False) -> Response:
         """Send a body; the answer's head has come when this returns, or all of it if the `whole` is wanted."""

@@ -135,7 +135,7 @@ class Response:
         self._waiter.set_result(None)
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One connection of a pool, with at most one request under way."""
 
     def __init__(self, pool: Pool) -> None:
@@ -197,12 +197,16 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._pool.buffer
+
+    def buffer_updated(self, size: int) -> None:
+        data = self._pool.buffer[:size]
         response = self._response
         if response is None or response.complete:  # nobody has asked for anything
             self.abort()
             return
-        self._head += len(data)
+        self._head += size
         try:
             self._parser.feed_data(data)
             if self._head > LONGEST_HEAD and not response.complete:

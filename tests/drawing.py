@@ -64,6 +64,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 def bomb(width: int, height: int, *, whole: bool = False) -> bytes:
     """A PNG that says it has so many pixels, all of them black if it is whole, and few bytes."""
     packer = zlib.compressobj(9)
-    rows = b"".join(packer.compress(bytes(1 + width * 3)) for _ in range(height if whole else 1)) + packer.flush()
+    row = bytes(1 + width * 3) if whole else b"the first bytes of a row"
+    rows = b"".join(packer.compress(row) for _ in range(height if whole else 1)) + packer.flush()
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")

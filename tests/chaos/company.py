@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Member:
         self._dsn = dsn
         self._starts = 0
         self._said = Path()
-        self._wait: Callable[[], Any] = lambda: None
+        self._wait: Callable[[], Awaitable[int]] | None = None
 
     async def start(self) -> None:
         """Start it, and wait until it says that it is ready."""
@@ -94,11 +94,23 @@ class Member:
         except ProcessLookupError:
             raise AssertionError(f"{self.name} has ended by itself: {self.said}") from None
         try:
-            return int(await asyncio.wait_for(self._wait(), END_SECONDS))
+            return await self._ended()
         except TimeoutError:
             os.kill(self.pid, signal.SIGUSR1)
             await asyncio.sleep(1.0)
             raise AssertionError(f"{self.name} did not end: {self.said}") from None
+
+    async def kill(self) -> None:
+        """Whatever state it is in, it is gone after this."""
+        if self._wait is not None:
+            if self.pid not in self._company.ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+            await self._ended()
+
+    async def _ended(self) -> int:
+        assert self._wait is not None
+        return await asyncio.wait_for(self._wait(), END_SECONDS)
 
     async def again(self, number: int) -> None:
         """End it by a signal and start it again."""
@@ -229,7 +241,5 @@ async def company(
         try:
             yield made
         finally:
-            for one in made.members:
-                with contextlib.suppress(ProcessLookupError):
-                    if one.pid and one.pid not in made.ended:
-                        os.kill(one.pid, signal.SIGKILL)
+            await asyncio.gather(*(one.kill() for one in made.members))
+            await asyncio.sleep(0)  # in which their transports are closed

@@ -320,6 +320,19 @@ def test_every_jump_of_a_filter_stays_inside_it(program):
             assert place + 1 + max(yes, no) < len(code)
 
 
+def test_the_folder_of_a_command_goes_with_the_runtime_however_soon_the_launcher_hears_of_its_end(folder):
+    """The pipe of a runtime that was killed is closed a moment before its children have another parent."""
+    world = Confinement(str(folder), readable=system(os.defpath, "").paths)
+    made = prepare("landlock", world, world.workspace, "sleep 60", outer={"PATH": os.defpath})
+    child = subprocess.Popen(made.arguments, env=made.environment, pass_fds=made.passed)
+    assert made.private is not None
+    assert os.path.exists(made.private)
+    made.close()
+    child.wait(30)
+    assert not os.path.exists(made.private)
+    made.clean_up()
+
+
 async def test_where_signals_are_not_scoped_none_can_be_sent_at_all(folder, monkeypatch):
     """An older Landlock leaves signals alone; the filter of calls takes over."""
     monkeypatch.setattr(landlock, "abi", lambda: 5)

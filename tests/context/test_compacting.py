@@ -384,4 +384,6 @@ async def test_compact_waits_for_a_question_to_be_answered_and_does_not_end_it(t
         assert "waiting for your word" in await loop.process_direct("/compact", attended=True)
         assert await loop.process_direct("/approve", attended=True) == "kept"
         await until(lambda: len(model.summaries) == 1)
-    assert any(isinstance(entry, Compacted) for entry in await log(tmp_path))
+        async with asyncio.timeout(20):
+            while not any(isinstance(entry, Compacted) for entry in await log(tmp_path)):
+                await asyncio.sleep(0.01)

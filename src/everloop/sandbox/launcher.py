@@ -301,6 +301,15 @@ def supervise(pid: int, control: int, questions: _socket.socket, modes: Modes | 
                 watched.remove(source)
 
 
+def is_closed(control: int) -> bool:
+    """Whether the runtime is gone, or has let go of the pipe: of one that was killed the files are closed first, and
+    its children are told that they have another parent only some time later."""
+    while select.select([control], [], [], 0)[0]:
+        if not os.read(control, 64):
+            return True
+    return False
+
+
 def enter_group(folder: str | None) -> None:
     """Be counted in the command's control group; out of memory, the kernel ends the command and not the runtime."""
     if folder is not None:
@@ -330,7 +339,7 @@ def main() -> NoReturn:
         os._exit(REFUSED)
     status = supervise(pid, control, questions, Modes(task["wall"]) if "wall" in task else None)
     kill_all()
-    if "private" in task and os.getppid() != runtime:  # it was killed, and nobody else is left to do this
+    if "private" in task and (is_closed(control) or os.getppid() != runtime):  # nobody may be left to do this
         import shutil
 
         shutil.rmtree(task["private"], ignore_errors=True)

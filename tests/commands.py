@@ -60,8 +60,13 @@ async def everloop(*arguments: str, server: FakeOpenAI | None = None, stdin: byt
 
 
 async def finished(process: Any, stdin: bytes = b"") -> Done:
-    async with asyncio.timeout(40):
-        out, err = await process.communicate(stdin)
+    try:
+        async with asyncio.timeout(40):
+            out, err = await process.communicate(stdin)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     done = Done(process.returncode, out.decode(), err.decode())
     assert "Traceback" not in done.err
     return done
@@ -82,6 +87,7 @@ class Terminal:
         self.raw = ""
         self._descriptor = descriptor
         self._unread = b""
+        self._closed = False  # on the other side
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
     @property
@@ -108,16 +114,17 @@ class Terminal:
     async def ends(self) -> int:
         async with asyncio.timeout(30):
             status: int = await self.process.wait()
-        await asyncio.sleep(0.05)  # what it wrote last
+        await until(lambda: self._closed)  # what it wrote last is read by then
         assert "Traceback" not in self.text
         return status
 
     def _read(self) -> None:
         try:
             data = os.read(self._descriptor, 65536)
-        except OSError:  # the other side is closed
+        except OSError:
             data = b""
         if not data:
+            self._closed = True
             asyncio.get_running_loop().remove_reader(self._descriptor)
         self._unread += data
         with contextlib.suppress(UnicodeDecodeError):

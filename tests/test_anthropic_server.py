@@ -202,5 +202,6 @@ async def test_it_runs_as_a_process_with_a_script(tmp_path):
     assert (await provider.chat(ask)).content == "from the file"
     assert (await provider.chat(ask)).content == "done:z"
     process.send_signal(signal.SIGTERM)
-    assert await process.wait() == 0
+    await process.communicate()  # to the end of its output, so that nothing of it is left open
+    assert process.returncode == 0
     await provider.close()

@@ -17,6 +17,8 @@ from everloop.config import Config, McpServer
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.builtin import shell_settings
 
+from .commands import until
+
 PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
@@ -47,13 +49,14 @@ async def test_background_commands_end_with_their_turn_and_kept_ones_with_the_ag
         return call("exec", command=f"while sleep 0.1; do date +%s%N > {name}; done", background=True)
 
     kept = call("exec", command="while sleep 0.1; do date +%s%N > kept; done", background=True, keep=True)
-    agent, _ = agent_of(folder, lives("mortal"), kept, call("exec", command="sleep 0.6"), "done")
+    both = call("exec", command="until [ -s mortal ] && [ -s kept ]; do sleep 0.1; done")
+    agent, _ = agent_of(folder, lives("mortal"), kept, both, "done")
     async with agent:
         await agent.process_direct("go")
         mortal, alive = (folder / "mortal").read_text(), (folder / "kept").read_text()
         await asyncio.sleep(0.5)
         assert (folder / "mortal").read_text() == mortal
-        assert (folder / "kept").read_text() != alive
+        await until(lambda: (folder / "kept").read_text() != alive)
     alive = (folder / "kept").read_text()
     await asyncio.sleep(0.5)
     assert (folder / "kept").read_text() == alive
@@ -73,7 +76,7 @@ async def test_the_key_for_brave_that_is_given_to_the_agent_is_used(folder):
 @pytest.mark.parametrize("given", [{"timeout": 0.3}, SimpleNamespace(timeout=0.3)])
 async def test_settings_of_commands_can_be_given_to_the_agent(folder, given):
     agent, model = agent_of(folder, call("exec", command="sleep 20"), "done", exec_config=given)
-    async with agent, asyncio.timeout(10):
+    async with agent, asyncio.timeout(18):  # it would take twenty
         await agent.process_direct("go")
     assert "0.3 seconds" in model.requests[-1].messages[-1]["content"]
 
@@ -95,13 +98,15 @@ async def test_a_picture_that_is_read_is_shown_to_the_model(folder):
 
 
 async def test_a_long_command_shows_its_lines_while_it_runs(folder):
-    agent, _ = agent_of(folder, call("exec", command="echo one; sleep 0.8; echo two"), "done")
+    waits = "echo one; while [ ! -e seen ]; do sleep 0.1; done; echo two"
+    agent, _ = agent_of(folder, call("exec", command=waits, timeout=30), "done")
     seen: list[str] = []
     ended: list[int] = []
 
     def watch(event: events.Event) -> None:
         if isinstance(event, events.ToolProgress):
             seen.append(event.text)
+            (folder / "seen").touch()
         elif isinstance(event, events.ToolEnded):
             ended.append(len(seen))
 

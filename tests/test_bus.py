@@ -37,7 +37,7 @@ async def test_a_full_bus_makes_its_publisher_wait(side):
     assert not third.done()
     consume = bus.consume_inbound if side == "inbound" else bus.consume_outbound
     assert (await consume()).content == "1"
-    await asyncio.wait_for(third, 1)
+    await asyncio.wait_for(third, 20)
     assert [(await consume()).content for _ in range(2)] == ["2", "3"]
 
 

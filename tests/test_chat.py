@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -11,9 +12,11 @@ import pytest
 
 from everloop.cli.paper import as_json, harmless, mark_of, one_line
 from everloop.cli.questions import remember
+from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
-from everloop.testing.openai_server import FakeOpenAI
-from tests.commands import environment, everloop, start, terminal, until
+from everloop.testing.openai_server import FakeOpenAI, Reply
+from tests.commands import Terminal, environment, everloop, start, terminal, until
+from tests.held import HeldOpenAI
 
 PROMPT = "shows the commands"  # the last thing before the first prompt
 
@@ -25,6 +28,12 @@ async def server() -> AsyncIterator[FakeOpenAI]:
 
 
 @pytest.fixture
+async def held() -> AsyncIterator[HeldOpenAI]:
+    async with HeldOpenAI() as running:
+        yield running
+
+
+@pytest.fixture
 def home() -> Path:
     return Path(os.environ["EVERLOOP_HOME"])
 
@@ -32,16 +41,17 @@ def home() -> Path:
 # ------------------------------------------------------------------------------------------------ at a terminal
 
 
-async def test_text_and_tool_calls_are_seen_while_they_come(server):
-    server.calls(call("list_dir", path="."))
-    server.hang(2, after_chunks=2, text="Nothing is there.", reasoning="")
-    async with terminal(server=server) as screen:
+async def test_text_and_tool_calls_are_seen_while_they_come(held):
+    held.calls(call("list_dir", path="."))
+    held.hold(Reply("Nothing is there."), after_chunks=2)
+    async with terminal(server=held) as screen:
         await screen.sees(PROMPT)
         screen.type("what is here?\r")
         place = await screen.sees("> what is here?")
         place = await screen.sees('✓ list_dir(path=".")', after=place)
         place = await screen.sees("Nothing", after=place)
         assert "there." not in screen.text[place:]  # the rest has not been sent yet
+        held.go.set()
         place = await screen.sees("Nothing is there.", after=place)
         await screen.sees("tokens read", after=place)
         screen.type("\x04")
@@ -100,6 +110,15 @@ async def test_help_names_the_way_out_and_chat_is_another_name_for_it(server):
     assert "\n/exit" in piped.out
 
 
+async def asks_after_ctrl_c(screen: Terminal, place: int) -> bool:
+    """Press it, and see whether it is asked for once more, or else the program ends or says nothing at all."""
+    screen.type("\x03")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            await until(lambda: screen.process.returncode is not None or "Ctrl-C again" in screen.text[place:])
+    return "Ctrl-C again" in screen.text[place:]
+
+
 async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
     server.hang(30, after_chunks=1, text="first second")
     async with terminal(server=server) as screen:
@@ -108,11 +127,14 @@ async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
         place = await screen.sees("first")
         screen.type("\x03")
         place = await screen.sees("Stopped. What was done so far is kept.", after=place)
-        screen.type("\x03")
-        await screen.sees("Ctrl-C again", after=place)
-        screen.type("\x03")
+        for _ in range(3):  # one that comes before the turn is quite over counts for it
+            if await asks_after_ctrl_c(screen, place):
+                break
+        place = await screen.sees("Ctrl-C again", after=place)
+        while await asks_after_ctrl_c(screen, place):  # a busy machine took so long that the second was a first again
+            place = await screen.sees("Ctrl-C again", after=place)
         assert await screen.ends() == 0
-    assert server.requests[0].gone
+    await until(lambda: server.requests[0].gone)
 
 
 async def test_a_chat_that_is_told_to_end_leaves_the_terminal_as_it_was(server):
@@ -134,27 +156,29 @@ async def test_a_store_that_cannot_be_used_is_one_line_before_anything_is_asked(
         assert re.fullmatch(r"everloop: [^\n]*broken.db[^\n]*\r\n", screen.text)
 
 
-async def test_a_long_line_is_followed_to_its_end(server):
+async def test_a_long_line_is_followed_to_its_end(held):
     words = [f"word{number} " for number in range(600)]
     words[589] = "QXZJKV "  # a terminal is sent only what changes, so a word like its neighbours comes in pieces
-    server.hang(2, after_chunks=590, text="".join(words))
-    async with terminal(server=server) as screen:
+    held.hold(Reply("".join(words)), after_chunks=590)
+    async with terminal(server=held) as screen:
         await screen.sees(PROMPT)
         screen.type("go\r")
         place = await screen.sees("QXZJKV")
         assert "word599" not in screen.text[place:]
+        held.go.set()
         await screen.sees("".join(words).strip(), after=place)
 
 
-async def test_a_person_types_on_while_a_turn_runs(server):
-    server.reply("first answer", delay=1.0)
-    server.reply("second answer")
-    async with terminal(server=server) as screen:
+async def test_a_person_types_on_while_a_turn_runs(held):
+    held.hold(Reply("first answer"))
+    held.reply("second answer")
+    async with terminal(server=held) as screen:
         await screen.sees(PROMPT)
         screen.type("one\r")
-        await until(lambda: server.requests)
+        await held.reached.wait()
         screen.type("two\r/status\r")
         place = await screen.sees("running: turn")
+        held.go.set()
         place = await screen.sees("first answer", after=place)
         place = await screen.sees("second answer", after=place)
         screen.type("/new\r")
@@ -165,20 +189,26 @@ async def test_a_person_types_on_while_a_turn_runs(server):
         assert await screen.ends() == 0
 
 
-async def test_a_message_is_handed_to_the_running_turn_when_so_set(server, home):
+async def test_a_message_is_handed_to_the_running_turn_when_so_set(held, home):
     home.mkdir()
     (home / "config.toml").write_text('[agent]\nbusy = "steer"\n')
-    server.calls(call("list_dir", path="."), delay=1.0)
-    server.reply("I heard both.")
-    async with terminal(server=server) as screen:
+    held.hold(Reply(calls=[call("list_dir", path=".")]))
+    held.reply("I heard both.")
+    async with terminal(server=held) as screen:
         await screen.sees(PROMPT)
         screen.type("one\r")
-        await until(lambda: server.requests)
+        await held.reached.wait()
         screen.type("and two\r")
+        store = SQLiteStore(home / "everloop.db")
+        async with asyncio.timeout(20):
+            while "and two" not in [row.message.content for row in await store.waiting("me", "cli:direct")]:
+                await asyncio.sleep(0.01)
+        await store.close()
+        held.go.set()
         place = await screen.sees("handed to the running turn: and two")
         place = await screen.sees("I heard both.", after=place)
         await screen.sees("tokens read", after=place)
-    assert len(server.requests) == 2
+    assert len(held.requests) == 2
 
 
 async def test_nothing_a_model_or_a_page_says_drives_the_terminal(server, home):
@@ -287,7 +317,7 @@ async def test_ctrl_c_over_a_pipe_stops_the_turn(server):
     process.stdin.write(b"hi\n")
     await until(lambda: server.requests)
     process.send_signal(signal.SIGINT)
-    assert await asyncio.wait_for(process.wait(), 10) == 130
+    assert await asyncio.wait_for(process.wait(), 30) == 130
     assert (await everloop("sessions", "--json")).json["open_turn"] is None
 
 
@@ -298,8 +328,8 @@ async def test_ctrl_c_while_waiting_for_a_line_leaves(server):
     assert await process.stdout.readline() == b"yes\n"
     await asyncio.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    assert await asyncio.wait_for(process.wait(), 10) == 130
-    assert await process.stderr.read() == b""
+    assert await asyncio.wait_for(process.wait(), 30) == 130
+    assert (await process.communicate())[1] == b""
 
 
 # ------------------------------------------------------------------------------------------------ after a crash

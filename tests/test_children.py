@@ -16,6 +16,8 @@ import pytest
 from everloop.sandbox import readonly
 from everloop.tools.children import Child, beside_child
 
+from .commands import until
+
 
 def python(program: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", program]
@@ -46,9 +48,9 @@ def test_too_much_output_ends_a_child():
 @pytest.mark.parametrize("program", ["while True: pass", "import os\nos.close(1)\nos.close(2)\nwhile True: pass"])
 def test_a_child_whose_time_is_up_is_ended_and_what_it_said_is_kept(program):
     start = time.monotonic()
-    ended = Child().run(python(f"print('begun', flush=True)\n{program}"), most=1_000, seconds=0.5)
+    ended = Child().run(python(f"print('begun', flush=True)\n{program}"), most=1_000, seconds=2)
     assert (ended.late, ended.status, ended.output) == (True, -9, b"begun\n")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
 
 
 def test_complaints_are_kept_in_part():
@@ -74,11 +76,7 @@ async def test_a_cancelled_wait_ends_the_child(tmp_path):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    for _ in range(500):
-        if not Path(f"/proc/{place.read_text()}").exists():
-            break
-        await asyncio.sleep(0.01)
-    assert not Path(f"/proc/{place.read_text()}").exists()
+    await until(lambda: not Path(f"/proc/{place.read_text()}").exists())
 
 
 # --- read-only, by Landlock ----------------------------------------------------------------------------------------
@@ -116,8 +114,8 @@ def test_what_cannot_be_confined_is_not_started(tmp_path):
     def confine() -> None:
         raise OSError(1, "no")
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(OSError, match="no"):
         Child().run(["/bin/touch", str(tmp_path / "x")], most=10, seconds=20, confine=confine)
     assert not (tmp_path / "x").exists()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # one of an earlier test may have ended meanwhile

@@ -19,8 +19,9 @@ from everloop import InboundMessage
 from everloop.dispatch.durable import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
-from everloop.testing.openai_server import FakeOpenAI
+from everloop.testing.openai_server import FakeOpenAI, Reply
 from tests.commands import COMMAND, Done, environment, everloop, finished, start, until
+from tests.held import HeldOpenAI
 
 
 @pytest.fixture
@@ -149,15 +150,15 @@ async def test_a_run_whose_endpoint_is_not_there_says_so_and_fails(home):
     assert re.fullmatch(r"everloop: [^\n]*127\.0\.0\.1:9[^\n]*\n", done.err), done.err
 
 
-async def test_ctrl_c_stops_a_run_and_closes_its_log(server):
-    server.hang(30, after_chunks=2, text="one two three")
-    process = await start("run", "hi", env=environment(server))
-    await until(lambda: server.requests)
-    await asyncio.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    done = await finished(process)
-    assert (done.status, done.out) == (130, "")
-    assert server.requests[0].gone
+async def test_ctrl_c_stops_a_run_and_closes_its_log():
+    async with HeldOpenAI() as server:
+        server.hold(Reply("one two three"), after_chunks=2)
+        process = await start("run", "hi", env=environment(server))
+        await until(lambda: server.heard)
+        process.send_signal(signal.SIGINT)
+        done = await finished(process)
+        assert (done.status, done.out) == (130, "")
+        await until(lambda: server.requests[0].gone)
     log = await everloop("log")
     assert "cancelled: Stopped." in log.out
     assert "one two" in log.out
@@ -378,7 +379,7 @@ async def test_a_worker_takes_what_is_in_the_inbox_and_ends_when_told(server, ho
     await bus.publish_inbound(InboundMessage("test", "someone", "chat", "and this"))
     await until(lambda: len(server.requests) == 2)
     process.send_signal(signal.SIGTERM)
-    done = await asyncio.wait_for(finished(process), 10)
+    done = await asyncio.wait_for(finished(process), 30)
     assert (done.status, done.err) == (0, "everloop: stopping; turns go on elsewhere, or at the next start\n")
     open_turns = [turn for turn in await store.turns("me") if turn.reason is None]
     assert len(open_turns) == 1

@@ -79,8 +79,8 @@ async def serving(*services: CronService) -> AsyncIterator[list[tuple[str, str]]
         assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
 
 
-async def until(condition: Any, seconds: float = 15) -> None:
-    async with asyncio.timeout(seconds):
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(25):  # less than `LOOK_SECONDS`: whoever only looks now and then is too late
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -194,7 +194,7 @@ async def test_the_same_call_makes_one_job_and_another_call_with_that_id_makes_a
 async def test_running_a_job_leaves_its_schedule_alone(service, store, clock):
     job = await service.add("x", at="in 1h", **HERE)
     async with serving(service) as told:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # it begins to serve
         assert await service.run(job.id)
         assert await service.run(job.id)
         assert told == [("me", "test:7")] * 2
@@ -320,16 +320,24 @@ async def test_processes_that_are_killed_at_any_instant_lose_no_firing_and_doubl
         )
 
     running = [start(), start()]
-    for turn in range(4):
-        await asyncio.sleep(1.0 + 0.13 * turn)
-        victim = running.pop(0)
-        victim.send_signal(signal.SIGKILL)
-        victim.communicate()
-        running.append(start())
-    await asyncio.sleep(1.5)
-    for process in running:
-        process.kill()
-        process.communicate()
+    try:
+        for turn in range(4):
+            victim = running[0]
+            assert victim.stdout is not None
+            assert await asyncio.to_thread(victim.stdout.readline) == "ready\n"
+            await asyncio.sleep(1.0 + 0.13 * turn)
+            victim.send_signal(signal.SIGKILL)
+            victim.communicate()
+            running = [*running[1:], start()]
+        async with asyncio.timeout(20):
+            texts: list[str] = []
+            while any(texts.count(job.message) < 4 for job in jobs):
+                await asyncio.sleep(0.05)
+                texts = [message.content for message in await inbox(store)]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
     await asyncio.sleep(max(0.0, last.next_due - time.time()) + 0.01)
     await service.fire_due()
     found = await inbox(store)
@@ -353,11 +361,11 @@ async def test_it_sleeps_until_the_time_has_come(store):
         began = time.time()
         job = await service.add("x", at="in 1s", **HERE)
         await until(lambda: told)
-        assert 0 <= time.time() - job.next_due < 5
+        assert 0 <= time.time() - job.next_due < 25
         assert time.time() > began + 0.9
         await service.add("y", every="1s", **HERE)
-        await until(lambda: len(told) == 3)
-    assert told == [("me", "test:7")] * 3
+        await until(lambda: len(told) >= 3)
+    assert set(told) == {("me", "test:7")}
 
 
 async def test_it_does_not_poll(store, clock, monkeypatch):
@@ -375,11 +383,11 @@ async def test_it_does_not_poll(store, clock, monkeypatch):
     await store.set_timer(Timer("you", "heartbeat", NOW - 5, {}))  # one that nobody here fires
     await store.set_timer(Timer("me", "0badf00d", NOW - 5, {"message": 5}))
     async with serving(service):
-        await asyncio.sleep(0.5)
-        assert looks == 1
-        service.changed()
-        await asyncio.sleep(0.1)
-        assert looks == 2
+        for number in (1, 2):
+            await until(lambda: looks == number)  # noqa: B023 - it is waited for here
+            await asyncio.sleep(0.5)
+            assert looks == number
+            service.changed()
 
 
 async def test_a_job_that_another_process_added_is_seen_after_a_while(store, tmp_path, monkeypatch):
@@ -399,8 +407,10 @@ async def test_two_that_serve_at_once_tell_of_each_firing_once(store, tmp_path):
     service = CronService(store)
     await service.add("x", every="1s", **HERE)
     async with serving(service, CronService(other)) as told:
-        await asyncio.sleep(3.3)
-    assert len(told) == len(await inbox(store)) >= 2
+        await until(lambda: len(told) >= 3)
+        async with asyncio.timeout(20):
+            while len(told) != len(await inbox(store)):  # one may be on disk just now, and not told of yet
+                await asyncio.sleep(0.01)
     await other.close()
 
 
@@ -431,8 +441,8 @@ async def test_a_store_that_cannot_be_written_for_a_while_ends_nothing(store, tm
     service = CronService(SQLiteStore(tmp_path / "store.db", lock_seconds=0.2))
     await service.add("x", at="in 1s", **HERE)
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")  # before it serves: the job may be due by now
         async with serving(service) as told:
-            database.execute("BEGIN IMMEDIATE")
             await until(lambda: caplog.records)
             assert told == []
             database.execute("COMMIT")

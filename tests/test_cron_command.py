@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.store.workers import new_worker, retire
 
 from .commands import Done, everloop
+
+HERE: dict[str, Any] = {"channel": "cli", "chat_id": "direct"}
 
 
 def the_store() -> SQLiteStore:
@@ -67,11 +70,12 @@ async def test_run_puts_the_message_into_the_inbox_now():
 
 
 async def test_the_beginning_of_an_id_is_enough_to_run_a_job_if_only_one_has_it():
-    ids = [(await cron("add", "water", "--at", "2031-05-02T18:00")).lines[0] for _ in range(20)]
+    store = the_store()
+    jobs = [await CronService(store).add("water", at="2031-05-02T18:00", **HERE) for _ in range(20)]
+    ids = [job.id for job in jobs]
     beginning = next(id[:1] for id in ids if sum(other.startswith(id[:1]) for other in ids) > 1)
     assert (await cron("run", beginning)).status == 2
     assert (await cron("run", ids[0][:-1])).status == 0
-    store = the_store()
     rows = await store.waiting("me", "cli:direct")
     assert [row.message.metadata["cron"] for row in rows] == [ids[0]]
     await store.close()
@@ -91,7 +95,7 @@ async def test_whoever_takes_work_from_the_store_is_woken():
         before = woken
         jobs = await CronService(store).list()
         await cron(*(one or jobs[0].id for one in arguments))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while woken == before:
                 await asyncio.sleep(0.01)
     await neighbours.leave()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.cli.doctor import SECOND_LOOK_SECONDS, work_in
+from everloop.cli.doctor import work_in
 from everloop.providers.local.catalogue import CATALOGUE, DEFAULT
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.workers import new_worker, retire
@@ -237,18 +237,26 @@ async def test_a_message_that_waits_for_a_moment_beside_a_living_worker_is_not_s
     assert "the oldest for 60 min" in checks(done)["queue"]["found"]
 
 
-async def test_work_that_is_taken_between_two_looks_is_not_stuck():
+async def test_work_that_is_taken_between_two_looks_is_not_stuck(monkeypatch):
     path = await _store_with(InboundMessage("cli", "me", "one", "hi"))
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("UPDATE inbox SET at = at - 3600")
         database.execute("UPDATE session SET updated_at = updated_at - 3600")
     store, me = SQLiteStore(path), new_worker()
+    look, found = store.overview, list[int]()
+
+    async def overview() -> Any:
+        work = await look()
+        found.append(work.stuck)
+        if len(found) == 1:  # after the first look and before the second one
+            await store.begin("me", "cli:one", me)
+        return work
+
+    monkeypatch.setattr(store, "overview", overview)
     try:
         await store.join(me, "/nowhere")
-        looking = asyncio.create_task(work_in(store))
-        await asyncio.sleep(SECOND_LOOK_SECONDS / 2)
-        await store.begin("me", "cli:one", me)
-        assert (await looking).stuck == 0
+        assert (await work_in(store)).stuck == 0
+        assert found == [1, 0]
     finally:
         retire(me)
         await store.close()

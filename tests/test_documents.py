@@ -186,7 +186,7 @@ async def test_a_document_that_takes_for_ever_is_given_up(desk, folder, monkeypa
     (folder / "a.pdf").write_bytes(pdf("x) Tj (" * 500_000))
     start = time.monotonic()
     await desk.fails("read_file", path="a.pdf")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
 
 
 async def test_a_long_text_is_cut_and_says_so(desk, folder, monkeypatch):

@@ -55,7 +55,7 @@ class Chat:
         await self.channel._store.close()
 
     async def hear(self) -> str:
-        message = await asyncio.wait_for(self.channel.consume_outbound(), 10)
+        message = await asyncio.wait_for(self.channel.consume_outbound(), 30)
         await self.channel.sent(message)
         return message.content
 
@@ -99,7 +99,9 @@ async def test_a_message_that_is_read_while_the_turn_takes_it_steers_it_once(tmp
             gate.open.set()
         await gates[-1].reached.wait()
         passed.set()
-        await asyncio.sleep(0.1)
+        if answers == 1:  # if not, the turn that runs is that of the third
+            await until(lambda: "and three" in str(live.steer))
+        await asyncio.sleep(0.1)  # nobody hears of anything a second time
         gates[-1].open.set()
         for _ in range(answers):
             await chat.hear()
@@ -157,11 +159,11 @@ async def test_a_worker_goes_on_after_the_store_could_not_be_read(tmp_path, monk
 async def test_what_was_not_acknowledged_is_sent_again_with_its_mark(tmp_path):
     async with Chat(tmp_path, "queue", "answer") as chat:
         await chat.channel.publish_inbound(said("one"))
-        first = await asyncio.wait_for(chat.channel.consume_outbound(), 10)
+        first = await asyncio.wait_for(chat.channel.consume_outbound(), 30)
         assert (first.content, first.repeat) == ("answer", False)
         await chat.channel.close()  # it never said `sent`
         other = DurableBus(SQLiteStore(tmp_path / "store.db"))
-        again = await asyncio.wait_for(other.consume_outbound(), 10)
+        again = await asyncio.wait_for(other.consume_outbound(), 30)
         assert (again.content, again.repeat) == ("answer", True)
         await other.sent(again)
         with pytest.raises(TimeoutError):

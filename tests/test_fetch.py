@@ -302,5 +302,5 @@ async def test_a_fetch_that_is_cancelled_lets_go_of_its_connection():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await gone.wait()

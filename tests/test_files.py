@@ -87,7 +87,7 @@ async def test_what_is_not_a_text_file_is_refused_at_once(desk, folder):
     os.mkfifo(folder / "pipe")
     with (folder / "huge").open("wb") as file:
         file.truncate(paths.MAX_FILE_BYTES + 1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert "binary" in await desk.fails("read_file", path="a.bin")
         assert "use list_dir" in await desk.fails("read_file", path="sub")
         assert "only ordinary files" in await desk.fails("read_file", path="pipe")

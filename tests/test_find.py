@@ -12,6 +12,7 @@ import pytest
 
 from everloop.tools.base import ToolError
 from everloop.tools.files import find
+from tests.commands import until
 from tests.desk import Desk
 
 
@@ -150,7 +151,7 @@ async def test_a_hostile_pattern_ends_in_time_and_hurts_nobody(desk, folder, mon
     (folder / "a.txt").write_text("a" * 40 + "!\n")
     start = time.monotonic()
     said = await desk("grep", pattern="(a+)+$", path="a.txt")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
     assert said.startswith("(no line matches)")
 
 
@@ -166,11 +167,7 @@ async def test_a_stopped_search_leaves_no_process(folder, monkeypatch):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    for _ in range(200):
-        if not processes():
-            break
-        await asyncio.sleep(0.01)
-    assert not processes()
+    await until(lambda: not processes())
 
 
 def processes() -> set[str]:
@@ -271,7 +268,7 @@ async def test_a_hostile_glob_ends_in_time(folder, monkeypatch):
     (folder / ("a" * 200)).touch()
     start = time.monotonic()
     said = await Desk(folder)("find_files", pattern="*a" * 60 + "b")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
     assert "stopped after 1 seconds" in said
 
 
@@ -291,8 +288,11 @@ async def test_a_search_through_many_files_does_not_hold_up_the_loop(tmp_path):
             gaps.append(time.monotonic() - start)
 
     ticking = asyncio.create_task(tick())
+    began = time.monotonic()
     assert await desk("grep", pattern="needle") == "(no line matches)"
     assert await desk("find_files", pattern="needle") == "(no file matches)"
+    took = time.monotonic() - began
     ticking.cancel()
     gaps.sort()
-    assert gaps[len(gaps) * 9 // 10] < 0.05, "the loop was held up"
+    # Held up by a search, it would stand still for about half of the time; on a busy machine all takes longer.
+    assert gaps[len(gaps) * 9 // 10] < max(0.05, took / 10), "the loop was held up"

@@ -162,7 +162,7 @@ async def test_a_picture_that_takes_for_ever_is_given_up(desk, folder, monkeypat
     (folder / "a.png").write_bytes(bomb(10_000, 9_000, whole=True))
     start = time.monotonic()
     await desk.run("read_file", path="a.png")  # a quick machine may manage it
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "AVIF"])

@@ -14,7 +14,7 @@ from .crash.family import LONG
 from .crash.family_history import FamilyScene, Kinship, broken
 from .crash.forge import Forge
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def message(content: str, id: str = "m1") -> dict[str, Any]:

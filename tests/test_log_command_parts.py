@@ -34,7 +34,7 @@ async def test_a_file_is_heard_of_when_it_is_made_and_when_it_is_written(tmp_pat
         for _ in range(2):
             with path.with_name("there.db-wal").open("ab") as log:
                 log.write(b"more")
-            assert await heard(watch)
+            assert await heard(watch, 20)
         (path.parent / "other.txt").write_text("not ours")
         while await heard(watch):  # what is left of the writes before
             pass
@@ -52,13 +52,13 @@ async def test_without_watches_left_it_looks_in_steps(tmp_path, monkeypatch):
     watch = FileWatch(tmp_path / "a.db")
     await watch.start()
     (tmp_path / "a.db").write_text("x")
-    assert await heard(watch)
+    assert await heard(watch, 20)
     watch.close()
 
 
-async def heard(watch: FileWatch) -> bool:
+async def heard(watch: FileWatch, seconds: float = 3 * watching.STEP_SECONDS) -> bool:
     try:
-        await asyncio.wait_for(watch.changed(), 3 * watching.STEP_SECONDS)
+        await asyncio.wait_for(watch.changed(), seconds)
     except TimeoutError:
         return False
     return True

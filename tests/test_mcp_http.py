@@ -227,7 +227,7 @@ async def test_a_refusal_is_explained_and_tells_no_secret(server, caplog, status
         assert advice in said
         assert SECRET not in said
         server.status = 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             while (await run(tools["mcp_web_echo"], text="x")).failed:
                 await asyncio.sleep(0.2)
     server.status = status
@@ -272,11 +272,11 @@ async def test_proxies_of_the_environment_are_not_used(server, monkeypatch):
 
 async def test_a_call_that_takes_too_long_is_cancelled_at_the_server(server):
     context = CallContext("me", "cli:direct", "t", "c", "cli", "direct", Path(), False, "key", lambda text: None)
-    async with connected(by_http(server, timeout=0.5)) as (_, tools):
+    async with connected(by_http(server, timeout=2)) as (_, tools):
         result = await ToolRegistry(tools.values()).run(Call("c", "mcp_web_wait"), context)
         assert result.status == "error"
         (cancelled,) = server.waiting.values()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await cancelled.wait()
         assert await text(tools["mcp_web_echo"], text="next") == "next"
 
@@ -292,7 +292,7 @@ async def test_a_server_that_hangs_at_the_start_is_given_up_in_time(caplog):
     settings = McpServer(name="silent", url=f"http://127.0.0.1:{port}/mcp", connect_timeout=0.5)
     async with connected(settings) as (_, tools):
         assert not tools
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15  # by itself it would wait for twenty
     assert len(caplog.records) == 1
     silent.close()
 
@@ -300,12 +300,12 @@ async def test_a_server_that_hangs_at_the_start_is_given_up_in_time(caplog):
 async def test_a_change_of_the_tools_is_heard_over_http(server):
     async with connected(by_http(server)) as (group, tools):
         assert "mcp_web_new" not in tools
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not server._listeners:
                 await asyncio.sleep(0.02)
         server.tools = ["echo", "new"]
         server.tell("notifications/tools/list_changed")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while "mcp_web_new" not in by_name(await group.ready()):
                 await asyncio.sleep(0.05)
 
@@ -328,7 +328,7 @@ async def test_a_real_server_by_http_works_and_is_found_again_after_a_restart():
     process = start()
     group = McpServers([McpServer(name="everything", url=url)])
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(25):
             while not (tools := by_name(await group.ready())):
                 await asyncio.sleep(0.1)
         assert (await echo(tools)).text == "Echo: hi"
@@ -336,7 +336,7 @@ async def test_a_real_server_by_http_works_and_is_found_again_after_a_restart():
         process.wait()
         assert (await echo(tools)).failed
         process = start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(25):
             while (output := await echo(tools)).failed:
                 await asyncio.sleep(0.1)
         assert output.text == "Echo: hi"

@@ -249,7 +249,7 @@ async def test_a_folder_that_is_held_for_ever_is_given_up(desk, file, monkeypatc
     file.parent.mkdir()
     held = os.open(file.parent, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await desk.fails("remember", text="x")
     assert not file.exists()
     os.close(held)

@@ -266,7 +266,7 @@ async def test_a_long_or_unprintable_error_is_shortened_and_cleaned():
 async def test_a_tool_that_takes_too_long_is_given_up():
     began = time.monotonic()
     assert "longer than 0.05 seconds" in failure(await run(ToolRegistry([slow]), "slow"))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 async def test_the_time_out_of_the_registry_holds_for_tools_without_one():
@@ -275,7 +275,7 @@ async def test_the_time_out_of_the_registry_holds_for_tools_without_one():
     @tool
     def hang() -> str:
         """Hang."""
-        release.wait(10)
+        release.wait(30)
         return "late"
 
     @tool(timeout=float("inf"))
@@ -291,11 +291,12 @@ async def test_the_time_out_of_the_registry_holds_for_tools_without_one():
 
 
 async def test_a_cancelled_turn_cancels_the_tool_and_is_not_turned_into_a_result():
-    stopped = asyncio.Event()
+    begun, stopped = asyncio.Event(), asyncio.Event()
 
     @tool
     async def wait() -> str:
         """Wait."""
+        begun.set()
         try:
             await asyncio.sleep(30)
         finally:
@@ -303,7 +304,7 @@ async def test_a_cancelled_turn_cancels_the_tool_and_is_not_turned_into_a_result
         return ""
 
     task = asyncio.create_task(run(ToolRegistry([wait]), "wait"))
-    await asyncio.sleep(0.01)
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

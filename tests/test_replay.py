@@ -19,7 +19,7 @@ from everloop.replay import replay
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
-from tests.commands import everloop
+from tests.commands import everloop, until
 
 KEY = "cli:direct"
 
@@ -68,18 +68,27 @@ async def test_a_turn_gives_the_same_steps_again(tmp_path):
 
 
 async def test_results_are_given_in_the_order_in_which_they_came(tmp_path):
-    @tool
-    async def wait(seconds: float) -> str:
-        """Wait."""
-        await asyncio.sleep(seconds)
-        return f"waited {seconds}"
+    there = asyncio.Event()
 
-    made = Recorder(tmp_path, [call("wait", seconds=0.1), call("wait", seconds=0.01)], "done")
-    made.loop.tools.register(wait)
+    @tool
+    async def late() -> str:
+        """Wait for the other one."""
+        await there.wait()
+        return "second"
+
+    @tool
+    async def early() -> str:
+        """Be first."""
+        there.set()
+        return "first"
+
+    made = Recorder(tmp_path, [call("late"), call("early")], "done")
+    made.loop.tools.register(late)
+    made.loop.tools.register(early)
     async with made.loop as agent:
         await agent.process_direct("go")
         entries, history = await made.turn()
-    assert [entry.content for entry in entries if isinstance(entry, CallEnded)] == ["waited 0.01", "waited 0.1"]
+    assert [entry.content for entry in entries if isinstance(entry, CallEnded)] == ["first", "second"]
     assert (await replay(entries, history)).same
 
 
@@ -99,7 +108,9 @@ async def test_steered_messages_come_where_they_came(tmp_path):
         while not made.model.requests:
             await asyncio.sleep(0.01)
         second = asyncio.create_task(agent.process_direct("two"))
-        await asyncio.sleep(0.1)
+        live = agent._dispatcher.live("me", KEY)
+        assert live is not None
+        await until(lambda: live.steer)
         ready.set()
         await asyncio.gather(first, second)
         entries, history = await made.turn()
@@ -135,9 +146,12 @@ async def test_empty_answers_are_the_same_again(tmp_path):
 
 
 async def test_a_stopped_or_failed_turn_is_replayed_up_to_its_cut(tmp_path):
+    paused = asyncio.Event()
+
     @tool
     async def pause() -> str:
         """Wait for ever."""
+        paused.set()
         await asyncio.Event().wait()
         return ""
 
@@ -147,9 +161,7 @@ async def test_a_stopped_or_failed_turn_is_replayed_up_to_its_cut(tmp_path):
     made.loop.tools.register(pause)
     async with made.loop as agent:
         task = asyncio.create_task(agent.process_direct("go"))
-        while len(made.model.requests) < 2:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        await paused.wait()
         await agent.process_direct("/stop")
         await task
         await agent.process_direct("again")

@@ -46,7 +46,7 @@ async def run(wall: Wall, world: Confinement, command: str, environment: dict[st
     process = Process(await asyncio.to_thread(prepare, wall, world, world.workspace, command, outer=outer))
     try:
         await process.start(listen)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await process.wait()
     finally:
         await process.end(0)

@@ -90,7 +90,7 @@ def test_what_is_no_ordinary_file_is_not_waited_for(bench, kind, restricted):
     start = time.monotonic()
     assert "- good: What good is for." in bench.prompt
     bench.load("tea")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert len(bench.skills.problems()) == (kind != "nowhere")
 
 

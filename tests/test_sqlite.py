@@ -181,10 +181,10 @@ async def test_writes_that_wait_together_are_one_commit(store):
 
     def slow(db: sqlite3.Connection) -> None:
         entered.set()
-        go.wait(5)
+        go.wait(30)
 
     first = store.writer.submit(slow)
-    await asyncio.to_thread(entered.wait, 5)
+    await asyncio.to_thread(entered.wait, 30)
     writes = [asyncio.ensure_future(store.accept(message(str(n)))) for n in range(100)]
     await asyncio.sleep(0.01)
     go.set()
@@ -229,7 +229,7 @@ async def test_a_write_that_fails_takes_no_other_with_it(store, first):
         db.execute("INSERT INTO nowhere VALUES (1)")
 
     gate = threading.Event()
-    blocked = store.writer.submit((lambda db: gate.wait(5)) if not first else bad)
+    blocked = store.writer.submit((lambda db: gate.wait(30)) if not first else bad)
     jobs = [store.writer.submit(work) for work in (bad, worse)]
     good = [asyncio.ensure_future(store.accept(message(str(n)))) for n in range(3)]
     jobs.append(store.writer.submit(worse))
@@ -252,7 +252,7 @@ async def test_when_sqlite_gives_up_a_whole_transaction_everybody_in_it_is_told(
         raise sqlite3.OperationalError("database or disk is full")
 
     gate = threading.Event()
-    blocked = store.writer.submit(lambda db: gate.wait(5))
+    blocked = store.writer.submit(lambda db: gate.wait(30))
     before = asyncio.ensure_future(store.accept(message("before")))
     await asyncio.sleep(0)
     killer = store.writer.submit(give_up)
@@ -284,7 +284,7 @@ async def test_a_commit_that_fails_fails_every_write_in_it_and_the_next_one_work
 async def test_a_write_that_was_handed_over_cannot_be_cancelled(store):
     await store.accept(message())
     gate = threading.Event()
-    blocked = store.writer.submit(lambda db: gate.wait(5))
+    blocked = store.writer.submit(lambda db: gate.wait(30))
     task = asyncio.create_task(store.accept(message("kept")))
     await asyncio.sleep(0)
     task.cancel()
@@ -300,8 +300,8 @@ async def test_a_write_that_was_handed_over_cannot_be_cancelled(store):
 async def test_reading_does_not_wait_for_writing(store):
     await store.accept(message())
     gate = threading.Event()
-    blocked = store.writer.submit(lambda db: gate.wait(5))
-    assert len(await asyncio.wait_for(store.sessions("me"), 2)) == 1
+    blocked = store.writer.submit(lambda db: gate.wait(30))
+    assert len(await asyncio.wait_for(store.sessions("me"), 20)) == 1
     gate.set()
     await blocked
 
@@ -335,15 +335,17 @@ def test_a_store_serves_one_event_loop_after_another(tmp_path):
 
 
 async def test_a_locked_file_is_waited_for_and_then_said(open_store):
-    store = open_store(lock_seconds=0.1)
+    store, patient = open_store(lock_seconds=0.1), open_store(lock_seconds=30)
     await store.accept(message())
+    await patient.accept(message())
     other = await asyncio.to_thread(sqlite3.connect, store.path, check_same_thread=False)
     await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="locked by another program: close it") as raised:
         await store.accept(message())
     one_line(raised.value)
-    waiting = asyncio.create_task(store.accept(message()))
-    await asyncio.sleep(0.02)
+    waiting = asyncio.create_task(patient.accept(message()))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
     await asyncio.to_thread(other.close)
     await waiting
 

@@ -166,10 +166,10 @@ async def test_no_phase_goes_on_after_the_time_of_whoever_started_it(house):
     agent = await direct(house, model, rounds=9)
     began = time.time()
     definition = AgentDefinition.from_markdown(DIGGER)
-    id = await agent.subagents.spawn("dig", definition=definition, ends_at=began + 1.0, report=False)
-    await asyncio.wait_for(agent.subagents.result(id), 5)
+    id = await agent.subagents.spawn("dig", definition=definition, ends_at=began + 3.0, report=False)
+    await asyncio.wait_for(agent.subagents.result(id), 30)
     await until(lambda: not agent._dispatcher._live)
-    assert 1 <= time.time() - began < 4  # a grace turn of six seconds or more has no place in it
+    assert 3 <= time.time() - began < 9  # a grace turn of six seconds or more has no place in it
     logs = [await house.log(child) for child in await house.children()]
     assert [[entry.reason for entry in log if isinstance(entry, TurnEnded)] for log in logs] == [["timeout"]] * 2
     assert len(model.asked["child"]) == 2
@@ -223,12 +223,12 @@ async def test_stop_ends_those_that_run_in_another_process(house, tmp_path, bus)
     assert process.stdout is not None
     try:
         for _ in range(2):
-            assert await asyncio.wait_for(process.stdout.readline(), 20) == b"asked\n"
+            assert await asyncio.wait_for(process.stdout.readline(), 30) == b"asked\n"
         agent = house.start(ScriptedProvider([]))
         await say(agent, "/stop")
         assert "Stopped" in (await hear(agent))[2]
         for _ in range(2):
-            assert await asyncio.wait_for(process.stdout.readline(), 10) == b"cancelled\n"
+            assert await asyncio.wait_for(process.stdout.readline(), 30) == b"cancelled\n"
         ended: list[Any] = []
         while len(ended) < 2:
             logs = [await house.log(child) for child in await house.children()]
@@ -238,4 +238,4 @@ async def test_stop_ends_those_that_run_in_another_process(house, tmp_path, bus)
         assert await agent.subagents.running() == []
     finally:
         process.kill()
-        await process.wait()
+        await process.communicate()

@@ -95,7 +95,7 @@ async def say(agent: AgentLoop, text: str, chat: str = "1") -> None:
 
 
 async def hear(agent: AgentLoop) -> tuple[str, str, str]:
-    message = await asyncio.wait_for(agent.bus.consume_outbound(), 10)
+    message = await asyncio.wait_for(agent.bus.consume_outbound(), 30)
     return message.channel, message.chat_id, message.content
 
 
@@ -150,7 +150,7 @@ async def test_many_work_side_by_side(house):
     calls = [[call("spawn", task=f"part {n}", wait=True) for n in range(3)], "all three"]
     agent = house.start(Both(calls, list(gates)))
     await say(agent, "do it")
-    await asyncio.wait_for(asyncio.gather(*(gate.reached.wait() for gate in gates)), 10)
+    await asyncio.wait_for(asyncio.gather(*(gate.reached.wait() for gate in gates)), 30)
     for gate in gates:
         gate.open.set()
     assert (await hear(agent))[2] == "all three"
@@ -413,7 +413,7 @@ async def test_the_manager_is_there_for_programs(house):
     agent = house.start(Both(["told"], ["found"]))
     assert isinstance(agent.subagents, SubagentManager)
     id = await agent.subagents.spawn("find it", report=False)
-    assert await asyncio.wait_for(agent.subagents.result(id), 10) == "found"
+    assert await asyncio.wait_for(agent.subagents.result(id), 30) == "found"
     assert await agent.subagents.running() == []
 
 
@@ -428,7 +428,7 @@ async def test_an_end_that_comes_while_somebody_looks_for_it_is_not_missed(house
 
     monkeypatch.setattr(agent.subagents, "_outcome", slow)
     id = await agent.subagents.spawn("find it", report=False)
-    assert await asyncio.wait_for(agent.subagents.result(id), 5) == "found"
+    assert await asyncio.wait_for(agent.subagents.result(id), 30) == "found"
 
 
 async def test_a_skill_or_an_agent_that_is_called_like_a_tool_is_told_for_what_it_is(house):

@@ -95,7 +95,7 @@ class Receiver:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -273,7 +273,7 @@ async def test_a_receiver_that_is_away_delays_nothing_and_gets_everything_when_i
         for _ in range(4):
             began = time.monotonic()
             await traced.say("x")
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 4  # whoever waited for the receiver would wait for five seconds
         await until(lambda: receiver.refused > 0)
         receiver.status = 200
         spans = await receiver.gets(8)
@@ -292,7 +292,7 @@ async def test_a_receiver_that_is_not_there_is_told_of_once_and_keeps_nobody_fro
     await asyncio.sleep(0.1)
     began = time.monotonic()
     await traced.tracer.close()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 4.5  # whoever waited for the receiver would wait for five seconds
     await traced.agent.close()
     assert [record.name for record in caplog.records] == ["everloop.telemetry.tracer"]
 
@@ -303,8 +303,8 @@ async def test_only_so_many_turns_wait_for_a_receiver_that_is_away(tmp_path, mon
     async with Traced(tmp_path, receiver.endpoint, *["done"] * 5) as traced:
         turns = [await traced.say("x") for _ in range(5)]
         receiver.status = 200
-        spans = await receiver.gets(4)
-        await asyncio.sleep(0.05)
+        await until(lambda: set(turns[-2:]) <= {span.facts.get("everloop.turn.id") for span in receiver.spans})
+    spans = receiver.spans
     kept = {span.facts["everloop.turn.id"] for span in spans if "everloop.turn.id" in span.facts}
     assert set(turns[-2:]) <= kept
     assert len(kept) < 5

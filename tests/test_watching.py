@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,8 @@ from everloop.log import ModelAnswered
 from everloop.providers.base import LLMResponse
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
+
+from .loop.chat import until
 
 FIRST, SECOND = "Let me look at it. ", "There is nothing 😀 in the folder, nothing at all."
 
@@ -102,12 +105,26 @@ async def test_of_a_session_with_more_turns_only_the_one_is_shown(recorded, tmp_
 Way = Callable[[Batch], list[Batch]]
 
 
+class Paced(ScriptedProvider):
+    """A model that says its next word when the one before it has been taken: however slow the machine is, the log has
+    an answer only after those who follow had the time to show its words."""
+
+    def __init__(self, steps: list[Any], taken: Callable[[], bool]) -> None:
+        super().__init__(steps)
+        self._taken = taken
+
+    async def stream(self, messages: Any, tools: Any = None, model: Any = None) -> AsyncGenerator[Any, None]:
+        async for item in super().stream(messages, tools, model):
+            yield item
+            await until(self._taken)
+
+
 async def watched_live(folder: Path, way: Way, ask: Callable[[], Batch] | None = None) -> Shown:
     """What a follower has shown of a turn at its end, when all that was told of it came this way."""
     answer = LLMResponse(FIRST, [call("list_dir", path=".")], "tool_calls")
-    provider = ScriptedProvider([answer, SECOND], token_delay=0.004)
     shown, store, tasks = Shown(), SQLiteStore(folder / "store.db"), list[asyncio.Task[None]]()
     follower = Follower(store, shown, 1)
+    provider = Paced([answer, SECOND], lambda: not follower._batches)
     if ask is not None:
         follower.ask = lambda: follower.take(ask())
 

@@ -161,38 +161,38 @@ async def test_a_first_token_that_does_not_come_ends_the_wait(server):
 
 async def test_pings_before_an_answer_do_not_count_as_one(server):
     provider = timed(server, first_token=0.15, token=5)
-    server.raw(event("ping") * 100, piece=len(event("ping")), token_delay=0.01)
+    server.raw(event("ping") * 1000, piece=len(event("ping")), token_delay=0.01)
     started = time.monotonic()
     with pytest.raises(ProviderError, match=r"no first token within 0.15 s"):
         await watch(provider)
-    assert time.monotonic() - started < 0.9
+    assert time.monotonic() - started < 9  # of ten and more
     await provider.close()
 
 
 async def test_a_model_that_thinks_in_silence_is_waited_for_while_it_gives_signs_of_life(server):
-    provider = timed(server, first_token=2, token=0.2)
+    provider = timed(server, first_token=20, token=1.5)
     data = text("one ") + event("ping") * 50 + text("two") + end()
-    server.raw(data, piece=len(event("ping")), token_delay=0.01)
+    server.raw(data, piece=len(event("ping")), token_delay=0.04)
     assert (await watch(provider))[1].content == "one two"
     await provider.close()
 
 
 async def test_signs_of_life_do_not_keep_a_dead_answer_for_ever(server):
-    provider = timed(server, first_token=0.3, token=0.2)
-    server.raw(text("one ") + event("ping") * 400, piece=len(event("ping")), token_delay=0.01)
+    provider = timed(server, first_token=2, token=0.2)
+    server.raw(text("one ") + event("ping") * 1000, piece=len(event("ping")), token_delay=0.01)
     started = time.monotonic()
     with pytest.raises(ProviderError, match=r"nothing came for 0.2 s"):
         await watch(provider)
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 9  # of ten and more
     await provider.close()
 
 
 async def test_a_stream_that_falls_silent_is_given_up(server):
-    provider = timed(server, first_token=5, token=0.1)
-    server.hang(5, after_chunks=2, text="one two three")
+    provider = timed(server, first_token=20, token=1)
+    server.hang(20, after_chunks=2, text="one two three")
     stream = provider.stream(ASK)
     shown: list[Any] = [await anext(stream), await anext(stream)]
-    with pytest.raises(ProviderError, match=r"nothing came for 0.1 s") as error:
+    with pytest.raises(ProviderError, match=r"nothing came for 1 s") as error:
         await anext(stream)
     assert [delta.text for delta in shown] == ["one ", "two "]
     assert error.value.retryable
@@ -202,10 +202,10 @@ async def test_a_stream_that_falls_silent_is_given_up(server):
 async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server, monkeypatch):
     monkeypatch.setattr("everloop.providers.streaming.LAST_WORDS", 0.1)
     provider = timed(server, token=30)
-    server.hang(5, after_chunks=3, text="one two")
+    server.hang(20, after_chunks=3, text="one two")
     started = time.monotonic()
     assert (await watch(provider))[1].content == "one two"
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
     await provider.close()
 
 

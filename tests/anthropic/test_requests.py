@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gc
 import json
@@ -14,6 +13,7 @@ from everloop.errors import ConfigError
 from everloop.messages import Conversation, assistant_message, tool_message, user_message
 from everloop.providers.anthropic import AnthropicProvider
 from everloop.testing import FakeAnthropic
+from tests.commands import until
 
 from .streams import ASK, ECHO, sse, text, unmarked, watch
 
@@ -350,7 +350,7 @@ async def test_connections_are_used_again(server, provider):
         server.reply("ok")
         await provider.chat(ASK)
         await watch(provider)
-        await asyncio.sleep(0.01)
+        await until(lambda: provider._endpoint._pool._idle)  # its last bytes are read behind the answer
     assert server.connections == 1
 
 
@@ -358,7 +358,7 @@ async def test_a_connection_is_used_again_though_the_stream_ends_a_moment_after_
     for _ in range(3):
         server.raw(sse(text("ok")), hang_after=1, hang=0.05)
         assert (await watch(provider))[1].content == "ok"
-        await asyncio.sleep(0.15)
+        await until(lambda: provider._endpoint._pool._idle)
     assert server.connections == 1
 
 

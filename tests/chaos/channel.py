@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,24 @@ from everloop.testing import FakeOpenAI
 
 from ..crash.forge import Forge
 from ..crash.history import History, lines, read
+from ..crash.programs import HOLD
 
 
-async def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
     give_up = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < give_up, "it did not happen"
         await asyncio.sleep(0.005)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The tool `long` does not end meanwhile, however long it takes to do what must happen in its middle."""
+    (folder / HOLD).touch()
+    try:
+        yield
+    finally:
+        (folder / HOLD).unlink()
 
 
 def started(folder: Path, runs: int = 1) -> Callable[[], bool]:

@@ -18,7 +18,7 @@ from everloop.errors import StoreError
 from ..crash.history import Asked
 from ..server.serving import CHAT, Streamed, text_of
 
-PATIENCE = 30.0  # seconds; an answer that is not there by then has missed a wake-up
+PATIENCE = 60.0  # seconds; an answer that is not there by then has missed a wake-up
 PLANS = ["", "", "", "s", "s", "n", "sn", "w", "s.n", "nw.s", "aa", "l", "l.s"]
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..crash.witness import set_up
 from ..postgres.proxy import Proxy, proxied
 from ..postgres.server import Server, own_server
 
-START_SECONDS = END_SECONDS = 30.0
+START_SECONDS = END_SECONDS = ROBBED_SECONDS = 30.0
 REFUSED = "was taken over by another worker"
 READY = re.compile(r"everloop: (?:serving on (?P<url>\S+)|(?:worker|channel) \d+ is ready)")
 
@@ -71,6 +71,8 @@ class Member:
         options: dict[str, Any] = {"folder": str(company.folder), "dsn": self._dsn, "said": str(self._said)}
         if self.kind == "worker":
             options |= {"arguments": ["worker"], "plant": company.plant, "settings": company.settings}
+        else:
+            options["lease"] = company.lease
         child: Child = company.forge.start("channel" if self.kind == "channel" else "command", **options)
         self.pid, self._wait = await asyncio.wrap_future(child.pid), child.wait
 
@@ -119,11 +121,25 @@ class Member:
         await self.start()
 
     async def freeze(self, seconds: float) -> None:
-        """Stop it for a while. It lives, and cannot do anything, not even renew its lease."""
+        """Stop it for a while."""
+        with self.stopped():
+            await asyncio.sleep(seconds)
+
+    async def freeze_until_robbed(self) -> None:
+        """Stop it until it holds no session any more: another one has found that its lease has ended."""
+        with self.stopped():
+            give_up = time.monotonic() + ROBBED_SECONDS
+            while self.pid in await self._company.holders():
+                assert time.monotonic() < give_up, f"nobody took what {self.name} held"
+                await asyncio.sleep(0.05)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It lives, and cannot do anything meanwhile, not even renew its lease."""
         self.frozen = True
         os.kill(self.pid, signal.SIGSTOP)
         try:
-            await asyncio.sleep(seconds)
+            yield
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGCONT)
@@ -133,12 +149,13 @@ class Member:
 class Company:
     """All processes that share a store."""
 
-    def __init__(self, forge: Forge, folder: Path, server: Server, dsn: str, plant: str) -> None:
+    def __init__(self, forge: Forge, folder: Path, server: Server, dsn: str, plant: str, lease: float) -> None:
         self.forge = forge
         self.folder = folder
         self.server = server
         self.dsn = dsn
         self.plant = plant
+        self.lease = lease
         self.settings: dict[str, str] = {}
         self.members: list[Member] = []
         self.ended: dict[int, float] = {}  # when processes were told to end, or killed
@@ -205,7 +222,8 @@ def _configure(company: Company, url: str, settings: str) -> None:
     home = company.folder / "shared"
     (home / "workspace").mkdir(parents=True)
     (company.folder / "said").mkdir()
-    (home / "config.toml").write_text(f"[worker]\nlease_seconds = {LEASE}\n[server]\ndrain_seconds = 5.0\n{settings}")
+    text = f"[worker]\nlease_seconds = {company.lease}\n[server]\ndrain_seconds = 5.0\n{settings}"
+    (home / "config.toml").write_text(text)
     company.settings = {
         "EVERLOOP_HOME": str(home),
         "EVERLOOP_BASE_URL": url,
@@ -224,14 +242,15 @@ async def company(
     on: Server | None = None,
     plant: str = "",
     settings: str = "",
+    lease: float = LEASE,
 ) -> AsyncIterator[Company]:
     """Workers, servers and two senders, to be started; the model is at `url`. Without `on` they have a PostgreSQL of
     their own, to be restarted; `settings` are further lines of their config."""
     async with contextlib.AsyncExitStack() as stack:
         server = on or stack.enter_context(own_server())
         dsn = stack.enter_context(server.database())
-        set_up(dsn, LEASE)
-        made = Company(forge, folder, server, dsn, plant)
+        set_up(dsn, lease)
+        made = Company(forge, folder, server, dsn, plant, lease)
         _configure(made, url, settings)
         for kind, count in (("worker", workers), ("server", servers), ("channel", 2)):
             for number in range(1, count + 1):

@@ -46,7 +46,6 @@ KINDS = {
     "restart immediate": 1,
 }
 TOKEN_SECONDS = 0.02  # between two words of an answer, so that streams are cut in the middle
-EVERY = 3  # seconds between two slots of a job
 
 
 @dataclass
@@ -56,9 +55,11 @@ class Load:
     messages: int
     sessions: int
     disturbances: list[str] = field(default_factory=list)
-    patience: float = 60.0
+    patience: float = 120.0
     seed: int = 0
     pause: float = 0.0  # seconds between two messages of a client
+    every: int = 4  # seconds between two slots of a job; who is as late as that on a busy machine leaves one out
+    lease: float = LEASE
 
     def shares(self) -> list[int]:
         """How many messages each session has."""
@@ -85,7 +86,7 @@ class Chaos:
 
     async def run(self) -> bool:
         """Everything at once; True when it came to rest in time."""
-        store = PostgresStore(named(self.company.dsn), lease_seconds=LEASE)
+        store = PostgresStore(named(self.company.dsn), lease_seconds=self.load.lease)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector) as http:
             try:
@@ -103,8 +104,8 @@ class Chaos:
 
     async def _schedule(self, cron: CronService) -> None:
         for number in range(2):
-            job = await cron.add(f"tick {number}", every=EVERY, channel="test", chat_id=f"job{number}")
-            self.jobs[job.id] = EVERY
+            job = await cron.add(f"tick {number}", every=self.load.every, channel="test", chat_id=f"job{number}")
+            self.jobs[job.id] = self.load.every
 
     async def _use(self, http: aiohttp.ClientSession, bus: DurableBus) -> None:
         publisher = self.publisher = Publisher(bus, self.company.folder, f"{self.load.seed} channel")
@@ -140,7 +141,7 @@ class Chaos:
         what, _, whom = kind.partition(" ")
         if what == "restart":
             # Away for longer than a lease: nobody could renew it, and nobody is dead for that.
-            await self.company.restart_postgres(whom, away=LEASE if whom == "immediate" else 0.0)
+            await self.company.restart_postgres(whom, away=self.load.lease if whom == "immediate" else 0.0)
             return
         if what == "roll":
             for one in self.company.of("worker", "server"):
@@ -158,7 +159,7 @@ class Chaos:
         elif what == "cut":
             one.proxy.cut = "before" if whom == "before" else "after"
         elif what == "freeze":
-            task = asyncio.create_task(one.freeze(LEASE * self.random.uniform(1.3, 2.0)))
+            task = asyncio.create_task(one.freeze(self.load.lease * self.random.uniform(1.3, 2.0)))
             self._frozen.add(task)
             task.add_done_callback(self._frozen.discard)
             await asyncio.sleep(0)
@@ -199,7 +200,7 @@ async def run_company(
 ) -> tuple[Chaos, History, str]:
     """Run the load; what there was, what it left behind, and its figures."""
     began = time.monotonic()
-    options: dict[str, Any] = {"workers": workers, "servers": servers, "on": on}
+    options: dict[str, Any] = {"workers": workers, "servers": servers, "on": on, "lease": load.lease}
     async with model_process(TOKEN_SECONDS) as url, company(forge, folder, url, **options) as made:
         chaos = Chaos(made, load)
         at_rest = await chaos.run()
@@ -238,7 +239,7 @@ async def company_test(
     assert history.takeovers > 0
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(400)
 async def test_hundreds_of_messages_survive_whatever_happens_to_workers_servers_and_the_store(
     forge: Forge, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

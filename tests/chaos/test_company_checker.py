@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import dataclasses
@@ -20,15 +19,17 @@ from everloop.store.postgres.store import PostgresStore
 from everloop.testing import FakeOpenAI
 
 from ..crash.checker import violations
-from ..crash.company import LEASE, named
+from ..crash.company import named
 from ..crash.forge import Forge
 from ..crash.history import History, lines, seen_in
 from ..crash.scene import KILLED, say
 from ..crash.witness import read_postgres
 from ..postgres.server import Server
-from .channel import started, until
-from .company import Company, Member, company
-from .test_company import EVERY, Load, run_company
+from .channel import held, started, until
+from .company import REFUSED, Company, Member, company
+from .test_company import Load, run_company
+
+EVERY = 3  # seconds between two slots of a job; there must be some in the short time of a run
 
 
 class Place(NamedTuple):
@@ -46,15 +47,15 @@ def place(forge: Forge, tmp_path: Path, model: FakeOpenAI, postgres: Server) -> 
 
 
 @contextlib.asynccontextmanager
-async def at_work(place: Place, plant: str) -> AsyncIterator[Company]:
-    options: dict[str, Any] = {"workers": 2, "servers": 0, "on": place.server, "plant": plant}
+async def at_work(place: Place, plant: str, lease: float) -> AsyncIterator[Company]:
+    options: dict[str, Any] = {"workers": 2, "servers": 0, "on": place.server, "plant": plant, "lease": lease}
     async with company(place.forge, place.folder, place.model.base_url, **options) as made:
         await made.start()
         yield made
 
 
 async def publish(made: Company, *messages: dict[str, Any]) -> None:
-    store = PostgresStore(named(made.dsn), lease_seconds=LEASE)
+    store = PostgresStore(named(made.dsn), lease_seconds=made.lease)
     bus = DurableBus(store)
     for message in messages:
         await bus.publish_inbound(InboundMessage(**message))
@@ -62,7 +63,7 @@ async def publish(made: Company, *messages: dict[str, Any]) -> None:
 
 
 async def wake(made: Company) -> None:
-    store = PostgresStore(named(made.dsn), lease_seconds=LEASE)
+    store = PostgresStore(named(made.dsn), lease_seconds=made.lease)
     await store.wake()
     await store.close()
 
@@ -79,50 +80,57 @@ def left(made: Company, model: FakeOpenAI) -> History:
     return history
 
 
-async def robbery(place: Place, plant: str) -> History:
-    """A worker that is frozen past its lease in the middle of a turn, and wakes when another has its session."""
-    async with at_work(place, plant) as made:
-        await publish(made, say("m1", "l.n"))
-        await until(started(place.folder))
-        frozen = await holder(made)
-        await frozen.freeze(LEASE * 2)
-        await made.rest(10)
-        await asyncio.sleep(1.0)  # in which the one that was frozen finds out, or does not
+async def robbery(place: Place, plant: str, over: Callable[[Company], bool]) -> History:
+    """A worker that is frozen past its lease in the middle of a turn, and wakes when another has its session; what
+    there is when that is over."""
+    async with at_work(place, plant, lease=3.0) as made:
+        with held(place.folder):
+            await publish(made, say("m1", "l.n"))
+            await until(started(place.folder))
+            await (await holder(made)).freeze_until_robbed()
+        await made.rest(30)
+        await until(lambda: over(made))
         return left(made, place.model)
 
 
 async def test_a_worker_that_wakes_after_its_lease_harms_nothing(place: Place) -> None:
-    history = await robbery(place, "")
+    history = await robbery(place, "", lambda made: REFUSED in made.said())
     assert history.takeovers == history.interrupted == 1
     assert violations(history) == []
 
 
 async def test_the_checker_sees_a_missing_fence(place: Place) -> None:
-    found = violations(await robbery(place, "no-fence"))
-    assert any("message m1 has 2 answers in the outbox" in line for line in found), found
-    assert any("wrote an answer under the lease of" in line for line in found), found
+    signs = ("message m1 has 2 answers in the outbox", "wrote an answer under the lease of")
+    await robbery(place, "no-fence", lambda made: finds(made, place.model, *signs))
+
+
+def finds(made: Company, model: FakeOpenAI, *signs: str) -> bool:
+    """Whether the checker sees all of this by now."""
+    found = "\n".join(violations(left(made, model)))
+    return all(sign in found for sign in signs)
 
 
 async def test_the_checker_sees_a_lease_that_is_taken_while_its_holder_lives(place: Place) -> None:
-    async with at_work(place, "thief") as made:
-        await publish(made, say("m1", "l.n"))
-        await until(started(place.folder))
-        await publish(made, say("m2"))
-        await wake(made)  # the other one looks too, while the first has the session
-        stolen = ("took the lease and the fence is still", "which lived")
-        await until(lambda: all(sign in "\n".join(violations(left(made, place.model))) for sign in stolen))
+    async with at_work(place, "thief", lease=30.0) as made:
+        with held(place.folder):
+            await publish(made, say("m1", "l.n"))
+            await until(started(place.folder))
+            await publish(made, say("m2"))
+            await wake(made)  # the other one looks too, while the first has the session
+            stolen = ("took the lease and the fence is still", "which lived")
+            await until(lambda: finds(made, place.model, *stolen))
 
 
 async def test_the_checker_sees_a_message_that_is_acknowledged_before_it_is_committed(place: Place) -> None:
     folder = place.folder
-    async with at_work(place, "") as made:
+    async with at_work(place, "", lease=30.0) as made:
         messages = [say(f"m{number}") for number in range(3)]
         options: dict[str, Any] = {"folder": str(folder), "dsn": made.dsn, "messages": messages}
         child = place.forge.start("announcer", **options, plant="early")
         await until(lambda: len(lines(folder / "acknowledged")) >= 1)
         await child.kill()
         assert await child.wait() == KILLED
-        await made.rest(10)
+        await made.rest(30)
         found = violations(left(made, place.model))
     assert any("was acknowledged and is lost" in line for line in found), found
 
@@ -229,9 +237,9 @@ DOCTORED: list[tuple[Callable[[History], None], str]] = [
 ]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_the_checker_sees_every_doctored_history_of_many_processes(place: Place) -> None:
-    load, size = Load(40, 6, seed=11, pause=0.5), {"workers": 2, "servers": 1}
+    load, size = Load(40, 6, seed=11, pause=0.5, every=EVERY, lease=30.0), {"workers": 2, "servers": 1}
     _, good, _ = await run_company(place.forge, place.folder, load, on=place.server, **size)
     assert violations(good) == []
     assert good.takeovers == good.repeats == good.interrupted == good.refused == 0

@@ -15,14 +15,13 @@ from everloop.log import CallEnded, TurnEnded, UserSaid
 from everloop.server.feed import RESTARTED
 from everloop.testing import FakeOpenAI
 
-from ..crash.company import LEASE
 from ..crash.forge import Forge
 from ..crash.history import History, lines
 from ..crash.model import planned
 from ..crash.scene import say
 from ..postgres.server import Server
 from ..server.serving import CHAT, Client, Streamed
-from .channel import started, until
+from .channel import held, started, until
 from .company import Company, company
 from .test_company_checker import left, publish
 
@@ -35,6 +34,7 @@ def start(forge: Forge, tmp_path: Path, model: FakeOpenAI, postgres: Server) -> 
     @contextlib.asynccontextmanager
     async def started_company(workers: int, servers: int, settings: str = "") -> AsyncIterator[Company]:
         options: dict[str, Any] = {"workers": workers, "servers": servers, "on": postgres, "settings": settings}
+        options["lease"] = 30.0  # none is to end
         async with company(forge, tmp_path, model.base_url, **options) as made:
             await made.start()
             yield made
@@ -58,10 +58,11 @@ async def test_a_stop_from_a_channel_reaches_the_turn_of_a_worker(
     start: Any, model: FakeOpenAI, tmp_path: Path
 ) -> None:
     async with start(workers=1, servers=0) as made:
-        await publish(made, say("m1", "l.l.l.l"))
-        await until(started(tmp_path))
-        await publish(made, {**say("m2"), "content": "/stop"})
-        assert await made.rest(10)
+        with held(tmp_path):
+            await publish(made, say("m1", "l.l.l.l"))
+            await until(started(tmp_path))
+            await publish(made, {**say("m2"), "content": "/stop"})
+            assert await made.rest(30)
         history = left(made, model)
     assert [end.reason for end in ends(history)] == ["cancelled"]
     assert runs(tmp_path) < 4
@@ -74,15 +75,16 @@ async def test_a_stop_through_the_api_of_a_server_reaches_the_turn_of_another_pr
 ) -> None:
     async with start(workers=int(runner == "worker"), servers=2) as made, aiohttp.ClientSession() as http:
         one, other = (Client(url, http) for url in made.urls())
-        if runner == "worker":  # or one of the servers: whoever it is, both are asked
-            await publish(made, say("m1", "l.l.l.l"))
-            asking, key = None, "test:a"
-        else:
-            asking, key = asyncio.create_task(one.fails("mark:m1.l.l.l.l", {"X-Session": "a"})), "a"
-        await until(started(tmp_path))
-        said = await other.ask("/stop", {"X-Session": key})
-        assert "Stopped" in said["choices"][0]["message"]["content"]
-        assert await made.rest(10)
+        with held(tmp_path):
+            if runner == "worker":  # or one of the servers: whoever it is, both are asked
+                await publish(made, say("m1", "l.l.l.l"))
+                asking, key = None, "test:a"
+            else:
+                asking, key = asyncio.create_task(one.fails("mark:m1.l.l.l.l", {"X-Session": "a"})), "a"
+            await until(started(tmp_path))
+            said = await other.ask("/stop", {"X-Session": key})
+            assert "Stopped" in said["choices"][0]["message"]["content"]
+            assert await made.rest(30)
         if asking is not None:
             status, _ = await asking
             assert status != 200
@@ -95,10 +97,11 @@ async def test_a_message_that_comes_through_another_process_steers_the_turn_that
     start: Any, model: FakeOpenAI, tmp_path: Path
 ) -> None:
     async with start(workers=1, servers=0, settings=STEERS) as made:
-        await publish(made, say("m1", "l.l.l"))
-        await until(started(tmp_path))
-        await publish(made, say("m2"))
-        assert await made.rest(10)
+        with held(tmp_path):
+            await publish(made, say("m1", "l.l.l"))
+            await until(started(tmp_path))
+            await publish(made, say("m2"))
+        assert await made.rest(30)
         history = left(made, model)
     (log,) = history.logs.values()
     assert [place.entry.content for place in log if isinstance(place.entry, UserSaid)] == ["mark:m1.l.l.l", "mark:m2"]
@@ -119,7 +122,7 @@ async def test_a_word_of_approval_reaches_the_turn_that_another_process_had_run(
             (url,) = made.urls()
             said = await Client(url, http).ask("/approve", {"X-Session": "test:a"})
             assert "done:m1.p" in said["choices"][0]["message"]["content"]
-        assert await made.rest(10)
+        assert await made.rest(30)
         history = left(made, model)
     results = [place.entry for log in history.logs.values() for place in log if isinstance(place.entry, CallEnded)]
     assert [result.status for result in results] == ["ok"]
@@ -133,8 +136,8 @@ async def test_a_stream_whose_server_was_frozen_past_its_lease_says_nothing_twic
     """It goes on with the turn that another process has taken over, after what it has shown of its own."""
     streamed = Streamed()
     async with (
-        planned(token_delay=0.1, keep_bodies=False) as model,
-        company(forge, tmp_path, model.base_url, workers=1, servers=1, on=postgres) as made,
+        planned(token_delay=0.5, keep_bodies=False) as model,
+        company(forge, tmp_path, model.base_url, workers=1, servers=1, on=postgres, lease=3.0) as made,
         aiohttp.ClientSession() as http,
     ):
         await made.start()
@@ -146,10 +149,10 @@ async def test_a_stream_whose_server_was_frozen_past_its_lease_says_nothing_twic
                 line = await response.content.readline()
                 assert line, "the stream ended at once"
                 streamed.take(line.decode().removesuffix("\n"))
-            await server.freeze(LEASE * 2)
+            await server.freeze_until_robbed()
             async for line in response.content:
                 streamed.take(line.decode().removesuffix("\n"))
-        assert await made.rest(10)
+        assert await made.rest(30)
         history = left(made, model)
     assert history.takeovers == 1
     assert [end.text for end in ends(history)] == [streamed.text.rpartition(RESTARTED)[2]]

@@ -13,13 +13,14 @@ from ..crash.forge import Forge
 from ..postgres.server import Server
 from .test_company import Load, run_company, seed_of
 
-pytestmark = pytest.mark.timeout(120)
+UNHURRIED = 5.0  # seconds of a lease, of which none may end
+pytestmark = pytest.mark.timeout(300)
 
 
 async def test_a_postgresql_that_is_restarted_under_load_costs_nothing_and_all_go_on_by_themselves(
     forge: Forge, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    load = Load(100, 10, ["restart fast", "restart immediate"], seed=seed_of())
+    load = Load(100, 10, ["restart fast", "restart immediate"], seed=seed_of(), lease=UNHURRIED)
     _, history, figures = await run_company(forge, tmp_path, load, workers=2, servers=1)
     with capfd.disabled():
         print(f"\n{figures}", file=sys.stderr)
@@ -30,7 +31,7 @@ async def test_a_postgresql_that_is_restarted_under_load_costs_nothing_and_all_g
 async def test_a_rolling_restart_under_load_loses_nothing_and_repeats_no_step(
     forge: Forge, tmp_path: Path, postgres: Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    load = Load(120, 12, ["roll all"], seed=seed_of(), pause=0.1)
+    load = Load(120, 12, ["roll all"], seed=seed_of(), pause=0.1, lease=UNHURRIED)
     _, history, figures = await run_company(forge, tmp_path, load, workers=3, servers=2, on=postgres)
     with capfd.disabled():
         print(f"\n{figures}", file=sys.stderr)

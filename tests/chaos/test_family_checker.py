@@ -10,7 +10,7 @@ from ..crash.family_history import FamilyScene
 from ..crash.forge import Forge
 from ..test_kill_family import message
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ..crash.checker import violations
 from ..crash.forge import Forge
 from ..crash.history import read
 from ..crash.scene import say
-from .channel import finished, publish, started, until
+from .channel import finished, held, publish, started, until
 
 
 async def test_a_dead_workers_turn_is_taken_over_though_nothing_else_happens(
@@ -56,9 +56,10 @@ async def test_a_frozen_worker_keeps_its_session_and_goes_on_where_it_was(
 ) -> None:
     """A stopped process is alive, so nobody takes its turn; everybody else's goes on."""
     frozen = forge.start("worker", folder=str(tmp_path), url=model.base_url)
-    await publish(tmp_path, say("m1", "l.n"), say("m2", "s"))
-    await until(started(tmp_path))
-    await frozen.kill(signal.SIGSTOP)
+    with held(tmp_path):
+        await publish(tmp_path, say("m1", "l.n"), say("m2", "s"))
+        await until(started(tmp_path))
+        await frozen.kill(signal.SIGSTOP)
     other = forge.start("worker", folder=str(tmp_path), url=model.base_url)
     await publish(tmp_path, say("b1", "n", chat="b"), say("m3"))
     await until(lambda: len(read(tmp_path).answers) == 1)
@@ -77,9 +78,10 @@ async def test_a_frozen_worker_keeps_its_session_and_goes_on_where_it_was(
 
 async def test_a_frozen_worker_that_is_killed_is_taken_over(forge: Forge, model: FakeOpenAI, tmp_path: Path) -> None:
     frozen = forge.start("worker", folder=str(tmp_path), url=model.base_url)
-    await publish(tmp_path, say("m1", "l.n"), say("m2", "s"))
-    await until(started(tmp_path))
-    await frozen.kill(signal.SIGSTOP)
+    with held(tmp_path):
+        await publish(tmp_path, say("m1", "l.n"), say("m2", "s"))
+        await until(started(tmp_path))
+        await frozen.kill(signal.SIGSTOP)
     other = forge.start("worker", folder=str(tmp_path), url=model.base_url)
     await asyncio.sleep(0.1)
     await frozen.kill()

@@ -70,7 +70,7 @@ class Client:
     async def does(self, action: str, server: Served, **asked: Any) -> Any:
         """What it says about an action; its own exceptions are told by their names."""
         command = {"do": action, "base_url": f"{server.url}/v1", "key": server.token, "model": server.model, **asked}
-        return await asyncio.wait_for(asyncio.to_thread(self._ask, command), 50)
+        return await asyncio.wait_for(asyncio.to_thread(self._ask, command), 150)
 
     def _ask(self, command: dict[str, Any]) -> Any:
         assert self._process.stdin is not None

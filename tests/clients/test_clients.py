@@ -14,7 +14,7 @@ from tests.drawing import drawn
 from .processes import Client, Served, until
 
 # The time to make an environment is not the test's.
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(60, func_only=True)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(200, func_only=True)]
 PICTURE = "data:image/png;base64," + base64.b64encode(drawn()).decode()
 # What a client raises where the others raise OpenAI's exceptions: the AI SDK has one for all, and litellm goes by the
 # type that the error's body names before it looks at the status.

@@ -17,7 +17,7 @@ import pytest_asyncio
 from .environments import ROOT, node_environment, python_environment
 from .processes import Served, bare_environment, serving, until
 
-pytestmark = pytest.mark.timeout(60, func_only=True)
+pytestmark = pytest.mark.timeout(200, func_only=True)
 in_session = pytest.mark.asyncio(loop_scope="session")
 PAGE = (ROOT / "docs" / "clients.md").read_text()
 MODEL = "qwen3:8b"
@@ -69,7 +69,7 @@ async def started(*command: str | Path, folder: Path, **settings: str) -> AsyncI
 
 async def run(*command: str | Path, folder: Path, **settings: str) -> str:
     async with started(*command, folder=folder, **settings) as process:
-        out, err = await asyncio.wait_for(process.communicate(), 50)
+        out, err = await asyncio.wait_for(process.communicate(), 150)
         assert process.returncode == 0, err.decode()
         return str(out.decode())
 
@@ -123,7 +123,7 @@ async def test_a_person_who_interrupts_llm_stops_the_model(installed: Path, docu
         assert (await asyncio.wait_for(process.stdout.read(3), 40)) == b"one"
         process.send_signal(signal.SIGINT)
         await until(lambda: documented.behind.requests[-1].gone)
-        await asyncio.wait_for(process.wait(), 10)
+        await asyncio.wait_for(process.wait(), 30)
 
 
 @in_session

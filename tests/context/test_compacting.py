@@ -74,7 +74,7 @@ async def fill(loop: AgentLoop, turns: int, size: int = 100, key: str = "cli:dir
 
 async def quiet(loop: AgentLoop) -> None:
     """Until nothing is compacted in the background any more."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while any(note.task is not None for note in loop._compactor._notes.values()):
             await asyncio.sleep(0.005)
 
@@ -110,7 +110,7 @@ async def test_a_reply_that_fits_does_not_wait_for_the_summary(tmp_path):
     async with agent(tmp_path, model, compact_at=0.1) as loop:
         await fill(loop, 4)
         await until(lambda: len(model.summaries) == 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await loop.process_direct("quick") == "fine"
             assert await loop.process_direct("quick", "cli:other") == "fine"
         assert len(model.summaries) == 1  # one at a time

@@ -203,7 +203,7 @@ async def test_a_stop_while_the_conversation_is_shown_anew_leaves_nothing_wrong_
 
         monkeypatch.setattr(loop.store, "read_log", slow)
         turn = asyncio.create_task(loop.process_direct(f"long {LONG * 200}"))
-        await asyncio.wait_for(reading.wait(), 10)
+        await asyncio.wait_for(reading.wait(), 20)
         await loop.process_direct("/stop")
         await turn
         monkeypatch.setattr(loop.store, "read_log", real)

@@ -21,7 +21,7 @@ from everloop.store.postgres.store import PostgresStore
 from . import company_bugs
 from .programs import equip, note, send
 
-LEASE = 1.5  # seconds
+LEASE = 1.5  # seconds; where no lease is to end, a longer one is better: a busy machine may not let a worker renew it
 PAUSE = 0.02  # seconds that it takes to send an answer, in which the sender may be killed
 
 
@@ -56,11 +56,11 @@ def named(dsn: str) -> str:
     return f"{dsn}&application_name={os.getpid()}"
 
 
-async def channel(folder: str, dsn: str, said: str = "") -> None:
+async def channel(folder: str, dsn: str, said: str = "", lease: float = LEASE) -> None:
     """Takes answers from the outbox and notes each, until it is killed."""
     if said:
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
-    store = PostgresStore(named(dsn), lease_seconds=LEASE)
+    store = PostgresStore(named(dsn), lease_seconds=lease)
     await store.workers()
     print(f"everloop: channel {os.getpid()} is ready", file=sys.stderr, flush=True)
     await send(Path(folder), DurableBus(store), PAUSE)

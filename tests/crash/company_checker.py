@@ -12,7 +12,7 @@ from everloop.store.workers import process_of
 
 from .history import MARK, History, Message
 
-LATE = 2.0  # seconds after an outage in which scheduled work may still be late
+LATE = 5.0  # seconds after an outage in which scheduled work may still be late
 
 
 def of_many(history: History) -> Iterator[str]:

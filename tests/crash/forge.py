@@ -84,8 +84,8 @@ class Forge:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(10)
-        self._reader.join(10)
+        self._process.wait(30)
+        self._reader.join(30)
         self._process.stdout.close()
 
     def _read(self) -> None:

@@ -25,7 +25,8 @@ from everloop.tools.context import current_call
 
 from . import bugs
 
-PATIENCE = 20.0  # seconds; a program that is not done by then has lost a wake-up
+PATIENCE = 60.0  # seconds; a program that is not done by then has lost a wake-up
+HOLD = "hold"  # the file that keeps the tool `long` from its end
 
 
 def die() -> None:
@@ -58,6 +59,8 @@ def make_tools(folder: Path) -> list[Any]:
         if fatal:
             die_once(text)
         await asyncio.sleep(seconds)
+        while name == "long" and (folder / HOLD).exists():
+            await asyncio.sleep(0.02)
         ran(name, text, "end")
         return f"{name} did {text}"
 
@@ -78,7 +81,7 @@ def make_tools(folder: Path) -> list[Any]:
 
     @tool
     async def long(text: str) -> str:
-        """Takes long enough to be stopped in the middle, and must not be run again."""
+        """Takes long enough to be stopped in the middle, longer where it is held, and must not be run again."""
         return await work("long", text, 0.4)
 
     @tool(parallel=False)

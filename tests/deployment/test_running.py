@@ -87,7 +87,7 @@ async def healthy(port: str) -> bool:
     """What the image's health check says of a server on this port."""
     program, *arguments = [part.replace(":8002/", f":{port}/") for part in health_command()]
     process = await asyncio.create_subprocess_exec(program, *arguments, stderr=asyncio.subprocess.DEVNULL)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         return await process.wait() == 0
 
 
@@ -117,7 +117,7 @@ async def test_what_compose_starts_takes_requests_and_work_and_ends_in_time(plac
         assert PASSWORD not in line + ready
         for process in (server, worker):
             process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             assert [await process.wait() for process in (server, worker)] == [0, 0]
         assert not await healthy(port)
 
@@ -137,7 +137,7 @@ async def test_what_a_unit_starts_works_with_the_variables_of_its_file(path: Pat
     async with started([*arguments, *port], environment(None, **env), "everloop: ") as (process, line):
         assert re.search("serving on http://127.0.0.1:|is ready", line)
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             assert await process.wait() == 0
 
 

@@ -189,7 +189,7 @@ for emit in (None, print):
 assert not [name for name in sys.modules if "dialects" in name or "json_repair" in name]
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
-    assert await asyncio.wait_for(process.wait(), 30) == 0
+    assert await asyncio.wait_for(process.wait(), 50) == 0
 
 
 # ---------------------------------------------------------------------------------------------- quotations

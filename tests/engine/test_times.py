@@ -53,7 +53,7 @@ async def answered(provider: LLMProvider, tmp_path: Path, emit: events.Emit | No
 async def test_an_answer_says_how_long_it_took_and_when_its_first_piece_came(tmp_path):
     entry = await answered(Slow(), tmp_path, lambda event: None)
     assert 0.05 < entry.first_token < entry.seconds - 0.05
-    assert entry.seconds < 5
+    assert entry.seconds < 30
 
 
 async def test_each_round_has_a_first_token_of_its_own(tmp_path):
@@ -98,7 +98,7 @@ async def test_an_answer_that_is_stopped_in_the_middle_says_how_long_it_had_take
         turn = asyncio.create_task(
             agent.process_direct("x", on_event=lambda event: said.set() if isinstance(event, events.Text) else None)
         )
-        await asyncio.wait_for(said.wait(), 10)
+        await asyncio.wait_for(said.wait(), 30)
         await asyncio.sleep(0.05)
         await agent.process_direct("/stop")
         await turn

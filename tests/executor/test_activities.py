@@ -97,7 +97,7 @@ async def test_a_watcher_that_hangs_holds_a_run_up_only_so_long(folder, monkeypa
     async def watch(activity):
         await asyncio.sleep(3600)
 
-    output = await asyncio.wait_for((await executor(folder, provider, add, on_activity=watch)).run({}), 10)
+    output = await asyncio.wait_for((await executor(folder, provider, add, on_activity=watch)).run({}), 30)
     assert output.result == "3"
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 

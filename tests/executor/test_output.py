@@ -87,10 +87,10 @@ def test_without_a_schema_the_text_is_the_result():
 
 
 def test_a_huge_answer_is_read_in_little_time():
-    started = time.perf_counter()
+    started = time.process_time()
     for text in ("{" * 300_000, '{"a":' * 100_000, '["' * 100_000, "x" * 3_000_000):
         assert read_output(numbered, text)[0] is None
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_the_message_for_the_result_has_description_and_schema():

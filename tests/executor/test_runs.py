@@ -84,6 +84,7 @@ async def test_what_is_no_declared_input_stays_in_the_prompts(folder):
 async def test_calls_of_one_answer_start_together_and_their_results_come_back_in_order(folder):
     arrived = 0
     everyone = asyncio.Event()
+    seen: list[Any] = []
 
     @tool
     async def meet(number: int) -> str:
@@ -93,13 +94,13 @@ async def test_calls_of_one_answer_start_together_and_their_results_come_back_in
         if arrived == 3:
             everyone.set()
         await everyone.wait()
-        await asyncio.sleep(0.05 * (3 - number))  # the last one ends first
+        while sum(isinstance(activity, ToolEnded) for activity in seen) < 3 - number:  # the last one ends first
+            await asyncio.sleep(0)
         return f"met {number}"
 
     calls = [call("meet", number=number) for number in (1, 2, 3)]
     provider = ScriptedProvider([calls, "ok", "done"])
-    seen: list[Any] = []
-    agent = await executor(folder, provider, meet, seen=seen, max_time_minutes=0.2)
+    agent = await executor(folder, provider, meet, seen=seen, max_time_minutes=0.5)
     output = await agent.run({})
     assert output.terminate_reason == "goal"
     expected = [(one.id, f"met {number}") for number, one in enumerate(calls, 1)]
@@ -299,7 +300,7 @@ async def test_two_executors_at_once_do_not_see_each_other(tmp_path):
     async def pause() -> str:
         """Wait for the other one."""
         contexts.append(current_call())
-        await asyncio.wait_for(barrier.wait(), 10)
+        await asyncio.wait_for(barrier.wait(), 30)
         return "ok"
 
     async def one(name: str) -> tuple[OutputObject, ScriptedProvider, list[object]]:

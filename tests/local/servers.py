@@ -126,7 +126,7 @@ def _respond(handler: BaseHTTPRequestHandler, plan: Server, answer: Answer) -> N
     end = len(body) if answer.cut is None else answer.cut
     for at in range(0, end, 20_000):
         if answer.hold is not None and at >= answer.hold:
-            plan.go_on.wait(30)
+            plan.go_on.wait(50)
         piece = body[at : min(at + 20_000, end)]
         handler.wfile.write(piece)
         plan.sent += len(piece)

@@ -78,7 +78,7 @@ async def test_one_who_gives_up_leaves_the_queue_and_its_place():
     await asyncio.sleep(0)
     assert queue.waiting == 0
     queue.leave("a")
-    await asyncio.wait_for(queue.enter("c"), 1)
+    await asyncio.wait_for(queue.enter("c"), 20)
 
 
 async def test_a_place_that_comes_to_one_who_gives_up_in_the_same_moment_is_not_lost():
@@ -90,4 +90,4 @@ async def test_a_place_that_comes_to_one_who_gives_up_in_the_same_moment_is_not_
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await asyncio.wait_for(queue.enter("c"), 1)
+    await asyncio.wait_for(queue.enter("c"), 20)

@@ -12,7 +12,7 @@ from everloop.providers.base import ProviderError
 from everloop.providers.local.engine import Engine, Settings
 from everloop.providers.local.provider import LocalProvider
 from everloop.providers.resilient import Resilient
-from tests.commands import terminal
+from tests.commands import terminal, until
 
 from .real import TINY, weights
 
@@ -58,5 +58,6 @@ async def test_at_a_terminal_the_spinner_says_so() -> None:
         await screen.sees("shows the commands")
         screen.type("hello\r")
         await screen.sees("loading")  # the screen draws only what has changed
+        await until(lambda: screen.takes_keys)
         screen.type("\x04")
         assert await screen.ends() == 0

@@ -125,11 +125,11 @@ async def test_pictures_are_left_out_and_their_text_is_read():
 
 async def test_a_watcher_who_leaves_stops_the_model():
     async with provider(slots=1) as made:
-        stream = made.stream(HELLO, options={"max_tokens": 900, "stop": None, "logit_bias": {"2": -100}})
+        stream = made.stream(HELLO, options={"max_tokens": 1900, "stop": None, "logit_bias": {"2": -100}})
         async for _ in stream:
             break
         await stream.aclose()
-        answer = await asyncio.wait_for(made.chat(HELLO, options={"max_tokens": 1}), 10)
+        answer = await asyncio.wait_for(made.chat(HELLO, options={"max_tokens": 1}), 20)
         assert answer.usage["completion_tokens"] == 1
 
 

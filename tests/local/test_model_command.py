@@ -161,7 +161,7 @@ async def test_a_pipe_gets_plain_lines_and_not_many(server):
 
 
 async def test_a_terminal_gets_a_bar_with_bytes_rate_and_time_left(server):
-    server.gives(HUB, Answer(BYTES, slow=0.08))
+    server.gives(HUB, Answer(BYTES, slow=0.2))
     async with terminal("model", "pull", "tiny") as seen:
         await seen.sees("MB/s")
         await seen.sees("left")

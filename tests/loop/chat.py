@@ -78,15 +78,24 @@ class Chat:
         await self.bus.publish_inbound(InboundMessage("test", "user", chat, text, **options))
 
     async def hear(self) -> str:
-        return (await asyncio.wait_for(self.bus.consume_outbound(), 10)).content
+        return (await asyncio.wait_for(self.bus.consume_outbound(), 30)).content
 
     async def ask(self, text: str, chat: str = "1", **options: Any) -> str:
         await self.say(text, chat, **options)
         return await self.hear()
 
+    async def placed(self, count: int) -> None:
+        """Wait until it is settled of so many messages what they do to the turn that runs."""
+
+        def settled() -> bool:
+            live = self.agent._dispatcher.live("me", "test:1")
+            return live is not None and len(live.steer) + len(live.behind) == count
+
+        await until(settled)
+
     async def stop(self) -> None:
         self.agent.stop()
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 20)
 
 
 async def entries(tmp_path: Any, key: str = "test:1") -> list[Any]:
@@ -98,6 +107,6 @@ async def entries(tmp_path: Any, key: str = "test:1") -> list[Any]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.002)

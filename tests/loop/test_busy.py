@@ -22,8 +22,7 @@ async def test_a_steered_message_reaches_the_model_at_its_next_round(start):
     await chat.say("work")
     await held.begun.wait()
     await chat.say("and hurry")
-    await until(lambda: chat.bus.inbound_size == 0)
-    await asyncio.sleep(0.05)
+    await chat.placed(1)
     held.go.set()
     assert await chat.hear() == "and hurry"
     assert [message["role"] for message in provider.requests[1].messages] == [
@@ -38,7 +37,7 @@ async def test_a_message_steered_in_while_the_answer_is_written_is_answered_in_t
     await chat.say("work")
     await gate.reached.wait()
     await chat.say("wait, also this")
-    await asyncio.sleep(0.05)
+    await chat.placed(1)
     gate.open.set()
     assert await chat.hear() == "second answer"
     assert [message["content"] for message in provider.requests[1].messages[1:]] == [
@@ -54,7 +53,7 @@ async def test_a_steered_message_never_overtakes_one_that_waits(start, tmp_path)
     await gate.reached.wait()
     await chat.say("/new")
     await chat.say("two")
-    await asyncio.sleep(0.05)
+    await chat.placed(2)
     gate.open.set()
     assert await chat.hear() == "first"
     assert "new conversation" in await chat.hear()
@@ -138,7 +137,7 @@ async def test_a_stopped_turn_does_not_stop_the_next_one(start):
     await chat.say("work")
     await gate.reached.wait()
     await chat.say("behind it")
-    await asyncio.sleep(0.05)
+    await chat.placed(1)
     await chat.say("/stop")
     said = [await chat.hear() for _ in range(3)]
     assert said.count("next") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from everloop import AgentLoop, Config, CronService, MessageBus
@@ -28,7 +27,7 @@ async def test_a_job_that_the_agent_makes_comes_into_its_chat_and_is_answered_th
     chat = start(tmp_path, model)
     assert isinstance(chat.agent.cron_service, CronService)
     await chat.say("remind me")
-    heard = [await asyncio.wait_for(chat.bus.consume_outbound(), 10) for _ in range(2)]
+    heard = [await asyncio.wait_for(chat.bus.consume_outbound(), 30) for _ in range(2)]
     assert [(one.channel, one.chat_id, one.content) for one in heard] == [
         ("test", "1", "ok"),
         ("test", "1", "Watered."),
@@ -58,10 +57,10 @@ async def test_the_turn_of_a_job_can_neither_schedule_more_nor_ask(tmp_path):
 
 async def test_a_job_missed_while_down_comes_once_at_the_start(tmp_path):
     chat = start(tmp_path, ScriptedProvider([]))
-    await chat.agent.cron_service.add("late", at="in 1 second", channel="test", chat_id="1")
+    await chat.agent.cron_service.add("late", at="in 3 seconds", channel="test", chat_id="1")
     await chat.stop()
     await chat.agent.close()
-    await asyncio.sleep(max(0.0, 1.2 - time.time() % 0.1))
+    await asyncio.sleep(3.2)
     chat = start(tmp_path, ScriptedProvider(["here I am", "NEVER"]))
     assert await chat.hear() == "here I am"
     await chat.stop()
@@ -104,7 +103,7 @@ async def test_what_a_job_said_while_nobody_was_there_is_kept_for_its_chat(tmp_p
     worker = AgentLoop(DurableBus(store), ScriptedProvider(["Watered."]), tmp_path, config=config, store=store)
     running = asyncio.create_task(worker.run())
     await worker.cron_service.add("water", at="in 1 second", channel="cli", chat_id="direct")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not any(isinstance(entry, TurnEnded) for entry in await entries(tmp_path, "cli:direct")):
             await asyncio.sleep(0.05)
     worker.stop()

@@ -31,7 +31,7 @@ async def test_a_system_message_works_in_its_origins_session_and_answers_there(s
     running = start(provider)
     await running.agent.process_direct("hi", session)
     await running.bus.publish_inbound(InboundMessage("system", "spawn", chat_id, "result: 42"))
-    answer = await asyncio.wait_for(running.bus.consume_outbound(), 5)
+    answer = await asyncio.wait_for(running.bus.consume_outbound(), 20)
     assert (answer.channel, answer.chat_id, answer.content) == (channel, chat, "the sub-agent is done")
     assert [message["content"] for message in provider.requests[1].messages[1:]] == ["hi", "hello", "result: 42"]
 
@@ -55,7 +55,7 @@ async def test_each_call_knows_its_own_turn(start):
         await chat.say("where?", f"c{n}")
     turns = set()
     for _ in range(10):
-        message = await asyncio.wait_for(chat.bus.consume_outbound(), 5)
+        message = await asyncio.wait_for(chat.bus.consume_outbound(), 20)
         first, second = message.content.split()
         channel, chat_id, session, turn, key = first.split("|")
         assert (channel, chat_id, session) == ("test", message.chat_id, f"test:{message.chat_id}")

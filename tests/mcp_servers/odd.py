@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
+waiting = 0
 cancelled: list[Any] = []
 pinged = 0
 renamed = False
@@ -76,13 +77,13 @@ def text(said: str) -> dict[str, Any]:
 
 
 def call(id: Any, name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any] | None:
-    global renamed
+    global renamed, waiting
     if name == "echo":
         return text(arguments.get("text", ""))
     if name == "env":
         return text(json.dumps(dict(os.environ)))
     if name == "seen":
-        return text(json.dumps({"cancelled": cancelled, "pinged": pinged, "pid": os.getpid()}))
+        return text(json.dumps({"waiting": waiting, "cancelled": cancelled, "pinged": pinged, "pid": os.getpid()}))
     if name == "die":
         sys.stderr.write("about to fall over, key " + os.environ.get("SERVER_KEY", "") + "\n\u001b[2J")
         sys.stderr.flush()
@@ -96,6 +97,7 @@ def call(id: Any, name: str, arguments: dict[str, Any], meta: dict[str, Any]) ->
     if name == "wedge":
         time.sleep(600)
     if name == "wait":
+        waiting += 1
         return None
     if name == "steps":
         for step in (1, 2, 3):

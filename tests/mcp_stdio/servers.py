@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ NODE = FOLDER / "node_modules" / ".bin"
 
 
 def odd(listing: str = "plain", start: str = "", *, name: str = "odd", **options: Any) -> McpServer:
-    options.setdefault("connect_timeout", 10)
+    options.setdefault("connect_timeout", 40)
     arguments = (str(FOLDER / "odd.py"), listing, start)
     return McpServer(name=name, command=sys.executable, args=arguments, **options)
 
@@ -69,13 +69,23 @@ def alive(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:  # also while it goes
         return False
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
+async def is_asked_to_wait(tools: dict[str, Tool]) -> asyncio.Task[Output]:
+    """A call that the server has got and leaves without an answer."""
+    waiting = asyncio.create_task(run(tools["mcp_odd_wait"]))
+    async with asyncio.timeout(20):
+        while not (await seen(tools))["waiting"]:
+            await asyncio.sleep(0.02)
+    return waiting
+
+
+async def lists(group: McpServers, names: set[str]) -> None:
+    """Wait until these are the tools: what a server says of a change comes beside the answers to calls."""
+    async with asyncio.timeout(20):
+        while set(by_name(await group.ready())) != names:
             await asyncio.sleep(0.02)
 
 

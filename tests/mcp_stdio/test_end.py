@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from .servers import alive, connected, odd, until
+from everloop.tools.mcp import stdio
+from tests.commands import until
+
+from .servers import alive, connected, odd
 
 
 async def test_closing_ends_even_a_program_that_does_not_want_to_and_what_it_started(tmp_path):
@@ -17,7 +20,8 @@ async def test_closing_ends_even_a_program_that_does_not_want_to_and_what_it_sta
     await until(lambda: not any(map(alive, pids)))
 
 
-async def test_a_program_that_overlooks_the_end_of_its_input_may_still_tidy_up(tmp_path):
+async def test_a_program_that_overlooks_the_end_of_its_input_may_still_tidy_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(stdio, "STOP_SECONDS", 4.0)
     mark = tmp_path / "mark"
     async with connected(odd("plain", "tidy", env={"MARK": str(mark)})) as (_, tools):
         assert tools
@@ -48,10 +52,12 @@ async def test_a_program_ends_when_the_runtime_is_killed(tmp_path):
         "asyncio.run(main())\n"
     )
     runtime = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
-    assert runtime.stdout is not None
-    assert int(await runtime.stdout.readline()) > 0
-    pid = int(mark.read_text().split()[0])
-    assert alive(pid)
-    runtime.kill()
-    await runtime.wait()
-    await until(lambda: not alive(pid), 5)
+    try:
+        assert runtime.stdout is not None
+        assert int(await runtime.stdout.readline()) > 0
+        pid = int(mark.read_text().split()[0])
+        assert alive(pid)
+    finally:
+        runtime.kill()
+        await runtime.wait()
+    await until(lambda: not alive(pid))

@@ -40,7 +40,7 @@ async def test_evil_names_descriptions_and_schemas_do_no_harm(caplog):
         assert tools[named["hidden"]].description == "Adds."
         began = time.monotonic()
         await registry.execute(named["slow"], {"text": "a" * 40 + "b"})  # its pattern would take years
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert "(a+)+" in json.dumps(tools[named["slow"]].parameters)
         assert set(by_name(await group.ready())) == set(tools)
     assert all("\x1b" not in record.getMessage() for record in caplog.records)

@@ -16,7 +16,7 @@ from everloop.tools.context import CallContext
 from everloop.tools.mcp.servers import McpServers
 from everloop.tools.registry import ToolRegistry
 
-from .servers import by_name, connected, odd, text
+from .servers import by_name, connected, lists, odd, seen, text
 
 
 async def test_without_servers_nothing_is_loaded_or_started():
@@ -61,13 +61,13 @@ async def test_servers_that_fail_are_one_warning_each_and_the_others_work(caplog
     caplog.set_level(logging.INFO)
     servers = (
         odd("plain", "slow"), odd("plain", "die", name="dying", env={"SERVER_KEY": "canary-key"}),
-        odd("plain", "silent", name="silent", connect_timeout=1), odd("plain", "babble", name="babbling"),
+        odd("plain", "silent", name="silent", connect_timeout=3), odd("plain", "babble", name="babbling"),
         McpServer(name="missing", command="no-such-program"), McpServer(name="cat", command="cat"),
         odd("nothing", name="toolless"),
     )  # fmt: skip
     began = time.monotonic()
     async with connected(*servers) as (_, tools):
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 15  # the others have more time than that to connect
         assert await text(tools["mcp_odd_echo"], text="here") == "here"
         assert all(name.startswith("mcp_odd_") for name in tools)
     lines = [record.getMessage() for record in caplog.records]
@@ -83,36 +83,40 @@ async def test_servers_that_fail_are_one_warning_each_and_the_others_work(caplog
 
 async def test_being_ready_again_costs_nothing_and_gives_the_same_tools():
     async with connected(odd()) as (group, tools):
-        began = time.monotonic()
+        pid = (await seen(tools))["pid"]
         again = await group.ready()
-        assert time.monotonic() - began < 0.2
+        assert (await seen(tools))["pid"] == pid
         assert [id(tool) for tool in again] == [id(tool) for tool in tools.values()]
 
 
 async def test_everybody_who_asks_at_the_start_waits_for_the_same_connection():
     group = McpServers([odd("plain", "slow")])
-    first, second = await asyncio.gather(group.ready(), group.ready())
-    assert first == second
-    assert first
-    await group.close()
+    try:
+        first, second = await asyncio.gather(group.ready(), group.ready())
+        assert first == second
+        assert first
+    finally:
+        await group.close()
 
 
 async def test_giving_up_the_wait_does_not_end_the_connection_for_others():
     group = McpServers([odd("plain", "slow")])
     waiting = asyncio.create_task(group.ready())
-    await asyncio.sleep(0.2)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    tools = by_name(await group.ready())
-    assert await text(tools["mcp_odd_echo"], text="x") == "x"
-    await group.close()
+    try:
+        await asyncio.sleep(0.2)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        tools = by_name(await group.ready())
+        assert await text(tools["mcp_odd_echo"], text="x") == "x"
+    finally:
+        await group.close()
 
 
 async def test_a_server_that_was_not_there_at_the_start_is_used_once_it_is(tmp_path):
     async with connected(odd("plain", "late", env={"MARK": str(tmp_path / "mark")})) as (group, tools):
         assert not tools
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not await group.ready():
                 await asyncio.sleep(0.05)
 
@@ -131,12 +135,9 @@ async def test_after_closing_there_are_no_tools_and_calls_fail_without_a_crash()
 async def test_a_changed_list_of_tools_is_read_at_the_next_round():
     async with connected(odd()) as (group, tools):
         await text(tools["mcp_odd_change"])
-        await asyncio.sleep(0.1)
-        changed = by_name(await group.ready())
-        assert set(changed) == {"mcp_odd_renamed", "mcp_odd_change"}
-        await text(changed["mcp_odd_change"])
-        await asyncio.sleep(0.1)
-        assert set(by_name(await group.ready())) == set(tools)
+        await lists(group, {"mcp_odd_renamed", "mcp_odd_change"})
+        await text(by_name(await group.ready())["mcp_odd_change"])
+        await lists(group, set(tools))
 
 
 async def test_a_registry_is_kept_in_step_and_left_alone_when_nothing_has_changed():
@@ -148,6 +149,6 @@ async def test_a_registry_is_kept_in_step_and_left_alone_when_nothing_has_change
         await group.provide(registry)
         assert registry.get_definitions() is definitions
         await text(tools["mcp_odd_change"])
-        await asyncio.sleep(0.1)
+        await lists(group, {"mcp_odd_renamed", "mcp_odd_change"})
         await group.provide(registry)
         assert registry.names == ["mcp_odd_change", "mcp_odd_renamed"]

@@ -18,6 +18,7 @@ from everloop.log import Call
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import Tool
 from everloop.tools.context import CallContext
+from everloop.tools.mcp import servers
 from everloop.tools.mcp.servers import McpServers
 from everloop.tools.registry import ToolRegistry
 
@@ -88,7 +89,8 @@ async def test_pictures_structured_content_and_resources_of_a_real_server_arrive
     assert "demo://" in await text(real["mcp_everything_get-resource-reference"], resourceType="Text", resourceId=1)
 
 
-async def test_progress_of_a_real_server_is_shown_while_it_works(real):
+async def test_progress_of_a_real_server_is_shown_while_it_works(real, monkeypatch):
+    monkeypatch.setattr(servers, "PROGRESS_SECONDS", 0.0)
     shown: list[str] = []
     context = CallContext("me", "cli:direct", "t", "c", "cli", "direct", Path(), False, "key", shown.append)
     registry = ToolRegistry(real.values())

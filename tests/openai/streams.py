@@ -41,7 +41,7 @@ def piece(index: int | None = None, id: str | None = None, name: str | None = No
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -180,9 +180,8 @@ async def test_a_server_that_does_not_speak_http_is_an_error():
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(babble, "127.0.0.1", 0)
-    provider = OpenAIProvider(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    with pytest.raises(ProviderError):
-        await provider.chat(ASK)
-    await provider.close()
-    server.close()
+    async with await asyncio.start_server(babble, "127.0.0.1", 0) as server:
+        provider = OpenAIProvider(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(ProviderError):
+            await provider.chat(ASK)
+        await provider.close()

@@ -32,32 +32,32 @@ async def test_a_first_token_that_does_not_come_ends_the_wait(server):
 
 
 async def test_a_server_that_reads_its_prompt_is_waited_for_while_it_gives_signs_of_life(server):
-    provider = timed(server, first_token=0.3, token=0.3, total=30)
-    server.raw(COMMENT * 80 + sse({"content": "read"}, END), piece=len(COMMENT), token_delay=0.01)
+    provider = timed(server, first_token=1.5, token=1.5, total=30)
+    server.raw(COMMENT * 80 + sse({"content": "read"}, END), piece=len(COMMENT), token_delay=0.025)
     started = time.monotonic()
     assert (await watch(provider))[1].content == "read"
-    assert time.monotonic() - started > 0.6
+    assert time.monotonic() - started > 1.8
     await provider.close()
 
 
 async def test_signs_of_life_do_not_keep_an_answer_that_never_begins_for_ever(server):
-    provider = timed(server, first_token=0.15, token=0.15, total=0.5)
+    provider = timed(server, first_token=1, token=1, total=1.5)
     server.raw(COMMENT * 1000, piece=len(COMMENT), token_delay=0.01)
     started = time.monotonic()
     with pytest.raises(ProviderError, match=r"no token") as error:
         await watch(provider)
-    assert 0.4 < time.monotonic() - started < 3
+    assert 1.4 < time.monotonic() - started < 9  # of ten and more
     assert error.value.retryable
     await provider.close()
 
 
 async def test_signs_of_life_do_not_keep_a_dead_answer_for_ever(server):
-    provider = timed(server, first_token=0.3, token=0.15)
+    provider = timed(server, first_token=2, token=0.15)
     server.raw(sse({"content": "one "}, done=False) + COMMENT * 1000, piece=len(COMMENT), token_delay=0.01)
     started = time.monotonic()
     with pytest.raises(ProviderError, match=r"nothing came for 0.15 s"):
         await watch(provider)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 9  # of ten and more
     await provider.close()
 
 
@@ -71,33 +71,33 @@ async def test_a_sign_of_life_never_shortens_the_wait_for_the_first_token(server
 
 
 async def test_a_stream_that_falls_silent_is_given_up(server):
-    provider = timed(server, first_token=5, token=0.1)
-    server.hang(5, after_chunks=2, text="one two three")
+    provider = timed(server, first_token=20, token=1)
+    server.hang(20, after_chunks=2, text="one two three")
     stream = provider.stream(ASK)
     shown: list[Any] = [await anext(stream), await anext(stream)]
     started = time.monotonic()
-    with pytest.raises(ProviderError, match=r"nothing came for 0.1 s") as error:
+    with pytest.raises(ProviderError, match=r"nothing came for 1 s") as error:
         await anext(stream)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
     assert [delta.text for delta in shown] == ["one ", "two "]
     assert error.value.retryable
     await provider.close()
 
 
 async def test_a_slow_but_steady_stream_is_not_given_up(server):
-    provider = timed(server, first_token=0.15, token=0.15, total=0.15)
-    server.reply("a b c d e f g h", token_delay=0.03)
+    provider = timed(server, first_token=1, token=1, total=1)
+    server.reply("a b c d e f g h", token_delay=0.2)
     assert (await watch(provider))[1].content == "a b c d e f g h"
     await provider.close()
 
 
 async def test_the_clock_stands_still_while_the_watcher_is_slow(server):
-    provider = timed(server, first_token=0.1, token=0.1)
+    provider = timed(server, first_token=20, token=0.5)
     server.reply("a b c", token_delay=0.01)
     answer: Any = None
     async for item in provider.stream(ASK):
         answer = item
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.6)
     assert answer.content == "a b c"
     await provider.close()
 
@@ -105,10 +105,10 @@ async def test_the_clock_stands_still_while_the_watcher_is_slow(server):
 async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server, monkeypatch):
     monkeypatch.setattr("everloop.providers.streaming.LAST_WORDS", 0.1)
     provider = timed(server, token=30)
-    server.hang(5, after_chunks=3, text="one two")
+    server.hang(20, after_chunks=3, text="one two")
     started = time.monotonic()
     assert (await watch(provider))[1].content == "one two"
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
     await provider.close()
 
 

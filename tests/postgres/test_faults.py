@@ -150,7 +150,7 @@ async def test_a_server_that_is_restarted_under_load_loses_nothing_and_is_found_
 
 async def test_a_server_that_stays_away_is_one_clear_error_and_work_goes_on_when_it_is_back(worker):
     with own_server() as server, server.database() as dsn:
-        async with opened(dsn, patience=0.5) as store:
+        async with opened(dsn, patience=1.0) as store:
             claim = await store.begin("me", "test:1", worker, said())
             assert claim is not None
             await asyncio.to_thread(server.stop)

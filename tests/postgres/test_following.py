@@ -23,7 +23,7 @@ from .proxy import SOCKET, proxied
 ONCE = {"X-Session": "ada", "Idempotency-Key": "k1"}
 WORDS = [f"wörd{number} " for number in range(60)]
 TEXT = "".join(WORDS)
-SETTINGS = "[worker]\nlease_seconds = 2\n[server]\nturns = {}\n"
+SETTINGS = "[worker]\nlease_seconds = 10\n[server]\nturns = {}\n"
 
 
 @contextlib.asynccontextmanager
@@ -96,7 +96,7 @@ async def test_owners_see_only_their_own_turns(fake, http, database, tmp_path):
 
 
 async def test_a_turn_of_another_server_is_followed_as_it_is_written(fake, http, database, tmp_path):
-    fake.reply(TEXT, tokens=WORDS, token_delay=0.02)
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.1)
     async with server(fake, tmp_path / "a", database) as (_, a), server(fake, tmp_path / "b", database) as (_, b):
         first = await begin(Client(a, http), "wörd3 ")
         second = await begin(Client(b, http), "wörd5 ")
@@ -110,7 +110,7 @@ async def test_a_turn_of_another_server_is_followed_as_it_is_written(fake, http,
 async def test_a_server_without_turns_streams_what_a_worker_says(fake, http, database, tmp_path):
     fake.reply("Let me look. ", token_delay=0.05)
     fake.replies[-1].calls = [call("list_dir", path=".")]
-    fake.reply(TEXT, tokens=WORDS, token_delay=0.02)
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.06)
     async with (
         worker(fake, tmp_path / "w", database),
         server(fake, tmp_path / "a", database, turns=False) as (_, a),
@@ -124,7 +124,7 @@ async def test_a_server_without_turns_streams_what_a_worker_says(fake, http, dat
 
 
 async def test_cut_connections_to_the_database_lose_no_text_and_repeat_none(fake, http, database, tmp_path):
-    fake.reply(TEXT, tokens=WORDS, token_delay=0.05)
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.1)
     (tmp_path / "p").mkdir()
     async with (
         proxied(database, tmp_path / "p") as (proxy, through),
@@ -163,7 +163,7 @@ async def test_a_client_that_leaves_ends_its_turn_at_the_worker(fake, http, data
     ):
         streamed = await begin(Client(a, http), "wörd5 ")
         streamed.leave()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             while not fake.requests[0].gone:
                 await asyncio.sleep(0.02)
 
@@ -218,7 +218,7 @@ async def test_all_who_ask_for_one_answer_at_different_servers_get_it(fake, http
         while not fake.requests:
             await asyncio.sleep(0.01)
         asked += [asyncio.create_task(Client(url, http).ask("go", ONCE)) for url in (there, here, there)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             answers = await asyncio.gather(*asked)
         assert {text_of(answer) for answer in answers} == {"heard by all"}
         assert len(fake.requests) == 1
@@ -243,7 +243,7 @@ async def test_an_answer_that_is_there_before_its_server_knows_of_its_own_messag
         asked = asyncio.create_task(Client(url, http).ask("go"))
         store = PostgresStore(database)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(25):
                 while len(fake.requests) < 2:
                     await asyncio.sleep(0.1)
                     await store.wake()
@@ -251,5 +251,5 @@ async def test_an_answer_that_is_there_before_its_server_knows_of_its_own_messag
             await store.close()
         await asyncio.sleep(1.0)  # the answer is on disk, and told
         (place / "away").rename(place / SOCKET)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             assert text_of(await asked) == "heard"

@@ -28,7 +28,7 @@ from ..commands import environment, start, until
 from .proxy import SOCKET, proxied
 
 ELSEWHERE = "anothermachine.1.77.88.1"  # a worker of which nothing can be known from here but its row
-LEASE = 1.0
+LEASE = 3.0  # seconds; a busy machine may let a worker renew it a second late
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ async def test_a_lease_lasts_for_as_long_as_its_worker_is_there(database, worker
     async with opened(database) as store, opened(database) as there:
         claim = await store.begin("me", "test:1", worker, said())
         assert claim is not None
-        for _ in range(5):
+        for _ in range(4):
             await asyncio.sleep(LEASE / 2)
             assert await there.ready(other) == []
             with pytest.raises(Busy) as busy:
@@ -94,11 +94,12 @@ async def test_a_worker_of_another_machine_is_dead_when_it_has_not_renewed_and_i
         assert await lives(store, ELSEWHERE)
         with pytest.raises(Busy):
             await store.begin("me", "test:1", worker)
-        await asyncio.sleep(0.1)
-        heard.clear()
-        async with asyncio.timeout(4 * LEASE):
-            await heard.wait()  # nobody has looked again and again
-        assert not await lives(store, ELSEWHERE)
+        async with asyncio.timeout(30):
+            alive = True
+            while alive:  # it is told of other things too; and nobody has looked again and again
+                await heard.wait()
+                heard.clear()
+                alive = await lives(store, ELSEWHERE)
         assert await store.ready(worker) == [("me", "test:1")]
         taken = await store.begin("me", "test:1", worker)
         assert taken is not None
@@ -122,12 +123,13 @@ async def test_a_wake_up_reaches_the_workers_of_every_process_of_the_store_and_o
             )
             await ours.join()
             await theirs.join()
+            await until(lambda: heard.is_set() and unheard.is_set())  # that they have come
             await asyncio.sleep(0.3)
             for _ in range(3):
                 heard.clear()
                 unheard.clear()
                 await wake_all(there)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(20):
                     await heard.wait()
             await asyncio.sleep(0.1)
             assert not unheard.is_set()
@@ -151,7 +153,7 @@ async def test_a_worker_that_did_not_hear_for_a_while_looks_for_itself(postgres,
         await asyncio.sleep(0.5)
         heard.clear()
         assert postgres.sql(kill, name)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await heard.wait()
         await company.leave()
 
@@ -240,7 +242,7 @@ async def at_work(database: str, server: FakeOpenAI, lease: float = 2.0) -> Asyn
     (home / "config.toml").write_text(f"[worker]\nlease_seconds = {lease}\n")
     process = await start("worker", env=environment(server, EVERLOOP_STORE=database))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             line = (await process.stderr.readline()).decode()
         assert "is ready" in line
         yield process
@@ -271,7 +273,7 @@ async def test_a_worker_that_was_frozen_past_its_lease_writes_nothing_any_more(d
             assert await answered(store, worker) == "of the other"
             await until(lambda: time.time() - server.requests[0].time > 4.2)  # its model has answered
             frozen.send_signal(signal.SIGCONT)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 line = (await frozen.stderr.readline()).decode()  # it says that it was taken over
             assert "test:1" in line
             info = await store.session("me", "test:1")
@@ -306,7 +308,7 @@ async def test_a_worker_that_is_killed_in_the_middle_of_a_turn_is_followed_by_an
         assert info.worker is not None
         holder = next(process for process in (one, two) if process.pid == process_of(info.worker))
         holder.kill()
-        async with asyncio.timeout(15):  # its lease of a minute is not waited for: its death is seen
+        async with asyncio.timeout(30):  # its lease of a minute is not waited for: its death is seen
             assert await answered(store, worker) == "of whoever is left"
         log = [one.entry for one in await store.read_log(info.id)]
         assert sum(isinstance(one, CallEnded) for one in log) == 1
@@ -330,7 +332,7 @@ async def test_a_wake_up_that_could_not_be_sent_is_sent_when_the_server_is_there
                 await cut_off.wake()
             heard.clear()
             (tmp_path / "away").rename(tmp_path / SOCKET)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await heard.wait()
         finally:
             await cut_off.close()

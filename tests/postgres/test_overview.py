@@ -94,7 +94,7 @@ async def test_what_is_finished_costs_nothing(database):
 
 
 async def test_doctor_sees_a_worker_that_is_frozen_fall_silent_and_its_work_as_stuck(database):
-    lease = "[worker]\nlease_seconds = 1.0\n"
+    lease = "[worker]\nlease_seconds = 4.0\n"
     async with FakeOpenAI() as fake:
         home = Path(os.environ["EVERLOOP_HOME"])
         home.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ async def test_doctor_sees_a_worker_that_is_frozen_fall_silent_and_its_work_as_s
             assert [(one["key"], one["owner"]) for one in seen.json["work"]["leases"]] == [("test:frozen", "me")]
             assert {one["process"] for one in seen.json["work"]["workers"]} == {worker.pid}
             worker.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(4.5)
             seen = await everloop("doctor", "--json", server=fake, **settings)
             assert seen.status == 1, seen.out
             assert seen.json["work"]["workers"] == []

@@ -46,7 +46,7 @@ async def test_a_pooler_in_session_mode_is_as_good_as_the_server(postgres: Serve
             await place.join()
             await store.accept(InboundMessage("test", "user", "1", "hi").addressed())
             await store.wake()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await woken.wait()
             assert await store.ready(worker) == [("me", "test:1")]
             await place.leave()

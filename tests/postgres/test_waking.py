@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from everloop.bus import InboundMessage
 from everloop.dispatch.neighbours import Neighbours, wake_all
 from everloop.errors import StoreError
 from everloop.store.news import ANY, ENDED, SENDING, TIMERS, WORK, News, read, written
+from everloop.store.postgres import company as gathering
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.workers import new_worker, retire
 
@@ -27,6 +29,18 @@ class Worker:
         self.heard: list[News] = []
         self.place = Neighbours(store, self.name, self.heard.append, takes=takes)
 
+    @property
+    def looks_around(self) -> bool:
+        """As it does when another one comes, and then it says so."""
+        place: Any = self.place._place
+        return bool(place._tasks)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks for work that another one was told of: however busy the machine is, the test is over before."""
+    monkeypatch.setattr(gathering, "LATE_SECONDS", 60.0)
+
 
 @pytest.fixture
 async def store(database: str) -> AsyncIterator[PostgresStore]:
@@ -38,10 +52,10 @@ async def store(database: str) -> AsyncIterator[PostgresStore]:
 @contextlib.asynccontextmanager
 async def company(store: PostgresStore, *takes: bool) -> AsyncIterator[list[Worker]]:
     workers = [Worker(store, one) for one in takes]
-    for worker in workers:
-        await worker.place.join()
-    await quiet(workers)
     try:
+        for worker in workers:
+            await worker.place.join()
+        await quiet(store, workers)
         yield workers
     finally:
         for worker in workers:
@@ -49,9 +63,18 @@ async def company(store: PostgresStore, *takes: bool) -> AsyncIterator[list[Work
             retire(worker.name)
 
 
-async def quiet(workers: list[Worker]) -> None:
-    """Wait until the words of their coming are heard."""
-    await asyncio.sleep(0.3)
+async def quiet(store: PostgresStore, workers: list[Worker]) -> None:
+    """Wait until the words of their coming are heard: what was said before another word is heard before it."""
+    for number in range(20):  # the first may be said before they listen
+        word = News(ENDED, "", (number,))
+        await wake_all(store, ENDED, [number])
+        with contextlib.suppress(TimeoutError):
+            await until(lambda word=word: all(word in worker.heard for worker in workers), 1.0)
+            break
+    else:
+        raise AssertionError("they do not hear each other")
+    await asyncio.sleep(0.05)
+    await until(lambda: not any(worker.looks_around for worker in workers))
     for worker in workers:
         worker.heard.clear()
 
@@ -60,14 +83,14 @@ def said(chat: str = "1") -> InboundMessage:
     return InboundMessage("test", "user", chat, "hi").addressed()
 
 
-async def until(condition: object, seconds: float = 5.0) -> None:
+async def until(condition: object, seconds: float = 20.0) -> None:
     assert callable(condition)
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
 
 
-async def test_a_message_wakes_one_of_those_who_take_work_and_each_gets_some(store):
+async def test_a_message_wakes_one_of_those_who_take_work_and_each_gets_some(store, patient):
     async with company(store, True, True, True, False) as workers:
         sessions = [(await store.accept(said(str(chat)))).session for chat in range(60)]
         for session in sessions:
@@ -77,7 +100,7 @@ async def test_a_message_wakes_one_of_those_who_take_work_and_each_gets_some(sto
         assert [len(worker.heard) > 5 for worker in workers] == [True, True, True, False]
 
 
-async def test_many_messages_at_once_are_one_notice_a_worker(store):
+async def test_many_messages_at_once_are_one_notice_a_worker(store, patient):
     async with company(store, True, True) as workers:
         sessions = [(await store.accept(said(str(chat)))).session for chat in range(700)]
         await asyncio.gather(*(wake_all(store, WORK, [session]) for session in sessions))
@@ -109,7 +132,7 @@ async def test_what_one_was_told_of_and_does_not_take_others_hear_of_after_a_whi
         assert workers[3].heard == []
 
 
-async def test_a_worker_that_rests_has_left_or_died_is_told_of_no_work(store):
+async def test_a_worker_that_rests_has_left_or_died_is_told_of_no_work(store, patient):
     async with company(store, True, True, True) as (one, two, three):
         await three.place.rest()
         await store.leave(two.name)

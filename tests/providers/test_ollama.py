@@ -28,7 +28,7 @@ async def ollama(answer: Any, status: int = 200, delay: float = 0.0) -> AsyncIte
 
     app = web.Application()
     app.router.add_get("/api/tags", tags)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -76,15 +76,15 @@ async def test_another_server_is_no_ollama(answer):
 
 async def test_nobody_there_is_none_at_once():
     started = time.monotonic()
-    assert await find_ollama(5, "http://127.0.0.1:1/v1") is None
-    assert time.monotonic() - started < 2
+    assert await find_ollama(30, "http://127.0.0.1:1/v1") is None
+    assert time.monotonic() - started < 15
 
 
 async def test_a_server_that_takes_its_time_is_not_waited_for():
-    async with ollama({"models": [model("chat:1b", "2026-01-01")]}, delay=3) as base_url:
+    async with ollama({"models": [model("chat:1b", "2026-01-01")]}, delay=20) as base_url:
         started = time.monotonic()
         assert await find_ollama(0.2, base_url) is None
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 10
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ async def speaking(*words: bytes, pause: float = 0.0) -> AsyncIterator[str]:
     server = await asyncio.start_server(speak, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await gone.wait()
     finally:
         server.close()
@@ -113,14 +113,14 @@ async def speaking(*words: bytes, pause: float = 0.0) -> AsyncIterator[str]:
 @pytest.mark.parametrize("words", [b"SSH-2.0-hello\r\n", b'{"models": []}', b"HTTP/1.0 200 OK\r\n", b""])
 async def test_a_server_that_speaks_no_http_is_no_ollama(words):
     async with speaking(words) as base_url:
-        assert await find_ollama(2, base_url) is None
+        assert await find_ollama(20, base_url) is None
 
 
 async def test_a_server_that_sends_a_byte_at_a_time_is_not_waited_for():
-    async with speaking(*[b"H"] * 100, pause=0.03) as base_url:
+    async with speaking(*[b"H"] * 1000, pause=0.03) as base_url:
         started = time.monotonic()
         assert await find_ollama(0.3, base_url) is None
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 15
 
 
 async def test_a_list_that_never_ends_is_not_read_to_its_end():

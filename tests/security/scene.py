@@ -7,6 +7,7 @@ model was shown (`Attack.seen`) and what changed outside; tests look there and n
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -25,6 +26,19 @@ Step = ToolCallRequest | list[ToolCallRequest] | Callable[[list[dict[str, Any]],
 def canary(what: str = "canary") -> str:
     """A secret that stands nowhere else."""
     return f"{what}-{secrets.token_hex(12)}"
+
+
+def running(text: str) -> list[str]:
+    """The processes that have this text in their arguments."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                arguments = Path(f"/proc/{name}/cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            found += [name] if text in arguments else []
+    return found
 
 
 def settings(*servers: Server, **more: Any) -> Config:

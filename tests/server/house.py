@@ -182,7 +182,7 @@ async def answers_in(reader: asyncio.StreamReader) -> list[Answer]:
     found: list[Answer] = []
     with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, ConnectionError):
         while True:
-            async with asyncio.timeout(1.0 if found else 10.0):
+            async with asyncio.timeout(5.0 if found else 20.0):
                 head = await reader.readuntil(b"\r\n\r\n")
                 first, *lines = head.decode("latin-1").split("\r\n")[:-2]
                 headers: dict[str, list[str]] = {}

@@ -177,7 +177,7 @@ class Serving(Client):
 
     async def ended(self, key: str | None = None, owner: str = "me") -> TurnEnded:
         """How the last turn of a session ended, once it has."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 with contextlib.suppress(IndexError, AssertionError):
                     if isinstance(last := (await self.entries(key, owner))[-1], TurnEnded):
@@ -229,8 +229,8 @@ async def process(
     made = await start("serve", "--port", "0", *arguments, env=env, stdin=asyncio.subprocess.DEVNULL)
     try:
         if first:
-            assert first in (await asyncio.wait_for(made.stderr.readline(), 20)).decode()
-        line = (await asyncio.wait_for(made.stderr.readline(), 20)).decode()
+            assert first in (await asyncio.wait_for(made.stderr.readline(), 40)).decode()
+        line = (await asyncio.wait_for(made.stderr.readline(), 40)).decode()
         found = re.fullmatch(r"everloop: serving on (http://\S+)\n", line)
         assert found is not None, line + (await made.stderr.read()).decode()
         yield made, found[1]
@@ -240,13 +240,24 @@ async def process(
         await made.wait()
 
 
+async def refuses(url: str) -> None:
+    """Wait until a server that was told to end has heard it: it takes no more connections."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    async with asyncio.timeout(30):
+        with contextlib.suppress(ConnectionRefusedError):
+            while True:
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
+                await asyncio.sleep(0.02)
+
+
 @contextlib.asynccontextmanager
 async def worker(fake: FakeOpenAI, folder: Path, **settings: str) -> AsyncIterator[Any]:
     """The real `everloop worker`, once it is ready."""
     env = environment(fake, EVERLOOP_HOME=str(folder), EVERLOOP_WORKSPACE=str(folder / "workspace"), **settings)
     made = await start("worker", env=env, stdin=asyncio.subprocess.DEVNULL)
     try:
-        line = (await asyncio.wait_for(made.stderr.readline(), 20)).decode()
+        line = (await asyncio.wait_for(made.stderr.readline(), 40)).decode()
         assert "is ready" in line, line + (await made.stderr.read()).decode()
         yield made
     finally:

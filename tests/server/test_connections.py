@@ -37,7 +37,7 @@ async def test_a_body_may_be_as_large_as_allowed_and_not_a_byte_more(house):
 
 
 async def test_a_body_in_chunks_is_held_to_the_same_limit(house):
-    chunked = head("POST /echo", "Content-Type: application/json", "Transfer-Encoding: chunked")
+    chunked = head("POST /echo", JSON + "Transfer-Encoding: chunked", "Connection: close")
     (answer,) = await house.raw(chunked, *["64\r\n" + "x" * 100 + "\r\n"] * 10, "0\r\n\r\n")
     assert answer.status == 200
     assert house.bodies == [b"x" * 1000]
@@ -77,7 +77,7 @@ async def test_headers_that_are_too_large_are_refused(house):
 
 
 async def until(house: House, entered: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while len(house.entered) < entered:
             await asyncio.sleep(0.01)
 
@@ -120,7 +120,7 @@ async def test_a_place_is_free_again_however_a_request_ended(house):
         entered = len(house.entered)
         await until(house, entered + 1)
         writer.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while house.door.under_way:
             await asyncio.sleep(0.01)
     assert house.ended == 4  # the handlers of clients that went away were cancelled
@@ -134,7 +134,7 @@ async def test_a_body_that_dribbles_is_given_up_and_its_rest_is_never_a_request(
     began = time.monotonic()
     dribble = [head("POST /echo", JSON + "Content-Length: 900"), *["x"] * 8, head("GET /read")]
     answers = await house.raw(*dribble, pause=0.1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # all of it may take 900 bytes, and nobody waits for them
     assert [answer.status for answer in answers] == [408]
     assert answers[0].error["code"] == "request_timeout"
     assert house.entered == []
@@ -148,7 +148,7 @@ async def test_a_body_that_breaks_off_in_bad_chunks_runs_nothing(house):
 
 
 async def test_a_body_that_comes_steadily_may_take_longer_than_the_patience_for_silence(tmp_path):
-    async with opened_house(tmp_path, body_limit=1_000_000, body_seconds=0.3) as house:
+    async with opened_house(tmp_path, body_limit=1_000_000, body_seconds=0.6) as house:
         pieces = [b"x" * 16_000] * 8
         start = head("POST /echo", JSON + f"Content-Length: {16_000 * 8}", "Connection: close")
         (answer,) = await house.raw(start, *pieces, pause=0.1)
@@ -158,8 +158,8 @@ async def test_a_body_that_comes_steadily_may_take_longer_than_the_patience_for_
 
 async def closed_after(house: House, *pieces: bytes, pause: float = 0.1) -> float:
     """Seconds until the server closes a connection on which this is written, and then nothing."""
-    reader, writer = await house.connect()
     began = time.monotonic()
+    reader, writer = await house.connect()
 
     async def write() -> None:
         for piece in pieces:
@@ -167,7 +167,7 @@ async def closed_after(house: House, *pieces: bytes, pause: float = 0.1) -> floa
             await asyncio.sleep(pause)
 
     writing = asyncio.create_task(write())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while await reader.read(65536):
             pass
     writing.cancel()
@@ -176,13 +176,14 @@ async def closed_after(house: House, *pieces: bytes, pause: float = 0.1) -> floa
 
 
 async def test_a_head_that_dribbles_and_a_connection_that_says_nothing_are_closed(tmp_path):
-    async with opened_house(tmp_path, head_seconds=0.4, idle_seconds=1.2) as house:
-        dribble = [b"GET /read HTTP/1.1\r\nHost: localhost\r\n", *[b"X: 1\r\n"] * 50]
-        assert 0.3 < await closed_after(house, *dribble) < 1.1
-        assert 1.1 < await closed_after(house) < 4
+    dribble = [b"GET /read HTTP/1.1\r\nHost: localhost\r\n", *[b"X: 1\r\n"] * 50]
+    async with opened_house(tmp_path, head_seconds=0.4, idle_seconds=30) as house:
+        assert 0.3 < await closed_after(house, *dribble) < 20
         again = [head("GET /read").encode(), *dribble]  # also when the first request was a good one
-        assert 0.3 < await closed_after(house, *again) < 1.1
+        assert 0.3 < await closed_after(house, *again) < 20
         assert len(house.entered) == 1
+    async with opened_house(tmp_path, head_seconds=30, idle_seconds=1.2) as house:
+        assert 1.1 < await closed_after(house) < 20
 
 
 async def test_the_patience_for_heads_does_not_touch_a_request_that_is_being_handled(tmp_path):
@@ -199,7 +200,7 @@ async def test_a_client_that_does_not_read_what_it_is_sent_is_cut_off(tmp_path):
         _, writer = await house.connect()
         writer.write(head("GET /endless").encode())
         await until(house, 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not house.ended:
                 await asyncio.sleep(0.02)
         assert house.door.under_way == 0
@@ -207,11 +208,11 @@ async def test_a_client_that_does_not_read_what_it_is_sent_is_cut_off(tmp_path):
 
 
 async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(tmp_path):
-    async with opened_house(tmp_path, send_seconds=0.4) as house:
+    async with opened_house(tmp_path, send_seconds=1.0) as house:
         reader, writer = await house.connect()
         writer.write(head("GET /endless").encode())
         began, read = time.monotonic(), 0
-        while time.monotonic() - began < 1.2:
+        while time.monotonic() - began < 3.0:
             read += len(await reader.read(1_000_000))
             await asyncio.sleep(0.001)
         assert house.ended == 0
@@ -220,6 +221,7 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(tmp_path):
 
 # ---------------------------------------------------------------------------------------------- not quite HTTP
 
+LAST = head("GET /read", "Connection: close")
 NEXT = head("GET /read")  # what a front server may have taken for a body
 STRANGE = {
     "no host": "GET /read HTTP/1.1\r\n\r\n",
@@ -250,7 +252,7 @@ STRANGE = {
     "an unknown version": "GET /read HTTP/3.7\r\nHost: localhost\r\n\r\n",
     "HTTP/2": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-    "lone surrogates in a header": head("GET /read").encode()[:-2] + b"X-Session: \xff\xed\xa0\x80\r\n\r\n",
+    "lone surrogates in a header": LAST.encode()[:-2] + b"X-Session: \xff\xed\xa0\x80\r\n\r\n",
     "bytes in the path": b"GET /read\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
 
@@ -271,14 +273,14 @@ async def test_text_beyond_ascii_in_a_header_is_allowed_when_it_is_text(house):
 
 
 async def test_requests_behind_one_another_on_a_connection_pass_the_door_one_by_one(house):
-    answers = await house.raw(head("GET /read") + head("GET /read", "Origin: http://evil.test") + head("GET /read"))
+    answers = await house.raw(head("GET /read") + head("GET /read", "Origin: http://evil.test") + LAST)
     assert [answer.status for answer in answers] == [200, 403, 200]
     assert len(house.entered) == 2
 
 
 async def test_a_request_behind_an_upgrade_that_is_not_taken_passes_the_door_too(house):
     upgrade = head("GET /read", "Connection: Upgrade", "Upgrade: websocket")
-    answers = await house.raw(upgrade + "GET /read HTTP/1.1\r\nHost: evil.test\r\n\r\n")
+    answers = await house.raw(upgrade + "GET /read HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n")
     assert [answer.status for answer in answers] == [200, 403]
     assert len(house.entered) == 1
 
@@ -287,7 +289,7 @@ async def test_large_bodies_have_so_much_room_together_and_small_ones_always_pas
     async with opened_house(tmp_path, body_limit=1_000_000, bodies_limit=1_500_000) as house:
         large = b" " * 700_000
         working = [asyncio.create_task(house.ask("POST", "/wait", large)) for _ in range(2)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(house.entered) < 2:
                 await asyncio.sleep(0.01)
         for _ in range(3):
@@ -309,7 +311,7 @@ async def test_large_bodies_have_so_much_room_together_and_small_ones_always_pas
 async def test_silent_connections_keep_nobody_out_and_those_at_work_stay(tmp_path):
     async with opened_house(tmp_path, places=10) as house:
         working = [asyncio.create_task(house.ask("POST", "/wait")) for _ in range(3)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(house.entered) < 3:
                 await asyncio.sleep(0.01)
         silent = [await house.connect() for _ in range(30)]
@@ -317,7 +319,7 @@ async def test_silent_connections_keep_nobody_out_and_those_at_work_stay(tmp_pat
             writer.write(b"POST /echo HTTP/1.1\r\nHost: loc")  # a head that never ends
         for _ in range(20):
             assert (await house.ask()).status == 200
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert [await reader.read() for reader, _ in silent[:20]] == [b""] * 20
         house.gate.set()
         assert [answer.status for answer in await asyncio.gather(*working)] == [200] * 3
@@ -328,7 +330,7 @@ async def test_silent_connections_keep_nobody_out_and_those_at_work_stay(tmp_pat
 async def test_where_every_connection_is_at_work_a_new_one_is_told_so(tmp_path):
     async with opened_house(tmp_path, places=3) as house:
         working = [asyncio.create_task(house.ask("POST", "/wait")) for _ in range(3)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(house.entered) < 3:
                 await asyncio.sleep(0.01)
         reader, writer = await house.connect()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.clients.environments import python_environment
 from tests.clients.processes import bare_environment, serving
 
@@ -12,6 +14,7 @@ FOLDER = Path(__file__).parent / "contract"
 EXAMPLES = 30  # an operation and a phase
 
 
+@pytest.mark.timeout(300)
 async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_path):
     command = python_environment("schemathesis").parent / "schemathesis"
     settings = {"PYTHONPATH": str(FOLDER), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -24,7 +27,7 @@ async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_pat
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         try:
-            async with asyncio.timeout(45):
+            async with asyncio.timeout(200):
                 said, _ = await process.communicate()
         finally:
             if process.returncode is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import fcntl
+import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -19,11 +21,22 @@ from .serving import Client, process, text_of
 PORT = 11434  # Ollama's own
 
 
+@pytest.fixture(autouse=True)
+def _alone_at_the_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One test at a time, whatever number of processes run them: one has an Ollama there, and one has none."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (folder / "ollama.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @contextlib.asynccontextmanager
-async def ollama(behind: FakeOpenAI) -> AsyncIterator[None]:
+async def ollama(behind: FakeOpenAI, delay: float = 0.0) -> AsyncIterator[None]:
     """What an Ollama with one model answers, at Ollama's address; chats go to the fake."""
 
     async def tags(request: web.Request) -> web.Response:
+        await asyncio.sleep(delay)
         model = {"name": "tools-0x1", "model": "tools-0x1", "modified_at": "2026-01-01T00:00:00Z", "size": 1}
         return web.json_response({"models": [model]})
 
@@ -45,10 +58,11 @@ async def ollama(behind: FakeOpenAI) -> AsyncIterator[None]:
 
 
 @pytest.mark.platform("an Ollama of the person's own may stand at its address")
-async def test_an_ollama_on_this_machine_answers_where_no_model_is_set(tmp_path: Path):
+@pytest.mark.parametrize("delay", [0.0, 1.5], ids=["at once", "on a busy machine"])
+async def test_an_ollama_on_this_machine_answers_where_no_model_is_set(tmp_path: Path, delay: float):
     async with FakeOpenAI() as fake, aiohttp.ClientSession() as http:
         try:
-            async with ollama(fake):
+            async with ollama(fake, delay):
                 settings = {"EVERLOOP_BASE_URL": "", "EVERLOOP_MODEL": ""}
                 async with process(fake, tmp_path, first="the Ollama on this machine", **settings) as (_, url):
                     assert text_of(await Client(url, http).ask("mark:m1")).startswith("done:m1")
@@ -58,7 +72,7 @@ async def test_an_ollama_on_this_machine_answers_where_no_model_is_set(tmp_path:
 
 async def test_with_no_ollama_and_no_weights_one_line_says_what_to_do(tmp_path: Path):
     done = await asyncio.wait_for(
-        everloop("serve", "--port", "0", EVERLOOP_HOME=str(tmp_path), EVERLOOP_MODEL="", EVERLOOP_BASE_URL=""), 30
+        everloop("serve", "--port", "0", EVERLOOP_HOME=str(tmp_path), EVERLOOP_MODEL="", EVERLOOP_BASE_URL=""), 50
     )
     assert done.status == 2
     assert len(done.err.splitlines()) == 1

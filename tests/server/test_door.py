@@ -219,7 +219,7 @@ async def test_where_a_token_is_needed_nobody_comes_in_without_a_right_one(guard
 async def test_two_tokens_in_one_request_are_refused(guarded):
     anna, berta = await guarded.token("anna"), await guarded.token("berta")
     both = f"Authorization: Bearer {anna}\r\nAuthorization: Bearer {berta}\r\n"
-    head = f"GET /read HTTP/1.1\r\nHost: localhost\r\n{both}\r\n"
+    head = f"GET /read HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{both}\r\n"
     (answer,) = await guarded.raw(head)
     assert answer.status == 400
     assert guarded.entered == []

@@ -15,13 +15,14 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.dispatch.neighbours import wake_all
 from everloop.log import CallEnded
+from everloop.store.base import Store
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
 from ..commands import until
 from ..postgres.fixtures import *  # noqa: F403
-from .serving import Client, call, process, text_of, worker
+from .serving import Client, call, process, refuses, text_of, worker
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -32,9 +33,13 @@ def where(request: Any, tmp_path: Path) -> dict[str, str]:
     return {"EVERLOOP_STORE": request.getfixturevalue("database")}
 
 
+def opened(folder: Path, where: dict[str, str]) -> Store:
+    return PostgresStore(where["EVERLOOP_STORE"]) if where else SQLiteStore(folder / "everloop.db")
+
+
 @contextlib.asynccontextmanager
 async def front(fake: FakeOpenAI, folder: Path, settings: dict[str, str]) -> AsyncIterator[Client]:
-    (folder / "config.toml").write_text("[server]\nturns = false\n[worker]\nlease_seconds = 2\n")
+    (folder / "config.toml").write_text("[server]\nturns = false\n[worker]\nlease_seconds = 10\n")
     async with process(fake, folder, **settings) as (_, url), aiohttp.ClientSession() as http:
         yield Client(url, http)
 
@@ -65,7 +70,7 @@ async def test_a_worker_that_is_ended_leaves_its_turn_after_the_step_to_another(
             await until(lambda: fake.requests)
             async with worker(fake, tmp_path, **where):
                 first.send_signal(signal.SIGTERM)
-                assert await asyncio.wait_for(first.wait(), 10) == 0
+                assert await asyncio.wait_for(first.wait(), 25) == 0
                 assert text_of(await asyncio.wait_for(asked, 20)) == "done"
         assert len(fake.requests) == 2
         assert (tmp_path / "workspace" / "runs.txt").read_text() == "once\n"
@@ -93,7 +98,7 @@ async def test_a_stop_and_a_status_reach_the_turn_that_a_worker_runs(tmp_path: P
         await until(lambda: fake.requests)
         assert "in another process" in text_of(await client.ask("/status", kept))
         assert "Stopped" in text_of(await client.ask("/stop", kept))
-        status, error = await asyncio.wait_for(asked, 10)
+        status, error = await asyncio.wait_for(asked, 25)
         assert (status, error["code"]) == (409, "cancelled")
         fake.reply("goes on")
         assert text_of(await client.ask("and now?", kept)) == "goes on"
@@ -102,7 +107,7 @@ async def test_a_stop_and_a_status_reach_the_turn_that_a_worker_runs(tmp_path: P
 async def test_an_owner_whose_folder_cannot_be_made_holds_up_nobody_else(tmp_path: Path, where: dict[str, str]):
     (tmp_path / "owners").mkdir()
     (tmp_path / "owners" / "bob").write_text("in the way")
-    store = PostgresStore(where["EVERLOOP_STORE"]) if where else SQLiteStore(tmp_path / "everloop.db")
+    store = opened(tmp_path, where)
     try:
         await store.accept(InboundMessage("api", "bob", "c", "hi", owner="bob", reply=False).addressed())
     finally:
@@ -123,6 +128,13 @@ async def test_for_a_client_that_left_before_a_worker_came_no_model_is_asked(
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(client.ask("gone", headers), 0.7)
         await asyncio.sleep(0.5)
+        store = opened(tmp_path, where)
+        try:
+            async with asyncio.timeout(20):
+                while await store.ready("nobody"):  # until the server has seen all of them leave
+                    await asyncio.sleep(0.05)
+        finally:
+            await store.close()
         async with worker(fake, tmp_path, **where):
             fake.reply("for one who waits")
             assert text_of(await asyncio.wait_for(client.ask("hi", headers), 20)) == "for one who waits"
@@ -132,8 +144,8 @@ async def test_for_a_client_that_left_before_a_worker_came_no_model_is_asked(
 
 async def test_a_server_that_drains_leaves_turns_of_others_after_their_step(tmp_path: Path, where: dict[str, str]):
     """It waits for a client of its own meanwhile, and what it would begin for others then would be cut off."""
-    (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 3\n[worker]\nlease_seconds = 2\n")
-    store = PostgresStore(where["EVERLOOP_STORE"]) if where else SQLiteStore(tmp_path / "everloop.db")
+    (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 6\n[worker]\nlease_seconds = 10\n")
+    store = opened(tmp_path, where)
     async with FakeOpenAI() as fake, aiohttp.ClientSession() as http, process(fake, tmp_path, **where) as (made, url):
         fake.calls(call("exec", command="while [ ! -e go ]; do sleep 0.1; done; echo one >> runs.txt"))
         message = InboundMessage("chat", "ada", "c", "go", owner="me", reply=False).addressed()
@@ -147,9 +159,9 @@ async def test_a_server_that_drains_leaves_turns_of_others_after_their_step(tmp_
             fake.calls(call("exec", id="c2", command="sleep 4; echo two >> runs.txt"))
             fake.reply("done")
             made.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.3)
+            await refuses(url)
             (tmp_path / "workspace" / "go").touch()
-            assert await asyncio.wait_for(made.wait(), 10) == 0
+            assert await asyncio.wait_for(made.wait(), 25) == 0
             with pytest.raises(aiohttp.ClientError):
                 await asking
             async with asyncio.timeout(20):

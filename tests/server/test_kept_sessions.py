@@ -20,6 +20,12 @@ async def server(tmp_path: Path):
         yield running
 
 
+def under_way(server: Serving) -> int:
+    """Requests that are being handled."""
+    assert server.server._door is not None
+    return server.server._door.under_way
+
+
 async def test_a_kept_session_takes_only_the_last_message(server: Serving):
     server.fake.reply("Hello Ada.")
     await server.ask("My name is Ada.", ADA)
@@ -97,22 +103,26 @@ async def test_a_request_that_comes_again_while_it_runs_waits_for_the_same_answe
 async def test_a_request_whose_client_left_is_run_again_when_it_is_repeated(server: Serving):
     once = {**ADA, "Idempotency-Key": "k1"}
     server.fake.hang(30)
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(server.ask("go", once), 0.3)
+    asking = asyncio.create_task(server.ask("go", once))
+    await until(lambda: server.fake.requests)
+    asking.cancel()
     assert (await server.ended("ada")).reason == "cancelled"
     server.fake.reply("now it works")
     assert text_of(await server.ask("go", once)) == "now it works"
 
 
 async def test_whoever_repeats_a_request_gets_its_answer_though_the_first_connection_breaks(server: Serving):
-    server.fake.reply("the only answer", delay=0.6)
+    server.fake.reply("the only answer", delay=3.0)
     first = asyncio.create_task(server.ask("go", ONCE))
     await until(lambda: server.fake.requests)
     second = asyncio.create_task(server.ask("go", ONCE))
-    await asyncio.sleep(0.1)
+    await until(lambda: under_way(server) == 2)
+    await asyncio.sleep(0.3)
     first.cancel()
+    await until(lambda: under_way(server) == 1)
     third = asyncio.create_task(server.stream("go", ONCE))
-    await asyncio.sleep(0.1)
+    await until(lambda: under_way(server) == 2)
+    await asyncio.sleep(0.3)
     second.cancel()
     assert (await third).text == "the only answer"
     assert len(server.fake.requests) == 1
@@ -148,17 +158,17 @@ async def test_requests_of_one_session_wait_for_each_other(server: Serving):
     server.fake.reply("first", delay=0.3)
     server.fake.reply("second")
     one = asyncio.create_task(server.ask("one", ADA))
-    await asyncio.sleep(0.1)
+    await until(lambda: server.fake.requests)
     two = asyncio.create_task(server.ask("two", ADA))
     assert (text_of(await one), text_of(await two)) == ("first", "second")
 
 
 async def test_a_client_that_leaves_the_queue_stops_nobody_else(server: Serving):
-    server.fake.reply("first", delay=0.6)
+    server.fake.reply("first", delay=3.0)
     one = asyncio.create_task(server.ask("one", ADA))
-    await asyncio.sleep(0.1)
+    await until(lambda: server.fake.requests)
     with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(server.ask("two, the canary", ADA), 0.2)
+        await asyncio.wait_for(server.ask("two, the canary", ADA), 0.5)
     assert text_of(await one) == "first"
     server.fake.reply("third")
     assert text_of(await server.ask("three", ADA)) == "third"

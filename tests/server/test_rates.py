@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,14 @@ async def test_more_than_that_get_a_429_in_openais_words_that_says_when_to_come_
 
 
 async def test_the_time_that_is_told_is_true(server: Serving):
+    began = time.time()
     for _ in range(2):
         await server.ask("hi")
-    await shift(server.store, 56.5)
+    await shift(server.store, 56.5 - (time.time() - began))
     async with server.post(ASK) as response:
         assert response.status == 429
         wait = int(response.headers["Retry-After"])
-    assert 1 <= wait <= 4
+    assert 1 <= wait <= 10
     await asyncio.sleep(wait)
     assert text_of(await server.ask("hi")) == ANSWER
 
@@ -87,8 +89,8 @@ async def test_a_full_minute_does_not_keep_a_turn_from_being_stopped(server: Ser
     await server.ask("hi")
     assert (await server.fails("hi"))[0] == 429
     await server.ask("/stop", session)
-    await until(lambda: server.fake.requests[0].gone, 10)
-    async with asyncio.timeout(10):
+    await until(lambda: server.fake.requests[0].gone)
+    async with asyncio.timeout(20):
         assert (await running)[1]["code"] == "cancelled"
 
 

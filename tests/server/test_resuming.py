@@ -37,7 +37,7 @@ class Begun(Streamed):
     async def read(self, text: str | None = None) -> None:
         """Read until this has come, or to the end."""
         assert self.response is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while text is None or text not in self.text:
                 if not (line := await self.response.content.readline()):
                     break
@@ -69,7 +69,7 @@ async def test_only_a_stream_that_can_be_asked_for_again_has_positions(server: S
 async def test_from_every_position_of_an_answer_exactly_the_rest_comes(server: Serving):
     server.fake.reply("Let me look. ")
     server.fake.replies[-1].calls = [call("list_dir", path=".")]
-    server.fake.reply("It is 😀 empty.", tokens=["It is ", "😀", " empty", "."], token_delay=0.03)
+    server.fake.reply("It is 😀 empty.", tokens=["It is ", "😀", " empty", "."], token_delay=0.1)
     whole = await server.stream("go", ONCE)
     assert whole.text == "Let me look. \n\nIt is 😀 empty."
     assert len(whole.ids) >= 3
@@ -105,7 +105,7 @@ async def test_without_a_position_the_whole_answer_comes_again(server: Serving):
 
 
 async def test_a_client_that_comes_back_while_the_answer_is_written_goes_on_where_it_was(server: Serving):
-    server.fake.reply(TEXT, tokens=WORDS, token_delay=0.02)
+    server.fake.reply(TEXT, tokens=WORDS, token_delay=0.05)
     first = await begin(server, "word10 ")
     resumed = await server.stream("go", back(first.ids[-1]))
     assert len(resumed.chunks) > 5  # as it is written, not at its end
@@ -227,7 +227,7 @@ def test_a_client_that_reads_slowly_costs_no_more_than_the_text():
 
 
 async def test_one_who_comes_when_another_has_gone_sees_the_answer_as_it_is_written(server: Serving):
-    server.fake.reply(TEXT, tokens=WORDS, token_delay=0.03)
+    server.fake.reply(TEXT, tokens=WORDS, token_delay=0.06)
     first = await begin(server, "word3 ")
     second = await begin(server, "word5 ")
     second.leave()

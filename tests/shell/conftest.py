@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -30,6 +31,20 @@ async def desk(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[De
     desk = Desk(folder, ShellSettings(mode=request.param))
     yield desk
     await desk.close()
+
+
+@pytest_asyncio.fixture
+async def desk_with(folder: Path) -> AsyncIterator[Callable[..., Desk]]:
+    """Makes one with settings of the test's own; what it left running ends with the test."""
+    made: list[Desk] = []
+
+    def make(**settings: Any) -> Desk:
+        made.append(Desk(folder, ShellSettings(**settings)))
+        return made[-1]
+
+    yield make
+    for desk in made:
+        await desk.close()
 
 
 @pytest_asyncio.fixture

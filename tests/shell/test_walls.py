@@ -25,13 +25,13 @@ async def test_a_command_with_network_reaches_a_server_and_its_output_is_untrust
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    for mode in ("bubblewrap", "landlock", "off"):
-        desk = Desk(folder, ShellSettings(mode=mode))
-        output = await desk.output("exec", command=f"curl -sS {url}", network=True)
-        assert output == Output("from outside", untrusted=True)
-        late = await desk.output("exec", command="sleep 9", network=True, timeout=0.2)
-        assert late.untrusted
-    server.close()
+    async with server:
+        for mode in ("bubblewrap", "landlock", "off"):
+            desk = Desk(folder, ShellSettings(mode=mode))
+            output = await desk.output("exec", command=f"curl -sS {url}", network=True)
+            assert output == Output("from outside", untrusted=True)
+            late = await desk.output("exec", command="sleep 9", network=True, timeout=0.2)
+            assert late.untrusted
 
 
 async def test_an_unrestricted_workspace_means_no_sandbox_unless_the_settings_want_one(folder):

@@ -137,7 +137,7 @@ async def test_a_plain_function_runs_in_a_thread_with_the_context_of_the_caller(
 
 
 async def test_plain_functions_run_side_by_side_and_their_errors_come_back():
-    barrier = threading.Barrier(8, timeout=10)
+    barrier = threading.Barrier(8, timeout=30)
 
     @tool
     def meet(fail: bool) -> str:
@@ -158,7 +158,7 @@ async def test_a_cancelled_plain_function_leaves_the_pool_usable():
     @tool
     def hang() -> str:
         """Hang."""
-        release.wait(10)
+        release.wait(30)
         return "late"
 
     task = asyncio.create_task(hang.execute())

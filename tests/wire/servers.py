@@ -163,7 +163,7 @@ def once(*blocks: bytes, then: bytes | None = None) -> Handler:
         if peer.number == 1:
             await peer.send(*blocks)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(20):
                     await peer.request()
                     await peer.send(then or answer("second on the same connection"))
                     await peer.gone()
@@ -182,7 +182,7 @@ def server_tls() -> ssl.SSLContext:
 
 @contextlib.asynccontextmanager
 async def client(url: str, **options: Any) -> AsyncIterator[OpenAIProvider]:
-    options.setdefault("timeouts", Timeouts(connect=5, first_token=5, token=5, total=5))
+    options.setdefault("timeouts", Timeouts(connect=30, first_token=30, token=30, total=30))
     provider = OpenAIProvider(url + ("" if "?" in url else "/v1"), options.pop("api_key", "secret-key"), "m", **options)
     try:
         yield provider

@@ -95,7 +95,7 @@ async def test_a_call_that_is_cancelled_ends_its_connection_at_once(monkeypatch,
             url = "https://model.example"
         async with client(url) as provider:
             task = asyncio.create_task(_ask(provider, stage))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await reached.wait()
                 await asyncio.sleep(0.01)
                 task.cancel()
@@ -132,7 +132,7 @@ async def test_a_call_may_be_cancelled_at_any_instant(trusted, secure):
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
                 assert await say(provider, str(steps)) == str(steps)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(open_now) > 1:
                 await asyncio.sleep(0.01)
 
@@ -165,7 +165,7 @@ async def test_closing_while_a_call_runs_is_a_clear_error_and_no_hang(stage):
 
     async with Server(handler) as server, client(server.url) as provider:
         task = asyncio.create_task(_ask(provider, stage))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await reached.wait()
             await asyncio.sleep(0.01)
             await provider.close()
@@ -178,7 +178,7 @@ async def test_closing_while_a_call_runs_is_a_clear_error_and_no_hang(stage):
 async def test_closing_while_a_connection_is_made_leaves_none_behind():
     async with Server(polite) as server:
         pool = Pool(origin_of(server.url), {})
-        task = asyncio.create_task(pool.post([b"{}"], 5))
+        task = asyncio.create_task(pool.post([b"{}"], 20))
         await asyncio.sleep(0)
         pool.close()
         with pytest.raises(ConnectionBroke, match="closed on this side"):
@@ -193,7 +193,7 @@ async def test_an_answer_that_ends_with_the_connection_is_not_whole_when_we_are_
 
     async with Server(half) as server:
         pool = Pool(origin_of(server.url), {})
-        response = await pool.post([b"{}"], 5)
+        response = await pool.post([b"{}"], 20)
         assert await response.read() == b"half"
         response.close()
         with pytest.raises(ConnectionBroke):

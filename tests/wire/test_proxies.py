@@ -66,7 +66,7 @@ async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch, s
         monkeypatch.setenv("https_proxy", f"http://user:password@127.0.0.1:{proxy.port}")
         async with client("https://model.example") as provider:
             error = await failure(provider)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await gone.wait()
     assert f"cannot reach https://model.example: the proxy http://127.0.0.1:{proxy.port} refused" in str(error)
     assert f"HTTP {status[:3]}" in str(error)

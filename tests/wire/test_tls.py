@@ -89,7 +89,7 @@ async def test_a_large_body_over_tls_that_ends_with_the_connection_comes_whole_t
 
     async with Server(generous, server_tls()) as server:
         pool = Pool(origin_of(server.url), {})
-        response = await pool.post([b"{}"], 5)
+        response = await pool.post([b"{}"], 20)
         size = 0
         while data := await response.read():
             size += len(data)

@@ -10,11 +10,12 @@ import msgspec
 from .endpoints import ENDPOINTS
 from .origin import Origin, origin_of
 
+SECONDS = 5.0  # on a busy machine an Ollama may take its time; where there is none, nobody waits
 LARGEST = 1 << 20  # bytes of a list of models
 NO_CHAT = ("embed", "bert", "rerank", "bge-", "minilm")
 
 
-async def find_ollama(timeout: float = 0.5, base_url: str = ENDPOINTS["ollama"].base_url) -> str | None:
+async def find_ollama(timeout: float = SECONDS, base_url: str = ENDPOINTS["ollama"].base_url) -> str | None:
     """The model that was changed last of the Ollama at a base URL, of those that chat and run here; None if there is
     none, or if nobody answers in time."""
     try:

@@ -87,7 +87,7 @@ def cancel(asked):
 
 def timeout(asked):
     try:
-        client(asked).with_options(timeout=1).chat.completions.create(model=asked.model, messages=said(asked.prompt))
+        client(asked).with_options(timeout=4).chat.completions.create(model=asked.model, messages=said(asked.prompt))
     except APITimeoutError:
         return {"timeout": True}
 

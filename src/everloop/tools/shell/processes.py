@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,7 +18,9 @@ from ..base import ToolError
 from ..threads import in_thread
 
 GRACE_SECONDS = 2.0  # between being asked to end and being killed
-_LAST_WORDS_SECONDS = 0.5  # for what is still in the pipe when the command is over
+# For what is still in the pipe when the command is over: a slow disk may have to take it. On Linux nobody is left who
+# could hold the pipe; elsewhere somebody may.
+_LAST_WORDS_SECONDS = 10.0 if sys.platform == "linux" else 0.5
 _END_SECONDS = 10.0
 _HOLD_SECONDS = 0.2
 _CHUNK = 256 * 1024

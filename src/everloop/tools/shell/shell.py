@@ -206,6 +206,8 @@ class ProcessTool(Tool):
                     await job.fresh.more.wait()
             except TimeoutError:
                 pass  # there is no news: that is told below
+        if job.process.returncode is not None:
+            await job.process.wait()  # its last words may come after its end, and who is told of that asks no more
         said = job.fresh.take().rstrip()
         return Output(f"{said}\n[{job.id}: {job.state}]".lstrip(), untrusted=job.network)
 

@@ -37,6 +37,11 @@ hypothesis.settings.register_profile("everloop", deadline=None, derandomize=_IN_
 hypothesis.settings.load_profile("everloop")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Many tests wait for processes and clocks, so a few more than there are cores are done sooner."""
+    return len(os.sched_getaffinity(0)) + 2
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the test its own home and take away every setting of the person who runs it."""

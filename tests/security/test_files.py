@@ -479,15 +479,8 @@ async def test_a_store_inside_the_workspace_is_neither_read_nor_written(scene):
 async def test_a_pattern_or_glob_cannot_lead_out(scene, outside, engine, monkeypatch):
     if engine == "python":
         monkeypatch.setenv("PATH", str(scene.root))
-    patterns = [
-        "../outside/*",
-        "../**",
-        "/**",
-        f"{outside.folder}/**",
-        "**/../outside/*",
-        "{..,.}/outside/*",
-        "[.][.]/outside/*",
-    ]
+    patterns = ["../outside/*", "../**", "/**", f"{outside.folder}/**"]
+    patterns += ["**/../outside/*", "{..,.}/outside/*", "[.][.]/outside/*"]
     options = ["-f../outside/secret.txt", "--file=../outside/secret.txt", "--follow", "--pre=cat"]
     calls = [call("find_files", pattern=pattern) for pattern in patterns]
     calls += [call("grep", pattern="secret", glob=pattern) for pattern in patterns]

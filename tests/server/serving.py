@@ -244,7 +244,7 @@ async def refuses(url: str) -> None:
     """Wait until a server that was told to end has heard it: it takes no more connections."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     async with asyncio.timeout(30):
-        with contextlib.suppress(ConnectionRefusedError):
+        with contextlib.suppress(ConnectionRefusedError, ConnectionResetError):  # or it closes its door just then
             while True:
                 _, writer = await asyncio.open_connection(host, int(port))
                 writer.close()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everloop.dispatch.neighbours import Neighbours, _socket_path
+from everloop.store.postgres.company import Company
+from everloop.store.postgres.pulse import RENEW
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.workers import new_worker, retire
@@ -35,6 +38,73 @@ async def test_whoever_leaves_before_it_has_joined_leaves_nothing_behind(
         await place.leave()
         await joining
         assert await asyncio.to_thread(ears_of, store) == []
+    await nobody_is_known(store)
+    retire(worker)
+    await store.close()
+
+
+async def nobody_is_known(store: Any) -> None:
+    """Soon: a beat under way may say for a moment what was true before it. The one after it comes after 5 seconds."""
+    end = time.monotonic() + 4
+    while time.monotonic() < end and await store.workers():
+        await asyncio.sleep(0.01)
     assert await store.workers() == []
+
+
+class LateStore(PostgresStore):
+    """Writes of nobody that he is there until it is told to."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(dsn)
+        self.gate = asyncio.Event()
+
+    async def join(self, worker: str, address: str) -> None:
+        await self.gate.wait()
+        await super().join(worker, address)
+
+
+@pytest.mark.parametrize("step", ["join", "rest"])
+async def test_a_word_that_is_written_late_does_not_bring_back_who_has_left(step: str, database: str) -> None:
+    store = LateStore(database)
+    worker = new_worker()
+    place = Company(store, worker, lambda _: None, takes=True)
+    if step == "rest":
+        store.gate.set()
+        await place.join()
+        store.gate.clear()
+    coming = asyncio.create_task(place.join() if step == "join" else place.rest())
+    await asyncio.sleep(0)
+    await place.leave()
+    store.gate.set()
+    await coming
+    await nobody_is_known(store)
+    assert ears_of(store) == []
+    retire(worker)
+    await store.close()
+
+
+async def test_a_beat_under_way_does_not_bring_back_who_has_left(database: str) -> None:
+    """The worker leaves between the beat's look at who is there and its writing that down."""
+    store = PostgresStore(database)
+    worker, loop = new_worker(), asyncio.get_running_loop()
+    connect, beats = store.pulse._connect, asyncio.Semaphore(0)
+
+    class Beating:
+        def __init__(self) -> None:
+            self.real: Any = connect()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+        def execute(self, query: str, values: Any = ()) -> Any:
+            if query == RENEW and values[1][0] is not None:
+                asyncio.run_coroutine_threadsafe(store.leave(worker), loop).result(10)
+                loop.call_soon_threadsafe(beats.release)
+            return self.real.execute(query, values)
+
+    store.pulse._connect = Beating  # type: ignore[assignment]
+    await store.join(worker, "ear")
+    await asyncio.wait_for(beats.acquire(), 10)
+    await nobody_is_known(store)
     retire(worker)
     await store.close()

@@ -42,8 +42,7 @@ class Company:
         """Be known to the others and know them."""
         self._joined = True
         self._store.relay.bind()  # who follows a turn may be told before there is one here
-        await self._store.join(self._worker, TAKES if self._takes else HEARS)
-        if not self._joined:  # it has left again before it was there
+        if not await self._be_known(TAKES if self._takes else HEARS):
             return
         self._store.pulse.listen(self, asyncio.get_running_loop(), self._heard)
         await self._watch_all()
@@ -53,7 +52,14 @@ class Company:
         """Be told of no more work, but of all else."""
         self._takes = False
         if self._joined:
-            await self._store.join(self._worker, HEARS)
+            await self._be_known(HEARS)
+
+    async def _be_known(self, address: str) -> bool:
+        """Whether it still is afterwards: it may have left again before it was there."""
+        await self._store.join(self._worker, address)
+        if not self._joined:
+            await self._store.leave(self._worker)
+        return self._joined
 
     async def leave(self) -> None:
         if not self._joined:

@@ -147,13 +147,7 @@ class Pulse:
 
     def _beat(self, connection: Connection) -> None:
         """Renew what is ours, take away what is dead, and wake all if that frees something."""
-        with self._lock:
-            for worker in [worker for worker in self._workers if gone(worker)]:
-                del self._workers[worker]
-            workers = dict(self._workers)
-        if workers:
-            connection.execute(RENEW, (list(workers), list(workers.values())))
-        if connection.execute(BURY, (self._lease, list(workers))).fetchall():
+        if connection.execute(BURY, (self._lease, self._renew(connection))).fetchall():
             self.owes = True
         if self.owes:
             self.owes = False  # before it is sent: what comes meanwhile sets it again
@@ -162,6 +156,20 @@ class Pulse:
             except Exception:
                 self.owes = True
                 raise
+
+    def _renew(self, connection: Connection) -> list[str]:
+        """Say of our workers that they live. Where one comes or goes meanwhile, what it has written of itself may be
+        written over by what was true before: once more, then."""
+        while True:
+            with self._lock:
+                for worker in [worker for worker in self._workers if gone(worker)]:
+                    del self._workers[worker]
+                workers = dict(self._workers)
+            if workers:
+                connection.execute(RENEW, (list(workers), list(workers.values())))
+            with self._lock:
+                if workers == self._workers:
+                    return list(workers)
 
     def _hear(self, connection: Connection, stop: _Stop, until: float) -> None:
         """Pass on what is said, until it is time to beat again."""

@@ -320,6 +320,8 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------ workers
 
     async def join(self, worker: str, address: str) -> None:
+        if self.pulse.knows(worker):  # a beat under way then sees that it comes too late
+            self.pulse.keep(worker, address)
         await self._write(_does(sql.JOIN, worker, address))
         self.pulse.keep(worker, address)
 

@@ -172,6 +172,7 @@ class AgentLoop:
             brief=self.subagents.brief,
             sender=None if isinstance(self.bus, DurableBus) else self._dispatcher.worker,
             hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
+            awaited=self._dispatcher.awaits,
             on_event=on_event,
             request_rounds=settings.server_rounds,
             allowed_model=partial(allowed, settings.server_models),

@@ -80,6 +80,7 @@ class TurnRunner:
     brief: Callable[[Claim], Awaitable[Brief | None]]  # what a turn works with that is not the agent's own
     sender: str | None  # the worker that sends the answers, where this process does
     hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
+    awaited: Callable[[Claim], bool]  # whether somebody in this process waits for the answer
     on_event: Callable[[str, events.Event], None] | None = None
     tracer: Tracer | None = None
     meters: Meters | None = None
@@ -109,7 +110,7 @@ class TurnRunner:
             self.store,
             claim,
             live,
-            lambda ended: _answer_to(message, ended),
+            lambda ended: _answer_to(message, ended, left=self.sender is None and not self.awaited(claim)),
             self.sender,
             lambda ended: brief.follow(ended, turn is not None and turn.conversation.untrusted),
         )
@@ -358,6 +359,10 @@ def _places(workspace: Path, home: Path, store: Store) -> Places:
     return Places(Path(os.path.abspath(workspace)), workspace.resolve(), tuple(protected), frozen)
 
 
-def _answer_to(message: InboundMessage, ended: TurnEnded) -> Sequence[OutboundMessage]:
+def _answer_to(message: InboundMessage, ended: TurnEnded, left: bool) -> Sequence[OutboundMessage]:
+    """What is sent. Whoever said it to a process that has `left` the turn to this one, a killed chat say, finds the
+    answer in the outbox when he comes back."""
+    if left and message.attended and message.by_a_person:
+        message = replace(message, reply=True)
     silent = message.metadata.get("cron") == HEARTBEAT and says_nothing(ended.text)
     return [] if ended.reason == "replaced" or silent else reply(message, ended.text)

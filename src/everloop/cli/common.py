@@ -110,10 +110,12 @@ async def show_messages(bus: MessageBus, paper: Paper, watched: str = "") -> Non
         paper.line(f"✉ {message.content}" if message.channel == "cli" else f"✉ to {message.channel}: {message.content}")
 
 
-async def show_undelivered(agent: AgentLoop, key: str, paper: Paper) -> None:
-    """Show what was said in this chat while nobody was there."""
+async def show_undelivered(agent: AgentLoop, key: str, paper: Paper, shown: str | None = None) -> None:
+    """Show what was said in this chat while nobody was there, but for an answer that was `shown` just now."""
     for message in await agent.undelivered(*chat_of(key)):
-        paper.line(f"✉ while you were away: {message.content}")
+        if message.content != shown:
+            repeated = " (perhaps once more)" if message.repeat else ""
+            paper.line(f"✉ while you were away{repeated}: {message.content}")
 
 
 def hush() -> None:

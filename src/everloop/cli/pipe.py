@@ -72,6 +72,7 @@ async def _answer(agent: AgentLoop, key: str, line: str, view: View, out: Paper)
     text = await agent.process_direct(line, key, channel, chat_id, attended=True)
     if view.turns_ended == ended_before:  # a command, or a turn that ran in another process
         out.line(with_leaving(line, text))
+        await show_undelivered(agent, key, view.paper, shown=text)
         return True
     return view.asked or (view.ended is not None and view.ended.reason == "answer")
 

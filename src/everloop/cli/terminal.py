@@ -194,6 +194,7 @@ class Chat:
             return  # the end of the turn says it
         if self._view.turns_ended == ended_before:  # a command, or run in another process
             self._paper.line(with_leaving(line, text), "dim" if command_of(line) else "")
+            await show_undelivered(self._agent, self._key, self._paper, shown=text)
 
     def _see(self, event: events.Event) -> None:
         self._view(event)

@@ -144,6 +144,10 @@ class Dispatcher:
                 await self._notice(live)
             self.kick(owner, key)
 
+    def awaits(self, claim: Claim) -> bool:
+        """Whether somebody here waits for the answer of this turn."""
+        return bool(self._waiters.of(claim.inbox))
+
     def waits(self) -> list[int]:
         """The rows of the inbox whose answers somebody here waits for, and other processes give."""
         return self._waiters.outside(self._live)

@@ -189,6 +189,21 @@ async def test_a_person_types_on_while_a_turn_runs(held):
         assert await screen.ends() == 0
 
 
+async def test_a_command_that_waits_for_a_turn_to_end_is_answered_all_the_same(held):
+    held.hold(Reply("first answer"))
+    async with terminal(server=held) as screen:
+        await screen.sees(PROMPT)
+        screen.type("one\r")
+        await held.reached.wait()
+        screen.type("/new\r")
+        place = await screen.sees("> /new")
+        held.go.set()
+        place = await screen.sees("first answer", after=place)
+        await screen.sees("This is a new conversation.", after=place)
+        screen.type("\x04")
+        assert await screen.ends() == 0
+
+
 async def test_a_message_is_handed_to_the_running_turn_when_so_set(held, home):
     home.mkdir()
     (home / "config.toml").write_text('[agent]\nbusy = "steer"\n')

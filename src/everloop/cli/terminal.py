@@ -27,6 +27,7 @@ from .common import chat_of, left_behind, make_agent, show_messages, show_undeli
 from .paper import Paper, Style
 from .view import View
 
+TOLD = ("new", "compact", "status", "help")  # commands that begin no turn, whatever turn has ended meanwhile
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK = 0.1  # seconds between two pictures of the spinner
 TWICE = 2.0  # seconds within which a second Ctrl-C leaves
@@ -192,8 +193,9 @@ class Chat:
             self._asked -= 1
         if text == STOPPED:
             return  # the end of the turn says it
-        if self._view.turns_ended == ended_before:  # a command, or run in another process
-            self._paper.line(with_leaving(line, text), "dim" if command_of(line) else "")
+        command = command_of(line)
+        if self._view.turns_ended == ended_before or command in TOLD:  # or run in another process
+            self._paper.line(with_leaving(line, text), "dim" if command else "")
             await show_undelivered(self._agent, self._key, self._paper, shown=text)
 
     def _see(self, event: events.Event) -> None:

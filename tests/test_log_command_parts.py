@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,4 +87,94 @@ async def test_a_session_that_still_works_is_read_though_many_others_began_after
     assert [told.happening.event for told in seen if told.session == "my:old"] == [
         "request", "model_called", "model_answered", "turn_ended",
     ]  # fmt: skip
+    await store.close()
+
+
+@pytest.mark.parametrize("everything", [True, False])
+async def test_all_sessions_that_worked_since_the_last_look_are_read_however_many(tmp_path, monkeypatch, everything):
+    monkeypatch.setattr(following, "RECENT", 2)
+    store = SQLiteStore(tmp_path / "store.db")
+    seen: list[Told] = []
+    follower = following.Follower(store, Wanted("me", every=True), seen.append, Cost(store, Config()))
+    worker = new_worker()
+
+    async def work(numbers: range) -> None:
+        for number in numbers:
+            claim = await store.begin("me", f"my:{number}", worker, InboundMessage("my", "ada", str(number), "hi"))
+            assert claim is not None
+            await store.finish(claim, [TurnEnded("answer", "yes")])
+
+    await work(range(5))
+    await follower.begin(everything)
+    if everything:
+        assert {told.session for told in seen} == {f"my:{number}" for number in range(5)}
+    seen.clear()
+    await work(range(3, 20))
+    await follower.look()
+    assert {told.session for told in seen} == {f"my:{number}" for number in range(3, 20)}
+    seen.clear()
+    await follower.look()
+    assert not seen
+    await store.close()
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_what_a_turn_does_while_its_beginning_is_read_is_shown_once(tmp_path, monkeypatch, first):
+    store = SQLiteStore(tmp_path / "store.db")
+    claim = await store.begin("me", "my:one", new_worker(), InboundMessage("my", "ada", "one", "hi"))
+    assert claim is not None
+    seen: list[Told] = []
+    wanted = Wanted("me", turn=claim.turn)
+    follower = following.Follower(store, wanted, seen.append, Cost(store, Config()))
+    read_turn = store.read_turn
+
+    async def ends_meanwhile(session: int, first_seq: int) -> Any:
+        before = await read_turn(session, first_seq)
+        await store.finish(claim, [ModelAnswered("yes"), TurnEnded("answer", "yes")])
+        return await read_turn(session, first_seq) if first else before
+
+    monkeypatch.setattr(store, "read_turn", ends_meanwhile)
+    await follower.begin(everything=False)
+    await follower.look()
+    assert [told.happening.event for told in seen] == ["request", "model_called", "model_answered", "turn_ended"]
+    assert follower.done
+    await store.close()
+
+
+class Early:
+    """Tells of a write once, before it can be read, as the kernel does while a commit waits for a slow disk."""
+
+    def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
+        self._write = write
+        self._calls = 0
+
+    async def start(self) -> None:
+        pass
+
+    async def changed(self) -> None:
+        self._calls += 1
+        if self._calls == 2:  # the reader has looked, and found nothing
+            await self._write()
+        if self._calls > 1:
+            await asyncio.Event().wait()
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_write_that_is_heard_of_before_it_can_be_read_is_shown(tmp_path):
+    config = Config(home=tmp_path, store=tmp_path / "store.db")
+    store = SQLiteStore(tmp_path / "store.db")
+    claim = await store.begin("me", "my:one", new_worker(), InboundMessage("my", "ada", "one", "hi"))
+    assert claim is not None
+
+    async def write() -> None:
+        await store.finish(claim, [ModelAnswered("yes"), TurnEnded("answer", "yes")])
+
+    seen: list[Told] = []
+    watch: Any = Early(write)
+    tell: Any = seen.append
+    async with asyncio.timeout(20):  # following a turn ends with it
+        assert await following._follow(config, Wanted("me", turn=claim.turn), tell, watch) == 0
+    assert [told.happening.event for told in seen] == ["request", "model_called", "model_answered", "turn_ended"]
     await store.close()

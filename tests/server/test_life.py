@@ -92,6 +92,61 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream_keeps_what_was_sai
     assert "one two" in str(await server.entries())
 
 
+async def test_one_who_stays_gets_the_answer_though_all_who_asked_with_it_leave(server: Serving, monkeypatch):
+    """Each time just as it joins their turn, which then ends for want of anybody who waits."""
+    others = [await server.client(name, "ada") for name in ("first", "second")]
+    stays = await server.client("stays", "ada")
+    joined, counted, count = asyncio.Semaphore(0), asyncio.Event(), asyncio.Event()
+    leaving, go = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
+    finish, accept, chat = server.store.finish, server.store.accept, server.server._chat
+    ends = iter(range(2))
+
+    def held(*given: Any, **named: Any) -> Any:
+        number = next(ends, None)
+
+        async def later() -> Any:
+            if number is not None:
+                leaving[number].set()
+                await go[number].wait()
+            return await finish(*given, **named)
+
+        return asyncio.ensure_future(later())
+
+    async def noted(*given: Any, **named: Any) -> Any:
+        row = await accept(*given, **named)
+        joined.release()
+        return row
+
+    async def counts(asked: Any) -> None:
+        if asked.message.sender_id == "stays":
+            counted.set()
+            await count.wait()
+
+    monkeypatch.setattr(server.store, "finish", held)
+    monkeypatch.setattr(server.store, "accept", noted)
+    monkeypatch.setattr(chat, "_count", counts)
+    server.fake.hang(60)
+    first = asyncio.create_task(others[0].ask("go", ONCE))
+    async with asyncio.timeout(30):
+        await until(lambda: len(server.fake.requests) == 1)
+        first.cancel()
+        await leaving[0].wait()
+        second, third = (asyncio.create_task(one.ask("go", ONCE)) for one in (others[1], stays))
+        await joined.acquire()
+        await joined.acquire()
+        server.fake.hang(60)
+        go[0].set()
+        await counted.wait()
+        await until(lambda: len(server.fake.requests) == 2)
+        second.cancel()
+        await leaving[1].wait()
+        server.fake.reply("for the one who stayed")
+        count.set()
+        await joined.acquire()
+        go[1].set()
+        assert text_of(await third) == "for the one who stayed"
+
+
 # ---------------------------------------------------------------------------------------------- kill and restart
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from everloop.errors import StoreError
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
@@ -212,3 +214,31 @@ async def test_a_port_that_is_taken_is_one_line():
     assert done.status == 2
     assert len(done.err.splitlines()) == 1
     assert str(port) in done.err
+
+
+async def test_whoever_leaves_while_the_store_is_away_leaves_no_error_that_nobody_hears(server, monkeypatch):
+    forgotten: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context["message"]))
+    client = await server.client("prometheus", "me")
+    assert (await get(client))[0] == 200
+    asked, left, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    failed: list[Any] = []
+
+    async def away(hash: str) -> Any:
+        failed.append(asyncio.current_task())
+        asked.set()
+        await back.wait()
+        raise StoreError("the store is away")
+
+    monkeypatch.setattr(server.store, "token", away)
+    monkeypatch.setattr(server.server._door, "on_answer", lambda path, status: left.set())
+    scraping = asyncio.create_task(get(client))
+    async with asyncio.timeout(20):
+        await asked.wait()
+        scraping.cancel()
+        await left.wait()
+        back.set()
+        await asyncio.wait(failed)
+    failed.clear()
+    gc.collect()
+    assert not forgotten

@@ -105,6 +105,37 @@ async def test_a_request_that_is_said_again_gets_its_answer_and_is_not_counted(s
     assert text_of(await server.ask("hi", headers)) == ANSWER
 
 
+async def test_a_request_that_comes_while_the_one_before_is_leaving_is_counted_if_it_is_run_again(server: Serving):
+    headers, leaving, joined, go = {"X-Session": "web:1", "Idempotency-Key": "one"}, *(asyncio.Event() for _ in "123")
+    finish, accept = server.store.finish, server.store.accept
+
+    def held(*given: Any, **named: Any) -> Any:
+        async def later() -> Any:
+            leaving.set()
+            await go.wait()
+            return await finish(*given, **named)
+
+        return asyncio.ensure_future(later())
+
+    async def noted(*given: Any, **named: Any) -> Any:
+        row = await accept(*given, **named)
+        joined.set()
+        return row
+
+    await server.ask("hi")
+    server.fake.hang(60)
+    server.store.finish, server.store.accept = held, noted  # type: ignore[method-assign]
+    first = asyncio.create_task(server.ask("go", headers))
+    await until(lambda: len(server.fake.requests) == 2)
+    first.cancel()
+    await asyncio.wait_for(leaving.wait(), 20)
+    second = asyncio.create_task(server.fails("go", headers))
+    await asyncio.wait_for(joined.wait(), 20)
+    go.set()
+    assert (await asyncio.wait_for(second, 20))[0] == 429
+    assert len(server.fake.requests) == 2
+
+
 async def test_what_is_no_request_of_a_model_is_neither_counted_nor_kept_out(server: Serving):
     for _ in range(3):
         assert (await server.fails([]))[0] == 400

@@ -34,6 +34,16 @@ def asked_for(server: Server, database: str) -> bool:
     return bool(server.sql("SELECT 1 FROM inbox", database=name))
 
 
+def taken(url: str) -> bool:
+    """Whether a client has connected to a server, which has read all that it was sent."""
+    port = int(url.rpartition(":")[2])
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, queues, *_ = line.split()
+        if int(local.partition(":")[2], 16) == port and state == "01":
+            return not int(queues.partition(":")[2], 16)
+    return False
+
+
 async def test_a_server_whose_store_is_away_soon_says_that_it_is_not_ready(
     fake: FakeOpenAI, http: aiohttp.ClientSession, database: str, tmp_path: Path
 ):
@@ -107,3 +117,32 @@ async def test_a_server_whose_store_is_away_ends_within_its_time_or_at_a_second_
             assert await made.wait() == 0
         with pytest.raises(aiohttp.ClientError):
             await asking
+
+
+async def test_a_request_that_waits_for_a_store_that_is_away_does_not_hold_up_the_end(
+    fake: FakeOpenAI, http: aiohttp.ClientSession, database: str, tmp_path: Path
+):
+    place = tmp_path / "socket"
+    place.mkdir()
+    (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 15\n")
+    async with proxied(database, place) as (proxy, dsn), process(fake, tmp_path, EVERLOOP_STORE=dsn) as (made, url):
+        take_away(proxy, place)
+        asking = asyncio.create_task(Client(url, http).ask("go", {"X-Session": "kept", "Idempotency-Key": "k"}))
+        await until(lambda: taken(url))
+        made.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(27):  # it would be twice the time that requests have
+            assert await made.wait() == 0
+        with pytest.raises((aiohttp.ClientError, AssertionError)):  # or it is told in time that there is no store
+            await asking
+
+
+async def test_control_c_at_a_server_whose_store_is_away_waits_for_nothing(
+    fake: FakeOpenAI, database: str, tmp_path: Path
+):
+    place = tmp_path / "socket"
+    place.mkdir()
+    async with proxied(database, place) as (proxy, dsn), process(fake, tmp_path, EVERLOOP_STORE=dsn) as (made, _):
+        take_away(proxy, place)
+        made.send_signal(signal.SIGINT)
+        async with asyncio.timeout(SOON):
+            assert await made.wait() == 130

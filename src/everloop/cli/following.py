@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
 import sys
@@ -18,18 +19,18 @@ from .log import EVERY_SESSION, Cost, Teller, Told, Wanted, merged, turn_so_far
 from .watching import FileWatch, Steps
 
 FIRST = 10  # events of the past that are shown first
-RECENT = 200  # sessions that are looked at after a write; any other that works is looked at too
+RECENT = 200  # sessions that are looked at after a write, or more, if so many have worked; those at work always are
 PAUSE_SECONDS = 0.02  # many writes in a row are read together
+# A write is heard of before it can be read, for as long as the disk takes: after the last one it is looked again.
+AGAIN_SECONDS = (0.25, 1.0, 4.0, 15.0)
 
 
 @dataclass(slots=True)
 class Followed:
-    """A session, and how far it has been read."""
+    """A session with an open turn."""
 
     key: str
-    seq: int
     timeline: Timeline
-    open: bool
 
 
 async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
@@ -63,10 +64,13 @@ async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch
         try:
             follower = Follower(store, wanted, tell, Cost(store, config))
             await follower.begin(everything=not first)
-            first = False
+            first, again = False, iter(AGAIN_SECONDS)
             while not follower.done and await asyncio.to_thread(_file, config) == file:
-                await watch.changed()
-                await asyncio.sleep(PAUSE_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(next(again, None)):
+                        await watch.changed()
+                    await asyncio.sleep(PAUSE_SECONDS)
+                    again = iter(AGAIN_SECONDS)
                 await follower.look()
             if follower.done:
                 return 0
@@ -94,31 +98,45 @@ class Follower:
         self._wanted = wanted
         self._tell = tell
         self._cost = cost
-        self._sessions: dict[int, Followed] = {}
+        self._seqs: dict[int, int] = {}  # how far each session has been read
+        self._open: dict[int, Followed] = {}
 
     async def begin(self, everything: bool) -> None:
         """Show the last events; of a store that is new, all."""
         wanted = self._wanted
-        if wanted.turn is not None:
-            self._show(await turn_so_far(self._store, wanted, self._cost))
         sessions = await self._found(EVERY_SESSION)
-        for session in sessions:
-            await self._know(session, 0 if everything else session.entries)
+        if wanted.turn is not None:  # as far as the session was then: from there on it is followed
+            self._show(
+                await turn_so_far(self._store, wanted, self._cost, max((s.entries for s in sessions), default=0))
+            )
         if everything:
-            await self.look()
-        elif wanted.turn is None:
+            await self.look(EVERY_SESSION)
+            return
+        for session in sessions:
+            self._seqs[session.id] = session.entries
+            await self._read(session)
+        if wanted.turn is None:
             recent = [session for session in sessions[:RECENT] if session.entries]
             self._show(await merged(self._store, recent, wanted.last or FIRST, self._cost))
 
-    async def look(self) -> None:
+    async def look(self, limit: int | None = None) -> None:
         """Show what is new."""
-        known = {id: one for id, one in self._sessions.items() if one.open}
-        for session in await self._found(RECENT):
-            known.pop(session.id, None)
+        working = dict(self._open)
+        for session in await self._latest(limit or RECENT):
+            working.pop(session.id, None)
             await self._read(session)
-        for one in known.values():
+        for one in working.values():
             if (info := await self._store.session(self._wanted.owner, one.key)) is not None:
                 await self._read(info)
+
+    async def _latest(self, limit: int) -> list[SessionInfo]:
+        """The sessions that worked last: so many, or as many as it takes to have all with something new."""
+        while len(found := await self._found(limit)) == limit and any(map(self._is_new, found[limit // 2 :])):
+            limit *= 4
+        return found
+
+    def _is_new(self, session: SessionInfo) -> bool:
+        return session.entries > self._seqs.get(session.id, 0)
 
     async def _found(self, limit: int) -> list[SessionInfo]:
         wanted = self._wanted
@@ -131,26 +149,28 @@ class Follower:
         one = await self._store.session(wanted.owner, key) if key is not None else None
         return [] if one is None else [one]
 
-    async def _know(self, session: SessionInfo, seq: int) -> Followed:
-        """Follow a session from this entry on; its timeline knows the turn that is open there."""
+    async def _read(self, session: SessionInfo) -> None:
+        seq, one = self._seqs.get(session.id, 0), self._open.pop(session.id, None)
+        new, open = self._is_new(session), session.open_turn is not None
+        if not new and not open:
+            return
+        one = one or Followed(session.key, await self._timeline(session, seq))
+        if open:
+            self._open[session.id] = one
+        if new:
+            logged = await self._store.read_log(session.id, seq, session.entries)
+            self._seqs[session.id] = session.entries
+            self._show([Told(session.key, happening) for happening in one.timeline.read(logged)])
+
+    async def _timeline(self, session: SessionInfo, seq: int) -> Timeline:
+        """The timeline of a session from this entry on; it knows the turn that is open there."""
         timeline = Timeline(self._cost)
         if seq and session.open_turn is not None:
             turns = await self._store.turns(session.owner, session=session.id, prefix=session.open_turn, limit=1)
             if turns and turns[0].first_seq <= seq:
                 for _ in timeline.read(await self._store.read_log(session.id, turns[0].first_seq - 1, seq)):
                     pass
-        one = Followed(session.key, seq, timeline, session.open_turn is not None)
-        self._sessions[session.id] = one
-        return one
-
-    async def _read(self, session: SessionInfo) -> None:
-        one = self._sessions.get(session.id) or await self._know(session, 0)
-        one.open = session.open_turn is not None
-        if session.entries <= one.seq:
-            return
-        logged = await self._store.read_log(session.id, one.seq, session.entries)
-        one.seq = session.entries
-        self._show([Told(session.key, happening) for happening in one.timeline.read(logged)])
+        return timeline
 
     def _show(self, told: list[Told]) -> None:
         wanted = self._wanted.turn

@@ -21,6 +21,7 @@ from .entries import line_of
 from .paper import Paper, as_json, harmless
 
 EVERY_SESSION = 1_000_000
+LAST = 2**62  # an entry after all others
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,12 +91,12 @@ async def _session(store: Store, wanted: Wanted) -> SessionInfo:
     return latest[0]
 
 
-async def turn_so_far(store: Store, wanted: Wanted, cost: Cost) -> list[Told]:
+async def turn_so_far(store: Store, wanted: Wanted, cost: Cost, until: int = LAST) -> list[Told]:
     assert wanted.turn is not None
     found = await find_turn(store, wanted.turn, wanted.owner)
     if wanted.session is not None and wanted.session != found.key:
         raise EverloopError(f'turn {found.id} is of the session "{found.key}", not of "{wanted.session}"')
-    logged = await store.read_turn(found.session, found.first_seq)
+    logged = [one for one in await store.read_turn(found.session, found.first_seq) if one.seq <= until]
     return [Told(found.key, one) for one in Timeline(cost).read(logged)][-(wanted.last or 0) :]
 
 

@@ -42,11 +42,11 @@ async def at_work(
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
     hurry, again = asyncio.Event(), asyncio.Event()
-    ends = 0.0
+    late: asyncio.TimerHandle | None = None  # from the first signal on: when its time is over
 
     def hear(number: int) -> None:
-        nonlocal ends
-        ends = ends or loop.time() + drain
+        nonlocal late
+        late = late or loop.call_later(drain, _hurry, store)
         if told.done():
             again.set()
             _hurry(store)
@@ -69,15 +69,17 @@ async def at_work(
     try:
         yield household, told, again
     finally:
-        late = loop.call_at(ends, _hurry, store)
-        if told.done() and not told.cancelled() and told.exception() is None:
-            await _unless(hurry, household.leave(max(0.0, ends - loop.time())))
+        if hurry.is_set() or late is None:
+            _hurry(store)
+        if told.done() and not told.cancelled() and told.exception() is None and late is not None:
+            await _unless(hurry, household.leave(max(0.0, late.when() - loop.time())))
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         await household.close()
         await provider.close()
         await store.close()
-        late.cancel()
+        if late is not None:
+            late.cancel()
         told.cancel()
 
 

@@ -185,7 +185,8 @@ class ChatHandler:
         own, message, show = asked.message.owner == OWN, asked.message, feed.show if feed is not None else None
         try:
             outcome = await asked.agent.requests.run(message, show)
-            if outcome.left and asked.known.id:  # who asked before was just leaving, and this one is there
+            while outcome.left and asked.known.id:  # who asked before was just leaving, and this one is there
+                await self._count(asked)
                 message = replace(message, id=_next(message.id or ""))
                 if feed is not None:
                     feed.begin_again()
@@ -193,6 +194,8 @@ class ChatHandler:
         except asyncio.CancelledError:
             if not self.stopping:
                 asked.agent.requests.withdraw(message, known=asked.known.id is not None)
+            raise
+        except ApiError:
             raise
         except StoreError as error:
             log.error("%s", error)

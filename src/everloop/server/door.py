@@ -244,9 +244,9 @@ class Door:
         asked = asyncio.ensure_future(self._store.token(hash))
         known = self._readers.get(hash) if request.path == NUMBERS else None
         if known is not None:
+            asked.add_done_callback(lambda late: late.cancelled() or late.exception())  # perhaps nobody waits by then
             await asyncio.wait([asked], timeout=NUMBERS_SECONDS)
             if not asked.done() or asked.exception() is not None:
-                asked.add_done_callback(lambda late: late.exception())
                 return known
         token = await asked
         if request.path == NUMBERS:

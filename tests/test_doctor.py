@@ -23,6 +23,7 @@ from everloop.testing.openai_server import FakeOpenAI
 
 from .commands import Done, environment, everloop, finished, start
 from .local.servers import CARD
+from .local.test_engine_memory import FACTS, gguf
 from .test_docs import DOCS
 
 SECRET = "canary-77d0b3"
@@ -66,6 +67,17 @@ async def test_an_endpoint_that_nobody_answers_at_is_missing():
     assert done.status == 1
     assert not checks(done)["provider"]["ok"]
     assert checks(done)["provider"]["fix"]
+
+
+async def test_a_proxy_does_not_hide_an_endpoint_on_this_machine_that_nobody_answers_at():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        here = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        proxy: dict[str, Any] = {"HTTPS_PROXY": "http://proxy.invalid:3128", "http_proxy": "http://proxy.invalid:3128"}
+        done = await doctor(EVERLOOP_BASE_URL=here, **proxy, **ENDPOINT)
+        assert not checks(done)["provider"]["ok"]
+        done = await doctor(EVERLOOP_BASE_URL="https://api.example.com/v1", **proxy, **ENDPOINT)
+        assert "proxy" in checks(done)["provider"]["found"]
 
 
 async def test_a_provider_without_its_key_is_missing_and_says_what_to_set():
@@ -121,6 +133,40 @@ async def test_a_workspace_that_is_a_file_is_missing(tmp_path):
     (tmp_path / "file").write_text("")
     done = await doctor(EVERLOOP_WORKSPACE=str(tmp_path / "file"), **ENDPOINT)
     assert not checks(done)["workspace"]["ok"]
+
+
+async def test_a_workspace_and_a_store_that_cannot_be_made_are_missing(tmp_path):
+    (tmp_path / "file").write_text("")
+    work, store = str(tmp_path / "file/work"), str(tmp_path / "file/everloop.db")
+    done = await doctor(EVERLOOP_WORKSPACE=work, EVERLOOP_STORE=store, **ENDPOINT)
+    for name, place in (("workspace", work), ("store", store)):
+        assert not checks(done)[name]["ok"]
+        assert place in checks(done)[name]["found"]
+        assert f"EVERLOOP_{name.upper()}" in checks(done)[name]["fix"]
+
+
+@pytest.mark.parametrize("name", ["workspace", "store", "models", "weights"])
+async def test_a_place_that_cannot_even_be_looked_at_is_one_line_among_the_others(tmp_path, name):
+    setting = f"EVERLOOP_{name.upper()}"
+    settings: dict[str, Any] = {"EVERLOOP_MODEL": "", setting: str(tmp_path / ("n" * 300))}  # too long for any name
+    done = await doctor(**settings)
+    wrong = checks(done)[name if name in ("workspace", "store") else "model"]
+    assert not wrong["ok"]
+    assert "n" * 300 in wrong["found"]
+    assert setting in wrong["fix"]
+    assert {"provider", "model", "workspace", "sandbox", "store"} <= set(checks(done))
+
+
+async def test_the_memory_of_a_local_model_is_counted_for_all_conversations_that_are_set(tmp_path):
+    mine = gguf(tmp_path / "mine.gguf", **FACTS)
+    home = Path(os.environ["EVERLOOP_HOME"])
+    home.mkdir(parents=True)
+    settings: dict[str, Any] = {"EVERLOOP_PROVIDER": "local", "EVERLOOP_MODEL": str(mine)}
+    assert checks(await doctor(**settings))["model"]["ok"]
+    (home / "config.toml").write_text("[local]\nslots = 1000000\n")
+    found = checks(await doctor(**settings))["model"]
+    assert not found["ok"]
+    assert "too little memory" in found["fix"]
 
 
 async def test_a_sandbox_that_is_off_is_said():

@@ -211,3 +211,14 @@ def test_a_head_that_lies_about_lengths_is_not_believed(tmp_path, length):
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(EverloopError):
         read_head(tmp_path / "none.gguf")
+
+
+def test_a_head_that_says_nonsense_of_its_numbers_is_no_crash(tmp_path):
+    for pairs in ("two", [2, 2]):
+        odd = gguf(tmp_path / "a.gguf", **{**FACTS, "qwen2__attention__head_count_kv": pairs})
+        assert needs(odd, 1_000, 2).total > 0
+    path = tmp_path / "b.gguf"
+    nested = struct.pack("<IQ", 9, 1) * 5_000  # a list in a list in a list …
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + _string("a") + struct.pack("<I", 9) + nested)
+    with pytest.raises(EverloopError):
+        read_head(path)

@@ -91,3 +91,18 @@ async def test_a_place_that_comes_to_one_who_gives_up_in_the_same_moment_is_not_
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await asyncio.wait_for(queue.enter("c"), 20)
+
+
+async def test_a_place_is_not_given_to_one_who_has_just_given_up():
+    queue = FairQueue(1, 3)
+    await queue.enter("a")
+    waiting = [asyncio.create_task(queue.enter(session)) for session in "bc"]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    queue.leave("a")  # before the one that gave up has had a chance to say so
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    await asyncio.wait_for(waiting[1], 20)
+    queue.leave("c")
+    await asyncio.wait_for(queue.enter("d"), 20)
+    assert queue.waiting == 0

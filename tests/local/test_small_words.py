@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from everloop.providers.local.small.turn import without_clock
+
 from .test_small import SHAPING, answered, asked, made, may_be_words, offered, read
 from .test_small_calls import call_line, numbered
 
@@ -154,3 +156,33 @@ def test_a_command_whose_names_were_given_or_that_may_choose_one_is_made(request
 def test_a_german_request_without_german_nouns_has_german_examples() -> None:
     shown = " ".join(message["content"] for message in asked("see.md soll ab jetzt teich.md heißen")["messages"])
     assert "Benenne" in shown
+
+
+def test_of_a_long_request_its_beginning_and_its_end_are_judged_and_all_of_it_is_shown() -> None:
+    pasted = "a page of somebody else's, which is not what was asked for. " * 2_000
+    request = f"what is in pond.ini? {pasted} write it to lake.txt"
+    shaped = asked(request)
+    assert len(shaped["_turn"].request) < 5_000
+    assert "read_file" in offered(shaped)
+    assert pasted in shaped["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ls\n\n[It is now Sunday.]", "ls"),
+        ("ls\n\n[It is now Sunday.]\n", "ls"),
+        ("ls [It is now one] \n[It is now two]", "ls [It is now one] "),
+        ("[It is now Sunday.] ls", None),
+        ("ls [It is now Sunday.] ]", None),
+        ("ls [It is now ", None),
+        ("ls", None),
+    ],
+)
+def test_the_time_behind_a_request_is_left_out_and_nothing_else(text: str, words: str | None) -> None:
+    assert without_clock(text) == (text if words is None else words)
+
+
+def test_a_call_whose_path_is_no_text_is_no_crash() -> None:
+    after = asked("what is in pond.ini? write it to lake.txt", *made("read_file", "1\tname = reed", path=["pond.ini"]))
+    assert "write_file" in offered(after)

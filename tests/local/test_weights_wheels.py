@@ -228,3 +228,12 @@ def test_of_a_registry_that_has_none_of_it_or_cannot_be_reached_no_piece_is_name
     said = refused(shelf(tmp_path, card))
     assert "registry cannot be reached" in said
     assert "tiny-part" not in said
+
+
+def test_a_registry_that_sends_more_than_the_wheel_is_stopped_before_the_disk_is_full(tmp_path, registry):
+    card = offered(registry)
+    registry.gives(FILES[0], Answer(bytes(60_000_000), hold=20_000_000))
+    weights = shelf(tmp_path, card)
+    assert "more than" in refused(weights)
+    assert registry.sent < 60_000_000
+    assert files_below(weights.folder) <= {".tiny.lock", f".{CARD.file}.part"}

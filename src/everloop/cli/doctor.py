@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..config import Config
+from ..config.dsn import DSN
 from ..errors import EverloopError
 from .common import OWNER, load_config, reading
 from .paper import as_json, harmless
@@ -88,7 +89,7 @@ async def _model(config: Config) -> list[Check]:
 def _local(config: Config) -> list[Check]:
     from ..providers.base import ProviderError
     from ..providers.local.catalogue import DEFAULT
-    from ..providers.local.engine import SLOTS, WINDOW, installed
+    from ..providers.local.engine import WINDOW, installed
     from ..providers.local.machine import cores
     from ..providers.local.memory import check_memory, needs
     from ..providers.local.weights import Weights, megabytes
@@ -102,17 +103,21 @@ def _local(config: Config) -> list[Check]:
         path = weights.find(name)
         if path is None:
             return [*found, Check("model", False, weights.missing(name), f"everloop model pull {name}")]
-        needed = megabytes(needs(path, window, SLOTS).total)
-        check_memory(path, window, SLOTS)
+        needed = megabytes(needs(path, window, config.slots).total)
+        check_memory(path, window, config.slots)
         found.append(Check("model", True, f"{name}, {needed} of memory for {window} tokens, {path}"))
     except (EverloopError, ProviderError) as error:
         found.append(Check("model", False, f"{name} cannot be loaded", str(error)))
+    except OSError as error:  # the folder of somebody else, a disk that is not there
+        why = f"{error.filename} cannot be read ({error.strerror})"
+        found.append(Check("model", False, why, "set EVERLOOP_MODELS, or EVERLOOP_WEIGHTS, to a folder that can be"))
     return found
 
 
 async def _reached(name: str, config: Config) -> Check:
     """Whether somebody is there to be asked. Only the connection is tried: nothing is sent."""
     from ..providers.endpoints import ENDPOINTS, key_for
+    from ..providers.http import proxy_for
     from ..providers.origin import origin_of
 
     known = ENDPOINTS.get(name)
@@ -121,7 +126,7 @@ async def _reached(name: str, config: Config) -> Check:
         return Check("provider", True, name)
     origin = origin_of(address)
     where = f"{name} at {origin}, {'with a' if config.api_key or key_for(address, os.environ) else 'without a'} key"
-    if _has_proxy():
+    if proxy_for(origin):
         return Check("provider", True, f"{where}, through a proxy")
     try:
         async with asyncio.timeout(REACH_SECONDS):
@@ -133,19 +138,30 @@ async def _reached(name: str, config: Config) -> Check:
     return Check("provider", True, where)
 
 
-def _has_proxy() -> bool:
-    return any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "all_proxy", "ALL_PROXY"))
-
-
 # ------------------------------------------------------------------------------------------------------ the machine
 
 
 def _workspace(folder: Path) -> Check:
-    if not folder.exists():
-        return Check("workspace", True, f"{folder} is made by the first turn")
+    if (missing := _missing("workspace", folder)) is not None:
+        return missing
     if folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return Check("workspace", True, str(folder))
     return Check("workspace", False, f"{folder} cannot be used as a folder by this user", "set EVERLOOP_WORKSPACE")
+
+
+def _missing(name: str, place: Path | DSN) -> Check | None:
+    """Whether what is not there yet can be made by the first turn; None where it is there."""
+    try:
+        if isinstance(place, DSN) or place.exists():
+            return None
+        above = next(folder for folder in place.parents if folder.exists())
+        usable = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
+        why = "" if usable else f"{above} is no folder that this user can write to"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        return Check(name, False, f"{place} cannot be made ({why})", f"set EVERLOOP_{name.upper()}")
+    return Check(name, True, f"{place} is made by the first turn")
 
 
 def _sandbox(config: Config) -> Check:
@@ -163,8 +179,8 @@ def _sandbox(config: Config) -> Check:
 
 
 async def _store(config: Config) -> tuple[list[Check], Overview | None]:
-    if not config.store.exists():
-        return [Check("store", True, f"{config.store} is made by the first turn")], None
+    if (missing := await asyncio.to_thread(_missing, "store", config.store)) is not None:
+        return [missing], None
     try:
         async with reading(config) as store:
             work = await work_in(store)

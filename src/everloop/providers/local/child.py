@@ -93,7 +93,8 @@ class Model:
         self.llama = Llama(replace(loading, states=folder))
         states = None
         if folder:
-            states = States(Path(folder), fingerprint(Path(loading.weights)), self.llama.version)
+            with suppress(OSError):  # a folder that is somebody else's: then nothing is kept
+                states = States(Path(folder), fingerprint(Path(loading.weights)), self.llama.version)
         self.prefixes = Prefixes(self.llama, states)
         self._works: dict[int, Work] = {}
 

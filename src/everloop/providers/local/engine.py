@@ -49,6 +49,7 @@ class Engine:
         self._queue = FairQueue(settings.slots, settings.waiting)
         self._child: ModelProcess | None = None
         self._starting: asyncio.Task[ModelProcess] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     @property
@@ -63,6 +64,7 @@ class Engine:
 
     async def start(self) -> None:
         """Load the model now; an error in one line if it cannot be."""
+        self._settle()
         await self._running()
 
     async def complete(
@@ -73,6 +75,7 @@ class Engine:
         `stable` in the request is how many messages (or characters of the prompt) at its beginning do not change.
         Sessions have their turns one after another. Cancelled, the model stops at its next token.
         """
+        self._settle()
         await self._queue.enter(session)
         try:
             child = await self._running()
@@ -90,12 +93,20 @@ class Engine:
 
     async def close(self) -> None:
         """End the child; requests under way fail."""
+        self._settle()
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
         if self._child is not None:
             await self._child.close()
+
+    def _settle(self) -> None:
+        """Begin anew where the event loop that we were in has ended, and the child with it."""
+        if self._loop is not None and self._loop.is_closed():
+            self._child = self._starting = None
+            self._queue = FairQueue(self.settings.slots, self.settings.waiting)
+        self._loop = asyncio.get_running_loop()
 
     async def _running(self) -> ModelProcess:
         """The child, started if there is none; several who want it wait for one start."""

@@ -22,7 +22,7 @@ def read_head(path: Path) -> dict[str, Any]:
             return _read(file)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read ({error.strerror}): name a GGUF file") from None
-    except (ValueError, struct.error, KeyError, MemoryError):
+    except (ValueError, struct.error, KeyError, MemoryError, RecursionError):
         raise WeightsError(f"{path} is not a GGUF file that can be read: pull it again, or name another") from None
 
 

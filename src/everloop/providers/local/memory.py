@@ -64,9 +64,12 @@ def _token_bytes(head: dict[str, Any]) -> int:
     layers, heads, width = number("block_count"), number("attention.head_count", 1), number("embedding_length")
     each = width // max(1, heads)
     numbers = number("attention.key_length", each) + number("attention.value_length", each)
-    pairs = head.get(f"{kind}.attention.head_count_kv", heads)
-    total = sum(count for count in pairs if type(count) is int) if isinstance(pairs, list) else layers * pairs
-    return int(total) * numbers * STATE_BYTES
+    pairs = head.get(f"{kind}.attention.head_count_kv")
+    if isinstance(pairs, list):
+        total = sum(count for count in pairs if type(count) is int)
+    else:
+        total = layers * number("attention.head_count_kv", heads)
+    return total * numbers * STATE_BYTES
 
 
 def _shown(size: int) -> str:

@@ -76,9 +76,12 @@ class Prefixes:
         slot, tokens = found
         self._held[slot] = name
         temporary = f".{os.getpid()}-{name}"
-        with suppress(LlamaError, OSError):
+        try:
             self._llama.save(slot, temporary)
             states.written(temporary, name)
+        except (LlamaError, OSError):  # half a state on a full disk would keep the room that others need
+            states.remove(temporary)
+            states.remove(name)
         return {"prefix_read": tokens}
 
     def _text(self, request: dict[str, Any], stable: int) -> str:

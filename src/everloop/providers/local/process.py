@@ -22,6 +22,7 @@ OnDelta = Callable[[dict[str, Any]], None]
 INSTALL = '`pip install "everloop[local]"`'
 MISSING = f"the local model needs llama.cpp, which is not installed: {INSTALL}"
 SILENCE = 300.0  # seconds without a word from a child that has work to do
+LOADED = 1_800.0  # seconds until a model must be in memory: a large one on a slow disk takes minutes, in silence
 GOODBYE = 2.0  # seconds that it has to end by itself
 _TAIL = 4_096  # bytes of what it says on standard error
 _FINAL = frozenset({400, 401, 403, 404, 413, 501})
@@ -57,15 +58,24 @@ class ModelProcess:
     @classmethod
     async def start(cls, loading: Loading, silence: float = SILENCE) -> ModelProcess:
         """Start a child and let it load the model; an error that says why it could not."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", f"{__package__}.child", str(os.getpid()),
-            stdin=PIPE, stdout=PIPE, stderr=PIPE, env=_environment(),
-            start_new_session=True,  # an interrupt from the terminal is for us
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", f"{__package__}.child", str(os.getpid()),
+                stdin=PIPE, stdout=PIPE, stderr=PIPE, env=_environment(),
+                start_new_session=True,  # an interrupt from the terminal is for us
+            )  # fmt: skip
+        except OSError as error:  # too many processes or files, no memory: later there may be room
+            why = f"the local model's process cannot be started ({error.strerror or error})"
+            raise ProviderError(why, retryable=True) from None
         child = cls(process, silence)
         try:
             child._send({"load": asdict(loading)})
-            await child._loaded
+            async with asyncio.timeout(LOADED):
+                await child._loaded
+        except TimeoutError:
+            await child.close(at_once=True)
+            why = f"the local model was not loaded after {LOADED:.0f} s, and its process was ended"
+            raise ProviderError(why, retryable=True) from None
         except BaseException:
             await child.close(at_once=True)
             raise
@@ -76,10 +86,12 @@ class ModelProcess:
         return self._process.pid
 
     def begin(self, request: dict[str, Any], on_delta: OnDelta | None) -> Work:
+        if self.dead:  # since it was handed out: nobody would end the work
+            raise ProviderError("the local model's process has just ended", retryable=True)
         work = Work(next(self._ids), self._loop.create_future(), on_delta)
+        self._send({"id": work.id, "request": request})
         self._works[work.id] = work
         self._heard()
-        self._send({"id": work.id, "request": request})
         return work
 
     def cancel(self, work: Work) -> None:
@@ -91,14 +103,18 @@ class ModelProcess:
         """End the child and wait until it is gone."""
         if not at_once and self._process.stdin is not None:
             self._process.stdin.close()  # the end of its input is its end
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), GOODBYE)
+            await self._ended()
         self._kill()
         await self._process.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._lost("the local model was closed")
+
+    async def _ended(self) -> None:
+        """Wait until it has ended by itself, but not for long."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), GOODBYE)
 
     def _send(self, frame: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -114,10 +130,17 @@ class ModelProcess:
                 head = await output.readexactly(HEAD.size)
                 self._take(json.loads(await output.readexactly(length(head))))
         except (asyncio.IncompleteReadError, ValueError, ConnectionError):
+            # Who kills a process that has just ended takes from the event loop the word on how it did.
+            await self._ended()
             self._kill()
             status = await self._process.wait()
             await asyncio.wait(self._tasks[1:], timeout=0.5)
             self._lost(_obituary(status, self._said))
+        except asyncio.CancelledError:  # closed, or the event loop ends and nobody could end the child later
+            self._kill()
+            await self._process.wait()
+            self._lost("the local model was closed")
+            raise
 
     def _take(self, frame: dict[str, Any]) -> None:
         if "ready" in frame:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ...config import Config
 from ...errors import EverloopError
+from ...tools.threads import in_thread
 from ..base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
 from ..sse import Answer, encode
 from .catalogue import CATALOGUE, DEFAULT
@@ -128,7 +129,8 @@ class LocalProvider(LLMProvider):
         chosen = option_keywords(self, options).get("options", {})
         session = str(chosen.get("prompt_cache_key") or chosen.get("user") or _conversation(messages))
         shaping = self._shaping_for(tools, chosen)
-        step: dict[str, Any] | LLMResponse = self._request(shaping, messages, tools, chosen)
+        # Beside the event loop: all that was said is looked through, which takes a while where that is much.
+        step: dict[str, Any] | LLMResponse = await in_thread(self._request, shaping, messages, tools, chosen)
         shown = ""
         while isinstance(step, dict):
             watch = _Watch(shaping, bool(shown))

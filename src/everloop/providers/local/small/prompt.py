@@ -8,7 +8,7 @@ from .example import Example
 from .examples import FIXED
 from .grammar import call_text
 from .results import cut, short_result
-from .turn import CLOCK, Message, calls_of, text_of
+from .turn import Message, calls_of, text_of, without_clock
 
 RESULT_LIMIT = 1_600  # characters of a result that is being looked at
 OLD_LIMIT = 300  # and of one of an earlier turn
@@ -81,7 +81,7 @@ def told(conversation: Sequence[Message], limit: int) -> list[Message]:
             for name, arguments in calls_of(message):
                 shown.append({"role": "assistant", "content": call_text(name, arguments)})
         elif text:
-            shown.append({"role": "user", "content": CLOCK.sub("", text)})
+            shown.append({"role": "user", "content": without_clock(text)})
     return shown
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .results import cut
+
 Message = dict[str, Any]
 
-# Told beside what was said, a small model takes it for what was asked; there is `date`.
-CLOCK = re.compile(r"\n*\[It is now [^\]]*\]\s*$")
+LOOKED_AT = 4_000  # characters of a request by which it is judged: its beginning and its end, where it is longer
+_CLOCK = "[It is now "
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,14 @@ def last_request(conversation: Sequence[Message]) -> int:
 
 
 def turn_of(messages: Sequence[Message]) -> Turn:
-    request = CLOCK.sub("", text_of(messages[0])) if messages and messages[0].get("role") == "user" else ""
+    request = without_clock(text_of(messages[0])) if messages and messages[0].get("role") == "user" else ""
     results = {message.get("tool_call_id"): text_of(message) for message in messages if message.get("role") == "tool"}
     calls = [
         (*named, results.get(call.get("id"), ""))
         for message in messages
         for call, named in zip(message.get("tool_calls") or (), calls_of(message), strict=True)
     ]
-    return Turn(request, tuple(calls))
+    return Turn(cut(request, LOOKED_AT), tuple(calls))
 
 
 def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
@@ -55,6 +56,13 @@ def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
             arguments = {}
         found.append((str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
     return found
+
+
+def without_clock(text: str) -> str:
+    """The words without the time that stands behind them: beside what was said, a small model takes it for what was
+    asked; there is `date`."""
+    words, found, time = text.rpartition(_CLOCK)
+    return words.rstrip("\n") if found and time.rstrip().partition("]")[1:] == ("]", "") else text
 
 
 def text_of(message: Message) -> str:

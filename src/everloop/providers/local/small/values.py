@@ -64,7 +64,7 @@ def as_named(tool: str, arguments: Mapping[str, Any], turn: Turn) -> str:
 
 def _new_files(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list[str]:
     """What a file can be called that is written: as it was named, but not like one that was only to be read."""
-    read = {arguments.get("path") for name, arguments, _ in turn.calls if name == "read_file"}
+    read = {str(arguments.get("path")) for name, arguments, _ in turn.calls if name == "read_file"}
     names = [path for path in named if path not in read] or list(named)
     return [*names, *(f"{folder}/{name}" for folder in folders for name in names if "/" not in name)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 
 from .languages import script
@@ -12,6 +13,7 @@ from .meanings import EMPTY, MEANINGS, MEANT, meanings_of, together
 _ADDRESS = re.compile(r"https?://\S+")
 BEHIND = r"(?!\w|[.,:]\d)"  # what ends a word or a number: 273 does not stand in 273.15
 LONGEST = 600  # characters of a request whose runs of words are looked at
+LOOKED_THROUGH = 20_000  # characters of a text whose names of files are known
 _ENDLESS = re.compile(r"\S{300,}")  # no name, and slow to look through
 _NAME = "0-9A-Za-z_À-ÖØ-öø-ɏ"  # where no spaces part words, a name would take its neighbours in
 _FILE = re.compile(
@@ -75,13 +77,17 @@ def kept(request: str, line: str) -> str:
 
 def means(text: str, *meanings: str) -> bool:
     """Whether a word of it has one of the meanings."""
-    wanted = {f"§{meaning}" for meaning in meanings}
-    return any(part in wanted for word in words(together(without_files(text))) for part in meanings_of(word))
+    return not _meant(text).isdisjoint(f"§{meaning}" for meaning in meanings)
+
+
+@lru_cache(maxsize=64)  # one request is asked for dozens of meanings
+def _meant(text: str) -> frozenset[str]:
+    return frozenset(part for word in words(together(without_files(text))) for part in meanings_of(word))
 
 
 def paths_in(text: str, whole: bool = False) -> list[str]:
     """The names of files and folders that stand in a text; `whole` with the stroke at a folder's end."""
-    text = _ADDRESS.sub(" ", _ENDLESS.sub(" ", text))
+    text = _ADDRESS.sub(" ", _ENDLESS.sub(" ", text[:LOOKED_THROUGH]))
     # An ending right behind letters of another kind is that of a name which we cannot tell from its neighbours.
     found = [one[0] for one in _FILE.finditer(text) if not (one[0][0] == "." and text[: one.start()][-1:].isalpha())]
     if whole:

@@ -1,0 +1,73 @@
+"""Servers that mean harm, and files that change while they are looked at: one line, no more room than the model needs,
+and no wrong bytes that count as right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from everloop.providers.local import sources, weights
+
+from .servers import BYTES, CARD, OTHER, Answer, Server, serving
+from .test_weights import HUB, is_installed, refused, shelf
+
+DIGITS = "9" * 5_000  # more than Python makes a number of
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "PAUSES", (0.01, 0.01, 0.01))
+
+
+def test_a_redirect_that_leads_to_itself_is_one_line(tmp_path, server):
+    server.gives(HUB, Answer(status=302, location=HUB))
+    assert "302" in refused(shelf(tmp_path, server))
+
+
+def test_what_a_redirect_says_besides_where_it_leads_is_not_read(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(sources, "TIMEOUT", 10.0)
+    server.gives(HUB, Answer(bytes(60_000), status=302, location=f"{server.url}/blob", length=10**12, hold=20_000))
+    server.gives("/blob", Answer(BYTES))
+    assert is_installed(shelf(tmp_path, server).pull("tiny"))
+
+
+@pytest.mark.parametrize("said", [f"bytes {DIGITS}-{DIGITS}/*", f"bytes 100000-{DIGITS}/{DIGITS}"])
+def test_a_place_in_the_file_that_is_no_number_is_refused_and_what_is_there_is_kept(tmp_path, server, said):
+    server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, content_range=said))
+    shelved = shelf(tmp_path, server)
+    assert len(refused(shelved)) < 1_000
+    assert shelved.so_far("tiny") == 100_000
+
+
+def test_a_rest_whose_length_is_no_number_is_refused_and_what_is_there_is_kept(tmp_path, server):
+    server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, length=10**4_200))
+    shelved = shelf(tmp_path, server)
+    assert len(refused(shelved)) < 1_000
+    assert shelved.so_far("tiny") == 100_000
+
+
+def test_a_file_that_changes_while_it_is_checked_does_not_count_as_checked(tmp_path, server, monkeypatch):
+    server.gives(HUB, Answer(BYTES))
+    shelved = shelf(tmp_path, server)
+    path = shelved.pull("tiny")
+    os.utime(path, (1, 1))  # long ago: a clock that counts in ticks would not tell two writes apart
+    checked = weights._sha256
+
+    def and_then_changed(*arguments):
+        found = checked(*arguments)
+        path.write_bytes(OTHER)
+        return found
+
+    monkeypatch.setattr(weights, "_sha256", and_then_changed)
+    shelved.find("tiny", again=True)
+    monkeypatch.setattr(weights, "_sha256", checked)
+    assert path.stat().st_size == CARD.size
+    assert shelved.find("tiny") is None

@@ -96,9 +96,13 @@ class WebServer:
             return web.Response(status=404)
         if "id" not in body:
             if body["method"] == "notifications/cancelled":
-                self.waiting[body["params"]["requestId"]].set()
+                self._call(body["params"]["requestId"]).set()  # it may overtake the call, on its own connection
             return web.Response(status=202)
         return await self._answer(request, body)
+
+    def _call(self, id: Any) -> asyncio.Event:
+        """Set when the call is cancelled."""
+        return self.waiting.setdefault(id, asyncio.Event())
 
     async def _listen(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -134,8 +138,7 @@ class WebServer:
 
     async def _misbehave(self, name: str, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if name == "wait":
-            self.waiting[body["id"]] = asyncio.Event()
-            await self.waiting[body["id"]].wait()
+            await self._call(body["id"]).wait()
         if name == "page":
             return web.Response(text="<h1>Welcome</h1>", content_type="text/html")
         if name == "away":

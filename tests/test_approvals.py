@@ -11,6 +11,7 @@ import pytest
 from everloop import AgentLoop, InboundMessage, MessageBus, Tool, tool
 from everloop import events as ev
 from everloop.config import Config, Rule
+from everloop.dispatch.durable import DurableBus
 from everloop.log import CallEnded, CallsAsked, CallsDecided, TurnEnded, UserSaid
 from everloop.replay import replay
 from everloop.store.sqlite import SQLiteStore
@@ -217,6 +218,47 @@ async def test_a_turn_that_waits_can_be_stopped(tmp_path, pad):
         assert await agent.process_direct("/approve", attended=True) == "Nothing waits for your word."
         assert await agent.process_direct("go on", attended=True) == "next"
     assert pad.launched == []
+
+
+async def test_a_turn_that_waits_can_be_stopped_right_behind_a_message(tmp_path, pad):
+    async with agent_of(tmp_path, pad, [*LAUNCH[:1], "next"]) as agent:
+        await agent.process_direct("up!", attended=True)
+        said = asyncio.create_task(agent.process_direct("and now?", attended=True))
+        while agent._dispatcher.live("me", "cli:direct") is None:
+            await asyncio.sleep(0)
+        assert "Stopped" in await agent.process_direct("/stop")  # while it is found out that the message has to wait
+        assert "still waiting" in await said
+        await agent.resume()
+        assert await agent.question() is None
+        assert "next" in str(await log_of(agent))
+    assert pad.launched == []
+
+
+async def test_a_word_that_two_processes_hear_is_answered_by_what_it_did(tmp_path, pad):
+    workers = [agent_of(tmp_path, pad, [*LAUNCH]) for _ in range(2)]
+    first, second = (one.store for one in workers)
+    channel = DurableBus(SQLiteStore(tmp_path / "store.db"))
+    await workers[0].process_direct("up!", "test:1", "test", "1", attended=True)
+    row = await channel._store.accept(InboundMessage("test", "user", "1", "/approve").addressed(), "urgent")
+    answer, over = first.answer, asyncio.Event()
+
+    async def slow(*answered: Any) -> list[int]:
+        await over.wait()
+        return await answer(*answered)
+
+    first.answer = slow  # type: ignore[method-assign,assignment]
+    heard = asyncio.create_task(workers[0]._answer_urgent(row))
+    while (await second.incoming(row.id)).first_seq is None:
+        await asyncio.sleep(0.01)
+    await workers[1]._answer_urgent(row)
+    over.set()
+    await heard
+    said = await asyncio.wait_for(workers[1].bus.consume_outbound(), 20)
+    assert said.content == "Approved."
+    for one in workers:
+        await one.close()
+    await channel.close()
+    await channel._store.close()
 
 
 async def test_approving_twice_runs_once(tmp_path, pad):

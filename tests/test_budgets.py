@@ -70,6 +70,24 @@ async def test_the_day_counts_over_sessions_and_restarts_and_ends_at_midnight(tm
         assert await loop.process_direct("four", "cli:c") == "fine"
 
 
+async def test_the_day_is_the_same_on_machines_of_different_time_zones(tmp_path, monkeypatch):
+    now = time.gmtime()
+    monkeypatch.setattr(time, "gmtime", lambda *_: now)
+    model = ScriptedProvider([answer()] * 3)
+    said = []
+    try:
+        for zone in ("Pacific/Kiritimati", "Etc/GMT+12", "Europe/Vienna"):  # it is never the same day in the first two
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            async with agent(tmp_path, model, day_tokens=10_000) as loop:
+                said.append(await loop.process_direct("go", f"cli:{zone}"))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert said[:2] == ["fine", "fine"]
+    assert "renewed at midnight UTC" in said[2]
+
+
 async def test_money_is_counted_by_the_price_of_the_model_that_answered(tmp_path):
     prices = (Price(model="dear*", input=1_000.0, output=2_000.0, cached=100.0), Price(model="*", input=1.0))
     model = ScriptedProvider([answer(read=2_000, written=500, cached_tokens=1_000), "NEVER"], model="dear-1")

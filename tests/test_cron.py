@@ -436,6 +436,19 @@ async def test_a_damaged_job_is_reported_once_and_does_not_stop_the_others(servi
     assert len(await store.timers()) == len(damaged)
 
 
+async def test_a_damaged_job_among_very_many_does_not_keep_it_looking(service, store, clock, monkeypatch):
+    monkeypatch.setattr(module, "AT_ONCE", 3)
+    await store.set_timer(Timer("me", "bad", NOW, {}))
+    for _ in range(5):
+        await service.add("sound", every="10m", **HERE)
+    assert await service.fire_due() == NOW + 600
+    clock.now += 600
+    while await service.fire_due() == clock.now:  # not all at once
+        pass
+    assert len(await inbox(store)) == 5
+    assert await service.fire_due() == NOW + 1200
+
+
 async def test_a_store_that_cannot_be_written_for_a_while_ends_nothing(store, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
     service = CronService(SQLiteStore(tmp_path / "store.db", lock_seconds=0.2))

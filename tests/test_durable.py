@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everloop import AgentLoop, InboundMessage
+from everloop import AgentLoop, InboundMessage, MessageBus
 from everloop.dispatch.durable import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
@@ -127,6 +128,95 @@ async def test_stop_from_another_process_reaches_the_worker_that_runs_the_turn(t
         assert {await chat.hear(), await chat.hear()} == {"Stopped. What was done so far is kept."}
         await chat.channel.publish_inbound(said("two"))
         assert await chat.hear() == "later answer"
+
+
+async def test_stop_that_is_said_while_nobody_runs_the_turn_ends_it_all_the_same(tmp_path):
+    gate = Gate()
+    async with Chat(tmp_path, "queue", gate) as chat:
+        await chat.channel.publish_inbound(said("one"))
+        await gate.reached.wait()
+    chat = Chat(tmp_path, "queue", "NEVER")  # the turn was cut off, and a worker comes to go on with it
+    await chat.channel.publish_inbound(said("/stop"))
+    async with chat:
+        assert {await chat.hear(), await chat.hear()} == {"Stopped. What was done so far is kept."}
+
+
+@pytest.mark.parametrize("words", [("one", "/stop"), ("/stop", "one")])
+async def test_stop_that_waits_with_a_message_ends_its_turn_if_it_was_said_after_it(tmp_path, words):
+    chat = Chat(tmp_path, "queue", "answer")
+    for text in words:
+        await chat.channel.publish_inbound(said(text))
+    stopped = ["Stopped. What was done so far is kept."] * 2
+    async with chat:
+        heard = [await chat.hear() for _ in range(2)]
+    assert heard == (stopped if words[0] == "one" else ["Nothing is running.", "answer"])
+
+
+async def test_stop_reaches_a_turn_that_another_process_takes_up_at_that_very_moment(tmp_path):
+    first, second = Gate(), Gate()
+    async with Chat(tmp_path, "queue", first) as chat:
+        await chat.channel.publish_inbound(said("one"))
+        await first.reached.wait()
+    async with contextlib.AsyncExitStack() as stack:
+        here = await stack.enter_async_context(
+            AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db")
+        )
+        chat = Chat(tmp_path, "queue", second)
+        begin = here.store.begin
+
+        async def too_late(*session: Any) -> Any:
+            await stack.enter_async_context(chat)
+            await second.reached.wait()
+            return await begin(*session)
+
+        here.store.begin = too_late  # type: ignore[method-assign,assignment]
+        assert "Stopped" in await here.process_direct("/stop", "test:one")
+        assert await chat.hear() == "Stopped. What was done so far is kept."
+
+
+async def test_a_worker_waits_for_no_other_process_to_stop_a_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr("everloop.agents.elsewhere.PATIENCE", 3600)
+    first, second = Gate(), Gate()
+    async with Chat(tmp_path, "queue", first) as chat:
+        await chat.channel.publish_inbound(said("one"))
+        await first.reached.wait()
+    late = Chat(tmp_path, "queue", "another answer")
+    session = late.store.session
+    async with AgentLoop(MessageBus(), ScriptedProvider([second]), tmp_path, store=tmp_path / "store.db") as other:
+
+        async def too_late(owner: str, key: str) -> Any:
+            goes_on = asyncio.create_task(other.resume("test:one"))  # takes the turn up just now
+            await second.reached.wait()
+            goes_on.cancel()
+            late.store.session = session  # type: ignore[method-assign]
+            return await session(owner, key)
+
+        late.store.session = too_late  # type: ignore[method-assign]
+        await late.channel.publish_inbound(said("/stop"))
+        async with late:
+            assert await late.hear() == "Stopped. What was done so far is kept."
+            await late.channel.publish_inbound(InboundMessage("test", "user", "two", "and you?"))
+            assert await late.hear() == "another answer"
+
+
+async def test_stop_that_comes_too_late_for_its_turn_stops_no_other(tmp_path):
+    late, other = Chat(tmp_path, "queue", "second answer"), Chat(tmp_path, "queue", "first answer")
+    begin, over = late.store.begin, asyncio.Event()
+
+    async def held(*session: Any) -> Any:
+        await over.wait()
+        return await begin(*session)
+
+    late.store.begin = held  # type: ignore[method-assign,assignment]
+    await late.channel.publish_inbound(said("one"))
+    await late.channel.publish_inbound(said("/stop"))
+    async with late:
+        assert await late.hear() == "Stopped. What was done so far is kept."
+        async with other:  # is quicker to take up what was to be stopped, and answers it
+            assert await late.hear() == "first answer"
+        await late.channel.publish_inbound(said("two"))
+        over.set()
+        assert await late.hear() == "second answer"
 
 
 async def test_messages_wait_in_order_behind_a_turn(tmp_path):

@@ -284,6 +284,17 @@ async def test_a_call_that_takes_too_long_is_cancelled_at_the_server(server):
         assert await text(tools["mcp_web_echo"], text="next") == "next"
 
 
+async def test_a_call_that_an_agent_gives_up_late_is_cancelled_at_the_server(server):
+    async with connected(by_http(server, timeout=1)) as (_, tools), asyncio.timeout(20):
+        given_up = asyncio.create_task(ToolRegistry(tools.values()).execute("mcp_web_wait", {}))
+        while not server.waiting:
+            await asyncio.sleep(0.01)
+        time.sleep(2)  # the agent is busy while the time of the call runs out; the thread of the servers is not
+        assert "longer than 1 seconds" in await given_up
+        (cancelled,) = server.waiting.values()
+        await cancelled.wait()
+
+
 async def test_a_server_that_hangs_at_the_start_is_given_up_in_time(caplog):
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -13,6 +13,7 @@ from croniter import croniter  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everloop.agents.cron import zones
 from everloop.agents.cron.schedules import (
     SOME_DAY,
     At,
@@ -314,6 +315,15 @@ def test_at_follows_the_same_rule():
     assert twice == At(int(instant("2027-10-31T02:30", "Europe/Vienna", fold=0)), "Europe/Vienna")
     second = parse_schedule(at="2027-10-31T02:30+01:00", tz="Europe/Vienna", now=now)
     assert second == At(int(instant("2027-10-31T02:30", "Europe/Vienna", fold=1)), "Europe/Vienna")
+
+
+@pytest.mark.parametrize("set_by_hand", [None, "", ":"])
+def test_a_machine_without_a_zone_has_utc_and_a_job_of_it_keeps_that_on_others(monkeypatch, tmp_path, set_by_hand):
+    monkeypatch.setattr(zones, "LOCAL_FILE", str(tmp_path / "localtime"))  # there is none, as in a small container
+    monkeypatch.delenv("TZ", raising=False)
+    if set_by_hand is not None:
+        monkeypatch.setenv("TZ", set_by_hand)
+    assert parse_schedule(cron="0 8 * * *", now=NOW) == Cron("0 8 * * *", "UTC")
 
 
 def test_without_a_zone_the_clocks_of_this_machine_count(monkeypatch):

@@ -23,7 +23,7 @@ def plant(name: str) -> None:
 
 def _late_report() -> None:
     """What follows from the end of a sub-agent's turn is a write of its own, after that end."""
-    brief, ended = SubagentManager.brief, SubagentManager.ended
+    brief, end = SubagentManager.brief, SubagentManager.ended
     late: dict[tuple[str, str], list[InboundMessage]] = {}
     tasks: set[asyncio.Task[None]] = set()
 
@@ -43,9 +43,9 @@ def _late_report() -> None:
             await self._store.accept(message)
             self._sessions.kick(message.owner, message.session_key)
 
-    def after(self: Any, owner: str, key: str) -> None:
-        tasks.add(asyncio.get_running_loop().create_task(send(self, late.pop((owner, key), []))))
-        ended(self, owner, key)
+    async def after(self: Any, claim: Any, ended: Any) -> None:
+        tasks.add(asyncio.get_running_loop().create_task(send(self, late.pop((claim.owner, claim.key), []))))
+        await end(self, claim, ended)
 
     SubagentManager.brief, SubagentManager.ended = without, after  # type: ignore[method-assign]
 

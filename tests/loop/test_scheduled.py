@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from everloop import AgentLoop, Config, CronService, MessageBus
+from everloop.agents.household import Household
 from everloop.dispatch.durable import DurableBus
+from everloop.errors import StoreError
 from everloop.log import TurnEnded, UserSaid
+from everloop.store.base import Timer
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 
-from .chat import Chat, entries
+from .chat import Chat, entries, until
 
 
 def start(tmp_path, model, **settings) -> Chat:
@@ -89,6 +95,28 @@ async def test_the_heartbeat_speaks_when_there_is_something_to_say_and_is_silent
     await chat.agent.close()
 
 
+async def test_a_store_that_is_full_when_the_heartbeat_begins_ends_no_scheduled_work(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("everloop.agents.cron.heartbeat.RETRY_SECONDS", 0.05)
+    store = SQLiteStore(tmp_path / "store.db")
+    set_timer = store.set_timer
+
+    async def full(timer: Timer) -> None:
+        store.set_timer = set_timer  # type: ignore[method-assign]
+        raise StoreError("the disk is full")
+
+    store.set_timer = full  # type: ignore[method-assign]
+    config = Config(home=tmp_path / "home", heartbeat_minutes=60)
+    chat = Chat(
+        AgentLoop(bus := MessageBus(), ScriptedProvider(["Watered."]), tmp_path, config=config, store=store), bus
+    )
+    await until(lambda: "the disk is full" in caplog.text)
+    await chat.agent.cron_service.add("water", at="in 1 second", channel="test", chat_id="1")
+    assert await chat.hear() == "Watered."
+    assert "heartbeat" in {timer.id for timer in await store.timers()}
+    await chat.stop()
+    await chat.agent.close()
+
+
 async def test_the_loop_is_quiet_when_it_is_stopped(tmp_path):
     chat = start(tmp_path, ScriptedProvider([]), heartbeat_minutes=1)
     await asyncio.sleep(0.05)
@@ -113,3 +141,51 @@ async def test_what_a_job_said_while_nobody_was_there_is_kept_for_its_chat(tmp_p
         assert await chat.undelivered("cli", "other") == []
         assert [message.content for message in await chat.undelivered("cli", "direct")] == ["Watered."]
         assert await chat.undelivered("cli", "direct") == []
+
+
+@asynccontextmanager
+async def household(folder: Path, *steps: Any) -> AsyncIterator[Household]:
+    """The agents of a process, with no jobs but those that are there when it begins."""
+    store = SQLiteStore(folder / "store.db")
+    config = Config(home=folder / "home", workspace=folder)
+    made = Household(config, store, ScriptedProvider([*steps]))
+    running = asyncio.create_task(made.run())
+    try:
+        yield made
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
+        await store.close()
+
+
+async def test_a_process_that_is_told_to_end_leaves_jobs_to_the_others(tmp_path):
+    async with household(tmp_path) as one:
+        cron = (await one.agent("me")).cron_service
+        job = await cron.add("water", every="1h", channel="test", chat_id="1", owner="ada")
+        one.drain()
+        await until(lambda: one._resting is not None and one._resting.done())
+        cron.clock = lambda: job.next_due
+        cron.changed()
+        await asyncio.sleep(0.3)
+        assert [timer.due_at for timer in await one.store.timers()] == [job.next_due]
+
+
+async def test_what_is_fired_while_a_process_is_told_to_end_is_for_the_others_at_once(tmp_path):
+    async with household(tmp_path) as one, household(tmp_path, "Watered.") as other:
+        cron = (await one.agent("me")).cron_service
+        fire = one.store.fire_timer
+
+        async def told_to_end(*firing: Any) -> bool:
+            one.drain()
+            return await fire(*firing)
+
+        one.store.fire_timer = told_to_end  # type: ignore[method-assign,assignment]
+        job = await cron.add("water", every="1h", channel="test", chat_id="1", owner="ada")
+        await other.agent("ada")
+        await asyncio.sleep(0.5)  # by then nobody looks any more because somebody has come
+        cron.clock = lambda: job.next_due
+        cron.changed()
+        async with asyncio.timeout(20):
+            while not other.provider.requests:  # type: ignore[attr-defined]
+                await asyncio.sleep(0.01)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -211,3 +213,14 @@ async def test_one_address_switches_every_command(database):
         server.reply("still forty-two")
         assert await run("run", "and now?", "--session", "cli:a") == "still forty-two\n"
         assert len(server.requests[-1].body["messages"]) > 3 if server.requests[-1].body else False
+
+
+async def test_a_store_that_is_closed_and_used_again_keeps_nothing_of_before(database):
+    store = PostgresStore(database)
+    crews: list[Any] = []
+    for _ in range(3):
+        await store.workers()
+        crews.append(weakref.ref(store.lanes._crew))
+        await store.close()
+    gc.collect()
+    assert [crew() for crew in crews] == [None, None, None]

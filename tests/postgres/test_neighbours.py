@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from everloop.dispatch.neighbours import Neighbours, _socket_path
+from everloop.errors import StoreError
 from everloop.store.postgres.company import Company
 from everloop.store.postgres.pulse import RENEW
 from everloop.store.postgres.store import PostgresStore
@@ -108,3 +109,18 @@ async def test_a_beat_under_way_does_not_bring_back_who_has_left(database: str) 
     await nobody_is_known(store)
     retire(worker)
     await store.close()
+
+
+async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_to_be_so(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    store, worker = SQLiteStore(tmp_path / "store.db"), new_worker()
+    place = Neighbours(store, worker, lambda _: None)
+    try:
+        with pytest.raises(StoreError, match="set XDG_RUNTIME_DIR to a folder with a shorter name"):
+            await place.join()
+    finally:
+        await place.leave()
+        retire(worker)
+        await store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -286,3 +287,18 @@ async def test_a_process_with_more_than_a_thousand_open_files_listens_again_afte
         for one in opened:
             os.close(one)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+
+
+async def test_what_waits_behind_a_batch_under_way_is_not_said_after_the_end(database):
+    store, go = PostgresStore(database), threading.Event()
+    relay = store.relay
+    store.lanes.submit("reads", lambda _: go.wait(20), ("relay", "everloop_there"))
+    relay.say("there", "topic", b'"one"')
+    await until(lambda: relay.batches == 1)
+    relay.say("there", "topic", b'"two"')
+    closing = asyncio.create_task(store.close())
+    await asyncio.sleep(0)
+    go.set()
+    await closing
+    assert relay.batches == 1
+    assert store.lanes._crew is None  # nobody would end its threads and close their connections

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from everloop.bus import InboundMessage
@@ -15,10 +16,13 @@ from everloop.dispatch.neighbours import Neighbours, wake_all
 from everloop.errors import StoreError
 from everloop.store.news import ANY, ENDED, SENDING, TIMERS, WORK, News, read, written
 from everloop.store.postgres import company as gathering
+from everloop.store.postgres import pulse
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.workers import new_worker, retire
 
 from .proxy import SOCKET, proxied
+
+ELSEWHERE = "anothermachine.1.77.88.1"  # a worker of which nothing can be known from here but its row
 
 
 class Worker:
@@ -159,6 +163,39 @@ async def test_a_notice_that_could_not_be_sent_holds_up_no_other(database, tmp_p
             await wake_all(made, WORK, [row.session])
             await until(lambda: News(WORK, one.name, (row.session,)) in one.heard)
         await made.close()
+
+
+async def test_a_dead_worker_that_was_taken_off_the_list_is_told_of_whatever_becomes_of_who_did_so(
+    database, store, monkeypatch
+):
+    """The connection breaks when that is done, and before anybody knows of it."""
+    monkeypatch.setattr(pulse, "RENEWALS", 100)  # those who live do so for one with a shorter lease too
+    made = PostgresStore(database, lease_seconds=3)
+    connect = made.pulse._connect
+    loop, broken = asyncio.get_running_loop(), asyncio.Event()
+
+    class Breaking:
+        def __init__(self) -> None:
+            self.real: Any = connect()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+        def execute(self, query: str, values: Any = ()) -> Any:
+            done = self.real.execute(query, values)
+            if query == pulse.BURY and done.rowcount and not broken.is_set():
+                loop.call_soon_threadsafe(broken.set)
+                self.real.close()
+                raise psycopg.OperationalError("the connection is lost")
+            return done
+
+    made.pulse._connect = Breaking  # type: ignore[assignment]
+    async with company(store, True) as (one,):
+        await store.join(ELSEWHERE, "work")
+        made.pulse.beat()
+        await asyncio.wait_for(broken.wait(), 20)
+        await until(lambda: News() in one.heard)
+    await made.close()
 
 
 async def test_all_hear_what_concerns_all(store):

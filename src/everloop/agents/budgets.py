@@ -75,7 +75,8 @@ class Budgets:
         scopes: dict[str, tuple[str, int, float]] = {}
         if self._limited:
             scopes[f"turn {root}"] = ("turn", *self._limits["turn"])
-            scopes[time.strftime("day %Y-%m-%d")] = ("day", *self._limits["day"])
+            # By UTC: machines that share a store may stand in different time zones, and have one day all the same.
+            scopes[time.strftime("day %Y-%m-%d", time.gmtime())] = ("day", *self._limits["day"])
         return scopes | {f"sub {id}": ("sub", most, 0.0) for id, most in _caps(claim).items()}
 
     def price(self, model: str) -> Price | None:
@@ -114,7 +115,7 @@ def _words(name: str, limit: str, used: str | float, needed: str) -> str:
             f"settings is {limit}. Raise it, or take it out."
         )
     whose = {"turn": "this turn, with its sub-agents,", "day": "today"}[name]
-    then = {"turn": "Say “go on” to begin a new one", "day": "It is renewed at midnight"}[name]
+    then = {"turn": "Say “go on” to begin a new one", "day": "It is renewed at midnight UTC"}[name]
     return (
         f"I stopped before asking the model: the budget of {limit} for {whose} is used up ({used} used, and {needed} "
         f"more would be needed). The work so far is kept. {then}; the settings under [budget] say how much there is."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..config import Config
 from ..dispatch.durable import DurableBus
 from ..dispatch.local import RETRY_SECONDS
-from ..dispatch.neighbours import Neighbours
+from ..dispatch.neighbours import Neighbours, wake_all
 from ..errors import StoreError
 from ..providers.base import LLMProvider
 from ..store.base import Incoming, Store
@@ -118,7 +118,7 @@ class Household:
     async def run(self) -> None:
         """Take up the work that waits in the store, and whatever comes, until cancelled."""
         own = await self.agent(OWN)
-        if self.runs:
+        if self.runs and not self._drains:
             own.serve_cron()  # of everybody
         try:
             await self._neighbours.join()
@@ -181,7 +181,10 @@ class Household:
 
     async def _rest(self) -> None:
         try:
+            if (own := self._agents.get(OWN)) is not None:
+                await own.cron_service.rest()
             await self._neighbours.rest()
+            await wake_all(self.store, WORK)  # what was fired just now, nobody else knows of
         except StoreError as error:  # others find what it was told of after a while
             log.warning("%s", error)
 

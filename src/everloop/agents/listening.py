@@ -63,7 +63,11 @@ class Listening:
         """Be told by the other workers of this store what has changed."""
         if self._neighbours is None:
             self._neighbours = Neighbours(self._store, self._dispatcher.worker, heard, takes=takes)
-            await self._neighbours.join()
+            try:
+                await self._neighbours.join()
+            except BaseException:  # the store is away: the next one tries again
+                self._neighbours = None
+                raise
         heard(News())
 
     async def leave(self) -> None:

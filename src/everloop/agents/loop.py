@@ -254,7 +254,7 @@ class AgentLoop:
 
     async def _serve_cron(self) -> None:
         if self._heartbeat is not None:
-            await self._heartbeat.start()
+            await self._heartbeat.insist()
         await self.cron_service.serve(self._fired)
 
     def _fired(self, owner: str, key: str) -> None:
@@ -417,11 +417,11 @@ class AgentLoop:
         ended, session_log = await self._turns.run(claim, live)
         if isinstance(ended, Left):
             raise Leaves
+        await self.subagents.ended(claim, ended)
         for id, message in session_log.outgoing():
             await self._hand_out(id, message)
         for follows in session_log.incoming:
             self._dispatcher.kick(follows.owner, follows.session_key)
-        self.subagents.ended(claim.owner, claim.key)
         return ended.question if isinstance(ended, Parked) else ended.text
 
     async def _run_command(self, claim: Claim, live: Live) -> str:

@@ -19,6 +19,8 @@ from ..actions import Limits
 from ..bus import InboundMessage
 from ..config import Config
 from ..context.builder import PARTING
+from ..engine import Parked
+from ..errors import StoreError
 from ..log import CallEnded, Reason, TurnEnded, UserSaid
 from ..sandbox.reach import Reach
 from ..store.base import Claim, Incoming, Store
@@ -59,6 +61,8 @@ class Running:
     session: str
     parent: str  # the session that it was started in
     started: bool
+    awaited: bool = False  # its result is that of the call that started it: it reports to nobody
+    root: str = ""  # the turn that began it all
 
 
 class SubagentManager:
@@ -218,7 +222,7 @@ class SubagentManager:
     async def _stop_one(self, owner: str, one: Running) -> bool:
         """Stop it here, or have it stopped where it runs."""
         info = await self._store.session(owner, one.session)
-        if await runs_elsewhere(self._store, self._sessions, info):
+        if not self._sessions.runs or await runs_elsewhere(self._store, self._sessions, info):
             await stop_elsewhere(self._store, self._sessions, owner, one.session, wait=False)
             return True
         self._sessions.kick(owner, one.session)
@@ -230,11 +234,24 @@ class SubagentManager:
             self._sessions.kick(owner, one.session)
             await self.resume(owner, one.session)
 
-    def ended(self, owner: str, key: str) -> None:
-        """A turn of this session has ended: whoever waits for it looks again."""
+    async def ended(self, claim: Claim, ended: TurnEnded | Parked) -> None:
+        """A turn has ended: whoever waits for it looks again. If it was stopped, nobody waits any more for those that
+        it has started; and one that was on its way then, nobody else knows of."""
+        owner, key = claim.owner, claim.key
         self._at_work.pop((owner, key), None)
         for event in self._waiting.get((owner, key), ()):
             event.set()
+        if not isinstance(ended, TurnEnded) or ended.reason not in phases.STOPPED:
+            return
+        root = str(claim.message.metadata.get("root") or claim.turn)
+        try:
+            for one in await self.running(owner, key):
+                if one.root == root and (one.awaited or ended.reason == "cancelled"):
+                    await self._stop_one(owner, one)
+                elif one.root == root and not one.started:
+                    self._sessions.kick(owner, one.session)
+        except StoreError as error:  # then they go on
+            log.warning("%s", error)
 
     def look_again(self) -> None:
         """Something may have ended in another process."""
@@ -322,7 +339,8 @@ def _told(reason: Reason, text: str, untrusted: bool) -> Output:
 def _running(row: Incoming) -> Running:
     facts = row.message.metadata
     label, parent = str(facts.get("label", "")), str(facts.get("parent", ""))
-    return Running(row.message.chat_id, label, row.message.session_key, parent, row.turn is not None)
+    awaited, root = not facts.get("report", True), str(facts.get("root", ""))
+    return Running(row.message.chat_id, label, row.message.session_key, parent, row.turn is not None, awaited, root)
 
 
 def _first_words(task: str) -> str:

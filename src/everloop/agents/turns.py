@@ -43,6 +43,8 @@ from .compactor import Compactor, Window
 from .cron.heartbeat import says_nothing
 from .cron.jobs import HEARTBEAT
 from .histories import Histories, read_conversation, read_shown
+from .phases import CHANNEL as SUBAGENTS
+from .phases import report
 from .ports import Asking, SessionLog, Tools, reply
 from .showing import Follow, Showing
 
@@ -102,9 +104,7 @@ class TurnRunner:
     async def run(self, claim: Claim, live: Live) -> tuple[Ending, SessionLog]:
         """Take the turn to its end, or to a question, or to where it is left; its log knows what is to be sent now."""
         message = claim.message
-        brief = await self._brief(claim, live)
-        if self._own is None:
-            self._own = await in_thread(_places, self.workspace, self.home, self.store)
+        brief = _unread(message, self.tools, self.limits)
         turn: Turn | None = None
         session_log = SessionLog(
             self.store,
@@ -115,6 +115,9 @@ class TurnRunner:
             lambda ended: brief.follow(ended, turn is not None and turn.conversation.untrusted),
         )
         try:
+            brief = await self._brief(claim, live)
+            if self._own is None:
+                self._own = await in_thread(_places, self.workspace, self.home, self.store)
             conversation = await self._conversation(claim, live, brief)
             if not claim.entries:
                 claim.entries = [await self._said(claim)]
@@ -343,6 +346,12 @@ class Places(NamedTuple):
     real_workspace: Path
     protected: tuple[Path, ...]
     frozen: tuple[Path, ...]
+
+
+def _unread(message: InboundMessage, tools: ToolRegistry, limits: Limits) -> Brief:
+    """The terms of a turn until its own are read: if they cannot be, whoever gave the task is still told of its end."""
+    brief = Brief(tools, limits)
+    return replace(brief, follow=partial(report, message)) if message.channel == SUBAGENTS else brief
 
 
 def _goes_on(claim: Claim) -> bool:

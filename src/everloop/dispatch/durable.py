@@ -25,6 +25,7 @@ class DurableBus(MessageBus):
         self._worker = new_worker()
         self._more = asyncio.Event()  # there may be something in the outbox
         self._neighbours: Neighbours | None = None  # whoever answers, and whoever else sends
+        self._looking: asyncio.Task[bool] | None = None
         self._taken: deque[Outgoing] = deque()
         self._sending: dict[int, Outgoing] = {}  # by id() of the message handed out
         self.arrived: Callable[[], None] | None = None  # the loop in this process, if there is one
@@ -48,17 +49,29 @@ class DurableBus(MessageBus):
 
     async def consume_outbound(self) -> OutboundMessage:
         """The next message to send; `sent` must be told when its channel has taken it."""
-        if self._neighbours is None:  # answers come from other processes too, and from what a dead one had taken
-            self._neighbours = Neighbours(self._store, self._worker, self._heard)
-            await self._neighbours.join()
         while not self._taken:
-            self._more.clear()  # before looking: what comes in meanwhile sets it again
-            self._taken.extend(await self._store.take_outgoing(self._worker, AT_ONCE))
-            if not self._taken:
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look())
+                self._looking.add_done_callback(lambda look: look.cancelled() or look.exception())  # all may have gone
+            if not await asyncio.shield(self._looking):  # whoever waits may go: what was taken is for the next
                 await self._more.wait()
         row = self._taken.popleft()
         self._sending[id(row.message)] = row
         return row.message
+
+    async def _look(self) -> bool:
+        """Take what there is to send, and be told of more. Whether there was something."""
+        try:
+            if self._neighbours is None:  # answers come from other processes too, and from what a dead one had taken
+                neighbours = Neighbours(self._store, self._worker, self._heard)
+                await neighbours.join()
+                self._neighbours = neighbours
+            self._more.clear()  # before looking: what comes in meanwhile sets it again
+            found = await self._store.take_outgoing(self._worker, AT_ONCE)
+            self._taken.extend(found)
+            return bool(found)
+        finally:
+            self._looking = None
 
     async def sent(self, message: OutboundMessage) -> None:
         """The channel has taken the message: it is not sent again."""
@@ -67,6 +80,9 @@ class DurableBus(MessageBus):
 
     async def close(self) -> None:
         """Nothing more is consumed here."""
+        if (looking := self._looking) is not None:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
         if self._neighbours is not None:
             neighbours, self._neighbours = self._neighbours, None
             await neighbours.leave()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,9 @@ class Live:
     behind: dict[int, Kind] = field(default_factory=dict)  # inbox rows that wait for the running turn to end
     emit: list[events.Emit] = field(default_factory=list)  # who watches the running turn
     turn: Turn | None = None
+    rows: Sequence[int] = ()  # of the inbox, that the running turn was opened by
     stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
+    meant: str | int | None = None  # the turn that it is for, or the inbox row that opens it; None for any
     system: Written[str] | None = None  # the system prompt of the turn that is being begun
     running: bool = False
     changes: int = 0  # of `running`: what was read of the inbox before one is not true after it
@@ -77,17 +79,19 @@ class Live:
         self.steer.clear()
         self.taken.clear()
         self.emit.clear()
-        self.running, self.turn, self.stopped, self.message = False, None, None, None
+        self.running, self.turn, self.stopped, self.meant, self.message = False, None, None, None, None
+        self.rows = ()
         self.changes += 1
 
-    def stop(self, reason: Reason, text: str) -> None:
-        """Stop the turn that runs, or that is about to."""
+    def stop(self, reason: Reason, text: str, meant: str | int | None = None) -> None:
+        """Stop the turn that runs, or that is about to; where one is `meant`, no other."""
         if self.turn is not None:
-            self.turn.stop(reason, text)
+            if meant in (None, self.turn.id, *self.rows):
+                self.turn.stop(reason, text)
         elif self.command is not None:
             self.command.cancel()
         else:
-            self.stopped = (reason, text)
+            self.stopped, self.meant = (reason, text), meant
 
     def runs(self, turn: Turn) -> None:
         """The turn is there, and hears what was to be done to it."""

@@ -61,6 +61,8 @@ class Dispatcher:
         self.on_held: Callable[[str, bool], None] | None = None  # told who holds a session that we wanted or wait for
         self.on_stranger: Callable[[int], None] | None = None  # told of a row that was answered and nobody here awaits
         self.on_left: Callable[[int | None], None] | None = None  # told of a session with work for other processes
+        # Has a turn stopped that another process has begun: owner, key, and which one is meant.
+        self.on_unstopped: Callable[[str, str, str | int | None], Awaitable[None]] | None = None
         self.on_waiting: Callable[[InboundMessage], None] | None = None  # told of a message behind a parked turn
         self._store = store
         self._run = run
@@ -160,12 +162,13 @@ class Dispatcher:
     def live(self, owner: str, key: str) -> Live | None:
         return self._live.get((owner, key))
 
-    def stop_turn(self, owner: str, key: str, reason: Reason, text: str) -> bool:
-        """Stop the turn that runs in a session or is about to; False when there is none."""
+    def stop_turn(self, owner: str, key: str, reason: Reason, text: str, meant: str | int | None = None) -> bool:
+        """Stop the turn that runs in a session or is about to, if it is the one that is `meant`: by its id, or by the
+        inbox row that opens it. False when there is none."""
         live = self._live.get((owner, key))
         if live is None:
             return False
-        live.stop(reason, text)
+        live.stop(reason, text, meant)
         return True
 
     def withdraw(self, owner: str, key: str, message: str, text: str) -> None:
@@ -290,10 +293,15 @@ class Dispatcher:
                 waiter.is_elsewhere(id)
             if self.on_held is not None:
                 self.on_held(busy.worker, bool(awaited))
-            return bool(live.fresh)
+            stopped, live.stopped = live.stopped, None
+            if stopped is not None and stopped[0] == "cancelled" and self.on_unstopped is not None:
+                await self.on_unstopped(live.owner, live.key, live.meant)
+            return bool(live.fresh) or live.again  # it may have become free since
         except Waiting as waiting:
             if item is not None and waiting.accepted is not None:
                 await self._behind_question(live, item, waiting.accepted)
+            if live.stopped is not None and await self._store.decide(live.owner, live.key, None) is not None:
+                live.again = True  # what was to be stopped is the turn that waits
             return bool(live.fresh) or live.again  # the answer to the question may have come just now
         except Exception as error:  # whatever it is, whoever waits must hear of it
             fail([item] if item else [], error)
@@ -321,7 +329,7 @@ class Dispatcher:
         is reminded; or it is that word, a no, and is handed to the turn; or it ends the turn, as a command does."""
         ends = item.kind == "command" and command_of(item.message.content) == "new"
         if not ends and (self.busy == "queue" or item.kind == "command"):
-            item.answer.set_result(WAITS)
+            tell([item], WAITS)
             if self.on_waiting is not None:
                 self.on_waiting(item.message)
             return
@@ -348,7 +356,9 @@ class Dispatcher:
         live.emit += [item.emit for item in waiting if item.emit is not None]
         for id in claim.inbox:
             live.behind.pop(id, None)
-        live.message = claim.message.id
+        live.message, live.rows = claim.message.id, claim.inbox
+        if live.meant not in (None, claim.turn, *claim.inbox):  # the one that was to be stopped is over
+            live.stopped = live.meant = None
         if self.busy == "interrupt" and "message" in live.behind.values():
             live.stop("replaced", REPLACED)
         if waiting and (why := waiting[0].withdrawn) and all(item.withdrawn for item in waiting):
@@ -361,9 +371,9 @@ class Dispatcher:
             if isinstance(error, Leaves):
                 await self._give_back(self._store.release(claim))
                 self._left(claim.session)
-            else:
-                log.warning("%s", error)
-            return bool(live.fresh)
+                return bool(live.fresh)
+            log.warning("%s", error)
+            return bool(live.fresh) or live.again  # what came in since may be unknown to whoever took it over
         except StoreError as error:
             fail([item for id in claim.inbox for item in self._waiters.take(id)], error)
             await self._give_back(self._store.release(claim))

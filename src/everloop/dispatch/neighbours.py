@@ -38,8 +38,12 @@ class Neighbours:
         )
 
     async def join(self) -> None:
-        """Be known to the others and know them."""
-        await self._place.join()
+        """Be known to the others and know them; or, where that fails, have left again."""
+        try:
+            await self._place.join()
+        except BaseException:
+            await self._place.leave()
+            raise
 
     async def rest(self) -> None:
         """Be told of no more work, but of all else."""
@@ -70,8 +74,13 @@ class Sockets:
         path = await asyncio.to_thread(_socket_path)
         if not self._joined:  # it has left again before it was there
             return
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(str(path))
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            made.bind(str(path))
+        except OSError as error:
+            made.close()
+            raise StoreError(f"{path}: {error}: set XDG_RUNTIME_DIR to a folder with a shorter name") from None
+        self._socket = made
         asyncio.get_running_loop().add_reader(self._socket, self._heard)
         await self._store.join(self._worker, str(path))
         await self._watch_all()

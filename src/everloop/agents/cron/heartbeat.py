@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -10,6 +11,7 @@ from typing import Self
 
 from ...bus import InboundMessage
 from ...config import Config
+from ...errors import StoreError
 from ...store.base import Timer
 from ...tools.threads import in_thread
 from .jobs import HEARTBEAT
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 
 NOTHING_TO_SAY = "HEARTBEAT_OK"  # an answer that is only this is not delivered
 MAX_TASKS = 8_000  # characters
+RETRY_SECONDS = 15.0  # until a store is tried again that could not keep the timer
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.S)
 _NO_TASK = re.compile(r"\s*(?:#{1,6}(?:\s|$)|(?:[-*_]\s*){3,}$|(?:[-*+]|\d+[.)])\s*(?:\[ ?\])?\s*$)")
@@ -103,6 +106,15 @@ class Heartbeat:
             await store.set_timer(Timer(owner, HEARTBEAT, anchor + self._every, data))
         self._service.beat = self._fire
         self._service.changed()
+
+    async def insist(self) -> None:
+        """Start as soon as the store lets it: a full or locked disk ends no scheduled work."""
+        while True:
+            try:
+                return await self.start()
+            except StoreError as error:
+                log.error("%s", error)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def stop(self) -> None:
         """Be fired no more, by this service or a later one."""

@@ -51,6 +51,8 @@ class CronService:
         self.beat: Beat | None = None  # fires the timer of the heartbeat, where there is one, and says when it is next
         self._changed = asyncio.Event()
         self._adding = asyncio.Lock()
+        self._firing = asyncio.Lock()
+        self._rests = False
         self._fired: Fired | None = None
         self._damaged: set[tuple[str, str]] = set()  # those that were reported
 
@@ -152,7 +154,8 @@ class CronService:
             while True:
                 self._changed.clear()  # before looking: what comes meanwhile sets it again
                 try:
-                    due = await self.fire_due()
+                    async with self._firing:
+                        due = await self.fire_due() if not self._rests else None
                 except (StoreError, ValueError) as error:  # a full, locked or damaged disk ends no service
                     log.error("%s", error)
                     due = None
@@ -160,21 +163,29 @@ class CronService:
         finally:
             self._fired = None
 
+    async def rest(self) -> None:
+        """Fire no more while it serves; what is being fired is told of when this returns."""
+        self._rests = True
+        async with self._firing:
+            return
+
     async def fire_due(self) -> float | None:
         """Fire every job whose time has come; when the next one is due, None when there is none."""
         now = self.clock()
         due: builtins.list[Timer] = []
         later: builtins.list[float] = []
         timers = await self.store.timers(limit=AT_ONCE)
+        more = len(timers) == AT_ONCE
         for timer in timers:
             if timer.due_at > now:
                 later.append(timer.due_at)
+                more = False
                 break  # they come in order
             if timer.id != HEARTBEAT or (self.beat is not None and timer.owner == self.owner):
                 due.append(timer)
         if due:
             later += await self._fire_all(due, now)
-            later += [now] if len(timers) == AT_ONCE else []  # there may be more
+            later += [now] if more else []  # that are due as well
         return min(later, default=None)
 
     async def _fire_all(self, due: builtins.list[Timer], now: float) -> builtins.list[float]:

@@ -62,9 +62,11 @@ def local_name() -> str:
     """The IANA name of this machine's zone; "" when it has none."""
     set_by_hand = os.environ.get("TZ")
     if set_by_hand is not None:
-        name = set_by_hand.removeprefix(":")
-    else:
+        name = set_by_hand.removeprefix(":") or "UTC"
+    elif os.path.exists(LOCAL_FILE):
         name = os.path.realpath(LOCAL_FILE).partition("/zoneinfo/")[2]
+    else:
+        name = "UTC"
     try:
         zone(name)
     except BadSchedule:

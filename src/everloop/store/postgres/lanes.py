@@ -92,6 +92,9 @@ class Lanes:
         if crew is not None:
             crew.end()
             await loop.run_in_executor(None, crew.join)
+            with self._lock:
+                if self._ending is crew:
+                    self._ending = None
         if waker is not None:
             waker.close()
 

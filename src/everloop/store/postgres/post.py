@@ -25,6 +25,11 @@ class Post:
         while self._bytes > WAITING_LIMIT and len(self._waiting) > 1:
             self._bytes -= len(self._waiting.popleft())
 
+    def drop(self) -> None:
+        """What waits is said no more."""
+        self._waiting.clear()
+        self._bytes = 0
+
     def send(self) -> bool:
         """Send what waits, unless something is under way. False when there is nothing to do."""
         if self._under_way:
@@ -32,8 +37,7 @@ class Post:
         if not self._waiting:
             return False
         data = b"".join(self._waiting)
-        self._waiting.clear()
-        self._bytes = 0
+        self.drop()
         texts = list(pieces(data))
         self._under_way = True
         self._send(

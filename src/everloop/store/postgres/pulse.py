@@ -32,12 +32,14 @@ RETRY_SECONDS = 0.5
 RENEW = f"""INSERT INTO worker (id, address, at)
     SELECT w.id, w.address, {NOW} FROM unnest(%s::text[], %s::text[]) AS w (id, address)
     ON CONFLICT (id) DO UPDATE SET at = excluded.at, address = excluded.address"""
-# A worker that is found dead is taken off the list by one of the others, which then wakes all.
-BURY = f"""DELETE FROM worker WHERE id IN (
-        SELECT id FROM worker
-        WHERE greatest(at, extract(epoch FROM pg_postmaster_start_time())) < {NOW} - %s AND id <> ALL(%s)
-        FOR UPDATE SKIP LOCKED)
-    RETURNING id"""
+# A worker that is found dead is taken off the list by one of the others, and by that all are woken.
+BURY = f"""WITH dead AS (
+        DELETE FROM worker WHERE id IN (
+            SELECT id FROM worker
+            WHERE greatest(at, extract(epoch FROM pg_postmaster_start_time())) < {NOW} - %s AND id <> ALL(%s)
+            FOR UPDATE SKIP LOCKED)
+        RETURNING id)
+    SELECT pg_notify('{CHANNEL}', '{ANY}') FROM dead"""
 
 TIDY = f"DELETE FROM lane WHERE at < {NOW} - 604800"  # of threads that ended long ago
 
@@ -147,8 +149,7 @@ class Pulse:
 
     def _beat(self, connection: Connection) -> None:
         """Renew what is ours, take away what is dead, and wake all if that frees something."""
-        if connection.execute(BURY, (self._lease, self._renew(connection))).fetchall():
-            self.owes = True
+        connection.execute(BURY, (self._lease, self._renew(connection)))
         if self.owes:
             self.owes = False  # before it is sent: what comes meanwhile sets it again
             try:

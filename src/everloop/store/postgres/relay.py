@@ -97,6 +97,8 @@ class Relay:
                 handle.cancel()
         self._tick = self._renewal = None
         self._flushes.clear()
+        for post in self._posts.values():
+            post.drop()
         self._posts.clear()
 
     # ------------------------------------------------------------------------------------------ saying

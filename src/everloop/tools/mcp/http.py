@@ -22,6 +22,7 @@ from ..threads import in_thread
 from .limits import MAX_MESSAGE, address_of
 
 CLOSE_SECONDS = 2.0  # for telling the server that the session is over
+SPARE_SECONDS = 10.0  # that HTTP waits longer than a call may take: the end of a call is told to the server, this is not
 _BROKEN = 599  # stands for a status where there was none: no server sends it
 
 
@@ -82,7 +83,7 @@ class Endpoint:
         return httpx2.AsyncClient(
             transport=_Limited(httpx2.AsyncHTTPTransport(trust_env=False), address_of(server.url)),
             headers={**server.headers, "accept-encoding": "identity"},
-            timeout=httpx2.Timeout(server.timeout, connect=server.connect_timeout),
+            timeout=httpx2.Timeout(server.timeout + SPARE_SECONDS, connect=server.connect_timeout),
             trust_env=False,
         )
 

@@ -1,0 +1,32 @@
+"""An agent hears what others have done, also where the store was away when it first wanted to."""
+
+from __future__ import annotations
+
+import pytest
+
+from everloop import AgentLoop, MessageBus
+from everloop.dispatch.neighbours import wake_all
+from everloop.errors import StoreError
+from everloop.store.news import News
+from everloop.testing import ScriptedProvider
+
+from ..commands import until
+
+
+async def test_who_could_not_join_the_others_can_do_so_later(store, tmp_path, monkeypatch):
+    join = store.join
+
+    async def away(*_: object) -> None:
+        monkeypatch.setattr(store, "join", join)
+        raise StoreError("away")
+
+    monkeypatch.setattr(store, "join", away)
+    heard: list[News] = []
+    async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=store) as agent:
+        with pytest.raises(StoreError):
+            await agent._listening.join(heard.append)
+        await agent._listening.join(heard.append)
+        await until(lambda: heard)
+        heard.clear()
+        await wake_all(store)
+        await until(lambda: heard)

@@ -1,0 +1,88 @@
+"""A channel that stops waiting for the next answer, as one with a time limit does, loses none of those to come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from everloop import InboundMessage, OutboundMessage
+from everloop.dispatch.durable import DurableBus
+from everloop.dispatch.neighbours import wake_all
+from everloop.errors import StoreError
+from everloop.store.base import Store
+from everloop.store.news import SENDING
+
+
+class Held:
+    """A call of the store that is answered when the test says so."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        self._call = getattr(store, name)
+        setattr(store, name, self)
+
+    async def __call__(self, *given: Any) -> Any:
+        found = await self._call(*given)
+        self.reached.set()
+        await self.go.wait()
+        return found
+
+
+@pytest.fixture
+async def bus(store: Store) -> AsyncIterator[DurableBus]:
+    made = DurableBus(store)
+    yield made
+    await made.close()
+
+
+async def answered(store: Store, text: str) -> None:
+    await store.answer(InboundMessage("test", "user", "one", "/help"), [OutboundMessage("test", "one", text)])
+    await wake_all(store, SENDING)
+
+
+async def gone(bus: DurableBus, held: Held) -> None:
+    """Somebody waits for the next answer, and goes while the store is asked."""
+    waiting = asyncio.create_task(bus.consume_outbound())
+    await asyncio.wait_for(held.reached.wait(), 20)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    held.go.set()
+
+
+async def test_what_was_taken_for_one_who_has_gone_is_for_the_next(store, bus):
+    held = Held(store, "take_outgoing")
+    await answered(store, "hello")
+    await gone(bus, held)
+    message = await asyncio.wait_for(bus.consume_outbound(), 20)
+    assert (message.content, message.repeat) == ("hello", False)
+
+
+async def test_who_comes_after_one_who_has_gone_hears_of_answers_too(store, bus):
+    await gone(bus, Held(store, "join"))
+    waiting = asyncio.create_task(bus.consume_outbound())
+    looked = Held(store, "take_outgoing")
+    looked.go.set()
+    await asyncio.wait_for(looked.reached.wait(), 20)
+    await answered(store, "hello")
+    assert (await asyncio.wait_for(waiting, 20)).content == "hello"
+
+
+async def test_who_comes_after_the_store_was_away_hears_of_answers_too(store, bus, monkeypatch):
+    join = store.join
+
+    async def away(*_: object) -> None:
+        monkeypatch.setattr(store, "join", join)
+        raise StoreError("away")
+
+    monkeypatch.setattr(store, "join", away)
+    with pytest.raises(StoreError):
+        await bus.consume_outbound()
+    waiting = asyncio.create_task(bus.consume_outbound())
+    looked = Held(store, "take_outgoing")
+    looked.go.set()
+    await asyncio.wait_for(looked.reached.wait(), 20)
+    await answered(store, "hello")
+    assert (await asyncio.wait_for(waiting, 20)).content == "hello"

@@ -84,6 +84,7 @@ def readable(request: Any, tmp_path: Path) -> str:
     text = text.replace(f"{platform.system()} {platform.machine()}, Python {platform.python_version()}", "<runtime>")
     text = re.sub(r"outputs/[0-9a-f]{24}", "outputs/<session>", text)
     text = re.sub(r"[A-Z][a-z]+day, \d{4}-\d\d-\d\d \d\d:\d\d", "<weekday, date time>", text)
+    text = re.sub(r"[A-Z][a-z]+day, \d{4}-\d\d-\d\d", "<weekday, date>", text)
     text = re.sub(r"\[20\d\d-\d\d-\d\d \d\d:\d\d\]", "[<date time>]", text)
     text = re.sub(r"(CES?T) \(UTC\+0[12]00\)", "<zone>", text)
     return re.sub(r"(untrusted data from \w+, |end of untrusted data )[0-9a-f]{12}", r"\1<mark>", text)

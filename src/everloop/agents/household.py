@@ -204,6 +204,10 @@ class Household:
         self._agents.clear()
         self._at_work.clear()
         retire(self.worker)
+        try:
+            await wake_all(self.store, WORK)  # what was let go of only now, others could not take up when it left them
+        except StoreError as error:  # they find it when the lease has ended
+            log.warning("%s", error)
 
     async def _make(self, owner: str) -> AgentLoop:
         config = self.config

@@ -22,7 +22,7 @@ from ..threads import in_thread
 from .limits import MAX_MESSAGE, address_of
 
 CLOSE_SECONDS = 2.0  # for telling the server that the session is over
-SPARE_SECONDS = 10.0  # that HTTP waits longer than a call may take: the end of a call is told to the server, this is not
+SPARE_SECONDS = 10.0  # that HTTP outlasts a call: if it gave up first, the server would not be told to stop
 _BROKEN = 599  # stands for a status where there was none: no server sends it
 
 

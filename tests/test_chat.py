@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from everloop.cli.questions import remember
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI, Reply
-from tests.commands import Terminal, environment, everloop, start, terminal, until
+from tests.commands import COMMAND, Terminal, environment, everloop, finished, start, terminal, until
 from tests.held import HeldOpenAI
 
 PROMPT = "shows the commands"  # the last thing before the first prompt
@@ -147,6 +148,26 @@ async def test_a_chat_that_is_told_to_end_leaves_the_terminal_as_it_was(server):
         assert await screen.ends() == 0
         await screen.sees("goes on when you come back")
         assert screen.raw.rindex("\x1b[?2004l") > screen.raw.rindex("\x1b[?2004h")  # bracketed paste is off again
+
+
+async def test_signals_that_come_together_or_with_the_enter_key_end_the_chat_once(server, home):
+    server.hang(30)
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        await until(lambda: screen.takes_keys)
+        screen.process.send_signal(signal.SIGSTOP)  # so that it hears of all of them at once
+        screen.type("hello\r")
+        screen.process.send_signal(signal.SIGTERM)
+        screen.process.send_signal(signal.SIGHUP)
+        screen.process.send_signal(signal.SIGCONT)
+        assert await screen.ends() == 0
+        assert "xception" not in screen.text
+    if "> hello" in screen.text:  # then what was said is kept
+        store = SQLiteStore(home / "everloop.db")
+        info = await store.session("me", "cli:direct")
+        assert info is not None
+        assert info.open_turn or [row.message.content for row in await store.waiting("me", "cli:direct")] == ["hello"]
+        await store.close()
 
 
 async def test_a_store_that_cannot_be_used_is_one_line_before_anything_is_asked(server, tmp_path):
@@ -317,6 +338,24 @@ async def test_a_failed_turn_over_a_pipe_is_told_and_the_next_line_is_answered(s
     assert re.fullmatch(r"everloop: [^\n]*no such thing[^\n]*\n", done.err)
 
 
+async def test_no_more_is_done_over_a_pipe_once_nobody_reads_the_answers(server):
+    server.reply("one")
+    server.reply("two")
+    reads, writes = os.pipe()
+    os.close(reads)
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        env=environment(server),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=writes,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    os.close(writes)
+    async with asyncio.timeout(30):
+        assert (await process.communicate(b"first\nsecond\n"))[1] == b""
+    assert (process.returncode, len(server.requests)) == (141, 1)
+
+
 async def test_commands_work_over_a_pipe(server):
     server.reply("yes")
     done = await everloop("--session", "my:chat", server=server, stdin=b"hi\n/status\n/new\n/exit\nnever\n")
@@ -334,6 +373,31 @@ async def test_ctrl_c_over_a_pipe_stops_the_turn(server):
     process.send_signal(signal.SIGINT)
     assert await asyncio.wait_for(process.wait(), 30) == 130
     assert (await everloop("sessions", "--json")).json["open_turn"] is None
+
+
+async def test_a_second_ctrl_c_over_a_pipe_leaves_at_once_and_without_a_word(server, home):
+    server.hang(30)
+    process = await start(env=environment(server))
+    process.stdin.write(b"hi\n")
+    await until(lambda: server.requests)
+    with contextlib.closing(sqlite3.connect(home / "everloop.db", isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")  # so that the end of the turn cannot be written
+        process.send_signal(signal.SIGINT)
+        await until(lambda: server.requests[0].gone)
+        process.send_signal(signal.SIGINT)
+        await until(lambda: heard(process.pid, signal.SIGINT))
+    done = await finished(process)
+    assert (done.status, done.err) == (130, "")
+
+
+def heard(process: int, number: int) -> bool:
+    """Whether the signal has come to the process."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:  # and it has ended
+        return True
+    pending = re.findall(r"^S[hi][dg]Pnd:\s+(\w+)$", status, re.M)
+    return not any(int(mask, 16) & (1 << (number - 1)) for mask in pending)
 
 
 async def test_ctrl_c_while_waiting_for_a_line_leaves(server):

@@ -150,6 +150,24 @@ async def test_a_run_whose_endpoint_is_not_there_says_so_and_fails(home):
     assert re.fullmatch(r"everloop: [^\n]*127\.0\.0\.1:9[^\n]*\n", done.err), done.err
 
 
+async def test_a_command_as_a_goal_is_answered_and_no_turn_is_taken_for_its_own(server):
+    help = await everloop("run", "/help", server=server)
+    assert (help.status, help.err) == (0, "")
+    assert "/stop" in help.out
+    server.fail(400, "no such thing")
+    assert (await everloop("run", "hi", "--session", "a:b", server=server)).status == 1
+    new = await everloop("run", "/new", "--json", "--session", "c:d", server=server)
+    assert new.status == 0
+    assert (new.json["result"][:30], new.json["turn"], new.json["session"]) == (
+        "This is a new conversation. Th",
+        None,
+        "c:d",
+    )
+    slip = await everloop("run", "/statsu", server=server)
+    assert (slip.status, slip.out) == (1, "")
+    assert "did you mean /status?" in slip.err
+
+
 async def test_ctrl_c_stops_a_run_and_closes_its_log():
     async with HeldOpenAI() as server:
         server.hold(Reply("one two three"), after_chunks=2)

@@ -200,6 +200,8 @@ WRONG_FILES = {
         '[provider] base_url must be an http:// or https:// address, not "localhost:80"'
     ),
     '"two\\nlines" = 1': r"unknown key 'two\nlines'; allowed: workspace, store",
+    f"[provider]\ntoken_timeout = 1{'0' * 400}": "[provider] token_timeout must be a number above 0, not inf",
+    f"[provider]\nretries = 1{'0' * 5000}": "a number in it has too many digits; write a smaller one",
     '[provider]\nmodel = "a"\nmodel = "b"': "not valid TOML: ",
     "[provider]\nmodel = m": "line 2",
 }

@@ -6,12 +6,21 @@ import asyncio
 import contextlib
 import io
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from everloop import AgentLoop, InboundMessage, MessageBus
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
 from everloop.cli.common import show_undelivered
 from everloop.cli.paper import Paper
+from everloop.cli.pipe import _answer
+from everloop.cli.terminal import Chat, LivePaper
+from everloop.cli.view import View
 from everloop.dispatch.durable import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
@@ -65,11 +74,22 @@ async def test_the_answer_to_a_killed_chat_is_shown_when_the_person_comes_back(t
         server.go.set()
 
 
-async def test_an_answer_of_another_process_that_was_shown_is_not_shown_once_more(tmp_path: Path) -> None:
+async def test_an_answer_of_another_process_that_was_shown_is_not_shown_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate("the job is done")
     worker_store, store = SQLiteStore(tmp_path / "store.db"), SQLiteStore(tmp_path / "store.db")
     bus = DurableBus(worker_store)
     worker = AgentLoop(bus, ScriptedProvider([gate, "an answer"]), tmp_path, store=worker_store)
+    begin = store.begin
+
+    async def later(*given: Any) -> Any:
+        """The worker is quicker than the chat to take up what waits behind the job."""
+        if gate.open.is_set():
+            await until(lambda: waiting(tmp_path) == 0)
+        return await begin(*given)
+
+    monkeypatch.setattr(store, "begin", later)
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=store) as chat:
         running = asyncio.create_task(worker.run())
         await bus.publish_inbound(InboundMessage("cli", "cron", "direct", "do the job"))
@@ -90,3 +110,116 @@ async def test_an_answer_that_somebody_in_the_process_waits_for_is_not_sent_as_w
     async with AgentLoop(DurableBus(store), ScriptedProvider(["here it is"]), tmp_path, store=store) as agent:
         assert await agent.process_direct("where is it?", attended=True) == "here it is"
         assert await agent.undelivered("cli", "direct") == []
+
+
+class Closed(io.StringIO):
+    """A screen that nobody looks at any more."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+async def left(store: SQLiteStore, *texts: str) -> None:
+    """Let answers stand in the outbox that nobody was there to send."""
+    message = InboundMessage("cli", "cron", "direct", "/status")
+    outgoing = [OutboundMessage("cli", "direct", text) for text in texts]
+    await store.answer(await store.accept(message.addressed(), "urgent"), outgoing)
+
+
+async def test_an_answer_that_could_not_be_shown_is_shown_the_next_time(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "store.db")
+    await left(store, "Fine.")
+    await store.close()
+    async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as agent:
+        with pytest.raises(BrokenPipeError):
+            await show_undelivered(agent, "cli:direct", Paper(Closed(), colour=False))
+    async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as agent:
+        assert await shown(agent, "") == "✉ while you were away (perhaps once more): Fine.\n"
+        assert await shown(agent, "") == ""
+
+
+async def test_however_much_was_said_meanwhile_all_of_it_is_shown(tmp_path: Path) -> None:
+    async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as agent:
+        assert isinstance(agent.store, SQLiteStore)
+        await left(agent.store, *(f"job {number}" for number in range(250)))
+        assert len((await shown(agent, "")).splitlines()) == 250
+
+
+class Screen(io.StringIO):
+    """What is put on the screen, and what the outbox says at that moment."""
+
+    def __init__(self, unsent: Callable[[], int]) -> None:
+        super().__init__()
+        self._unsent = unsent
+        self.seen: list[tuple[str, int]] = []
+
+    def write(self, text: str) -> int:
+        self.seen.append((text, self._unsent()))
+        return len(text)
+
+
+async def test_at_a_terminal_an_answer_counts_as_sent_when_it_is_on_the_screen(tmp_path: Path) -> None:
+    def unsent() -> int:
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as db:
+            return int(db.execute("SELECT count(*) FROM outbox WHERE sent_at IS NULL").fetchone()[0])
+
+    async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as agent:
+        assert isinstance(agent.store, SQLiteStore)
+        await left(agent.store, "Fine.")
+        paper = LivePaper()
+        paper._stream = screen = Screen(unsent)
+        await show_undelivered(agent, "cli:direct", paper)
+        assert screen.seen == [("✉ while you were away: Fine.\n", 1)]
+        assert unsent() == 0
+
+
+async def test_an_answer_of_another_process_is_shown_though_a_turn_ended_here_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, taken = Gate("the first answer"), asyncio.Event()
+    here, there = SQLiteStore(tmp_path / "store.db"), SQLiteStore(tmp_path / "store.db")
+    chat = AgentLoop(MessageBus(), ScriptedProvider([gate]), tmp_path, store=here)
+    other = AgentLoop(MessageBus(), ScriptedProvider(["the second answer"]), tmp_path, store=there)
+    begin = here.begin
+
+    async def late(*given: Any) -> Any:
+        """Another process is quicker to take up what waits behind the first turn."""
+        if chat.provider.requests:  # type: ignore[attr-defined]
+            await other.resume()
+            taken.set()
+        return await begin(*given)
+
+    monkeypatch.setattr(here, "begin", late)
+    out = io.StringIO()
+    paper = Paper(out, colour=False)
+    view = View(paper)
+    async with chat, other:
+        chat.watch("cli:direct", view)
+        first = asyncio.create_task(_answer(chat, "cli:direct", "one", view, paper))
+        await asyncio.wait_for(gate.reached.wait(), 30)
+        second = asyncio.create_task(_answer(chat, "cli:direct", "two", view, paper))
+        await until(lambda: waiting(tmp_path) == 2)
+        gate.open.set()
+        async with asyncio.timeout(30):
+            await asyncio.gather(first, second)
+        assert taken.is_set()
+    assert out.getvalue().index("the first answer\n") < out.getvalue().index("the second answer\n")
+
+
+async def test_the_chat_at_a_terminal_shows_such_an_answer_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.__stdout__", out := io.StringIO())
+    async with AgentLoop(MessageBus(), ScriptedProvider(["a job's answer"]), tmp_path, store=tmp_path / "s") as agent:
+
+        async def elsewhere(line: str, *_: Any, **__: Any) -> str:
+            """While another process runs the turn, one of this session ends here."""
+            await AgentLoop.process_direct(agent, "do the job")
+            return "the answer"
+
+        monkeypatch.setattr(agent, "process_direct", elsewhere)
+        with create_pipe_input() as keys, create_app_session(keys, DummyOutput()):
+            chat = asyncio.create_task(Chat(agent, "cli:direct", "hello").run())
+            keys.send_text("how is it?\r")
+            await until(lambda: "a job's answer\n" in out.getvalue())
+            await until(lambda: "the answer\n" in out.getvalue())
+            keys.send_text("\x04")
+            await asyncio.wait_for(chat, 30)

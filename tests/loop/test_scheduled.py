@@ -139,7 +139,7 @@ async def test_what_a_job_said_while_nobody_was_there_is_kept_for_its_chat(tmp_p
     await worker.close()
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as chat:
         assert await chat.undelivered("cli", "other") == []
-        assert [message.content for message in await chat.undelivered("cli", "direct")] == ["Watered."]
+        assert [row.message.content for row in await chat.undelivered("cli", "direct")] == ["Watered."]
         assert await chat.undelivered("cli", "direct") == []
 
 

@@ -26,7 +26,7 @@ from ..errors import StoreError
 from ..log import Cleared, Entry
 from ..messages import clean
 from ..providers.base import LLMProvider
-from ..store.base import Claim, Incoming, Store
+from ..store.base import Claim, Incoming, Outgoing, Store
 from ..store.location import home
 from ..store.news import ENDED, SENDING, WORK
 from ..store.sessions import PlainStore, SessionManager
@@ -323,11 +323,10 @@ class AgentLoop:
         if live is not None and live.task is not None:
             await asyncio.wait([live.task])
 
-    async def undelivered(self, channel: str, chat_id: str) -> list[OutboundMessage]:
-        """What was said in a chat while nobody was there to send it, a job's answer say. It counts as sent now."""
-        rows = await self.store.take_outgoing(self._dispatcher.worker, chat=(channel, chat_id))
-        await self.store.sent([row.id for row in rows])
-        return [row.message for row in rows]
+    async def undelivered(self, channel: str, chat_id: str) -> list[Outgoing]:
+        """What was said in a chat while nobody was there to send it, a job's answer say. The store must be told when it
+        is sent, and may have more then."""
+        return await self.store.take_outgoing(self._dispatcher.worker, chat=(channel, chat_id))
 
     async def question(self, session_key: str = "cli:direct", owner: str = "me") -> str | None:
         """What the session's parked turn asks for; None when it waits for nobody."""

@@ -10,6 +10,7 @@ from ..commands import command_of
 from ..config import Config
 from .common import check_model, hush, load_config, prepare_workspace, session_key
 from .first import SMALL, with_model
+from .main import INTERRUPTED
 
 LEAVE = ("/exit", "/quit")
 LEAVE_HELP = "/exit  leave; what runs is kept and goes on at the next start"
@@ -31,7 +32,10 @@ def command(options: argparse.Namespace) -> int:
         return asyncio.run(chat(config, key))
     from .pipe import plain_chat
 
-    return asyncio.run(plain_chat(config, key, "> " if at_terminal else ""))
+    try:
+        return asyncio.run(plain_chat(config, key, "> " if at_terminal else ""))
+    except asyncio.CancelledError:  # Ctrl-C, twice
+        return INTERRUPTED
 
 
 def greeting(config: Config, key: str) -> str:

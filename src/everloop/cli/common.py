@@ -8,7 +8,7 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,10 +112,33 @@ async def show_messages(bus: MessageBus, paper: Paper, watched: str = "") -> Non
 
 async def show_undelivered(agent: AgentLoop, key: str, paper: Paper, shown: str | None = None) -> None:
     """Show what was said in this chat while nobody was there, but for an answer that was `shown` just now."""
-    for message in await agent.undelivered(*chat_of(key)):
-        if message.content != shown:
-            repeated = " (perhaps once more)" if message.repeat else ""
-            paper.line(f"✉ while you were away{repeated}: {message.content}")
+    while rows := await agent.undelivered(*chat_of(key)):
+        for message in (row.message for row in rows):
+            if message.content != shown:
+                repeated = " (perhaps once more)" if message.repeat else ""
+                paper.line(f"✉ while you were away{repeated}: {message.content}")
+        await paper.print()
+        await agent.store.sent([row.id for row in rows])  # not before it is there to be read
+
+
+@contextlib.contextmanager
+def seen_ending(agent: AgentLoop, key: str) -> Iterator[set[str]]:
+    """What the turns of a session say that come to their end here, or to a question, meanwhile: it is shown by then."""
+    from .. import events
+
+    said: set[str] = set()
+
+    def see(event: events.Event) -> None:
+        if isinstance(event, events.TurnEnded):
+            said.add(event.text)
+        elif isinstance(event, events.Asked):
+            said.add(event.question)
+
+    unwatch = agent.watch(key, see)
+    try:
+        yield said
+    finally:
+        unwatch()
 
 
 def hush() -> None:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from .. import events
+from ..commands import command_of, meant_by
 from ..config import Config
 from ..log import ModelAnswered
 from ..store.base import Store
@@ -45,7 +46,10 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[dict[
             raise KeyboardInterrupt from None
         finally:
             messages.cancel()
-        outcome = await _outcome(agent.store, key, result, ended)
+        if ended is None and (command_of(goal) or meant_by(goal)):  # it began no turn
+            outcome = _told(key, result, "answer" if command_of(goal) else "error")
+        else:
+            outcome = await _outcome(agent.store, key, result, ended)
     outcome["seconds"] = round(time.monotonic() - started, 3)
     return outcome, ctrl_c.pressed
 
@@ -71,12 +75,16 @@ async def _outcome(store: Store, key: str, result: str, ended: events.TurnEnded 
     for answer in answers:
         for name, count in answer.usage.items():
             usage[name] = usage.get(name, 0) + count
+    return {**_told(key, result, turn.reason), "turn": turn.id, "rounds": len(answers), "usage": usage}
+
+
+def _told(key: str, result: str, reason: str | None) -> dict[str, Any]:
     return {
         "result": result,
-        "reason": turn.reason,
-        "turn": turn.id,
+        "reason": reason,
+        "turn": None,
         "session": key,
-        "rounds": len(answers),
-        "usage": usage,
+        "rounds": 0,
+        "usage": {},
         "seconds": 0.0,
     }

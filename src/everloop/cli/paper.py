@@ -68,6 +68,7 @@ class Paper:
 
     def __init__(self, stream: TextIO, colour: bool | None = None) -> None:
         self.colour = wants_colour(stream) if colour is None else colour
+        self.failed: OSError | None = None  # why nothing more can be written
         self._stream = stream
         self._at_start = True
 
@@ -92,9 +93,16 @@ class Paper:
         self.put(text, style)
         self.put("\n")
 
+    async def print(self) -> None:
+        """Put all that was written before a reader's eyes. Here it is already."""
+
     def painted(self, text: str, style: Style) -> str:
         return f"\x1b[{CODES[style]}m{text}\x1b[0m" if style and self.colour else text
 
     def _write(self, text: str, style: Style) -> None:
-        self._stream.write(self.painted(text, style))
-        self._stream.flush()
+        try:
+            self._stream.write(self.painted(text, style))
+            self._stream.flush()
+        except OSError as error:
+            self.failed = error
+            raise

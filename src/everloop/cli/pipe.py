@@ -12,7 +12,7 @@ from ..agents.loop import AgentLoop
 from ..config import Config
 from ..errors import EverloopError
 from .chat import LEAVE, greeting, with_leaving
-from .common import chat_of, left_behind, make_agent, show_messages, show_undelivered
+from .common import chat_of, left_behind, make_agent, seen_ending, show_messages, show_undelivered
 from .interrupt import CtrlC
 from .main import INTERRUPTED
 from .paper import Paper, one_line
@@ -43,6 +43,8 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
         if not view.asked and (question := await agent.question(key)):
             out.line(question)
         while not ctrl_c.pressed:
+            if out.failed is not None:  # a turn goes on without whoever watches it: nobody reads the answers
+                raise out.failed
             if prompt:
                 out.fresh()
                 out.put(prompt)
@@ -67,10 +69,10 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
 
 async def _answer(agent: AgentLoop, key: str, line: str, view: View, out: Paper) -> bool:
     """Answer one line; False when its turn ended without an answer."""
-    ended_before = view.turns_ended
     channel, chat_id = chat_of(key)
-    text = await agent.process_direct(line, key, channel, chat_id, attended=True)
-    if view.turns_ended == ended_before:  # a command, or a turn that ran in another process
+    with seen_ending(agent, key) as seen:
+        text = await agent.process_direct(line, key, channel, chat_id, attended=True)
+    if text not in seen:  # a command, or a turn that ran in another process
         out.line(with_leaving(line, text))
         await show_undelivered(agent, key, view.paper, shown=text)
         return True
@@ -92,7 +94,6 @@ class _Answers(View):
                 super().__call__(event)
             case events.TurnEnded():
                 self.ended = event
-                self.turns_ended += 1
                 self.paper.fresh()
                 print(f"everloop: {one_line(event.text, 500)}", file=sys.stderr)
             case events.TurnStarted():

@@ -23,7 +23,7 @@ from ..commands import command_of
 from ..config import Config
 from ..errors import EverloopError
 from .chat import LEAVE, greeting, with_leaving
-from .common import chat_of, left_behind, make_agent, show_messages, show_undelivered
+from .common import chat_of, left_behind, make_agent, seen_ending, show_messages, show_undelivered
 from .paper import Paper, Style
 from .view import View
 
@@ -99,24 +99,25 @@ class Chat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked = 0  # messages that have no answer yet
         self._left_at = 0.0
+        self._told_to_leave = False
         self._session: PromptSession[str] = PromptSession(
             self._message, key_bindings=self._keys(), erase_when_done=True
         )
         self._paper.line(greeting, "dim")
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):  # leaves the terminal as it was
-            loop.add_signal_handler(number, self._leave)
         self._agent.watch(self._key, self._see)
         self._start(self._resume())
         await show_undelivered(self._agent, self._key, self._paper)
         self._agent.serve_cron()
         messages = show_messages(self._agent.bus, self._paper, self._key)
         helpers = [asyncio.create_task(work) for work in (self._paper.keep_printing(), self._tick(), messages)]
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):  # from here on, so that the terminal is left as it was
+            loop.add_signal_handler(number, self._leave)
         try:
             with self._session.input.raw_mode():  # between two prompts too: each key is ours
-                while await self._next_line():
+                while not self._told_to_leave and await self._next_line():
                     pass
         finally:
             for helper in helpers:
@@ -164,15 +165,23 @@ class Chat:
         return keys
 
     def _leave(self) -> None:
-        if self._session.app.is_running:
-            self._session.app.exit(exception=EOFError)
+        """A signal, which may come between two prompts, or after the key that ends one, or twice."""
+        self._told_to_leave = True
+        app = self._session.app
+        if app.is_running and app.future is not None and not app.future.done():
+            app.exit(exception=EOFError)
 
     # ------------------------------------------------------------------------------------------ the agent
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # a store that fails, say
+            self._paper.line(f"everloop: {error}", "bad")
 
     async def _resume(self) -> None:
         """Go on with what an earlier process left, and ask again what it had asked."""
@@ -181,11 +190,11 @@ class Chat:
             self._paper.line(question, "bold")
 
     async def _say(self, line: str) -> None:
-        ended_before = self._view.turns_ended
         self._asked += 1
         try:
             channel, chat_id = chat_of(self._key)
-            text = await self._agent.process_direct(line, self._key, channel, chat_id, attended=True)
+            with seen_ending(self._agent, self._key) as seen:
+                text = await self._agent.process_direct(line, self._key, channel, chat_id, attended=True)
         except EverloopError as error:
             self._paper.line(f"everloop: {error}", "bad")
             return
@@ -194,7 +203,7 @@ class Chat:
         if text == STOPPED:
             return  # the end of the turn says it
         command = command_of(line)
-        if self._view.turns_ended == ended_before or command in TOLD:  # or run in another process
+        if text not in seen or command in TOLD:  # its turn ran in another process
             self._paper.line(with_leaving(line, text), "dim" if command else "")
             await show_undelivered(self._agent, self._key, self._paper, shown=text)
 

@@ -27,7 +27,6 @@ class View:
     def __init__(self, paper: Paper, *, text: bool = True, live: bool = False, summary: bool = True) -> None:
         self.paper = paper
         self.ended: events.TurnEnded | None = None  # the latest turn that ended
-        self.turns_ended = 0  # or came to a question
         self.asked = False  # the latest turn waits for a person's word
         self.running: dict[str, Running] = {}
         self.busy_since: float | None = None
@@ -117,7 +116,6 @@ class View:
 
     def _ask(self, event: events.Asked) -> None:
         self.running.clear()
-        self.turns_ended += 1
         self.asked = True
         self.busy_since = None
         self.paper.fresh()
@@ -125,7 +123,6 @@ class View:
 
     def _end(self, event: events.TurnEnded) -> None:
         self.ended = event
-        self.turns_ended += 1
         self.running.clear()
         self.paper.fresh()
         if self._text and event.reason == "answer" and not self._shown:

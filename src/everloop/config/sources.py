@@ -57,6 +57,8 @@ def from_file(path: Path, keys: Sequence[Key]) -> dict[str, Any]:
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{where}: not valid TOML: nested too deeply") from None
+    except ValueError:
+        raise ConfigError(f"{where}: a number in it has too many digits; write a smaller one") from None
     reader = _File(where, path.parent, keys)
     values = reader.table(document, "")
     for section in reader.sections:
@@ -170,7 +172,7 @@ def _typed(key: Key, value: Any, folder: Path | None, where: str) -> Any:
     if key.kind == "tuple[str, ...]" and isinstance(value, list):
         value = tuple(value)
     if key.kind == "float" and type(value) is int:
-        value = float(value)
+        value = float(value) if abs(value) < 2**1000 else float("inf")
     if not _fits(key, value):
         raise ConfigError(f"{where} must be {key.allowed}{_not_this(key, value)}")
     return value

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from everloop import AgentLoop, Config, LLMResponse, MessageBus
 from everloop.config import Price
 from everloop.log import ModelAnswered, TurnEnded
@@ -165,3 +167,11 @@ async def test_a_budget_smaller_than_one_request_says_what_to_do(tmp_path):
         said = await loop.process_direct("go")
     assert "one request takes about" in said
     assert "Raise it" in said
+
+
+@pytest.mark.parametrize("tokens", [10**30, 10**400])
+async def test_a_count_of_tokens_that_cannot_be_one_does_not_cost_the_turn(tmp_path, tokens):
+    model = ScriptedProvider([answer("first", read=tokens, written=0), "second"])
+    async with agent(tmp_path, model, day_tokens=1_000_000) as loop:
+        assert await loop.process_direct("go") == "first"
+        assert await loop.process_direct("go on") == "second"

@@ -286,3 +286,15 @@ async def test_each_provider_is_closed_once():
 def test_it_needs_a_provider():
     with pytest.raises(ValueError, match="at least one"):
         Resilient([])
+
+
+async def test_a_stream_that_is_refused_before_it_begins_is_left_for_the_next_model(clock):
+    class Refuses(LLMProvider):
+        default_model = "strict"
+
+        def stream(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
+            raise ProviderError("it takes no such request", status=400)
+
+    shown, answer = await watch(resilient(clock, Refuses(), Streams(["fine"], model="other")))
+    assert [delta.text for delta in shown] == ["fine"]
+    assert (answer.content, answer.model) == ("fine", "other")

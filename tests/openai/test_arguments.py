@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from everloop.providers.base import ProviderError
 from everloop.providers.openai import OpenAIProvider
+from everloop.providers.sse import Answer, parse_arguments
 from everloop.testing import call
 
 from .streams import ASK, END, piece, sse, until, watch
@@ -92,6 +96,32 @@ async def test_a_body_without_end_is_not_read_to_its_end(server, content_type):
     assert not error.value.retryable
     await until(lambda: server.requests[0].gone)
     await provider.close()
+
+
+@pytest.mark.parametrize(
+    ("piece", "end"),
+    [("word ", '"}'), ("}", '"}'), ("{}x", "")],
+    ids=["words", "brackets in a text", "objects"],
+)
+def test_pieces_that_all_have_the_name_are_read_in_a_time_that_grows_with_their_number(piece, end, monkeypatch):
+    read: list[int] = []
+
+    def counted(raw: str) -> Any:
+        read.append(len(raw))
+        return parse_arguments(raw)
+
+    monkeypatch.setattr("everloop.providers.sse.parse_arguments", counted)
+    answer = Answer(1_000_000, "somewhere")
+    texts = [*(['{"text": "'] if end else []), *[piece] * 2000, end]
+    for text in texts:
+        function = {"name": "echo", "arguments": text}
+        delta = {"tool_calls": [{"index": 0, "function": function}]}
+        answer.feed(json.dumps({"choices": [{"delta": delta}]}).encode())
+    calls = answer.response().tool_calls
+    assert sum(read) <= 4 * len("".join(texts))
+    assert len(calls) == 1
+    assert calls[0].arguments == ({"text": piece * 2000} if end else {})
+    assert bool(calls[0].error) is not bool(end)
 
 
 async def test_calls_without_end_are_refused(server, provider):

@@ -13,7 +13,7 @@ import pytest
 from everloop.providers.base import ProviderError
 from everloop.providers.openai import OpenAIProvider
 
-from .streams import ASK, sse, watch
+from .streams import ASK, END, sse, watch
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -116,6 +116,14 @@ async def test_a_stream_that_ends_without_a_finish_is_an_error_to_try_again(serv
 async def test_what_breaks_after_the_end_of_an_answer_does_not_matter(server, provider):
     server.reply("one two", cut_after=3)
     assert (await watch(provider))[1].content == "one two"
+
+
+async def test_an_answer_that_ended_is_whole_wherever_its_last_words_are_cut(server, provider):
+    said = sse({"content": "one"}, END, done=False)
+    last = sse({"choices": [], "usage": {"total_tokens": 5}})
+    for cut in range(len(last)):
+        server.raw(said + last[:cut])
+        assert (await watch(provider))[1].content == "one"
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,28 @@ async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server
     await provider.close()
 
 
+EMPTY = sse({}, done=False)
+
+
+async def test_chunks_with_nothing_in_them_do_not_keep_a_dead_answer_for_ever(server):
+    provider = timed(server, first_token=30, token=0.5, total=1)
+    server.raw(sse({"content": "one "}, done=False) + EMPTY * 1000, piece=len(EMPTY), token_delay=0.01)
+    with pytest.raises(ProviderError, match=r"nothing came for 0.5 s") as error:
+        await watch(provider)
+    assert error.value.retryable
+    await provider.close()
+
+
+@pytest.mark.parametrize("chatter", [EMPTY, COMMENT])
+async def test_an_answer_that_ended_is_not_kept_by_what_comes_after_it(server, monkeypatch, chatter):
+    monkeypatch.setattr("everloop.providers.streaming.LAST_WORDS", 0.5)
+    provider = timed(server, token=30)
+    server.raw(sse({"content": "one"}, END, done=False) + chatter * 1000, piece=len(chatter), token_delay=0.01)
+    assert (await watch(provider))[1].content == "one"
+    await until(lambda: server.requests[0].gone)  # before all of it had come
+    await provider.close()
+
+
 async def test_an_unstreamed_answer_has_a_time_limit_in_all(server):
     provider = timed(server, total=0.1)
     server.hang(5)

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,7 @@ from everloop.providers.base import ProviderError
 from everloop.providers.openai import OpenAIProvider, Timeouts
 from everloop.providers.origin import origin_of
 from everloop.providers.pool import Pool
-from everloop.providers.wire import ConnectionBroke
+from everloop.providers.wire import Connection, ConnectionBroke
 
 from .servers import ASK, MEGABYTE, Peer, Server, answer, client, failure, polite, raw, say, server_tls
 
@@ -137,6 +138,34 @@ async def test_a_call_may_be_cancelled_at_any_instant(trusted, secure):
                 await asyncio.sleep(0.01)
 
 
+async def test_a_call_that_is_cancelled_as_its_answer_ends_leaves_the_next_one_its_connection(monkeypatch):
+    asked: list[str] = []
+
+    async def counted(peer: Peer) -> None:
+        while True:
+            _, body = await peer.request()
+            asked.append(json.loads(body)["messages"][0]["content"])
+            await peer.send(answer(asked[-1]))
+
+    took = Connection.buffer_updated
+    second: list[asyncio.Task[str]] = []
+
+    def updated(self: Connection, size: int) -> None:
+        if not second:  # both happen between the end of the first answer and the moment its caller hears of it
+            second.append(asyncio.create_task(say(provider, "second")))
+            asyncio.get_running_loop().call_soon(first.cancel)
+        took(self, size)
+
+    monkeypatch.setattr(Connection, "buffer_updated", updated)
+    async with Server(counted) as server, client(server.url) as provider:
+        first = asyncio.create_task(say(provider, "first"))
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert await second[0] == "second"
+        assert asked == ["first", "second"]
+        assert server.connections == 1
+
+
 async def test_a_hundred_calls_at_once_each_get_their_own_answer():
     async def jittery(peer: Peer) -> None:
         while True:
@@ -199,6 +228,26 @@ async def test_an_answer_that_ends_with_the_connection_is_not_whole_when_we_are_
         with pytest.raises(ConnectionBroke):
             await response.read()
         pool.close()
+
+
+async def test_two_event_loops_at_once_each_keep_their_connection():
+    other = asyncio.new_event_loop()
+    thread = threading.Thread(target=other.run_forever)
+    thread.start()
+    try:
+        async with Server(polite) as server, client(server.url) as provider:
+            for number in range(5):
+                assert await say(provider, str(number)) == str(number)
+                there = asyncio.run_coroutine_threadsafe(say(provider, f"there {number}"), other)
+                assert await asyncio.wrap_future(there) == f"there {number}"
+            assert server.connections == 2
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(provider.close(), other))
+            assert await say(provider, "again") == "again"
+            assert server.connections == 3
+    finally:
+        other.call_soon_threadsafe(other.stop)
+        await asyncio.to_thread(thread.join)
+        other.close()
 
 
 @pytest.mark.parametrize("closes", [True, False])

@@ -40,6 +40,7 @@ USUAL_VALUES: dict[str, Any] = {
     "logit_bias": {},
     "service_tier": "auto",
 }
+MOST_TOKENS = 1 << 48  # a count beyond it is none, and no database takes it
 
 
 @dataclass(slots=True)
@@ -72,11 +73,11 @@ class LLMResponse:
 
 
 def counts(response: LLMResponse) -> dict[str, int]:
-    """The usage of an answer, whatever a provider has put there: only what are numbers."""
+    """The usage of an answer, whatever a provider has put there: only what are numbers, of a size to be added up."""
     usage: Any = getattr(response, "usage", None)
     if not isinstance(usage, dict):
         return {}
-    return {str(name): count for name, count in usage.items() if type(count) is int and count >= 0}
+    return {str(name): count for name, count in usage.items() if type(count) is int and 0 <= count < MOST_TOKENS}
 
 
 @dataclass(slots=True, frozen=True)

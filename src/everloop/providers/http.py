@@ -9,6 +9,7 @@ import re
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -44,7 +45,7 @@ class Timeouts:
 
 
 class Endpoint:
-    """Where requests go. The pool opens on first use, in the loop that uses it; anew in another, or after `close`."""
+    """Where requests go. A pool opens on first use, one for each loop that uses it; anew after `close`."""
 
     def __init__(
         self, origin: Origin, headers: Mapping[str, str], timeouts: Timeouts, secret: str | None = None
@@ -54,8 +55,7 @@ class Endpoint:
         self._origin = origin
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **headers}
         self._secret = secret
-        self._pool: Pool | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
         if secret and not (secret.isascii() and secret.isprintable() and " " not in secret):
             raise ConfigError(
                 "the API key has a space, a line end or another character that no key has: set EVERLOOP_API_KEY to the "
@@ -67,14 +67,21 @@ class Endpoint:
             raise ConfigError(str(error)) from None
 
     async def close(self) -> None:
-        if self._pool is None or self._loop is None:
-            return
-        pool, self._pool = self._pool, None
-        if self._loop is asyncio.get_running_loop():
-            pool.close()
-            await asyncio.sleep(0)  # let the transports hear of it
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(pool.close)
+        here = asyncio.get_running_loop()
+        for loop in list(self._pools):
+            pool = self._pools.pop(loop, None)
+            if pool is None:
+                continue
+            if loop is here:
+                pool.close()
+                await asyncio.sleep(0)  # let the transports hear of it
+            elif not loop.is_closed():
+                with suppress(RuntimeError):  # it is closed just now
+                    loop.call_soon_threadsafe(pool.close)
+
+    @property
+    def _pool(self) -> Pool | None:
+        return self._pools.get(asyncio.get_running_loop())
 
     async def fetch(self, body: Sequence[bytes], limit: int) -> bytes:
         """Send a request and read its whole answer, which may have up to `limit` bytes."""
@@ -101,13 +108,8 @@ class Endpoint:
             raise self._failure(error, f"sent no first token within {self.timeouts.first_token:g} s") from error
 
     async def _post(self, body: Sequence[bytes], whole: bool = False) -> Response:
-        loop = asyncio.get_running_loop()
-        if self._pool is None or self._loop is not loop:
-            try:
-                self._pool, self._loop = Pool(self._origin, self._headers, proxy_for(self._origin)), loop
-            except ValueError as error:
-                raise ProviderError(f"the proxy for {self._origin} (HTTPS_PROXY, …) is no URL: {error}") from None
-        response = await self._pool.post(body, self.timeouts.connect, whole)
+        pool = self._pool or self._new_pool()
+        response = await pool.post(body, self.timeouts.connect, whole)
         if response.status != 200:
             try:
                 raise await self._refusal(response)
@@ -117,6 +119,17 @@ class Endpoint:
             response.close()
             raise ProviderError(f"{self.where} compressed its answer ({one_line(coding, 40)}) though asked not to")
         return response
+
+    def _new_pool(self) -> Pool:
+        for loop in list(self._pools):
+            if loop.is_closed():
+                self._pools.pop(loop, None)
+        try:
+            pool = Pool(self._origin, self._headers, proxy_for(self._origin))
+        except ValueError as error:
+            raise ProviderError(f"the proxy for {self._origin} (HTTPS_PROXY, …) is no URL: {error}") from None
+        self._pools[asyncio.get_running_loop()] = pool
+        return pool
 
     async def _read_whole(self, response: Response, limit: int) -> bytes:
         try:

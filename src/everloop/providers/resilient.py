@@ -78,8 +78,9 @@ class Resilient(LLMProvider):
         screen = Screen()
         for place, (provider, own) in enumerate(self._providers):
             for attempt in range(self._retries + 1):
-                pieces = _pieces(provider, messages, tools, own if place else model or own, keywords)
+                pieces: AsyncIterator[Delta | LLMResponse] | None = None
                 try:
+                    pieces = _pieces(provider, messages, tools, own if place else model or own, keywords)
                     async for piece in pieces:
                         if isinstance(piece, LLMResponse):
                             for delta in screen.finish():

@@ -89,16 +89,41 @@ class Lines:
 class PartialCall:
     """A tool call while its pieces arrive."""
 
-    __slots__ = ("id", "index", "name", "parts")
+    __slots__ = ("_depth", "_escaped", "_looked", "_opened", "_over", "_quoted", "id", "index", "name", "parts")
 
     def __init__(self, index: Any) -> None:
         self.index = index
         self.id = ""
         self.name = ""
         self.parts: list[str] = []
+        self._looked = self._depth = 0  # how many parts were looked through, and how many brackets they leave open
+        self._opened = self._quoted = self._escaped = False
+        self._over = False  # all brackets are closed, and it is no object: nothing that follows makes it one
 
     def complete(self) -> bool:
-        return isinstance(parse_arguments("".join(self.parts)), dict) if self.parts else False
+        """Whether the arguments are whole. A server may have this asked for every piece: each is looked at once."""
+        for part in self.parts[self._looked :]:
+            self._look(part)
+        self._looked = len(self.parts)
+        if self._over or self._quoted or self._depth or not self._opened:
+            return False
+        whole = isinstance(parse_arguments("".join(self.parts)), dict)
+        self._over = not whole
+        return whole
+
+    def _look(self, part: str) -> None:
+        for sign in part:
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = sign == "\\", sign != '"'
+            elif sign == '"':
+                self._quoted = True
+            elif sign in "{[":
+                self._opened = True
+                self._depth += 1
+            elif sign in "}]":
+                self._depth -= 1
 
 
 class Answer:
@@ -151,6 +176,10 @@ class Answer:
     def over(self) -> bool:
         """Whether nothing more is taken in: all has come, or the limit is reached."""
         return self.ended or self._full
+
+    def size(self) -> int:
+        """How much has come: more with every piece that has something in it."""
+        return sum(self._sizes) + len(self._calls) + bool(self.finish_reason)
 
     def response(self) -> LLMResponse:
         """The whole answer, once the last piece is in."""

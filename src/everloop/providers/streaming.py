@@ -24,6 +24,8 @@ class Growing(Protocol):
 
     def over(self) -> bool: ...
 
+    def size(self) -> int: ...
+
     def response(self) -> LLMResponse: ...
 
 
@@ -42,9 +44,10 @@ async def stream_answer(
     lines, reader = Lines(limit), TimedReader(endpoint, response, started)
     ping, last = False, -math.inf  # whether the next data is only a sign of life, and when there was other data
     patience = endpoint.timeouts.first_token
+    size, grown = 0, started  # of the answer, and when it last was more: a chunk may have nothing in it
     try:
         while not answer.over():
-            data = await _read(reader, answer)
+            data = await _read(reader, answer, grown + LAST_WORDS - clock())
             for line in lines.feed(data) if data else (lines.rest(),):
                 if line[:5] != b"data:":
                     if line[:1] != b":":
@@ -57,9 +60,12 @@ async def stream_answer(
                     if clock() < last + patience:
                         reader.alive()
                     continue
-                reader.heard, last = True, clock()
-                if (payload := line[5:].strip()) and (delta := answer.feed(payload)):
+                last = clock()
+                if (payload := line[5:].strip()) and (delta := _feed(answer, payload, cut=not data)):
                     yield delta
+                if answer.size() > size:
+                    size, grown = answer.size(), clock()
+                reader.heard = clock() < grown + endpoint.timeouts.total
                 if answer.over():
                     break
             if not data:
@@ -87,11 +93,22 @@ def feed_whole(answer: Growing, data: bytes, where: str) -> Delta | None:
     return answer.feed(data)
 
 
-async def _read(reader: TimedReader, answer: Growing) -> bytes:
-    """The next bytes; once the answer has ended, whatever is wrong with the connection is its end."""
+def _feed(answer: Growing, payload: bytes, cut: bool) -> Delta | None:
+    """Take a line in. One that is `cut` off does not matter once the answer has ended."""
+    try:
+        return answer.feed(payload)
+    except ProviderError:
+        if cut and answer.finish_reason:
+            return None
+        raise
+
+
+async def _read(reader: TimedReader, answer: Growing, patience: float) -> bytes:
+    """The next bytes; once the answer has ended, whatever is wrong with the connection is its end, and there is only
+    so much `patience` for more."""
     if not answer.finish_reason:
         return await reader.read()
     try:
-        return await reader.read(LAST_WORDS)
+        return await reader.read(patience)
     except ProviderError:
         return b""

@@ -172,7 +172,8 @@ class Connection(asyncio.BufferedProtocol):
                 await response.wait()
             return response
         except BaseException:
-            self.abort()
+            if self._response is response:  # else its answer is whole, and the connection perhaps another request's
+                self.abort()
             raise
 
     def abort(self) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
 import stat
+import threading
 import time
 
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from everloop.tools.base import ToolError
-from everloop.tools.files import edit, paths
+from everloop.tools.files import edit, files, paths
 from everloop.tools.files.edit import replace_text
 
 
@@ -252,6 +255,42 @@ async def test_a_file_that_changes_between_the_look_and_the_write_is_not_edited(
     message = await desk.with_context(guard=change).fails("edit_file", path="a.txt", old_text="one", new_text="1")
     assert "at the same time" in message
     assert place.read_text() == "one two\n"
+
+
+@pytest.mark.parametrize("first", ["edit_file", "write_file"])
+async def test_of_two_sessions_that_write_at_once_none_loses_what_the_other_wrote(desk, folder, monkeypatch, first):
+    place = folder / "a.txt"
+    place.write_text("one\ntwo\n")
+    begun, second_done, original = threading.Event(), threading.Event(), paths.replace
+
+    def slowly(target, data):
+        if not begun.is_set():
+            begun.set()
+            second_done.wait(1)  # not for ever: the second may have to wait for this one
+        return original(target, data)
+
+    monkeypatch.setattr(edit, "replace", slowly)
+    monkeypatch.setattr(files, "replace", slowly)
+    wanted = {"old_text": "one", "new_text": "1"} if first == "edit_file" else {"content": "1\ntwo\n"}
+    writing = asyncio.create_task(desk(first, path="a.txt", **wanted))
+    await asyncio.to_thread(begun.wait, 20)
+    other = await desk.with_context(session="other").run("edit_file", path="a.txt", old_text="two", new_text="2")
+    second_done.set()
+    await writing
+    assert place.read_text() == ("1\n2\n" if other.status == "ok" else "1\ntwo\n")
+
+
+async def test_who_holds_the_folder_for_long_keeps_nobody_from_writing(desk, folder, monkeypatch):
+    monkeypatch.setattr(paths, "LOCK_SECONDS", 0.05)
+    (folder / "a.txt").write_text("one\n")
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        await desk("edit_file", path="a.txt", old_text="one", new_text="1")
+        await desk("write_file", path="b.txt", content="two\n")
+    finally:
+        os.close(descriptor)
+    assert (folder / "a.txt").read_text() == "1\n"
 
 
 async def test_what_another_session_read_does_not_matter(desk, folder):

@@ -158,6 +158,7 @@ def test_an_allowed_program_is_only_the_one_that_is_written_out():
     rules = Rule(do="allow", command="git"), Rule(do="ask", tool="exec")
     assert run("./git status", *rules) == "ask"
     assert run("PYTHONPATH=x git status", *rules) == "ask"
+    assert run("HOME=. git status", *rules) == "ask"
     assert run("git status", *rules) == "allow"
 
 

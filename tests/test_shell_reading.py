@@ -118,6 +118,19 @@ def test_redirections_name_their_files():
         ("a", False), ("b", True), ("c", True), ("d", True),
     ]  # fmt: skip
     assert read("cd x; ls > y").moves
+    assert read("cat < [/../.en?").commands[0].targets[0].path == f"[/../.en{TEXT}"  # no bracket closes
+
+
+def test_a_script_is_what_a_shell_runs_whatever_its_input_is():
+    assert "bash - script" in found("bash - script <<< ls")
+    assert "bash -- script" in found("bash -- script <<E\nls\nE")
+    assert found("bash -s - script <<< ls") == ["ls"]
+
+
+@pytest.mark.parametrize("options", ["--exec=rm", "--exec-batch=rm", "-xrm", "-Hx rm", "-HIX rm"])
+def test_a_command_that_fd_runs_is_not_overlooked(options):
+    assert read(f"fd . {options}").opaque
+    assert not read("fd -H -e jsx -ejsx x").opaque
 
 
 # ---------------------------------------------------------------------------------------------- against bash itself

@@ -250,6 +250,20 @@ ROWS = {
     "GIT_EXTERNAL_DIFF=canary; export GIT_EXTERNAL_DIFF; echo b > b; git add b; git commit -qm b 2>/dev/null; "
     "git -c core.pager=cat diff --ext-diff --cached HEAD",
     "loader": "cp /bin/true t; /lib64/ld-linux-x86-64.so.2 /bin/bash -c canary",
+    "input replaced after a here-document": "echo canary > s; bash <<E < s\necho a\nE",
+    "here-document for another descriptor": "echo canary | bash 3<<E\necho a\nE",
+    "here-string for another descriptor": "echo canary | bash 3<<< 'echo a'",
+    "here-string for a named descriptor": "echo canary | bash {n}<<< 'echo a'",
+    "input copied after a here-string": "echo canary > s; exec 3<s; bash <<< 'echo a' <&3",
+    "input moved after a here-string": "echo canary > s; exec 3<s; bash <<< 'echo a' <&3-",
+    "input copied as if it were output": "echo canary > s; exec 3<s; bash <<< 'echo a' 0>&3",
+    "option with a value before -c": "bash -oc errexit canary",
+    "two options with values and -c": "bash -oOc errexit dotglob canary",
+    "lone dash after -c": "bash -c - canary",
+    "lone plus before -c": "bash + -c canary",
+    "-s, unset": "bash +s x <<< canary",
+    "-s before -c": "bash -s -c canary <<< 'echo a'",
+    "assignment after a double dash": "env -- A=1 canary",
 }  # fmt: skip
 # The shell sees no end of a command in these, so that nothing is run; a reader that does would be wrong the other way.
 HARMLESS = {

@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from everloop import ContextBuilder
+from everloop import AgentLoop, ContextBuilder, MessageBus
 from everloop.config import Config
-from everloop.testing import call
+from everloop.testing import ScriptedProvider, call
+from tests.commands import until
 
-from .scene import canary, settings
+from .scene import canary, running, settings
 
 # ------------------------------------------------------------------------------------------------ the prompt's files
 
@@ -116,3 +117,37 @@ async def test_nor_by_a_command_that_makes_the_file(scene, evil, address, comman
     assert not {"AGENTS.md", "SOUL.md", "skills", "memory"} & {path.name for path in scene.workspace.iterdir()}
     assert (scene.workspace / "LINKED.md").read_text() == "mine"
     assert "evil" not in await asyncio.to_thread(ContextBuilder(scene.workspace).build_system_prompt)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_nor_by_one_that_runs_on_after_its_turn(scene, evil, address, late):
+    """Nobody would put its files aside before the next prompt is made."""
+    wait = "while [ ! -e go ]; do sleep 0.02; done; " if late else ""
+    plant = f"{wait}echo evil > AGENTS.md; touch done; sleep 60"
+    model = ScriptedProvider(
+        [
+            call("web_fetch", url=f"{address}/page"),
+            call("exec", command=plant, background=True, keep=True),
+            "done",
+            "done",
+        ]
+    )
+    options = {"store": scene.root / "s.db", "config": settings(evil), "restrict_to_workspace": True}
+    async with AgentLoop(MessageBus(), model, scene.workspace, **options) as agent:
+        await agent.process_direct(f"{address}/page")
+        (scene.workspace / "go").touch()
+        if running(plant):
+            await until((scene.workspace / "done").exists)
+        assert not (scene.workspace / "AGENTS.md").exists()
+
+
+async def test_nor_by_one_that_was_started_before_the_page_was_read(scene, evil, address):
+    await scene.run(
+        call("exec", command="bash", background=True),
+        call("web_fetch", url=f"{address}/page"),
+        call("process", action="write", id="p1", text="echo evil > AGENTS.md; echo made\n"),
+        call("process", action="poll", id="p1", wait=20),
+        say=f"{address}/page",
+        config=settings(evil),
+    )
+    assert not (scene.workspace / "AGENTS.md").exists()

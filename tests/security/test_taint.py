@@ -180,3 +180,15 @@ async def test_a_page_cannot_have_instructions_planted_for_later(scene, evil, ad
     assert not list(scene.workspace.rglob("*.md"))
     await scene.run(plant, config=settings(evil, taint=False))  # the call itself could do it
     assert list(scene.workspace.rglob("*.md"))
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://[x]y/", "http://\u2100.example/"])
+async def test_an_address_that_cannot_be_read_ends_no_turn(scene, evil, address, url):
+    attack = await scene.run(
+        call("web_fetch", url=f"{address}/page"),
+        call("web_fetch", url=url),
+        say=f"sum up {address}/page",
+        config=settings(evil),
+    )
+    assert attack.answer == "done"
+    assert len(attack.results) == 2

@@ -16,6 +16,7 @@ import pytest
 
 from everloop.testing import call
 from everloop.tools.web.web import WebSettings, web_tools
+from tests.web_pdf import PDF
 from tests.web_servers import Internet, Names, Server, answer, redirect, serving
 
 from .scene import Attack, Scene, canary
@@ -439,3 +440,13 @@ async def test_words_of_a_server_do_not_stand_among_ours(scene, internet, outer)
         found = await attack(scene, "http://evil.example/")
         assert words not in found.seen
     assert outer.connections == len(answers)
+
+
+async def test_nor_do_the_words_of_a_document_that_cannot_be_read(scene, internet, outer):
+    words = canary("obey")
+    kept = PDF.index(b"/Length")
+    document = PDF[:kept] + b"/Filter /%b " % words.encode() + PDF[kept:]
+    outer.answers["/"] = answer(document, "application/pdf")
+    found = await attack(scene, "http://evil.example/")
+    assert found.answer == "done"
+    assert words not in found.seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from asyncio.base_subprocess import BaseSubprocessTransport
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,22 @@ async def test_the_last_line_before_a_long_silence_is_shown(one):
     await until(lambda: "two" in one.lines)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_call_that_is_cancelled_while_its_command_is_being_started_leaves_nothing(desk, folder, monkeypatch):
+    """A busy loop may take long to notice that a process is there, which does not wait for that."""
+    gate, original = asyncio.Event(), BaseSubprocessTransport._connect_pipes
+
+    async def late(transport, waiter):
+        await gate.wait()
+        await original(transport, waiter)
+
+    await desk("true")  # which wall works here is tried out by now
+    monkeypatch.setattr(BaseSubprocessTransport, "_connect_pipes", late)
+    call = asyncio.create_task(desk(f"setsid sh -c '{beats('one')}' & {beats('two')}"))
+    await until(lambda: all((folder / name).exists() for name in ("one", "two")))
+    call.cancel()
+    asyncio.get_running_loop().call_later(0.2, gate.set)
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await silent(folder)

@@ -51,8 +51,11 @@ class Documents:
         return text
 
 
-def read_document(child: Child, descriptor: int, kind: str, path: str) -> bytes:
-    """The text of an open document as UTF-8; a ToolError where there is none to be had."""
+def read_document(child: Child, descriptor: int, kind: str, path: str, outside: bool = False) -> bytes:
+    """The text of an open document as UTF-8; a ToolError where there is none to be had.
+
+    What a reader says of one that came from `outside` is not told: it may quote the document.
+    """
     ended = extracted(child, descriptor, kind, MAX_TEXT_BYTES)
     name = kind.upper()
     match ended.status:
@@ -63,7 +66,8 @@ def read_document(child: Child, descriptor: int, kind: str, path: str) -> bytes:
         case extract.MISSING:
             raise ToolError(f'{name} files need a package that is not installed: pip install "everloop[documents]".')
         case extract.UNREADABLE:
-            reason = ended.output.decode("utf-8", "replace").strip()
+            said = ended.output.decode("utf-8", "replace").strip()
+            reason = "it is damaged, or of an unusual kind" if outside else said
             raise ToolError(f"{path} cannot be read as {name}: {reason}")
     raise ToolError(f"{path} needs more memory or time to read than a document may: use another copy or another tool.")
 

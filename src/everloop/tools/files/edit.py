@@ -17,7 +17,7 @@ from ...messages import clean
 from ...sandbox.reach import READ
 from ..base import Tool, ToolError
 from .closest import closest
-from .paths import Seen, check_kind, explained, opened_target, path_tool, reach, replace, state_of
+from .paths import Seen, alone, check_kind, explained, opened_target, path_tool, reach, replace, state_of
 from .texts import BINARY_HEAD, form_of, is_binary
 
 MAX_EDIT_BYTES = 8 * 1024 * 1024
@@ -70,8 +70,9 @@ def edit_tool(seen: Seen) -> Tool:
             except UnicodeDecodeError:
                 raise ToolError(f"{path} is not valid {form.encoding.upper()}: it cannot be edited.") from None
             edited = replace_text(text, clean(old_text), clean(new_text), replace_all, form.newline)
-            with opened_target(path) as target:
-                if target.old is None or state_of(target.old) != state_of(info):
+            with opened_target(path) as target, alone(target):
+                now = os.stat(target.name, dir_fd=target.folder, follow_symlinks=False)
+                if state_of(now) != state_of(info):
                     raise ToolError(f"{path} was changed at the same time by something else: read it again.")
                 seen.note(target.real, replace(target, form.encode(edited.text)))
         places = f"{len(edited.lines)} places, lines" if len(edited.lines) > 1 else "line"

@@ -22,6 +22,7 @@ from .images import image_kind, read_image
 from .paths import (
     MAX_FILE_BYTES,
     Seen,
+    alone,
     check_kind,
     explained,
     marked_output,
@@ -158,7 +159,7 @@ def _write_tool(seen: Seen) -> Tool:
 
         A file that is there keeps its mode, byte-order mark and kind of line endings.
         """
-        with explained(path), opened_target(path) as target:
+        with explained(path), opened_target(path) as target, alone(target):
             form = _form_of_old(target)
             text = clean(content)
             data = form.encode(form.with_newlines(text))

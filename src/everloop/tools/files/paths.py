@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
 import os
 import secrets
 import stat
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +23,7 @@ from ..context import current_call
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
 MAX_REMEMBERED = 4_096  # files of all sessions
+LOCK_SECONDS = 5.0
 
 
 class PathTool(FunctionTool[..., Any]):
@@ -126,6 +129,28 @@ def opened_target(path: str) -> Iterator[Target]:
             yield target
     except IsADirectoryError:
         raise ToolError(f"{path} is a folder: give the path of a file.") from None
+
+
+@contextmanager
+def alone(target: Target) -> Iterator[None]:
+    """Hold the folder against others who write there by these tools, here or in another process: between a look at a
+    file and its replacement, none of them gets in. A command can hold it too, so it is not waited for without end."""
+    give_up = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(target.folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < give_up:
+                time.sleep(0.005)
+                continue
+        except OSError:
+            pass  # not on this file system
+        break
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(target.folder, fcntl.LOCK_UN)
 
 
 def replace(target: Target, data: bytes) -> os.stat_result:

@@ -25,7 +25,10 @@ def mentioned(url: str, conversation: Sequence[Message]) -> bool:
 
 def _same(url: str) -> Iterator[str]:
     """An address of a whole site is the same with and without its slash."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # it is no address at all
+        return
     if parts.netloc and parts.path in ("", "/") and not parts.query and not parts.fragment and url[-1] not in "?#":
         yield url[:-1] if parts.path else url + "/"
 

@@ -34,6 +34,7 @@ class Process:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.ReadTransport | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -54,8 +55,27 @@ class Process:
             self._output, _ = await loop.connect_read_pipe(
                 lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", 0)
             )
+            self._starting = asyncio.create_task(self._spawn(writing, stdin))
+        except BaseException:
+            os.close(writing)
+            raise
+        try:
+            # Who is cancelled now does not lose what may run already: `end` waits for it, to end all of it.
+            self._process = await asyncio.shield(self._starting)
+        except OSError as error:
+            await self.end()
+            if error.errno == errno.E2BIG:
+                raise ToolError("The command is too long: write it to a file and run that.") from None
+            raise ToolError(f"The command could not be started: {error.strerror or error}.") from None
+        self._launch.started()
+        self._reading = asyncio.create_task(self._listen(reader, listener))
+        if self._launch.gate is not None:
+            await self._open_gate()
+
+    async def _spawn(self, writing: int, stdin: bool) -> asyncio.subprocess.Process:
+        try:
             # On this thread, not in a worker: a sandbox dies with the thread that started it.
-            self._process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *self._launch.arguments,
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=writing,
@@ -65,17 +85,8 @@ class Process:
                 pass_fds=self._launch.passed,
                 start_new_session=True,
             )
-        except OSError as error:
-            await self.end()
-            if error.errno == errno.E2BIG:
-                raise ToolError("The command is too long: write it to a file and run that.") from None
-            raise ToolError(f"The command could not be started: {error.strerror or error}.") from None
         finally:
             os.close(writing)
-        self._launch.started()
-        self._reading = asyncio.create_task(self._listen(reader, listener))
-        if self._launch.gate is not None:
-            await self._open_gate()
 
     async def wait(self) -> None:
         """Until the command is over and its last words are heard. Who still holds its pipe is not waited for."""
@@ -105,6 +116,10 @@ class Process:
         await asyncio.shield(self._ending)
 
     async def _end(self, grace: float) -> None:
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+            if not self._starting.cancelled() and self._starting.exception() is None:
+                self._process = self._starting.result()
         if self._process is not None:
             if self._process.returncode is None and await in_thread(self._ask):
                 with suppress(TimeoutError):

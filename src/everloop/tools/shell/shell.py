@@ -76,12 +76,13 @@ class Exec(Tool):
         folder = os.path.normpath(os.path.join(context.workspace, given))
         how = f"in the sandbox {'with' if network else 'without'} network" if confined else "outside of any sandbox"
         later = ", in the background" if arguments.get("background") else ""
-        later += ", and on after the turn" if later and arguments.get("keep") else ""
+        kept = bool(later and arguments.get("keep"))
+        later += ", and on after the turn" if kept else ""
         return Plan(
             shown=f"{command}\n(in {folder}, {how}{later})",
             command=command,
             network=network,
-            sends=network or not confined,
+            sends=network or not confined or kept,  # what it makes later, when nobody looks, may steer the agent
             unconfined=not confined,
         )
 
@@ -188,7 +189,7 @@ class ProcessTool(Tool):
             job = self._shell.find(arguments.get("id"))
         except ToolError:  # a call of the same round may start it
             return Plan(shown=f"write to {arguments.get('id')}, which is not running yet:\n{text}", sends=True)
-        sends = job.network or not self._shell.confined(job.context)
+        sends = job.network or job.keep or not self._shell.confined(job.context)
         return Plan(shown=f"write to {job.id} ({job.command}):\n{text}", sends=sends)
 
     async def execute(self, action: str, id: str | None = None, text: str = "", wait: float = 0.0) -> Output:
@@ -196,6 +197,8 @@ class ProcessTool(Tool):
             return self._list()
         job = self._shell.find(id)
         if action == "write":
+            if job.steering is None:  # it may have begun before anything untrusted was read
+                job.steering = await self._shell.steering()
             await job.process.write(clean(text).encode())
             return Output(f"Sent to {job.id}." if text else f"The input of {job.id} is closed.")
         if action == "kill":

@@ -53,4 +53,4 @@ def _read_pdf(child: Child, body: bytes, name: str) -> Readable:
     with tempfile.TemporaryFile() as file:
         file.write(body)
         file.flush()
-        return Readable("", read_document(child, file.fileno(), "pdf", name).decode("utf-8", "replace"))
+        return Readable("", read_document(child, file.fileno(), "pdf", name, outside=True).decode("utf-8", "replace"))

@@ -20,8 +20,19 @@ _STEERING = (
     *("GIT_*", "TAR_OPTIONS", "HISTFILE", "INPUTRC"),
 )
 _HARMLESS = ("GIT_AUTHOR_*", "GIT_COMMITTER_*", "GIT_TERMINAL_PROMPT", "GIT_PAGER_IN_USE")
-# Variables by which an interpreter takes other code than its arguments say.
-_ALTERING = ("PYTHON*", "PERL5*", "RUBYOPT", "RUBYLIB", "NODE_OPTIONS", "NODE_PATH", "JAVA_TOOL_OPTIONS", "MAKEFLAGS")
+# Variables by which a program takes other code or settings than its arguments say.
+_ALTERING = (
+    "HOME",
+    "XDG_CONFIG_*",
+    "PYTHON*",
+    "PERL5*",
+    "RUBYOPT",
+    "RUBYLIB",
+    "NODE_OPTIONS",
+    "NODE_PATH",
+    "JAVA_TOOL_OPTIONS",
+    "MAKEFLAGS",
+)
 
 
 class Opaque(Exception):
@@ -106,10 +117,10 @@ class Word:
 
 def _pattern(shape: str) -> int:
     """Where a file name pattern begins, or the length."""
-    found = _GLOB.search(shape)
-    if found and found[0] == "[" and "]" not in shape[found.start() :]:
-        found = None
-    return found.start() if found else len(shape)
+    for found in _GLOB.finditer(shape):
+        if found[0] != "[" or "]" in shape[found.start() :]:
+            return found.start()
+    return len(shape)
 
 
 def _braces(shape: str) -> int:

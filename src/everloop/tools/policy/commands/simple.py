@@ -34,6 +34,7 @@ class Redirected:
         self.words: list[Word] = []
         self.targets: list[Target] = []
         self.heredoc: Heredoc | None = None
+        self.fed_by: Heredoc | None = None  # the here-document, unless something else is its input in the end
         self.stdin: Stdin | None = None
 
 
@@ -154,11 +155,14 @@ class SimpleReader(Lexer):
     def redirection(self, simple: Redirected) -> bool:
         self.blanks()
         place = self.place
-        self.match(_DESCRIPTOR)
+        descriptor = self.match(_DESCRIPTOR)
         found = self.match(_REDIRECTION)
         if found is None:
             self.place = place
             return False
+        feeds = not descriptor[0].strip("0") if descriptor else found[0][0] == "<"
+        if feeds:  # the last one counts
+            simple.stdin, simple.fed_by = Stdin(None), None
         if found[0].endswith("-") and found[0] != "<<-":  # closes: what follows is a word of its own
             return True
         self.blanks()
@@ -169,12 +173,12 @@ class SimpleReader(Lexer):
             if simple.heredoc is not None:
                 raise Opaque("it has several here-documents")
             simple.heredoc = Heredoc(word, found[0] == "<<-")
+            simple.fed_by = simple.heredoc if feeds else simple.fed_by
             self.announced.append((simple.heredoc, simple))
         elif found[0] == "<<<":
-            simple.stdin = Stdin(None if TEXT in word.literal else word.literal)
+            if feeds:
+                simple.stdin = Stdin(None if TEXT in word.literal else word.literal)
         elif found[0] not in (">&", "<&") or not re.fullmatch(r"[0-9]*-?", word.literal):
-            if "<" in found[0]:
-                simple.stdin = Stdin(None)
             simple.targets.append(Target(word.value, ">" in found[0]))
         return True
 
@@ -198,7 +202,8 @@ class SimpleReader(Lexer):
             pieces: list[Piece] = []
             body.quoted(pieces, "")
             text = "".join(piece.text for piece in pieces)
-        simple.stdin = Stdin(None if TEXT in text else text)
+        if simple.fed_by is heredoc:
+            simple.stdin = Stdin(None if TEXT in text else text)
         self.note(simple)
 
     def line(self) -> str:

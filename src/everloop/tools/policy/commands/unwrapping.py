@@ -13,6 +13,7 @@ Words = tuple[str, ...]
 Inner = Callable[[str], None]
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.S)
 _SIMPLE_TEXT = re.compile(r"[\w\s./=:,@%+-]*", re.A)
+_FD_RUNS = re.compile(r"-[HIusigaplLF01q]*[xX].|-[HIusigaplLF01q]+[xX]|--exec(-batch)?=", re.S)
 MAX_WRAPPERS = 20
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"})
@@ -112,6 +113,8 @@ def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Finding
     if name == "trap":
         return _trap(arguments, inner)
     if name in ("find", "fd", "fdfind"):
+        if name != "find" and any(_FD_RUNS.match(word) for word in arguments):
+            raise Opaque(f"{name} runs a command that is not read")
         _find(arguments, findings, inner)
     elif name == "watch":
         _watch(arguments, inner)
@@ -131,29 +134,28 @@ def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Finding
 
 def _unwrap(name: str, words: Words, options: _Options, findings: Findings) -> Words:
     """The command that a wrapper runs; empty if it runs none."""
-    place, operands, marker = 0, options.operands, ""
+    place, operands, marker, past = 0, options.operands, "", False
     while place < len(words):
         word = words[place]
         if unknown(word):
             raise Opaque(f"the command that {name} runs is only known when it runs")
-        split = _split_string(word, words[place + 1 :]) if name == "env" else None
+        split = _split_string(word, words[place + 1 :]) if name == "env" and not past else None
         if split is not None:
             words, place = split, 0
-        elif word == "--":
+        elif not past and word == "--":
+            place, past = place + 1, True
+        elif not past and ((name, word) == ("env", "-") or (name == "nice" and re.fullmatch(r"-\d+", word))):
             place += 1
-            break
-        elif (name, word) == ("env", "-") or (name == "nice" and re.fullmatch(r"-\d+", word)):
-            place += 1
-        elif word.startswith("--"):
+        elif not past and word.startswith("--"):
             place += _long(name, word, options)
-        elif word.startswith("-") and len(word) > 1:
+        elif not past and word.startswith("-") and len(word) > 1:
             taken, stop, found = _cluster(name, word, options)
             if stop:
                 return ()
             if name == "xargs" and "I" in word and place + 1 < len(words):
                 marker = found or words[place + 1]
             place += taken
-        elif options.assignments and "=" in word:
+        elif options.assignments and "=" in word and (not past or name == "env"):
             variable, _, value = word.partition("=")
             findings.set(variable, value.isdecimal())
             place += 1
@@ -162,7 +164,7 @@ def _unwrap(name: str, words: Words, options: _Options, findings: Findings) -> W
             place += 1
         else:
             break
-    return _appended(name, words[place + (operands if words[place - 1 : place] == ("--",) else 0) :], marker)
+    return _appended(name, words[place:], marker)
 
 
 def _appended(name: str, words: Words, marker: str) -> Words:
@@ -221,24 +223,22 @@ def _known(text: str, name: str) -> str:
 
 def _shell(arguments: Words, stdin: Stdin | None, findings: Findings, inner: Inner) -> bool:
     """A shell: its -c text or what it reads is a command line of its own; a script file is a program like any other."""
-    text_follows, place = False, 0
-    while place < len(arguments) and arguments[place][:1] in ("-", "+") and len(arguments[place]) > 1:
+    text_follows, reads, place = False, False, 0
+    while place < len(arguments) and arguments[place][:1] in ("-", "+"):
         word = arguments[place]
         place += 1
-        if word == "--":
+        if word in ("-", "--"):
             break
-        if unknown(word) or word.startswith(("--rc", "--init")):
+        # What follows an o in one word is a name to some shells and further options to others.
+        if unknown(word) or word.startswith(("--rc", "--init")) or re.match(r"\+.*s|[-+]\w*[oO].", word):
             raise Opaque("a shell has options whose meaning is not known")
         if not word.startswith("--"):
-            text_follows = text_follows or "c" in word
-            if "s" in word and word[0] == "-" and not text_follows:
-                _fed(stdin, inner)
-                return True
+            text_follows, reads = text_follows or "c" in word, reads or "s" in word
             place += word.endswith(("o", "O"))
     operands = arguments[place:]
     if text_follows:
         inner(_known(operands[0] if operands else "", "a shell"))
-    elif not operands or operands[0] in ("-", "/dev/stdin"):
+    elif reads or not operands or operands[0] == "/dev/stdin":
         _fed(stdin, inner)
     elif unknown(operands[0]) or operands[0].startswith(("/dev/", "/proc/")):
         raise Opaque("a shell runs a text that is only known when it runs")

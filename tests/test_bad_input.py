@@ -349,6 +349,8 @@ async def test_a_locked_store_is_said_in_one_line_and_works_again_when_it_is_fre
 
 
 async def test_a_turn_that_met_a_lock_in_its_middle_is_finished_later(begin, tmp_path, soon):
+    made = SQLiteStore(tmp_path / "store.db")  # stays open: making the file takes locks too, and more time than this
+    await made.workers()
     store = SQLiteStore(tmp_path / "store.db", lock_seconds=0.02)
     other = await asyncio.to_thread(sqlite3.connect, tmp_path / "store.db", check_same_thread=False)
 
@@ -368,6 +370,7 @@ async def test_a_turn_that_met_a_lock_in_its_middle_is_finished_later(begin, tmp
     assert (await asyncio.wait_for(agent.bus.consume_outbound(), 30)).content == "finished"
     agent.stop()
     await task
+    await made.close()
 
 
 @pytest.mark.parametrize("content", [b"this is no database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 8000])

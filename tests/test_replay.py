@@ -13,7 +13,7 @@ import pytest
 from everloop import AgentLoop, LLMResponse, MessageBus, ToolRegistry, tool
 from everloop.actions import Limits
 from everloop.engine import Turn, run_turn
-from everloop.log import Call, CallEnded, CallsBegun, Entry, ModelAnswered, TurnEnded, UserSaid, decode_entry
+from everloop.log import Call, CallEnded, CallsBegun, Compacted, Entry, ModelAnswered, TurnEnded, UserSaid, decode_entry
 from everloop.messages import Conversation
 from everloop.replay import replay
 from everloop.store.sqlite import SQLiteStore
@@ -173,6 +173,23 @@ async def test_a_stopped_or_failed_turn_is_replayed_up_to_its_cut(tmp_path):
     assert failed.same, failed.difference
     assert kinds(failed.steps) == ["user", "answer", "result"]
     assert "error" in failed.cut
+
+
+async def test_a_turn_that_a_budget_has_ended_is_replayed_up_to_there():
+    result = await replay([UserSaid("go"), *_round("a"), TurnEnded("budget", "no room")])
+    assert result.same, result.difference
+    assert kinds(result.steps) == ["user", "answer", "result"]
+    assert "budget" in result.cut
+
+
+async def test_an_id_that_a_summary_has_given_free_is_the_same_again():
+    history = [UserSaid("go"), *_round("call_0"), ModelAnswered("done"), TurnEnded("answer", "done")]
+    summary = Compacted(5, "we went", turns=1)
+    assert (result := await replay(history, [*history, summary])).same, result.difference
+
+
+def _round(id: str) -> list[Entry]:
+    return [ModelAnswered(calls=(Call(id, "list_dir"),)), CallEnded(id, "list_dir", "nothing")]
 
 
 async def test_an_open_turn_is_replayed_as_far_as_it_is():

@@ -36,10 +36,15 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
         content=clean(response.content) if response.content else None,
         calls=tuple(calls),
         reasoning=clean(response.reasoning) if response.reasoning else None,
-        finish_reason=response.finish_reason or "stop",
+        finish_reason=_word(response.finish_reason) or "stop",
         usage=counts(response),
-        model=response.model or "",
+        model=_word(response.model),
     )
+
+
+def _word(value: Any) -> str:
+    """A word of the provider's, which may be a number or a name of its library's."""
+    return clean(str.__str__(value) if isinstance(value, str) else str(value)) if value else ""
 
 
 def _arguments(request: ToolCallRequest) -> tuple[dict[str, Any], str | None]:

@@ -281,6 +281,9 @@ async def run_turn(
 
 async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, window: Window | None) -> Ending:
     while True:
+        if turn.stopped is not None:  # a tool or a provider has kept the cancellation to itself
+            await asyncio.sleep(0)
+            raise asyncio.CancelledError
         action = _decide(turn, limits)
         if turn.leaves and isinstance(action, CallModel | RunTools):
             await turn.append()
@@ -363,6 +366,8 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise
+        if turn.stopped is not None:  # what came of the cancellation is no fault of the model's
+            return None
         if isinstance(error, BudgetReached):
             return TurnEnded("budget", clean(str(error)))
         if isinstance(error, ProviderError) and window is not None and await window.fit(turn, error):
@@ -373,7 +378,8 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
         what = repr(error) if isinstance(error, LookupError) else clean(str(error)) or type(error).__name__
         message = f"Sorry, I encountered an error: {what}"
         turn.tell(events.Error(message))
-        return TurnEnded("error", message, getattr(error, "status", None) or 0)
+        status = getattr(error, "status", None)  # of a library's own error it may be anything
+        return TurnEnded("error", message, int(status) if isinstance(status, int) else 0)
     turn.outcome.append(turn.timed(answered))
     turn.partial.clear()
     if answered.usage:

@@ -35,7 +35,7 @@ from .messages import Conversation
 from .providers.base import LLMResponse, ToolCallRequest
 
 # A turn with one of these ends was cut from outside, at a moment that no log can repeat.
-CUT = frozenset({"cancelled", "timeout", "aborted", "replaced", "error", "abandoned"})
+CUT = frozenset({"cancelled", "timeout", "aborted", "replaced", "budget", "error", "abandoned"})
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,7 +69,9 @@ async def replay(entries: Iterable[Entry], history: Iterable[Entry] = ()) -> Rep
         return Replayed(difference=Difference(1, first_entry, None, "a turn begins with a user's message"))
     kept, cut = _until_cut(recorded)
     tape = _Tape(kept, ends=not cut)
-    turn = Turn("replay", [first], Conversation(messages_of(history)), tape)
+    conversation = Conversation(messages_of(history))
+    conversation.call_ids.clear()  # the recorded ids were free, also those of calls that were left out by then
+    turn = Turn("replay", [first], conversation, tape)
     found: Difference | None = None
     try:
         while isinstance(await run_turn(turn, tape.model, tape, _limits(kept)), Parked):

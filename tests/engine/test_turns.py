@@ -10,9 +10,9 @@ import pytest
 from everloop import events
 from everloop.actions import Limits
 from everloop.engine import Review, Turn, end_turn, run_turn
-from everloop.log import CallEnded, CallsBegun, ModelAnswered, TurnEnded, UserSaid, messages_of
+from everloop.log import Call, CallEnded, CallsBegun, ModelAnswered, TurnEnded, UserSaid, messages_of
 from everloop.messages import Conversation
-from everloop.providers.base import LLMResponse, ToolCallRequest
+from everloop.providers.base import LLMResponse, ProviderError, ToolCallRequest
 from everloop.testing import check_conversation
 
 from .world import (
@@ -169,8 +169,11 @@ async def test_a_model_that_cancels_itself_ends_the_turn_with_an_error():
         LLMResponse(None, [ToolCallRequest("c", "no such tool, \x00 at all" * 9, {})]),
         LLMResponse(None, [ToolCallRequest("c", "", {})]),
         LLMResponse("\ud800", reasoning="\udfff"),
+        LLMResponse("hi", finish_reason=1, model=7),  # type: ignore[arg-type]
+        LLMResponse("hi", finish_reason="\ud800", model="\udfff"),
+        LLMResponse("hi", finish_reason=object(), model=object()),  # type: ignore[arg-type]
     ],
-    ids=range(12),
+    ids=range(15),
 )
 async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(response):
     class Sloppy:
@@ -201,6 +204,61 @@ async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(r
     check_log(world.log)
     assert isinstance(ended, TurnEnded)
     assert ended.reason == "answer" or (response.tool_calls is None and ended.reason in ("empty", "answer"))
+
+
+@pytest.mark.parametrize(("status", "kept"), [("RESOURCE_EXHAUSTED", 0), (429, 429), (None, 0), (b"", 0)])
+async def test_an_error_of_any_library_leaves_a_log_that_is_readable_again(status, kept):
+    class Failed(Exception):
+        def __init__(self) -> None:
+            super().__init__("no more today")
+            self.status = status
+
+    world, ended, _ = await live_through(plan_of(Failed()))
+    assert ended == world.log[-1] == TurnEnded("error", "Sorry, I encountered an error: no more today", kept)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+async def test_a_tool_that_swallows_its_cancellation_does_not_swallow_the_stop(raises):
+    class Deaf(WorldToolbox):
+        async def run(self, call, progress, approved):
+            turn.stop("cancelled", "Stopped.")
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return Result("late", "error" if raises else "ok")
+
+    world = World(log=[HI, ModelAnswered(calls=(Call("c", "x"),))])
+    log = WorldLog(world, 0)
+    turn = Turn("t1", list(world.log), Conversation([SYSTEM]), log)
+    model = WorldModel(world, [])
+    task = asyncio.ensure_future(run_turn(turn, model, Deaf(world, {"x": ToolPlan(False, True, 0, "ok")}, log)))
+    assert await task == TurnEnded("cancelled", "Stopped.")
+    assert world.sent == []  # the model was not asked any more
+    assert [(one.id, one.content) for one in world.log if isinstance(one, CallEnded)] == [("c", "late")]
+    assert task.cancelling() == 0
+
+
+@pytest.mark.parametrize("late", [LLMResponse(None, [ToolCallRequest("c", "x", {})]), ProviderError("cut off")])
+async def test_a_model_that_swallows_its_cancellation_does_not_swallow_the_stop(late):
+    async def deaf(conversation, emit):
+        if turn.stopped is not None:
+            return LLMResponse("asked once more")
+        turn.stop("timeout", "It took too long.")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if isinstance(late, Exception):
+                raise late from None
+        return late
+
+    world = World()
+    log = WorldLog(world, 0)
+    turn = Turn("t1", list(world.log), Conversation([SYSTEM]), log)
+    task = asyncio.ensure_future(run_turn(turn, deaf, WorldToolbox(world, {"x": ToolPlan(True, False, 0, "ok")}, log)))
+    assert await task == TurnEnded("timeout", "It took too long.")
+    check_log(world.log)
+    assert not world.started  # what the model asked for too late is not run
+    assert task.cancelling() == 0
 
 
 @pytest.mark.parametrize("safe", [True, False])

@@ -261,3 +261,11 @@ async def test_a_conversation_began_with_its_first_entry_however_late_that_is_wr
     again = await store.begin("me", "test:1", "w1")
     assert again is not None
     assert again.began == claim.began
+
+
+async def test_a_message_that_was_to_be_taken_by_a_write_that_failed_is_not_done_with_the_turn(store, me):
+    claim = await begun(store, me)
+    steered = await store.accept(InboundMessage("test", "u", "1", "second").addressed())
+    claim.inbox.append(steered.id)  # as the write leaves it, which was to put its words into the log
+    assert (await store.finish(claim, [TurnEnded("cancelled", "Stopped.")])).more
+    assert [row.message.content for row in await store.waiting("me", "test:1")] == ["second"]

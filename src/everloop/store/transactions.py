@@ -259,8 +259,9 @@ def finish(
     let_go(db, claim, now)
     append_taking(db, claim, rows, took, spent)
     reason = next((entry.reason for entry in entries if isinstance(entry, TurnEnded)), None)
-    for id in claim.inbox:
-        db.execute("UPDATE inbox SET state = 'done', ended_at = ?, reason = ? WHERE id = ?", (now, reason, id))
+    done = "UPDATE inbox SET state = 'done', ended_at = ?, reason = ? WHERE id = ? AND coalesce(turn, '') = ?"
+    for id in claim.inbox:  # but for one that was to be taken by a write that failed: it is not in the log
+        db.execute(done, (now, reason, id, claim.turn))
     sent = [send(db, claim.owner, claim.session, claim.turn or None, message, sender) for message in outgoing]
     for message in incoming:
         accept(db, message, "message")

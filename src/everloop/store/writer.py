@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import queue
 import sqlite3
 import threading
@@ -12,8 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from ..errors import StoreError
 from .jobs import Job, settle
-from .waker import Waker
+from .waker import Waker, forget_closed
 from .write import Write
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ class Writer:
         loop = asyncio.get_running_loop()
         waker = self._wakers.get(loop)
         if waker is None:
+            forget_closed(self._wakers)
             waker = self._wakers[loop] = Waker(loop, Job.settle)
         future: Write[T] = Write(loop=loop)
         self._put(Job(kind, work, future, waker))
@@ -67,10 +70,11 @@ class Writer:
                 self._jobs.put(None)
                 # What comes later is not this thread's: it would wait for it, or never end.
                 self._jobs, self._ending = queue.SimpleQueue(), thread
+            ending = self._ending  # also one that somebody else has told to end
         loop = asyncio.get_running_loop()
         waker = self._wakers.pop(loop, None)
-        if thread is not None:
-            await loop.run_in_executor(None, thread.join)
+        if ending is not None and ending.is_alive():
+            await loop.run_in_executor(None, ending.join)
         if waker is not None:
             waker.close()
 
@@ -84,11 +88,13 @@ class Writer:
 
     def _run(self, jobs: queue.SimpleQueue[Job | None], ending: threading.Thread | None) -> None:
         connection: sqlite3.Connection | None = None
+        file: tuple[str, int] | None = None
         if ending is not None:
             ending.join()
         while (job := jobs.get()) is not None:
             try:
                 connection = connection or self._connect()
+                file = _still_there(connection, file)
             except Exception as error:
                 job.error = error
                 settle([job])
@@ -178,6 +184,8 @@ class Writer:
                 connection.execute("RELEASE job")
             return True
         except sqlite3.Error:
+            with contextlib.suppress(sqlite3.Error):  # left open, it would take in whatever is written next
+                connection.execute("ROLLBACK")
             return False
 
     def _finish(self, connection: sqlite3.Connection, done: list[Job]) -> None:
@@ -195,3 +203,16 @@ class Writer:
     def _tell(self, when: str) -> None:
         if self.hook is not None:
             self.hook(when)
+
+
+def _still_there(connection: sqlite3.Connection, file: tuple[str, int] | None) -> tuple[str, int]:
+    """The file of a connection, and its inode. Of one that was taken away SQLite says nothing, and what is written to
+    it is gone with this process."""
+    path = file[0] if file is not None else str(connection.execute("PRAGMA database_list").fetchone()[2])
+    try:
+        found = path, os.stat(path).st_ino
+    except OSError:
+        found = None
+    if found is None or found != (file or found):
+        raise StoreError(f"{path} was moved or deleted while it was in use: put it back, or start Everloop again")
+    return found

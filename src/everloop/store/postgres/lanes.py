@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import StoreError
 from ..jobs import Job, settle
-from ..waker import Waker
+from ..waker import Waker, forget_closed
 from ..write import Write
 from .connecting import Unreachable
 from .crew import Crew, Kind, Local
@@ -70,6 +70,7 @@ class Lanes:
         with self._lock:
             waker = self._wakers.get(loop)
             if waker is None:
+                forget_closed(self._wakers)
                 waker = self._wakers[loop] = Waker(loop, Job.settle)
         future: Write[T] = Write(loop=loop)
         self._put(Job(kind, work, future, waker), place)

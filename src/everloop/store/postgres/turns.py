@@ -48,7 +48,7 @@ HOLD = f"UPDATE session SET worker = %s, fence = %s, updated_at = {NOW} WHERE id
 LET_GO = f"UPDATE session SET worker = NULL, updated_at = {NOW} WHERE id = %s AND fence = %s RETURNING id"
 TAKE = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s WHERE id = ANY(%s)"
 OPEN = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s, opened = true WHERE id = %s"
-DONE = f"UPDATE inbox SET state = 'done', ended_at = {NOW}, reason = %s WHERE id = ANY(%s)"
+DONE = f"UPDATE inbox SET state = 'done', ended_at = {NOW}, reason = %s WHERE id = ANY(%s) AND coalesce(turn, '') = %s"
 MORE = "SELECT EXISTS (SELECT 1 FROM inbox WHERE session = %s AND state <> 'done' AND kind <> 'urgent')"
 OF_TURN = """SELECT id, data, first_seq FROM inbox WHERE session = %s AND state <> 'done' AND turn = %s
     ORDER BY opened DESC, id"""
@@ -191,7 +191,8 @@ def finish(
     given_back = db.execute(LET_GO, (claim.session, claim.fence))
     _added(db, claim, rows, took, spent)
     reason = next((entry.reason for entry in entries if isinstance(entry, TurnEnded)), None)
-    db.execute(DONE, (reason, claim.inbox))
+    # But for what was to be taken by a write that failed: it is not in the log.
+    db.execute(DONE, (reason, claim.inbox, claim.turn))
     sent = send(db, claim.owner, claim.session, claim.turn or None, messages, sender)
     for message in incoming:
         accept(db, message, "message")

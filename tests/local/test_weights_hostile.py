@@ -4,27 +4,17 @@ and no wrong bytes that count as right."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
 from everloop.providers.local import sources, weights
 
-from .servers import BYTES, CARD, OTHER, Answer, Server, serving
+from .servers import BYTES, CARD, OTHER, Answer
 from .test_weights import HUB, is_installed, refused, shelf
+from .test_weights import _short_pauses as _short_pauses
+from .test_weights import server as server
 
 DIGITS = "9" * 5_000  # more than Python makes a number of
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "PAUSES", (0.01, 0.01, 0.01))
 
 
 def test_a_redirect_that_leads_to_itself_is_one_line(tmp_path, server):

@@ -52,6 +52,16 @@ async def gone(bus: DurableBus, held: Held) -> None:
     held.go.set()
 
 
+async def hears_of_an_answer(store: Store, bus: DurableBus) -> None:
+    """Somebody waits who has looked, and found nothing."""
+    waiting = asyncio.create_task(bus.consume_outbound())
+    looked = Held(store, "take_outgoing")
+    looked.go.set()
+    await asyncio.wait_for(looked.reached.wait(), 20)
+    await answered(store, "hello")
+    assert (await asyncio.wait_for(waiting, 20)).content == "hello"
+
+
 async def test_what_was_taken_for_one_who_has_gone_is_for_the_next(store, bus):
     held = Held(store, "take_outgoing")
     await answered(store, "hello")
@@ -62,12 +72,7 @@ async def test_what_was_taken_for_one_who_has_gone_is_for_the_next(store, bus):
 
 async def test_who_comes_after_one_who_has_gone_hears_of_answers_too(store, bus):
     await gone(bus, Held(store, "join"))
-    waiting = asyncio.create_task(bus.consume_outbound())
-    looked = Held(store, "take_outgoing")
-    looked.go.set()
-    await asyncio.wait_for(looked.reached.wait(), 20)
-    await answered(store, "hello")
-    assert (await asyncio.wait_for(waiting, 20)).content == "hello"
+    await hears_of_an_answer(store, bus)
 
 
 async def test_who_comes_after_the_store_was_away_hears_of_answers_too(store, bus, monkeypatch):
@@ -80,9 +85,4 @@ async def test_who_comes_after_the_store_was_away_hears_of_answers_too(store, bu
     monkeypatch.setattr(store, "join", away)
     with pytest.raises(StoreError):
         await bus.consume_outbound()
-    waiting = asyncio.create_task(bus.consume_outbound())
-    looked = Held(store, "take_outgoing")
-    looked.go.set()
-    await asyncio.wait_for(looked.reached.wait(), 20)
-    await answered(store, "hello")
-    assert (await asyncio.wait_for(waiting, 20)).content == "hello"
+    await hears_of_an_answer(store, bus)

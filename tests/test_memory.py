@@ -33,7 +33,13 @@ from everloop.tools.registry import ToolRegistry
 
 from .desk import Desk
 
-TODAY = time.strftime("%Y-%m-%d")
+TODAY = "2026-11-15"
+
+
+@pytest.fixture(autouse=True)
+def _day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One day for all that is done here: no test is red because it is run at midnight."""
+    monkeypatch.setattr(memory, "_today", lambda: TODAY)
 
 
 async def nothing(owner: str, query: str, limit: int) -> list[Found]:
@@ -54,7 +60,7 @@ def file(folder: Path) -> Path:
 
 
 def points(file: Path) -> list[str]:
-    return re.findall(rf"^- {TODAY}: (.*)$", file.read_text(), re.M)
+    return re.findall(r"^- \d{4}-\d\d-\d\d: (.*)$", file.read_text(), re.M)
 
 
 # ---------------------------------------------------------------------------------------------- remember

@@ -226,7 +226,11 @@ def _part(plain: str, start: int, end: int, text: str) -> tuple[int, int, str]:
 
 
 def _point(text: str) -> str:
-    return f"- {time.strftime('%Y-%m-%d')}: {text}"
+    return f"- {_today()}: {text}"
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d")
 
 
 def _text_of_point(line: str) -> str:

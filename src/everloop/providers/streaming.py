@@ -63,9 +63,9 @@ async def stream_answer(
                 last = clock()
                 if (payload := line[5:].strip()) and (delta := _feed(answer, payload, cut=not data)):
                     yield delta
-                if answer.size() > size:
-                    size, grown = answer.size(), clock()
-                reader.heard = clock() < grown + endpoint.timeouts.total
+                if (now := answer.size()) > size:
+                    size, grown = now, last
+                reader.heard = last < grown + endpoint.timeouts.total
                 if answer.over():
                     break
             if not data:

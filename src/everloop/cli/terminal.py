@@ -27,7 +27,6 @@ from .common import chat_of, left_behind, make_agent, seen_ending, show_messages
 from .paper import Paper, Style
 from .view import View
 
-TOLD = ("new", "compact", "status", "help")  # commands that begin no turn, whatever turn has ended meanwhile
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK = 0.1  # seconds between two pictures of the spinner
 TWICE = 2.0  # seconds within which a second Ctrl-C leaves
@@ -202,9 +201,8 @@ class Chat:
             self._asked -= 1
         if text == STOPPED:
             return  # the end of the turn says it
-        command = command_of(line)
-        if text not in seen or command in TOLD:  # its turn ran in another process
-            self._paper.line(with_leaving(line, text), "dim" if command else "")
+        if text not in seen:  # a command, or run in another process
+            self._paper.line(with_leaving(line, text), "dim" if command_of(line) else "")
             await show_undelivered(self._agent, self._key, self._paper, shown=text)
 
     def _see(self, event: events.Event) -> None:

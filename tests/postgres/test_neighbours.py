@@ -18,6 +18,8 @@ from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.workers import new_worker, retire
 
+from .wrapped import Wrapped
+
 
 def ears_of(store: Any) -> list[object]:
     """Where this process hears of what happens in the store."""
@@ -90,13 +92,7 @@ async def test_a_beat_under_way_does_not_bring_back_who_has_left(database: str) 
     worker, loop = new_worker(), asyncio.get_running_loop()
     connect, beats = store.pulse._connect, asyncio.Semaphore(0)
 
-    class Beating:
-        def __init__(self) -> None:
-            self.real: Any = connect()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.real, name)
-
+    class Beating(Wrapped):
         def execute(self, query: str, values: Any = ()) -> Any:
             if query != RENEW or values[1][0] is None:
                 return self.real.execute(query, values)
@@ -105,7 +101,7 @@ async def test_a_beat_under_way_does_not_bring_back_who_has_left(database: str) 
             loop.call_soon_threadsafe(beats.release)
             return done
 
-    store.pulse._connect = Beating  # type: ignore[assignment]
+    store.pulse._connect = lambda: Beating(connect())  # type: ignore[assignment,return-value]
     await store.join(worker, "ear")
     await asyncio.wait_for(beats.acquire(), 10)
     await nobody_is_known(store)

@@ -21,6 +21,7 @@ from everloop.store.postgres.store import PostgresStore
 from everloop.store.workers import new_worker, retire
 
 from .proxy import SOCKET, proxied
+from .wrapped import Wrapped
 
 ELSEWHERE = "anothermachine.1.77.88.1"  # a worker of which nothing can be known from here but its row
 
@@ -174,13 +175,7 @@ async def test_a_dead_worker_that_was_taken_off_the_list_is_told_of_whatever_bec
     connect = made.pulse._connect
     loop, broken = asyncio.get_running_loop(), asyncio.Event()
 
-    class Breaking:
-        def __init__(self) -> None:
-            self.real: Any = connect()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.real, name)
-
+    class Breaking(Wrapped):
         def execute(self, query: str, values: Any = ()) -> Any:
             done = self.real.execute(query, values)
             if query == pulse.BURY and done.rowcount and not broken.is_set():
@@ -189,7 +184,7 @@ async def test_a_dead_worker_that_was_taken_off_the_list_is_told_of_whatever_bec
                 raise psycopg.OperationalError("the connection is lost")
             return done
 
-    made.pulse._connect = Breaking  # type: ignore[assignment]
+    made.pulse._connect = lambda: Breaking(connect())  # type: ignore[assignment,return-value]
     async with company(store, True) as (one,):
         await store.join(ELSEWHERE, "work")
         made.pulse.beat()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from everloop.bus import InboundMessage, OutboundMessage
+from everloop.errors import StoreError
 from everloop.log import Entry, ModelAnswered, TurnEnded
 from everloop.store.base import Claim, Store
 
@@ -15,6 +18,17 @@ def message(text: str = "hi", chat: str = "1", **options: Any) -> InboundMessage
 
 def answer(text: str = "hello") -> OutboundMessage:
     return OutboundMessage("test", "1", text, metadata={"thread": 7})
+
+
+def away_once(store: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next such call of the store fails, as when it is away; the one after it does not."""
+    call = getattr(store, name)
+
+    async def away(*_: object) -> None:
+        monkeypatch.setattr(store, name, call)
+        raise StoreError("away")
+
+    monkeypatch.setattr(store, name, away)
 
 
 async def begun(store: Store, worker: str, text: str = "hi", chat: str = "1", **options: Any) -> Claim:

@@ -11,16 +11,11 @@ from everloop.store.news import News
 from everloop.testing import ScriptedProvider
 
 from ..commands import until
+from .steps import away_once
 
 
 async def test_who_could_not_join_the_others_can_do_so_later(store, tmp_path, monkeypatch):
-    join = store.join
-
-    async def away(*_: object) -> None:
-        monkeypatch.setattr(store, "join", join)
-        raise StoreError("away")
-
-    monkeypatch.setattr(store, "join", away)
+    away_once(store, "join", monkeypatch)
     heard: list[News] = []
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=store) as agent:
         with pytest.raises(StoreError):

@@ -15,6 +15,8 @@ from everloop.errors import StoreError
 from everloop.store.base import Store
 from everloop.store.news import SENDING
 
+from .steps import away_once
+
 
 class Held:
     """A call of the store that is answered when the test says so."""
@@ -76,13 +78,7 @@ async def test_who_comes_after_one_who_has_gone_hears_of_answers_too(store, bus)
 
 
 async def test_who_comes_after_the_store_was_away_hears_of_answers_too(store, bus, monkeypatch):
-    join = store.join
-
-    async def away(*_: object) -> None:
-        monkeypatch.setattr(store, "join", join)
-        raise StoreError("away")
-
-    monkeypatch.setattr(store, "join", away)
+    away_once(store, "join", monkeypatch)
     with pytest.raises(StoreError):
         await bus.consume_outbound()
     await hears_of_an_answer(store, bus)

@@ -126,6 +126,15 @@ class Found:
 
 
 @dataclass(slots=True, frozen=True)
+class FileMark:
+    """A file content that the agent wrote, and whether its session was tainted then."""
+
+    digest: str  # SHA-256, in hexadecimal
+    tainted: bool
+    path: str  # where it was written last
+
+
+@dataclass(slots=True, frozen=True)
 class Timer:
     owner: str
     id: str
@@ -378,6 +387,27 @@ class Store(Protocol):
     async def revoke_token(self, id: str) -> bool:
         """Let it in no more; False when there is no living token with this id."""
         ...
+
+    # trust
+    async def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
+        """Record file contents that the agent writes. A content once written in a clean session stays clean."""
+        ...
+
+    async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
+        """Whether each of these contents is tainted; contents that the agent never wrote are left out."""
+        ...
+
+    async def tainted_paths(self, owner: str, limit: int = 1000) -> list[str]:
+        """Where tainted contents were written, the latest first."""
+        ...
+
+    async def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
+        """Record what a person allowed for the rest of a session."""
+        ...
+
+    async def grants(self, owner: str, key: str) -> frozenset[str]: ...
+
+    async def revoke_grants(self, owner: str, key: str) -> None: ...
 
     # workers
     async def join(self, worker: str, address: str) -> None:

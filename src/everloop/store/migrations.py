@@ -112,6 +112,23 @@ def m007_rates(db: sqlite3.Connection) -> None:
     )
 
 
+def m008_trust(db: sqlite3.Connection) -> None:
+    """Which file contents the agent wrote, and whether untrusted text was known then; what a person allowed for the
+    rest of a session; the rights of a token."""
+    db.execute(
+        """CREATE TABLE file_mark (
+            owner TEXT NOT NULL, digest TEXT NOT NULL, tainted INTEGER NOT NULL, path TEXT NOT NULL, at REAL NOT NULL,
+            PRIMARY KEY (owner, digest)) WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX file_mark_tainted ON file_mark (owner, path) WHERE tainted")
+    db.execute(
+        """CREATE TABLE session_grant (
+            owner TEXT NOT NULL, key TEXT NOT NULL, name TEXT NOT NULL, at REAL NOT NULL,
+            PRIMARY KEY (owner, key, name)) WITHOUT ROWID"""
+    )
+    db.execute("ALTER TABLE token ADD COLUMN rights TEXT NOT NULL DEFAULT 'use'")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -120,6 +137,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m005_budgets,
     m006_tokens,
     m007_rates,
+    m008_trust,
 )
 
 

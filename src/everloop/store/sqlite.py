@@ -21,11 +21,25 @@ import msgspec
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StoreError
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry, encode_entry, kind_of
-from . import forks, parking, rates
+from . import forks, parking, rates, trust
 from . import search as searching
 from . import tokens as tokening
 from . import transactions as tx
-from .base import Busy, Claim, Finished, Found, Incoming, Outgoing, SessionInfo, Spent, Timer, Token, TurnInfo, Waiting
+from .base import (
+    Busy,
+    Claim,
+    FileMark,
+    Finished,
+    Found,
+    Incoming,
+    Outgoing,
+    SessionInfo,
+    Spent,
+    Timer,
+    Token,
+    TurnInfo,
+    Waiting,
+)
 from .counting import look
 from .migrations import NewerSchema, migrate
 from .overview import Overview
@@ -315,6 +329,31 @@ class SQLiteStore:
     async def revoke_token(self, id: str) -> bool:
         values = (time.time(), id)
         return await self.writer.submit(lambda db: db.execute(tokening.REVOKE, values).rowcount) == 1
+
+    # ------------------------------------------------------------------------------------------ trust
+
+    async def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
+        now = time.time()
+        rows = [(owner, mark.digest, mark.tainted, mark.path, now) for mark in marks]
+        await self.writer.submit(lambda db: db.executemany(trust.MARK, rows).rowcount)
+
+    async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
+        rows = await self._read(trust.MARKS, owner, str(msgspec.json.encode(list(digests)), "ascii"))
+        return {digest: bool(tainted) for digest, tainted in rows}
+
+    async def tainted_paths(self, owner: str, limit: int = 1000) -> list[str]:
+        return [path for (path,) in await self._read(trust.TAINTED, owner, limit)]
+
+    async def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
+        now = time.time()
+        rows = [(owner, key, name, now) for name in names]
+        await self.writer.submit(lambda db: db.executemany(trust.GRANT, rows).rowcount)
+
+    async def grants(self, owner: str, key: str) -> frozenset[str]:
+        return frozenset(name for (name,) in await self._read(trust.GRANTS, owner, key))
+
+    async def revoke_grants(self, owner: str, key: str) -> None:
+        await self.writer.submit(lambda db: db.execute(trust.REVOKE_GRANTS, (owner, key)).rowcount)
 
     # ------------------------------------------------------------------------------------------ workers
 

@@ -80,7 +80,18 @@ CREATE TABLE rate (
     WITH (fillfactor = 20);
 """
 
-MIGRATIONS: tuple[str, ...] = (m001_core, m002_search, m003_rates)
+# As m008_trust of SQLite.
+m004_trust = """
+CREATE TABLE file_mark (
+    owner text NOT NULL, digest text NOT NULL, tainted boolean NOT NULL, path text NOT NULL, at float8 NOT NULL,
+    PRIMARY KEY (owner, digest));
+CREATE INDEX file_mark_tainted ON file_mark (owner, path) WHERE tainted;
+CREATE TABLE session_grant (
+    owner text NOT NULL, key text NOT NULL, name text NOT NULL, at float8 NOT NULL, PRIMARY KEY (owner, key, name));
+ALTER TABLE token ADD COLUMN rights text NOT NULL DEFAULT 'use';
+"""
+
+MIGRATIONS: tuple[str, ...] = (m001_core, m002_search, m003_rates, m004_trust)
 
 
 def migrate(db: Connection, dsn: DSN) -> None:

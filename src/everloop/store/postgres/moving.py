@@ -31,7 +31,9 @@ TABLES: dict[str, tuple[str, ...]] = {
     "outbox": ("id", "owner", "session", "turn", "data", "tries", "at", "sent_at", "key"),
     "timer": ("owner", "id", "due_at", "data"),
     "spent": ("owner", "scope", "tokens", "cost"),
-    "token": ("id", "hash", "name", "owner", "created_at", "last_used_at", "revoked_at"),
+    "token": ("id", "hash", "name", "owner", "created_at", "last_used_at", "revoked_at", "rights"),
+    "file_mark": ("owner", "digest", "tainted", "path", "at"),
+    "session_grant": ("owner", "key", "name", "at"),
 }  # fmt: skip
 NUMBERED = ("session", "inbox", "outbox")
 HELD = "SELECT worker FROM session WHERE worker IS NOT NULL UNION SELECT id FROM worker"
@@ -109,7 +111,7 @@ def _copy(
 
 def _fits(table: str, columns: tuple[str, ...], row: tuple[Any, ...], value: Any, n: int) -> Any:
     """The value as the other database has it."""
-    if columns[n] == "opened":
+    if columns[n] in ("opened", "tainted"):
         return bool(value)
     if isinstance(value, str) and "\0" in value:
         raise StoreError(f"{table} {row[0]}: its {columns[n]} holds a NUL, which PostgreSQL cannot keep")

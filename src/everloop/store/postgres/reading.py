@@ -58,3 +58,13 @@ JOIN = f"""INSERT INTO worker (id, address, at) VALUES (%s, %s, {NOW})
 WORKERS = f"SELECT w.id, w.address, {FRESH} FROM worker w WHERE w.address IS NOT NULL"
 # Nothing is kept of it, so nothing waits for the disk.
 NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
+
+MARK_FILES = f"""INSERT INTO file_mark (owner, digest, tainted, path, at)
+    SELECT %s, *, {NOW} FROM unnest(%s::text[], %s::boolean[], %s::text[])
+    ON CONFLICT (owner, digest) DO UPDATE SET
+        tainted = file_mark.tainted AND excluded.tainted, path = excluded.path, at = excluded.at"""
+FILE_MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = %s AND digest = ANY(%s)"
+TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = %s AND tainted ORDER BY at DESC LIMIT %s"
+GRANT = f"""INSERT INTO session_grant (owner, key, name, at) SELECT %s, %s, name, {NOW} FROM unnest(%s::text[]) name
+    ON CONFLICT DO NOTHING"""
+GRANTS = "SELECT name FROM session_grant WHERE owner = %s AND key = %s"

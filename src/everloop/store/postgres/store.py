@@ -17,6 +17,7 @@ from ...log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry
 from ..base import (
     Busy,
     Claim,
+    FileMark,
     Finished,
     Found,
     Incoming,
@@ -316,6 +317,28 @@ class PostgresStore:
     async def revoke_token(self, id: str) -> bool:
         revoke = f"UPDATE token SET revoked_at = {NOW} WHERE id = %s AND revoked_at IS NULL"
         return await self._write(_does(revoke, id)) == 1
+
+    # ------------------------------------------------------------------------------------------ trust
+
+    async def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
+        latest = {mark.digest: mark for mark in marks}.values()  # one statement may touch a row once only
+        columns = [[mark.digest for mark in latest], [mark.tainted for mark in latest], [mark.path for mark in latest]]
+        await self._write(_does(sql.MARK_FILES, owner, *columns))
+
+    async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
+        return dict(await self._read(sql.FILE_MARKS, owner, list(digests)))
+
+    async def tainted_paths(self, owner: str, limit: int = 1000) -> list[str]:
+        return [path for (path,) in await self._read(sql.TAINTED_PATHS, owner, limit)]
+
+    async def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
+        await self._write(_does(sql.GRANT, owner, key, list(names)))
+
+    async def grants(self, owner: str, key: str) -> frozenset[str]:
+        return frozenset(name for (name,) in await self._read(sql.GRANTS, owner, key))
+
+    async def revoke_grants(self, owner: str, key: str) -> None:
+        await self._write(_does("DELETE FROM session_grant WHERE owner = %s AND key = %s", owner, key))
 
     # ------------------------------------------------------------------------------------------ workers
 

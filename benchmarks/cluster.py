@@ -21,7 +21,7 @@ from tests.postgres.server import Server
 from everloop.bus import InboundMessage
 from everloop.config import Config
 from everloop.config.dsn import DSN
-from everloop.dispatch.neighbours import wake_all
+from everloop.runtime.peers import wake_all
 from everloop.store.base import Store
 from everloop.store.news import WORK
 from everloop.store.opening import store_at

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from everloop.agents.cron.schedules import Schedule, next_after, parse_schedule
+from everloop.cron.schedules import Schedule, next_after, parse_schedule
 
 from .cases import Case
 from .ways import matches

@@ -17,7 +17,7 @@ from everloop import AgentLoop, MessageBus
 from everloop.config import Config
 from everloop.log import CallEnded, Logged, ModelAnswered, Noted, TurnEnded
 from everloop.providers.base import LLMProvider
-from everloop.tools.threads import in_thread
+from everloop.threads import in_thread
 
 from .cases import Case
 from .judge import Job, Made, Run, Verdict, World, judge

@@ -10,8 +10,8 @@ from evaluation.cases import CATEGORIES, SETS, Case, load
 from evaluation.judge import Job, Made, Run, World
 from evaluation.runner import Desk, Outcome, run_case
 
-from everloop.agents.cron.schedules import parse_schedule
 from everloop.config import Config
+from everloop.cron.schedules import parse_schedule
 from everloop.providers.base import ToolCallRequest
 from everloop.testing import ScriptedProvider, call
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everloop import AgentLoop, Config, MessageBus
-from everloop.dispatch.durable import DurableBus
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
 

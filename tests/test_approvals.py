@@ -11,9 +11,9 @@ import pytest
 from everloop import AgentLoop, InboundMessage, MessageBus, Tool, tool
 from everloop import events as ev
 from everloop.config import Config, Rule
-from everloop.dispatch.durable import DurableBus
 from everloop.log import CallEnded, CallsAsked, CallsDecided, TurnEnded, UserSaid
 from everloop.replay import replay
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 

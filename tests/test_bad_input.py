@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from everloop import AgentLoop, Config, InboundMessage, MessageBus, tool
-from everloop.dispatch import local
 from everloop.errors import StoreError
 from everloop.log import CallEnded, ModelAnswered, TurnEnded, UserSaid
 from everloop.providers.base import LLMProvider, LLMResponse, ToolCallRequest
 from everloop.providers.openai import OpenAIProvider
-from everloop.providers.resilient import Resilient
+from everloop.providers.retry import Resilient
+from everloop.runtime import dispatcher as local
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import FakeOpenAI, ScriptedProvider, call, check_conversation
 

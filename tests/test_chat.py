@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from everloop.cli.paper import as_json, harmless, mark_of, one_line
+from everloop.cli.output import as_json, harmless, mark_of, one_line
 from everloop.cli.questions import remember
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call

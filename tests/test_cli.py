@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from everloop import InboundMessage
-from everloop.dispatch.durable import DurableBus
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI, Reply

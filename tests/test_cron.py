@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from everloop.agents.cron import service as module
-from everloop.agents.cron.schedules import Every
-from everloop.agents.cron.service import MAX_JOBS, CronService
 from everloop.bus import InboundMessage
+from everloop.cron import service as module
+from everloop.cron.schedules import Every
+from everloop.cron.service import MAX_JOBS, CronService
 from everloop.errors import EverloopError
 from everloop.store.base import Timer
 from everloop.store.sqlite import SQLiteStore
@@ -294,7 +294,7 @@ async def test_many_services_on_one_store_fire_each_slot_once(store, clock, tmp_
 
 SERVER = """
 import asyncio, sys
-from everloop.agents.cron.service import CronService
+from everloop.cron.service import CronService
 from everloop.store.sqlite import SQLiteStore
 
 async def main():

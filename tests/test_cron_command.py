@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from everloop.agents.cron.service import CronService
-from everloop.dispatch.neighbours import Neighbours
+from everloop.cron.service import CronService
+from everloop.runtime.peers import Neighbours
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.workers import new_worker, retire
 
@@ -107,7 +107,7 @@ async def test_a_service_that_runs_elsewhere_fires_what_the_command_added(monkey
     store = the_store()
     service = CronService(store)
     told: list[str] = []
-    monkeypatch.setattr("everloop.agents.cron.service.LOOK_SECONDS", 0.3)
+    monkeypatch.setattr("everloop.cron.service.LOOK_SECONDS", 0.3)
     serving = asyncio.create_task(service.serve(lambda owner, key: told.append(key)))
     await cron("add", "water", "--every", "1s", "--session", "cli:work")
     async with asyncio.timeout(20):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from everloop.agents.cron.service import CronService
 from everloop.context.frontmatter import read_front_matter
+from everloop.cron.service import CronService
 from everloop.log import Call
 from everloop.store.sqlite import SQLiteStore
 from everloop.tools.context import current
@@ -81,7 +81,7 @@ async def test_a_job_is_removed_by_its_id_and_only_by_its_owner(desk, service):
 
 
 async def test_the_heartbeat_is_not_the_agents_to_remove(desk, service):
-    from everloop.agents.cron.heartbeat import Heartbeat
+    from everloop.cron.heartbeat import Heartbeat
 
     await Heartbeat(service, lambda: "", 60, "test", "7").start()
     await desk.fails("cron", action="remove", id="heartbeat")

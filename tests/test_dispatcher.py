@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.dispatch.live import Live
-from everloop.dispatch.local import WAITS, Dispatcher
 from everloop.log import CallsAsked, TurnEnded
+from everloop.runtime.dispatcher import WAITS, Dispatcher
+from everloop.runtime.session import Live
 from everloop.store.base import Busy, Claim
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.workers import new_worker, retire

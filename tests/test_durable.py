@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from everloop import AgentLoop, InboundMessage, MessageBus
-from everloop.dispatch.durable import DurableBus
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
 
@@ -175,7 +175,7 @@ async def test_stop_reaches_a_turn_that_another_process_takes_up_at_that_very_mo
 
 
 async def test_a_worker_waits_for_no_other_process_to_stop_a_turn(tmp_path, monkeypatch):
-    monkeypatch.setattr("everloop.agents.elsewhere.PATIENCE", 3600)
+    monkeypatch.setattr("everloop.runtime.elsewhere.PATIENCE", 3600)
     first, second = Gate(), Gate()
     async with Chat(tmp_path, "queue", first) as chat:
         await chat.channel.publish_inbound(said("one"))
@@ -227,7 +227,7 @@ async def test_messages_wait_in_order_behind_a_turn(tmp_path):
 
 
 async def test_a_worker_goes_on_after_the_store_could_not_be_read(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("everloop.agents.loop.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("everloop.runtime.agent.RETRY_SECONDS", 0.05)
     async with Chat(tmp_path, "queue", "answer") as chat:
         path = tmp_path / "store.db"
         await chat.channel.publish_inbound(said("/help"))

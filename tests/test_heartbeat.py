@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.agents.cron.heartbeat import MAX_TASKS, NOTHING_TO_SAY, Heartbeat, heartbeat_message, says_nothing
-from everloop.agents.cron.service import CronService
 from everloop.bus import InboundMessage
+from everloop.cron.heartbeat import MAX_TASKS, NOTHING_TO_SAY, Heartbeat, heartbeat_message, says_nothing
+from everloop.cron.service import CronService
 from everloop.store.base import Timer
 from everloop.store.sqlite import SQLiteStore
 

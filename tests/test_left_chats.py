@@ -16,12 +16,12 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
+from everloop.cli.chat_plain import _answer
 from everloop.cli.common import show_undelivered
-from everloop.cli.paper import Paper
-from everloop.cli.pipe import _answer
+from everloop.cli.output import Paper
+from everloop.cli.render import View
 from everloop.cli.terminal import Chat, LivePaper
-from everloop.cli.view import View
-from everloop.dispatch.durable import DurableBus
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
 from everloop.testing.openai_server import Reply

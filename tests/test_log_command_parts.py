@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from everloop import InboundMessage
-from everloop.cli import following, watching
+from everloop.cli import file_watch as watching
+from everloop.cli import log_follow as following
+from everloop.cli.file_watch import FileWatch
 from everloop.cli.log import Cost, Told, Wanted
-from everloop.cli.watching import FileWatch
 from everloop.config import Config
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.sqlite import SQLiteStore

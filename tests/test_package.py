@@ -40,7 +40,7 @@ def test_importing_the_package_loads_no_other_module_of_ours():
 
 
 def test_an_agent_loads_only_what_every_agent_needs():
-    code = "import sys, everloop.agents.loop; print(*sys.modules)"
+    code = "import sys, everloop.runtime.agent; print(*sys.modules)"
     loaded = set(run_python(code).split())
     assert not loaded & {"aiohttp", "trafilatura", "ddgs", "mcp", "pypdf", "docx", "openpyxl", "prompt_toolkit"}
     assert "everloop.tools.policy.commands.grammar" not in loaded

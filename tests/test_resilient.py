@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everloop.providers.base import Delta, LLMProvider, LLMResponse, ProviderError
-from everloop.providers.resilient import Resilient
+from everloop.providers.retry import Resilient
 from everloop.testing import ChatOnlyProvider, ScriptedProvider
 
 ASK = [{"role": "user", "content": "hello"}]

@@ -13,8 +13,8 @@ from croniter import croniter  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everloop.agents.cron import zones
-from everloop.agents.cron.schedules import (
+from everloop.cron import zones
+from everloop.cron.schedules import (
     SOME_DAY,
     At,
     Cron,
@@ -27,7 +27,7 @@ from everloop.agents.cron.schedules import (
     next_after,
     parse_schedule,
 )
-from everloop.agents.cron.zones import BadSchedule, zone
+from everloop.cron.zones import BadSchedule, zone
 
 HOUR, DAY, YEAR = 3600, 86400, 366 * 86400
 NOW = datetime(2026, 6, 15, 12, 0, tzinfo=UTC).timestamp()  # a Monday

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from everloop import AgentLoop, Config, InboundMessage
-from everloop.agents.household import Household
-from everloop.dispatch.durable import DurableBus
 from everloop.log import Request, TurnEnded
+from everloop.runtime.durable_bus import DurableBus
+from everloop.runtime.owners import Household
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import ToolError

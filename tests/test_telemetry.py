@@ -19,11 +19,11 @@ from aiohttp import web
 
 from everloop import AgentLoop, Config, InboundMessage, LLMResponse, MessageBus, tool
 from everloop.errors import ConfigError
+from everloop.observability import tracing
+from everloop.observability.tracing import Tracer, traces_url
 from everloop.providers.base import ProviderError
 from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore
-from everloop.telemetry import tracer as tracing
-from everloop.telemetry.tracer import Tracer, traces_url
 from everloop.testing import ScriptedProvider, call
 
 CANARY = "canary-9c41"
@@ -294,7 +294,7 @@ async def test_a_receiver_that_is_not_there_is_told_of_once_and_keeps_nobody_fro
     await traced.tracer.close()
     assert time.monotonic() - began < 4.5  # whoever waited for the receiver would wait for five seconds
     await traced.agent.close()
-    assert [record.name for record in caplog.records] == ["everloop.telemetry.tracer"]
+    assert [record.name for record in caplog.records] == ["everloop.observability.tracing"]
 
 
 async def test_only_so_many_turns_wait_for_a_receiver_that_is_away(tmp_path, monkeypatch, receiver):
@@ -343,7 +343,7 @@ PROGRAM = """
 import sys
 from everloop.telemetry.tracer import Tracer
 assert not [name for name in sys.modules if name.startswith("opentelemetry")], "loaded too early"
-import everloop.agents.loop
+import everloop.runtime.agent
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 from everloop.errors import ConfigError
 if sys.argv[1:] == ["missing"]:

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from everloop import AgentLoop, MessageBus, events
-from everloop.agents.showing import Batch, decode, encode
-from everloop.agents.watching import Follower, Round
 from everloop.log import ModelAnswered
 from everloop.providers.base import LLMResponse
+from everloop.runtime.streaming import Batch, decode, encode
+from everloop.runtime.watching import Follower, Round
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 

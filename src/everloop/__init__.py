@@ -33,34 +33,34 @@ __all__ = [
 
 TYPE_CHECKING = False  # typing's own constant would cost its import
 if TYPE_CHECKING:
-    from everloop.agents.cron.service import CronService
-    from everloop.agents.goals.definitions import AgentDefinition
-    from everloop.agents.goals.executor import AgentExecutor, OutputObject
-    from everloop.agents.loop import AgentLoop
-    from everloop.agents.subagents import SubagentManager
     from everloop.bus import InboundMessage, MessageBus, OutboundMessage
     from everloop.config import Config
-    from everloop.context.builder import ContextBuilder
+    from everloop.context.prompt import ContextBuilder
+    from everloop.cron.service import CronService
+    from everloop.goals.definitions import AgentDefinition
+    from everloop.goals.executor import AgentExecutor, OutputObject
     from everloop.providers.base import LLMProvider, LLMResponse, ToolCallRequest
+    from everloop.runtime.agent import AgentLoop
+    from everloop.runtime.subagents import SubagentManager
     from everloop.store.sessions import SessionManager
     from everloop.tools.base import Tool, tool
     from everloop.tools.registry import ToolRegistry
 
 _HOMES = {
-    "AgentDefinition": "everloop.agents.goals.definitions",
-    "AgentExecutor": "everloop.agents.goals.executor",
-    "AgentLoop": "everloop.agents.loop",
+    "AgentDefinition": "everloop.goals.definitions",
+    "AgentExecutor": "everloop.goals.executor",
+    "AgentLoop": "everloop.runtime.agent",
     "Config": "everloop.config",
-    "ContextBuilder": "everloop.context.builder",
-    "CronService": "everloop.agents.cron.service",
+    "ContextBuilder": "everloop.context.prompt",
+    "CronService": "everloop.cron.service",
     "InboundMessage": "everloop.bus",
     "LLMProvider": "everloop.providers.base",
     "LLMResponse": "everloop.providers.base",
     "MessageBus": "everloop.bus",
     "OutboundMessage": "everloop.bus",
-    "OutputObject": "everloop.agents.goals.executor",
+    "OutputObject": "everloop.goals.executor",
     "SessionManager": "everloop.store.sessions",
-    "SubagentManager": "everloop.agents.subagents",
+    "SubagentManager": "everloop.runtime.subagents",
     "Tool": "everloop.tools.base",
     "ToolCallRequest": "everloop.providers.base",
     "ToolRegistry": "everloop.tools.registry",

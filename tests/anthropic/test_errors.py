@@ -10,7 +10,7 @@ import pytest
 
 from everloop.providers.anthropic import AnthropicProvider, Timeouts
 from everloop.providers.base import Delta, ProviderError
-from everloop.providers.resilient import Resilient
+from everloop.providers.retry import Resilient
 from everloop.testing import FakeAnthropic, call
 
 from .streams import ASK, ECHO, SECRET, begin, end, event, message, sse, text, until, watch

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from everloop import InboundMessage
-from everloop.dispatch.durable import DurableBus
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import FakeOpenAI
 

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 
 from everloop import InboundMessage
-from everloop.dispatch.durable import DurableBus
 from everloop.errors import StoreError
+from everloop.runtime.durable_bus import DurableBus
 
 from ..crash.history import Asked
 from ..server.serving import CHAT, Streamed, text_of

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from everloop import InboundMessage
-from everloop.dispatch.durable import DurableBus
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 
 from ..crash.checker import violations

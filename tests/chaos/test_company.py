@@ -16,8 +16,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from everloop.agents.cron.service import CronService
-from everloop.dispatch.durable import DurableBus
+from everloop.cron.service import CronService
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.postgres.store import PostgresStore
 
 from ..crash.checker import violations

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from everloop import InboundMessage
-from everloop.dispatch.durable import DurableBus
 from everloop.log import CallEnded
-from everloop.server.feed import RESTARTED
+from everloop.runtime.durable_bus import DurableBus
+from everloop.server.sse import RESTARTED
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing import FakeOpenAI
 

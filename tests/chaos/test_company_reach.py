@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from everloop.log import CallEnded, TurnEnded, UserSaid
-from everloop.server.feed import RESTARTED
+from everloop.server.sse import RESTARTED
 from everloop.testing import FakeOpenAI
 
 from ..crash.forge import Forge

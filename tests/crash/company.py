@@ -15,7 +15,7 @@ from typing import Any
 from everloop import AgentLoop, InboundMessage
 from everloop.cli import worker as _worker  # noqa: F401 - the forge has it ready for its children
 from everloop.cli.main import main
-from everloop.dispatch.durable import DurableBus
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.postgres.store import PostgresStore
 
 from . import company_bugs

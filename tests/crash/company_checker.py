@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from everloop.log import TurnEnded
-from everloop.server.feed import RESTARTED
+from everloop.server.sse import RESTARTED
 from everloop.store.workers import process_of
 
 from .history import MARK, History, Message

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from everloop import AgentLoop, CronService, LLMProvider, LLMResponse, MessageBus, ToolCallRequest, tool
-from everloop.agents.cron import schedules  # noqa: F401 - the forge has it ready for its children
-from everloop.agents.cron import service as cron
-from everloop.agents.goals import files  # noqa: F401 - and this
 from everloop.config import Config
-from everloop.dispatch.durable import DurableBus
+from everloop.cron import schedules  # noqa: F401 - the forge has it ready for its children
+from everloop.cron import service as cron
+from everloop.goals import files  # noqa: F401 - and this
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.tools.context import current_call
 

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from everloop.agents.cron.service import CronService
-from everloop.agents.subagents import SubagentManager
 from everloop.bus import InboundMessage
+from everloop.cron.service import CronService
+from everloop.runtime.subagents import SubagentManager
 from everloop.store.base import Timer
 from everloop.store.sqlite import SQLiteStore
 

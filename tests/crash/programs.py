@@ -17,9 +17,9 @@ import aiohttp  # noqa: F401 - the forge has it ready for its children
 
 from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage, tool
 from everloop.config import Config, Rule
-from everloop.dispatch.durable import DurableBus
 from everloop.events import Event, Text, ToolStarted
 from everloop.providers.openai import OpenAIProvider
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.tools.context import current_call
 

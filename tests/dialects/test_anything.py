@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everloop.providers.dialects import Reader, read
-from everloop.providers.dialects.families import OPENINGS
+from everloop.providers.text_calls import Reader, read
+from everloop.providers.text_calls.families import OPENINGS
 
 from .tools import TOOLS, fed, plain
 

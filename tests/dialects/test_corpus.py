@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everloop.providers.dialects import read
+from everloop.providers.text_calls import read
 
 from .tools import TOOLS, fed, plain
 

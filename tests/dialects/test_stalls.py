@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from everloop.agents.asking import ask
 from everloop.messages import Conversation
 from everloop.providers.base import Delta, LLMProvider, LLMResponse
+from everloop.runtime.asking import ask
 
 from .tools import TOOLS
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from everloop.providers.dialects import Piece, Reader
+from everloop.providers.text_calls import Piece, Reader
 
 from .tools import TOOLS, fed
 

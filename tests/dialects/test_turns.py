@@ -20,10 +20,10 @@ from everloop import (
     tool,
 )
 from everloop import events as ev
-from everloop.agents.asking import ask
 from everloop.messages import Conversation
 from everloop.providers.base import Delta
 from everloop.providers.openai import OpenAIProvider
+from everloop.runtime.asking import ask
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
 from everloop.tools.registry import marked
@@ -175,7 +175,7 @@ async def test_a_plain_answer_loads_nothing():
     program = """
 import asyncio, sys
 from everloop import LLMProvider, LLMResponse
-from everloop.agents.asking import ask
+from everloop.runtime.asking import ask
 from everloop.messages import Conversation
 from everloop.providers.base import Delta
 class Plain(LLMProvider):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from everloop.providers.dialects import Reader, Reading
+from everloop.providers.text_calls import Reader, Reading
 
 
 def definition(name: str, required: str, **properties: str) -> dict[str, Any]:

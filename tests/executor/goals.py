@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from everloop.agents.goals.activities import Activity
-from everloop.agents.goals.definitions import AgentDefinition
-from everloop.agents.goals.executor import AgentExecutor
+from everloop.goals.activities import Activity
+from everloop.goals.definitions import AgentDefinition
+from everloop.goals.executor import AgentExecutor
 from everloop.tools.base import Tool
 from everloop.tools.registry import ToolRegistry
 

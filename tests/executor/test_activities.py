@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from everloop.agents.goals import activities
-from everloop.agents.goals.activities import ActivityError, ThoughtChunk, ToolEnded, ToolStarted
+from everloop.goals import activities
+from everloop.goals.activities import ActivityError, ThoughtChunk, ToolEnded, ToolStarted
 from everloop.providers.base import Delta, LLMProvider, LLMResponse, ToolCallRequest
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import tool

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from everloop.agents.goals.clock import Deadline
+from everloop.goals.clock import Deadline
 
 
 class Time:

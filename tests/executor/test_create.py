@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from everloop.agents.goals.definitions import DefinitionError
-from everloop.agents.goals.executor import AgentExecutor
 from everloop.config import Config, Rule
+from everloop.goals.definitions import DefinitionError
+from everloop.goals.executor import AgentExecutor
 from everloop.log import CallEnded
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import Tool, tool

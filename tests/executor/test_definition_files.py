@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from everloop.agents.goals.definitions import DefinitionError
-from everloop.agents.goals.files import BIGGEST, MOST, load_definitions, read_definitions
+from everloop.goals.definitions import DefinitionError
+from everloop.goals.files import BIGGEST, MOST, load_definitions, read_definitions
 from everloop.sandbox.reach import Reach
 
 CANARY = "canary-5512"

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from everloop.agents.goals.definitions import AgentDefinition, DefinitionError
 from everloop.errors import EverloopError
+from everloop.goals.definitions import AgentDefinition, DefinitionError
 
 from .goals import definition
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from everloop.agents.goals import extraction
-from everloop.agents.goals import runs as goals
-from everloop.agents.goals.activities import ActivityError, ToolEnded, ToolStarted
+from everloop.goals import extraction
+from everloop.goals import runs as goals
+from everloop.goals.activities import ActivityError, ToolEnded, ToolStarted
 from everloop.log import CallEnded, CallsBegun, ModelAnswered, TurnEnded
 from everloop.providers.base import Delta, LLMProvider, ProviderError
 from everloop.replay import replay
@@ -179,7 +179,7 @@ async def test_a_command_that_runs_when_the_time_is_up_is_ended(folder):
 
 
 async def test_a_tool_that_does_not_let_itself_be_stopped_is_left_behind(folder, monkeypatch):
-    monkeypatch.setattr("everloop.agents.goals.ports.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("everloop.goals.ports.STOP_SECONDS", 0.2)
     over = asyncio.Event()
 
     @tool

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from everloop.agents.goals.extraction import extraction_message, grace_message, read_output, retry_message, work_message
+from everloop.goals.extraction import extraction_message, grace_message, read_output, retry_message, work_message
 
 from .goals import NUMBER, definition
 

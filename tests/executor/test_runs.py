@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from everloop.agents.goals.activities import ActivityError, ToolEnded
-from everloop.agents.goals.executor import OutputObject
-from everloop.agents.goals.templates import InputError
+from everloop.goals.activities import ActivityError, ToolEnded
+from everloop.goals.executor import OutputObject
+from everloop.goals.templates import InputError
 from everloop.log import CallEnded, ModelAnswered
 from everloop.providers.base import LLMResponse, ProviderError
 from everloop.testing import ChatOnlyProvider, ScriptedProvider, call

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import everloop
-from everloop.agents.goals.executor import AgentExecutor
-from everloop.agents.goals.files import load_definitions
 from everloop.config import Config
+from everloop.goals.executor import AgentExecutor
+from everloop.goals.files import load_definitions
 from everloop.log import CallEnded
 from everloop.testing import ScriptedProvider, call
 from tests.web_servers import answer, serving

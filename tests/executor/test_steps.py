@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from everloop.agents.goals.activities import ActivityError
-from everloop.agents.goals.executor import AgentExecutor
+from everloop.goals.activities import ActivityError
+from everloop.goals.executor import AgentExecutor
 from everloop.log import CallEnded
 from everloop.providers.base import LLMResponse
 from everloop.testing import ScriptedProvider, call

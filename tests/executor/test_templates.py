@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.agents.goals.templates import InputError, check_inputs, fill
+from everloop.goals.templates import InputError, check_inputs, fill
 
 SCHEMA = {
     "type": "object",

@@ -11,7 +11,7 @@ import pytest
 from everloop.providers.base import ProviderError
 from everloop.providers.local.engine import Engine, Settings
 from everloop.providers.local.provider import LocalProvider
-from everloop.providers.resilient import Resilient
+from everloop.providers.retry import Resilient
 from tests.commands import terminal, until
 
 from .real import TINY, weights

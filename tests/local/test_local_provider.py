@@ -17,7 +17,7 @@ from everloop.config import Config
 from everloop.providers.base import Delta, LLMResponse, ProviderError
 from everloop.providers.local.engine import Engine, Settings
 from everloop.providers.local.provider import LocalProvider, Plain, local_provider
-from everloop.tools.threads import in_thread
+from everloop.threads import in_thread
 
 from .real import SMALL, TINY, weights
 

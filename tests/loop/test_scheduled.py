@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from everloop import AgentLoop, Config, CronService, MessageBus
-from everloop.agents.household import Household
-from everloop.dispatch.durable import DurableBus
 from everloop.errors import StoreError
 from everloop.log import TurnEnded, UserSaid
+from everloop.runtime.durable_bus import DurableBus
+from everloop.runtime.owners import Household
 from everloop.store.base import Timer
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
@@ -96,7 +96,7 @@ async def test_the_heartbeat_speaks_when_there_is_something_to_say_and_is_silent
 
 
 async def test_a_store_that_is_full_when_the_heartbeat_begins_ends_no_scheduled_work(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("everloop.agents.cron.heartbeat.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("everloop.cron.heartbeat.RETRY_SECONDS", 0.05)
     store = SQLiteStore(tmp_path / "store.db")
     set_timer = store.set_timer
 

@@ -20,7 +20,7 @@ from everloop.log import (
     TurnEnded,
     UserSaid,
 )
-from everloop.metrics.meters import Meters
+from everloop.observability.metrics import Meters
 from everloop.store.base import Claim
 
 from .reading import Family, read, value

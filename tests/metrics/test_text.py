@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.metrics.text import MOST_SERIES, Counter, Histogram, number_in_words
+from everloop.observability.metrics_text import MOST_SERIES, Counter, Histogram, number_in_words
 
 from .reading import read, value
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everloop.server.feed import RESTARTED
+from everloop.server.sse import RESTARTED
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from everloop import InboundMessage
-from everloop.agents.household import Household
 from everloop.config import Config
-from everloop.dispatch.durable import DurableBus
+from everloop.runtime.durable_bus import DurableBus
+from everloop.runtime.owners import Household
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing import ScriptedProvider
 

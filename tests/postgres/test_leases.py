@@ -15,9 +15,9 @@ import psycopg
 import pytest
 
 from everloop.bus import InboundMessage, OutboundMessage
-from everloop.dispatch.neighbours import Neighbours, lives, wake_all
 from everloop.errors import StaleLease, StoreError
 from everloop.log import CallEnded, ModelAnswered, TurnEnded
+from everloop.runtime.peers import Neighbours, lives, wake_all
 from everloop.store.base import Busy
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.workers import new_worker, process_of, retire

@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from everloop.agents.cron.jobs import Job
-from everloop.agents.cron.service import CronService
 from everloop.bus import InboundMessage
+from everloop.cron.jobs import Job
+from everloop.cron.service import CronService
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing import FakeOpenAI

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from everloop.dispatch.neighbours import Neighbours, _socket_path
 from everloop.errors import StoreError
+from everloop.runtime.peers import Neighbours, _socket_path
 from everloop.store.postgres.company import Company
 from everloop.store.postgres.pulse import RENEW
 from everloop.store.postgres.store import PostgresStore

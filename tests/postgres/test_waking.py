@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.dispatch.neighbours import Neighbours, wake_all
 from everloop.errors import StoreError
+from everloop.runtime.peers import Neighbours, wake_all
 from everloop.store.news import ANY, ENDED, SENDING, TIMERS, WORK, News, read, written
 from everloop.store.postgres import company as gathering
 from everloop.store.postgres import pulse

@@ -11,7 +11,7 @@ from everloop.providers.anthropic import AnthropicProvider
 from everloop.providers.base import OPTIONS, LLMProvider, LLMResponse, ProviderError, honours, option_keywords
 from everloop.providers.endpoints import Quirks
 from everloop.providers.openai import OpenAIProvider
-from everloop.providers.resilient import Resilient
+from everloop.providers.retry import Resilient
 from everloop.testing import FakeAnthropic, FakeOpenAI
 from tests.openai.streams import ASK, ECHO
 

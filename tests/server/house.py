@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from everloop.server.connections import Runner
-from everloop.server.door import OWNER, Door
+from everloop.server.guard import OWNER, Door
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 

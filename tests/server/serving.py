@@ -13,11 +13,11 @@ from typing import Any
 
 import aiohttp
 
-from everloop.agents.household import Household
 from everloop.config import Config
 from everloop.log import Entry, TurnEnded
 from everloop.providers.base import ToolCallRequest
 from everloop.providers.factory import make_provider
+from everloop.runtime.owners import Household
 from everloop.server.app import Server
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everloop.log import Call
-from everloop.server import answers, bodies
+from everloop.server import answers
+from everloop.server import responses as bodies
 from everloop.server.answers import Chunks, completion, usage_of
 from everloop.server.errors import bad_gateway
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from everloop.server.door import TOKEN
+from everloop.server.guard import TOKEN
 from everloop.store.tokens import hash_of, new_token
 from tests.commands import everloop
 

@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.dispatch.neighbours import wake_all
 from everloop.log import CallEnded
+from everloop.runtime.peers import wake_all
 from everloop.store.base import Store
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore

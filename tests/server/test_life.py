@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.dispatch.live import Live
-from everloop.dispatch.local import Dispatcher
-from everloop.dispatch.waiters import Stopped
 from everloop.log import CallEnded, Entry, Request, TurnEnded
+from everloop.runtime.dispatcher import Dispatcher
+from everloop.runtime.session import Live
+from everloop.runtime.waiters import Stopped
 from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI

@@ -13,12 +13,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from everloop.agents.household import Household
 from everloop.bus import InboundMessage
 from everloop.config import Config, McpServer, Rule
-from everloop.dispatch.neighbours import wake_all
 from everloop.errors import StoreError
 from everloop.providers.factory import make_provider
+from everloop.runtime.owners import Household
+from everloop.runtime.peers import wake_all
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 

@@ -12,7 +12,7 @@ import pytest
 
 from everloop import events
 from everloop.server.answers import Chunks
-from everloop.server.feed import MANY, RESTARTED, Feed
+from everloop.server.sse import MANY, RESTARTED, Feed
 
 from .serving import Client, Serving, Streamed, call, function, serving
 

@@ -9,7 +9,7 @@ import os
 import random
 from pathlib import Path
 
-from everloop.server.feed import Feed
+from everloop.server.sse import Feed
 from everloop.tools.context import CallContext, current
 from everloop.tools.shell.running import ShellSettings
 from everloop.tools.shell.shell import shell_tools

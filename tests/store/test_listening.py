@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from everloop import AgentLoop, MessageBus
-from everloop.dispatch.neighbours import wake_all
 from everloop.errors import StoreError
+from everloop.runtime.peers import wake_all
 from everloop.store.news import News
 from everloop.testing import ScriptedProvider
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from everloop import InboundMessage, OutboundMessage
-from everloop.dispatch.durable import DurableBus
-from everloop.dispatch.neighbours import wake_all
 from everloop.errors import StoreError
+from everloop.runtime.durable_bus import DurableBus
+from everloop.runtime.peers import wake_all
 from everloop.store.base import Store
 from everloop.store.news import SENDING
 

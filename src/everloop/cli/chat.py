@@ -9,8 +9,8 @@ import sys
 from ..commands import command_of
 from ..config import Config
 from .common import check_model, hush, load_config, prepare_workspace, session_key
-from .first import SMALL, with_model
 from .main import INTERRUPTED
+from .setup import SMALL, with_model
 
 LEAVE = ("/exit", "/quit")
 LEAVE_HELP = "/exit  leave; what runs is kept and goes on at the next start"
@@ -30,7 +30,7 @@ def command(options: argparse.Namespace) -> int:
         from .terminal import chat
 
         return asyncio.run(chat(config, key))
-    from .pipe import plain_chat
+    from .chat_plain import plain_chat
 
     try:
         return asyncio.run(plain_chat(config, key, "> " if at_terminal else ""))

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..errors import ConfigError, EverloopError
-from .paper import harmless
+from .output import harmless
 
 if TYPE_CHECKING:
-    from ..agents.loop import AgentLoop
     from ..bus import MessageBus
+    from ..runtime.agent import AgentLoop
     from ..store.base import Store, TurnInfo
-    from .paper import Paper
+    from .output import Paper
 
 OWNER = "me"
 FLAGS = ("workspace", "provider", "base_url", "model", "store", "host", "port", "metrics")
@@ -81,9 +81,9 @@ def missing_model(config: Config) -> bool:
 
 def make_agent(config: Config, bus: MessageBus | None = None, store: Store | None = None) -> AgentLoop:
     """The agent that the settings describe. All that a chat or a run needs is loaded after this."""
-    from ..agents.loop import AgentLoop
     from ..bus import MessageBus
     from ..providers.factory import make_provider
+    from ..runtime.agent import AgentLoop
 
     agent = AgentLoop(
         bus or MessageBus(),
@@ -153,7 +153,7 @@ def hush() -> None:
             print(f"everloop: {harmless(record.getMessage())}", file=sys.stderr)
 
     # A server that could not be used, a skill that is broken: things that only their owner can mend.
-    for room in ("everloop.tools.mcp", "everloop.context", "everloop.agents.compactor", "everloop.telemetry"):
+    for room in ("everloop.tools.mcp", "everloop.context", "everloop.runtime.compactor", "everloop.telemetry"):
         logging.getLogger(room).addHandler(Tell(logging.WARNING))
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ..agents.cron.jobs import Job
-from ..agents.cron.service import CronService
 from ..config import Config
+from ..cron.jobs import Job
+from ..cron.service import CronService
 from ..errors import EverloopError
 from .common import OWNER, chat_of, load_config, session_key
-from .paper import as_json, harmless, one_line
+from .output import as_json, harmless, one_line
 
 NEEDS_SOMEBODY = "It fires while `everloop` or `everloop worker` runs on this store."
 

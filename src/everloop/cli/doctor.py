@@ -15,7 +15,7 @@ from ..config import Config
 from ..config.dsn import DSN
 from ..errors import EverloopError
 from .common import OWNER, load_config, reading
-from .paper import as_json, harmless
+from .output import as_json, harmless
 
 if TYPE_CHECKING:
     from ..store.base import Overview, Store
@@ -71,7 +71,7 @@ async def _look(config: Config) -> tuple[list[Check], Overview | None]:
 
 
 async def _model(config: Config) -> list[Check]:
-    from .first import is_local
+    from .setup import is_local
 
     if is_local(config):
         return await asyncio.to_thread(_local, config)

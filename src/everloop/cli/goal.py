@@ -14,8 +14,8 @@ from ..log import ModelAnswered
 from ..store.base import Store
 from .common import OWNER, chat_of, make_agent, show_messages
 from .interrupt import CtrlC
-from .paper import Paper
-from .view import View
+from .output import Paper
+from .render import View
 
 
 async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[dict[str, Any], bool]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import EverloopError
 from .common import load_config, prepare_workspace
-from .paper import harmless
+from .output import harmless
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TEMPLATES = Path(__file__).parent / "workspace"

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from ..agents.loop import AgentLoop
+from ..runtime.agent import AgentLoop
 
 
 class CtrlC:

@@ -17,8 +17,8 @@ from ..config import Config
 from ..errors import EverloopError
 from ..store.base import SessionInfo, Store
 from .common import checked_key, find_turn, load_config, reading
-from .entries import line_of
-from .paper import Paper, as_json, harmless
+from .format import line_of
+from .output import Paper, as_json, harmless
 
 EVERY_SESSION = 1_000_000
 LAST = 2**62  # an entry after all others
@@ -47,7 +47,7 @@ def command(options: argparse.Namespace) -> int:
     wanted = _wanted(options)
     config = load_config(options)
     if options.follow:
-        from .following import follow
+        from .log_follow import follow
 
         return asyncio.run(follow(config, wanted, Teller(options.json, full=wanted.turn is not None)))
     tell = Teller(options.json, full=wanted.turn is not None)
@@ -168,7 +168,7 @@ class Cost:
     """What tokens of a model cost by the prices in the settings; nothing where there is none."""
 
     def __init__(self, store: Store, config: Config) -> None:
-        from ..agents.budgets import Budgets
+        from ..runtime.budgets import Budgets
 
         self._prices = Budgets(store, config)
         self._usual = config.model or ""

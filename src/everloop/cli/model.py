@@ -10,9 +10,9 @@ from ..errors import EverloopError
 from ..providers.local.catalogue import DEFAULT, ModelCard
 from ..providers.local.progress import Watch, WeightsError
 from ..providers.local.weights import Weights, megabytes
-from .bar import Bar
 from .common import load_config
-from .paper import as_json
+from .output import as_json
+from .progress import Bar
 
 State = Literal["there", "partly", "damaged", "not there"]
 

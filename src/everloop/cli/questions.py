@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..config import Config
 from ..errors import ConfigError
-from .paper import as_json
+from .output import as_json
 
 OLLAMA = "http://127.0.0.1:11434/v1"
 

@@ -12,8 +12,8 @@ from ..log import Cleared, Entry, Logged, TurnEnded, kind_of
 from ..replay import Difference, Replayed, replay
 from ..store.base import TurnInfo
 from .common import find_turn, load_config, reading
-from .entries import described
-from .paper import Paper
+from .format import described
+from .output import Paper
 
 
 def command(options: argparse.Namespace) -> int:

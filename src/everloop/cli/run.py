@@ -8,9 +8,9 @@ import sys
 
 from ..errors import EverloopError
 from .common import check_model, hush, load_config, prepare_workspace, session_key
-from .first import with_model
 from .main import INTERRUPTED
-from .paper import as_json, harmless, one_line
+from .output import as_json, harmless, one_line
+from .setup import with_model
 
 APOLOGY = "Sorry, I encountered an error: "
 

@@ -10,8 +10,8 @@ import sys
 
 from ..config import Config
 from .common import check_model, load_config, missing_model, prepare_workspace
-from .first import with_model
-from .working import at_work
+from .service import at_work
+from .setup import with_model
 
 
 def command(options: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def _with_model(config: Config) -> Config:
 
 
 async def _serve(config: Config) -> int:
-    from ..metrics.meters import Meters
+    from ..observability.metrics import Meters
     from ..server.app import Server
     from ..store.opening import store_at
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from ..config import Config
 from ..store.base import SessionInfo
 from .common import OWNER, load_config, reading
-from .paper import as_json, harmless
+from .output import as_json, harmless
 
 
 def command(options: argparse.Namespace) -> int:

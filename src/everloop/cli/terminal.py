@@ -17,15 +17,15 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from prompt_toolkit.utils import get_cwidth
 
 from .. import events
-from ..agents.loop import AgentLoop
-from ..agents.urgent import STOPPED
 from ..commands import command_of
 from ..config import Config
 from ..errors import EverloopError
+from ..runtime.agent import AgentLoop
+from ..runtime.chat_commands import STOPPED
 from .chat import LEAVE, greeting, with_leaving
 from .common import chat_of, left_behind, make_agent, seen_ending, show_messages, show_undelivered
-from .paper import Paper, Style
-from .view import View
+from .output import Paper, Style
+from .render import View
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK = 0.1  # seconds between two pictures of the spinner

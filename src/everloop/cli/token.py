@@ -15,7 +15,7 @@ from ..errors import EverloopError
 from ..store.base import Store, Token
 from ..store.tokens import OWNER, checked_name, checked_owner, hash_of, new_token
 from .common import load_config
-from .paper import as_json
+from .output import as_json
 
 SHORTEST_ID = 4  # so that a short name that was mistyped is not taken for the start of some id
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from ..config import Config
 from .common import check_model, load_config, prepare_workspace
-from .first import with_model
-from .working import at_work
+from .service import at_work
+from .setup import with_model
 
 if TYPE_CHECKING:
-    from ..metrics.meters import Meters
+    from ..observability.metrics import Meters
     from ..store.base import Store
 
 
@@ -47,7 +47,7 @@ def _meters(config: Config) -> Meters | None:
     """What counts, where somebody can read it; without an address for that, nothing of it is even loaded."""
     if not config.metrics:
         return None
-    from ..metrics.meters import Meters
+    from ..observability.metrics import Meters
 
     return Meters()
 
@@ -58,7 +58,7 @@ async def _telling(config: Config, store: Store, meters: Meters | None) -> Async
     if meters is None:
         yield
         return
-    from ..server.monitor import MetricsServer
+    from ..server.metrics import MetricsServer
 
     server = MetricsServer(config, store, meters)
     for address in await server.start():

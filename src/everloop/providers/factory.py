@@ -38,7 +38,7 @@ def make_provider(config: Any, environment: Mapping[str, str] = os.environ) -> L
 
 def _tried_again(config: Any, provider: LLMProvider) -> LLMProvider:
     """The provider with retries and its fallback models."""
-    from .resilient import Resilient
+    from .retry import Resilient
 
     models = [None, *(getattr(config, "fallbacks", None) or ())]
     retries = getattr(config, "retries", None)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import httptools
 
-from ..tools.threads import in_thread
+from ..threads import in_thread
 from .origin import Origin, origin_of
 from .wire import Connection, ConnectionBroke, ConnectTimeout, NoConnection, ProxyRefused, Response
 

@@ -9,7 +9,8 @@ from msgspec import UNSET
 
 from ..messages import clean, encode_json
 from ..providers.sse import encode
-from .bodies import (
+from .errors import ApiError
+from .responses import (
     AnsweredCall,
     AnsweredFunction,
     AnsweredMessage,
@@ -23,7 +24,6 @@ from .bodies import (
     PromptDetails,
     Usage,
 )
-from .errors import ApiError
 
 __all__ = ["Chunks", "completion", "health", "model", "models", "usage_of"]
 

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from ..agents.household import Household
 from ..config import Config
 from ..errors import StoreError
 from ..messages import encode_json
-from ..metrics.meters import Meters
+from ..observability.metrics import Meters
+from ..runtime.owners import Household
 from .answers import health, model, models
-from .chat import ChatHandler
 from .connections import Runner, room_for
-from .door import Door
 from .errors import not_found, unavailable
+from .guard import Door
 from .listening import listen
-from .monitor import Monitor
+from .metrics import Monitor
+from .openai_chat import ChatHandler
 from .origins import check_bind
 
 log = logging.getLogger("everloop.server")

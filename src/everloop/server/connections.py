@@ -13,8 +13,8 @@ from aiohttp.http_exceptions import LineTooLong
 
 from ..messages import encode_json
 from . import errors
-from .door import REQUEST_ID, Door, new_request_id
 from .errors import ApiError
+from .guard import REQUEST_ID, Door, new_request_id
 
 log = logging.getLogger("everloop.server")
 

@@ -9,9 +9,9 @@ from msgspec import UNSET
 from msgspec.structs import fields
 
 from .. import __version__
-from . import bodies
-from .bodies import Chunk, Completion, Error, Health, Model, Models
+from . import responses as bodies
 from .parameters import WORDS, effect
+from .responses import Chunk, Completion, Error, Health, Model, Models
 from .shapes import FIXED, ChatBody
 
 Json = dict[str, Any]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..agents.requests import Outcome
 from ..context.models import is_overflow
 from ..log import TurnEnded
+from ..runtime.api_requests import Outcome
 from .errors import (
     ApiError,
     bad_gateway,

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from ..threads import in_thread
 from .hints import parameters_of, split_docstring
-from .threads import in_thread
 
 Replay = Literal["safe", "never"]
 P = ParamSpec("P")

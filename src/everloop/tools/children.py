@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .threads import in_thread
+from ..threads import in_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")

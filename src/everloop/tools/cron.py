@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EverloopError, StoreError
+from ..threads import in_thread
 from .base import Plan, Tool, ToolError
 from .context import current_call
-from .threads import in_thread
 
 if TYPE_CHECKING:
-    from ..agents.cron.jobs import Job
-    from ..agents.cron.service import CronService
+    from ..cron.jobs import Job
+    from ..cron.service import CronService
 
 SHORTEST_EVERY = 60  # seconds: each firing is a turn that costs tokens
 SHOWN_OF_A_MESSAGE = 200  # characters, in the list

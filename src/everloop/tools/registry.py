@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from ..log import Call
 from ..messages import clean, encode_json
+from ..threads import in_thread
 from .base import Output, Plan, Tool, ToolError, check_name
 from .context import CallContext, current
 from .outputs import keep_output
 from .schema import InvalidArguments, compile_schema
-from .threads import in_thread
 
 logger = logging.getLogger(__name__)
 ADVICE = "Find the cause of the error, then try again with other arguments or in another way."

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...tools.threads import in_thread
+from ...threads import in_thread
 from ..base import ProviderError
 from .llama import Loading
 from .machine import cores

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ...config import Config
 from ...errors import EverloopError
-from ...tools.threads import in_thread
+from ...threads import in_thread
 from ..base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
 from ..sse import Answer, encode
 from .catalogue import CATALOGUE, DEFAULT

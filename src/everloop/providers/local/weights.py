@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...config import Config
 from ...errors import ConfigError
-from ...tools.threads import in_thread
+from ...threads import in_thread
 from .catalogue import CATALOGUE, ModelCard
 from .locks import locked
 from .part import CHUNK, Part, disk_error

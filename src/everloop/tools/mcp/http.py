@@ -18,7 +18,7 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 from ...config import McpServer
-from ..threads import in_thread
+from ...threads import in_thread
 from .limits import MAX_MESSAGE, address_of
 
 CLOSE_SECONDS = 2.0  # for telling the server that the session is over

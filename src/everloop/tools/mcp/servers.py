@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...config import McpServer
 from ...errors import EverloopError
+from ...threads import in_thread
 from ..base import Output, Replay, Tool, ToolError
 from ..context import current
 from ..registry import ToolRegistry
-from ..threads import in_thread
 
 if TYPE_CHECKING:
     from mcp import types

@@ -22,7 +22,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from ...config import McpServer
-from ..threads import in_thread
+from ...threads import in_thread
 from .limits import MAX_MESSAGE, Unreachable, one_line
 
 MAX_NOISE = 100  # lines in a row that are no messages; a few are forgiven, since many programs greet on start

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...messages import clean
+from ...threads import in_thread
 from ..outputs import output_place
-from ..threads import in_thread
 
 _WRITE_AT = 256 * 1024  # bytes that are gathered for one write to the disk
 _PROGRESS_SECONDS = 0.25

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from ...sandbox.bubblewrap import misplaced
 from ...sandbox.launch import Launch
+from ...threads import in_thread
 from ..base import ToolError
-from ..threads import in_thread
 
 GRACE_SECONDS = 2.0  # between being asked to end and being killed
 # For what is still in the pipe when the command is over: a slow disk may have to take it. On Linux nobody is left who

@@ -14,9 +14,9 @@ from ...messages import clean
 from ...sandbox.confinement import Confinement, Limits, confinement
 from ...sandbox.launch import Launch, Mode, NoSandbox, Wall, choose_wall, prepare
 from ...sandbox.paths import within_any
+from ...threads import in_thread
 from ..base import ToolError
 from ..context import CallContext, current_call
-from ..threads import in_thread
 from .captures import Fresh
 from .processes import Process
 from .steering import State, put_aside, steering_state

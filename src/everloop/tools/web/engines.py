@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from ...messages import clean
+from ...threads import in_thread
 from ..base import ToolError
-from ..threads import in_thread
 from .fetch import Fetcher, FetchError, Page
 from .urls import URL, BadURL, parse_url
 

@@ -19,8 +19,8 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
+from ...threads import in_thread
 from ..base import ToolError
-from ..threads import in_thread
 from .addresses import Address, kind_of
 from .sockets import Pinned, certificates, is_this_machine, sockets_to
 from .urls import URL, BadURL

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, assert_never
 
 from ...config import Search
 from ...messages import clean
+from ...threads import in_thread
 from ..base import FOR_A_PERSON, Plan, Tool, ToolError
-from ..threads import in_thread
 from .engines import BRAVE_URL, MAX_COUNT, MAX_QUERY, Brave, DuckDuckGo, Engine, Found, Searxng
 from .fetch import PORTS, Fetcher, Page, Resolver, system_resolver
 from .markdown import decode

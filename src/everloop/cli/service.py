@@ -1,0 +1,100 @@
+"""What `serve` and `worker` have in common: the agents of all owners at work, until a signal ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config
+from ..providers.factory import make_provider
+from ..runtime.owners import Household
+from ..store.base import Gathering, Store
+from .main import INTERRUPTED
+
+if TYPE_CHECKING:
+    from ..observability.metrics import Meters
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def at_work(
+    config: Config, store: Store, *, drain: float, runs: bool = True, meters: Meters | None = None
+) -> AsyncIterator[tuple[Household, asyncio.Future[int], asyncio.Event]]:
+    """The agents at work, and the exit status that a signal will give; what goes wrong with them is raised by it. The
+    event is set by a second signal.
+
+    At the end after SIGTERM, turns are left to other processes, each after the step that runs, if that ends within
+    `drain` seconds of the signal. A second signal, or Ctrl-C, waits for nothing.
+    """
+    try:
+        await store.workers()  # opens it: a store that cannot be used is an error before anything is promised
+    except BaseException:
+        await store.close()
+        raise
+    provider = make_provider(config)
+    household = Household(config, store, provider, runs=runs, meters=meters)
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[int] = loop.create_future()
+    hurry, again = asyncio.Event(), asyncio.Event()
+    late: asyncio.TimerHandle | None = None  # from the first signal on: when its time is over
+
+    def hear(number: int) -> None:
+        nonlocal late
+        late = late or loop.call_later(drain, _hurry, store)
+        if told.done():
+            again.set()
+            _hurry(store)
+        if told.done() or number == signal.SIGINT:
+            hurry.set()
+        if not told.done():
+            household.drain()
+            told.set_result(INTERRUPTED if number == signal.SIGINT else 0)
+
+    def ended(work: asyncio.Task[None]) -> None:
+        if not work.cancelled() and (error := work.exception()) is not None and not told.done():
+            told.set_exception(error)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, hear, number)
+    gc.freeze()  # what is loaded by now stays; from here on whatever is left behind is looked for
+    gc.enable()
+    work = asyncio.create_task(household.run())
+    work.add_done_callback(ended)
+    try:
+        yield household, told, again
+    finally:
+        if hurry.is_set() or late is None:
+            _hurry(store)
+        if told.done() and not told.cancelled() and told.exception() is None and late is not None:
+            await _unless(hurry, household.leave(max(0.0, late.when() - loop.time())))
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await household.close()
+        await provider.close()
+        await store.close()
+        if late is not None:
+            late.cancel()
+        told.cancel()
+
+
+def _hurry(store: Store) -> None:
+    """Nothing is waited for any more that another machine would have to do."""
+    if isinstance(store, Gathering):
+        store.hurry()
+
+
+async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do it, unless somebody is in a hurry."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(hurry.wait())
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    for error in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(error, Exception):
+            log.warning("%s", error)

@@ -1,0 +1,178 @@
+"""What a scheduled job is, how it is kept in the timer table, and what becomes of one that is due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from ..bus import InboundMessage
+from ..store.base import Timer
+from .schedules import At, Cron, Every, Schedule, check_expression, in_words, latest_until, moment, next_after
+from .zones import zone
+
+Missed = Literal["run", "drop"]
+HEARTBEAT = "heartbeat"  # the id of the timer that is no job
+LATE_SECONDS = 60.0  # a one-shot that is later than this was missed: nobody was there to fire it
+
+
+class _Kept(msgspec.Struct, omit_defaults=True):
+    """A job as it stands in the data of its timer."""
+
+    message: str
+    channel: str
+    chat_id: str
+    first: float  # when it was due for the first time
+    at: int | None = None
+    every: int | None = None
+    anchor: int | None = None
+    cron: str | None = None
+    tz: str = ""
+    session: str | None = None
+    name: str = ""
+    may_schedule: bool = False
+    key: str = ""  # of the call that made it: the same call makes no second one
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """Scheduled work: a message that comes later, in the chat that it was asked for in."""
+
+    owner: str
+    id: str
+    schedule: Schedule
+    message: str
+    channel: str
+    chat_id: str
+    next_due: float
+    first_due: float
+    session: str | None = None
+    name: str = ""
+    may_schedule: bool = False  # its turns may make further jobs
+    key: str = ""
+
+    @property
+    def session_key(self) -> str:
+        return self.session or f"{self.channel}:{self.chat_id}"
+
+    @property
+    def last_fired(self) -> float | None:
+        """The slot that was fired last. All before the next one were fired, or made up for by the last of them."""
+        if self.next_due <= self.first_due:
+            return None
+        return latest_until(self.schedule, self.first_due, self.next_due - 1)
+
+    @property
+    def tz(self) -> str:
+        return "" if isinstance(self.schedule, Every) else self.schedule.tz
+
+    @property
+    def words(self) -> str:
+        """When it comes."""
+        return in_words(self.schedule)
+
+    @property
+    def next_words(self) -> str:
+        """When it comes next, by the clocks of its own zone."""
+        return moment(self.next_due, self.tz)
+
+    @property
+    def _note(self) -> str:
+        """What the model is told with the message, which is no word of somebody who is there."""
+        who = "the agent, in a turn of this session" if self.key else "the command line or a program"
+        name = f" “{self.name}”" if self.name else ""
+        return (
+            f"This is scheduled work: the job {self.id}{name}, {self.words}, set up by {who}. Nobody is there to be "
+            "asked; what you answer goes to the chat."
+        )
+
+    def firing(self, slot: float | str) -> InboundMessage:
+        """The message that begins the turn; its id is the same for everybody who fires this slot."""
+        return InboundMessage(
+            self.channel,
+            "cron",
+            self.chat_id,
+            self.message,
+            metadata={"cron": self.id, "may_schedule": self.may_schedule, "note": self._note},
+            id=f"cron:{self.id}:{slot if isinstance(slot, str) else int(slot)}",
+            owner=self.owner,
+            session=self.session_key,
+            attended=False,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class Fire:
+    """Hand on one message for all slots that have passed, and wait for the next; None: it is over."""
+
+    message: InboundMessage
+    next_due: float | None
+
+
+@dataclass(slots=True, frozen=True)
+class Drop:
+    """A one-shot that was missed, and is not wanted any more."""
+
+
+def decide(timer: Timer, now: float, missed: Missed) -> Fire | Drop:
+    """What to do with a job whose time has come; an error as of `job_of` when its data is damaged."""
+    job = job_of(timer)
+    if isinstance(job.schedule, At) and missed == "drop" and now - timer.due_at > LATE_SECONDS:
+        return Drop()
+    slot = latest_until(job.schedule, timer.due_at, now)
+    return Fire(job.firing(slot), next_after(job.schedule, now))
+
+
+def job_of(timer: Timer) -> Job:
+    """The job that a timer keeps; a ValueError or a BadSchedule when its data is damaged."""
+    kept = msgspec.convert(timer.data, _Kept)
+    schedule: Schedule
+    if kept.at is not None:
+        schedule = At(kept.at, kept.tz)
+    elif kept.every is not None and kept.every > 0 and kept.anchor is not None:
+        schedule = Every(kept.every, kept.anchor)
+    elif kept.cron is not None:
+        schedule = Cron(kept.cron, kept.tz)
+    else:
+        raise ValueError("it has no schedule")
+    if isinstance(schedule, Cron):
+        check_expression(schedule.expression)
+    zone(kept.tz)
+    return Job(
+        timer.owner,
+        timer.id,
+        schedule,
+        kept.message,
+        kept.channel,
+        kept.chat_id,
+        timer.due_at,
+        kept.first,
+        kept.session,
+        kept.name,
+        kept.may_schedule,
+        kept.key,
+    )
+
+
+def timer_of(job: Job) -> Timer:
+    kept = _Kept(
+        job.message,
+        job.channel,
+        job.chat_id,
+        job.first_due,
+        tz=job.tz,
+        session=job.session,
+        name=job.name,
+        may_schedule=job.may_schedule,
+        key=job.key,
+    )
+    match job.schedule:
+        case At(at):
+            kept.at = at
+        case Every(seconds, anchor):
+            kept.every, kept.anchor = seconds, anchor
+        case Cron(expression):
+            kept.cron = expression
+    data: dict[str, Any] = msgspec.to_builtins(kept)
+    return Timer(job.owner, job.id, job.next_due, data)

@@ -1,0 +1,266 @@
+"""Scheduled work: jobs kept as timers of the store, and the service that fires each slot once."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ..bus import InboundMessage
+from ..errors import EverloopError, StoreError
+from ..messages import clean
+from ..runtime.peers import wake_all
+from ..store.base import Store, Timer
+from ..store.news import TIMERS, WORK
+from ..threads import in_thread
+from .jobs import HEARTBEAT, Drop, Job, Missed, decide, job_of, timer_of
+from .schedules import At, Schedule, next_after, parse_schedule
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 30.0  # after which the store is looked at again: another process may have added a job
+AT_ONCE = 500  # timers looked at together
+MAX_JOBS = 100  # an owner
+MAX_MESSAGE = 4_000  # characters
+
+Fired = Callable[[str, str], None]
+Beat = Callable[[Timer, float], Awaitable[tuple[InboundMessage | None, float | None]]]
+
+
+class CronService:
+    """Adds, lists and removes jobs, and fires them while `serve` runs.
+
+    Any number of services may serve one store: each slot is fired by one of them. `missed` says what becomes of a
+    one-shot whose time came while nobody served.
+    """
+
+    def __init__(
+        self, store: Store, *, owner: str = "me", missed: Missed = "run", clock: Callable[[], float] = time.time
+    ) -> None:
+        if missed not in ("run", "drop"):
+            raise ValueError(f'missed must be "run" or "drop", not {missed!r}')
+        self.store = store
+        self.owner = owner
+        self.missed: Missed = missed
+        self.clock = clock
+        self.beat: Beat | None = None  # fires the timer of the heartbeat, where there is one, and says when it is next
+        self._changed = asyncio.Event()
+        self._adding = asyncio.Lock()
+        self._firing = asyncio.Lock()
+        self._rests = False
+        self._fired: Fired | None = None
+        self._damaged: set[tuple[str, str]] = set()  # those that were reported
+
+    # ------------------------------------------------------------------------------------------ jobs
+
+    async def add(
+        self,
+        message: str,
+        *,
+        at: str | None = None,
+        every: str | float | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        channel: str,
+        chat_id: str,
+        session: str | None = None,
+        name: str = "",
+        may_schedule: bool = False,
+        owner: str | None = None,
+        key: str = "",
+        shortest: int = 1,
+    ) -> Job:
+        """Keep a job; `EverloopError` says what is wrong with it.
+
+        `key` names the call that makes it: the same call makes one job, however often it is run.
+        """
+        owner = owner or self.owner
+        message = clean(message).strip()
+        if not message:
+            raise EverloopError("the message is empty: write what is to be done then")
+        if len(message) > MAX_MESSAGE:
+            raise EverloopError(f"the message has {len(message)} characters, and may have {MAX_MESSAGE}: shorten it")
+        async with self._adding:
+            there = {timer.id: timer for timer in await self.store.timers(owner)}
+            id, made = _free_id(there, owner, key)
+            if made is not None:
+                return await in_thread(job_of, made)
+            if key and (come := await self._come(owner, session or f"{channel}:{chat_id}", id, tz)) is not None:
+                return come
+            if sum(id != HEARTBEAT for id in there) >= MAX_JOBS:
+                raise EverloopError(f"there are {MAX_JOBS} jobs, and there may be no more: remove one first")
+            now = self.clock()
+            schedule, due = await in_thread(_read, now, at=at, every=every, cron=cron, tz=tz, shortest=shortest)
+            where = (clean(channel), clean(chat_id), due, due, session and clean(session))
+            job = Job(owner, id, schedule, message, *where, clean(name), may_schedule, key)
+            await self.store.set_timer(timer_of(job))
+        self.changed()
+        if self._fired is None:  # somebody else fires it
+            await wake_all(self.store, TIMERS)
+        return job
+
+    async def list(self, owner: str | None = None) -> builtins.list[Job]:
+        """The jobs of an owner, the next one due first. Damaged ones are left out and reported."""
+        timers = [one for one in await self.store.timers(owner or self.owner) if one.id != HEARTBEAT]
+        found = await in_thread(lambda: [_or_error(job_of, timer) for timer in timers])
+        for timer, job in zip(timers, found, strict=True):
+            if not isinstance(job, Job):
+                self._report(timer, job)
+        return [job for job in found if isinstance(job, Job)]
+
+    async def remove(self, id: str, owner: str | None = None) -> bool:
+        """Forget a job, also a damaged one; False when there is none."""
+        return id != HEARTBEAT and await self.store.cancel_timer(owner or self.owner, id)
+
+    async def run(self, id: str, owner: str | None = None) -> bool:
+        """Fire a job now, once, besides its schedule; False when there is none."""
+        for job in await self.list(owner):
+            if job.id == id:
+                row = await self.store.accept(job.firing(f"run-{os.urandom(6).hex()}"))
+                self._tell(job.owner, job.session_key)
+                await wake_all(self.store, WORK, [row.session])  # somebody else may be there to run it
+                return True
+        return False
+
+    def changed(self) -> None:
+        """Look at the jobs again: one was added, perhaps by another process."""
+        self._changed.set()
+
+    async def _come(self, owner: str, session: str, id: str, tz: str | None) -> Job | None:
+        """A one-shot whose time came before the call that made it had its result, and that is gone from the timers.
+
+        Its message still waits, for the turn of that call is open. Without this look, a call that a crash cut off and
+        that is run again would make the job once more.
+        """
+        for row in await self.store.waiting(owner, session):
+            slot = str(row.message.id).removeprefix(f"cron:{id}:")
+            if row.message.metadata.get("cron") == id and slot.isdecimal():
+                message, due = row.message, float(slot)
+                where = (message.channel, message.chat_id, due, due, message.session)
+                return Job(owner, id, At(int(slot), tz or ""), message.content, *where)
+        return None
+
+    # ------------------------------------------------------------------------------------------ firing
+
+    async def serve(self, fired: Fired) -> None:
+        """Fire what is due, until cancelled. `fired` is told the owner and the session of each message."""
+        self._fired = fired
+        try:
+            while True:
+                self._changed.clear()  # before looking: what comes meanwhile sets it again
+                try:
+                    async with self._firing:
+                        due = await self.fire_due() if not self._rests else None
+                except (StoreError, ValueError) as error:  # a full, locked or damaged disk ends no service
+                    log.error("%s", error)
+                    due = None
+                await self._sleep(due)
+        finally:
+            self._fired = None
+
+    async def rest(self) -> None:
+        """Fire no more while it serves; what is being fired is told of when this returns."""
+        self._rests = True
+        async with self._firing:
+            return
+
+    async def fire_due(self) -> float | None:
+        """Fire every job whose time has come; when the next one is due, None when there is none."""
+        now = self.clock()
+        due: builtins.list[Timer] = []
+        later: builtins.list[float] = []
+        timers = await self.store.timers(limit=AT_ONCE)
+        more = len(timers) == AT_ONCE
+        for timer in timers:
+            if timer.due_at > now:
+                later.append(timer.due_at)
+                more = False
+                break  # they come in order
+            if timer.id != HEARTBEAT or (self.beat is not None and timer.owner == self.owner):
+                due.append(timer)
+        if due:
+            later += await self._fire_all(due, now)
+            later += [now] if more else []  # that are due as well
+        return min(later, default=None)
+
+    async def _fire_all(self, due: builtins.list[Timer], now: float) -> builtins.list[float]:
+        """Fire these side by side: one commit for all; when they come next."""
+        jobs = [timer for timer in due if timer.id != HEARTBEAT]
+        decided = await in_thread(lambda: [_or_error(decide, timer, now, self.missed) for timer in jobs])
+        work = [self._fire(timer, what) for timer, what in zip(jobs, decided, strict=True)]
+        work += [self._fire_heartbeat(timer, now) for timer in due if timer.id == HEARTBEAT]
+        found = await asyncio.gather(*work, return_exceptions=True)
+        for error in found:
+            if isinstance(error, BaseException):
+                raise error
+        return [next_due for next_due in found if isinstance(next_due, float | int)]
+
+    async def _fire(self, timer: Timer, what: Any) -> float | None:
+        if isinstance(what, Exception):
+            self._report(timer, what)
+            return None
+        if isinstance(what, Drop):
+            if await self.store.cancel_timer(timer.owner, timer.id):
+                log.warning("the job %s was missed and is dropped: its time was %s", timer.id, time.ctime(timer.due_at))
+            return None
+        if await self.store.fire_timer(timer, what.message, what.next_due):
+            self._tell(timer.owner, what.message.session_key)
+        due: float | None = what.next_due
+        return due
+
+    async def _fire_heartbeat(self, timer: Timer, now: float) -> float | None:
+        assert self.beat is not None
+        message, next_due = await self.beat(timer, now)
+        if message is not None:
+            self._tell(timer.owner, message.session_key)
+        return next_due
+
+    def _tell(self, owner: str, session_key: str) -> None:
+        if self._fired is not None:
+            self._fired(owner, session_key)
+
+    async def _sleep(self, due: float | None) -> None:
+        seconds = LOOK_SECONDS if due is None else min(LOOK_SECONDS, max(0.0, due - self.clock()))
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _report(self, timer: Timer, error: Exception) -> None:
+        if (timer.owner, timer.id) not in self._damaged:
+            self._damaged.add((timer.owner, timer.id))
+            log.error("the job %s is damaged (%s): `everloop cron remove %s` removes it", timer.id, error, timer.id)
+
+
+def _read(now: float, **given: Any) -> tuple[Schedule, float]:
+    schedule = parse_schedule(now=now, **given)
+    due = next_after(schedule, now)
+    assert due is not None  # parse_schedule refuses what never comes
+    return schedule, due
+
+
+def _or_error(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function gives; the error, when a job's data is damaged."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return error
+
+
+def _free_id(there: dict[str, Timer], owner: str, key: str) -> tuple[str, Timer | None]:
+    """An id for a new job, and the job itself if this very call has made it before."""
+    number = 0
+    while True:
+        seed = f"{owner}\n{key}\n{number}".encode() if key else os.urandom(16)
+        id = hashlib.sha256(seed).hexdigest()[:8]
+        if id not in there:
+            return id, None
+        if key and there[id].data.get("key") == key:
+            return id, there[id]
+        number += 1

@@ -1,0 +1,159 @@
+"""What an agent with a goal is: its prompts, its inputs, its tools, its limits and the form of its result."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..context.frontmatter import FrontMatter, FrontMatterError, read_front_matter
+from ..errors import EverloopError
+from ..messages import clean
+from .schemas import Problem, input_problems, schema_problems
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+LONGEST_DESCRIPTION = 1024
+MOST_TURNS = 1_000
+MOST_MINUTES = 24 * 60.0
+
+
+class DefinitionError(EverloopError, ValueError):
+    """An agent that cannot be: what is wrong with its definition, and where."""
+
+    def __init__(self, message: str, path: tuple[str, ...] = (), problem: str = "") -> None:
+        super().__init__(message)
+        self.path = path  # the keys that lead to what is wrong
+        self.problem = problem or message  # the same without the name of the agent
+
+
+@dataclass(frozen=True)
+class AgentDefinition:
+    """One kind of agent. `${input}` in its prompts stands for the value of a declared input.
+
+    `inputs` and `output_schema` are JSON schemas; `tools` are the names of all tools that it has.
+    """
+
+    name: str
+    description: str
+    system_prompt: str
+    query: str = ""  # what it is asked to do; without one it is handed its inputs
+    inputs: dict[str, Any] = field(default_factory=dict)
+    model: str | None = None
+    tools: list[str] = field(default_factory=list)
+    max_turns: int = 30
+    max_time_minutes: float = 10
+    output_description: str | None = None
+    output_schema: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for path, problem in _problems(self):
+            problem = f"{'.'.join(path)}: {problem}"
+            raise DefinitionError(f"agent {_shown_name(self.name)}: {problem}", path, problem)
+        object.__setattr__(self, "tools", list(self.tools))
+        for schema in ("inputs", "output_schema"):
+            object.__setattr__(self, schema, copy.deepcopy(getattr(self, schema)))
+
+    @classmethod
+    def from_markdown(cls, text: str, where: str = "agent") -> AgentDefinition:
+        """Read a Markdown text: front matter with the names of the fields, and the system prompt below it.
+
+        `where` is its path, for errors like "agents/x.md:3: …".
+        """
+        try:
+            read = read_front_matter(text)
+            _check_keys(read)
+        except FrontMatterError as error:
+            raise DefinitionError(f"{where}:{error.line}: {' '.join(error.message.split())}") from None
+        try:
+            return cls(**read.values, system_prompt=clean(read.body).strip())
+        except DefinitionError as error:
+            raise DefinitionError(f"{where}:{read.line(*error.path)}: {error.problem}", error.path) from None
+
+    @property
+    def prompts(self) -> list[str]:
+        """The texts that inputs are put into."""
+        return [self.system_prompt, self.query, self.output_description or ""]
+
+
+_KEYS = tuple(item.name for item in fields(AgentDefinition) if item.name != "system_prompt")
+
+
+def _check_keys(read: FrontMatter) -> None:
+    for key in read.values:
+        if key == "system_prompt":
+            raise FrontMatterError(read.line(key), "system_prompt is the text below the front matter: write it there")
+        if key not in _KEYS:
+            from difflib import get_close_matches
+
+            close = get_close_matches(key, _KEYS, n=1)
+            hint = f'did you mean "{close[0]}"?' if close else f"there are: {', '.join(_KEYS)}"
+            raise FrontMatterError(read.line(key), f'unknown key "{key[:60]}" ({hint})')
+    for key in ("name", "description"):
+        if key not in read.values:
+            raise FrontMatterError(1, f"{key} is missing")
+    if not read.body.strip():
+        raise FrontMatterError(1, "there is no text below the front matter: it is the system prompt")
+
+
+def _shown_name(name: Any) -> str:
+    return name if isinstance(name, str) and NAME.fullmatch(name) else repr(name)[:80]
+
+
+def _problems(definition: Any) -> Iterator[Problem]:
+    """What is wrong, field by field."""
+    if not isinstance(definition.name, str) or NAME.fullmatch(definition.name) is None:
+        yield ("name",), "must be 1 to 64 letters, digits, _ or -"
+    for key in ("description", "system_prompt"):
+        text = getattr(definition, key)
+        if not isinstance(text, str) or not text.strip():
+            yield (key,), f"must be a text, not {_kind(text)}"
+    if len(definition.description) > LONGEST_DESCRIPTION:
+        yield ("description",), f"must be at most {LONGEST_DESCRIPTION} characters, not {len(definition.description)}"
+    if not isinstance(definition.query, str):
+        yield ("query",), f"must be a text, not {_kind(definition.query)}"
+    for key in ("model", "output_description"):
+        text = getattr(definition, key)
+        if text is not None and not (isinstance(text, str) and text.strip()):
+            yield (key,), f"must be a text, not {_kind(text)}: leave it out if there is none"
+    yield from (((("inputs", *path)), problem) for path, problem in input_problems(definition.inputs))
+    if definition.output_schema is not None:
+        found = schema_problems(definition.output_schema)
+        if not isinstance(definition.output_schema, dict):
+            found = iter([((), "must be a JSON schema, a mapping")])
+        yield from (((("output_schema", *path)), problem) for path, problem in found)
+    yield from _tool_problems(definition.tools)
+    yield from _limit_problems(definition)
+
+
+def _tool_problems(tools: Any) -> Iterator[Problem]:
+    if not isinstance(tools, list | tuple):
+        yield ("tools",), f"must be a list of names, not {_kind(tools)}"
+        return
+    for place, name in enumerate(tools):
+        if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
+            yield ("tools",), f"{name!r:.80} is not the name of a tool"
+        elif name in tools[:place]:
+            yield ("tools",), f"{name} stands there twice"
+
+
+def _limit_problems(definition: Any) -> Iterator[Problem]:
+    turns = definition.max_turns
+    if type(turns) is not int or not 1 <= turns <= MOST_TURNS:
+        yield ("max_turns",), f"must be a whole number from 1 to {MOST_TURNS}, not {turns!r:.60}"
+    minutes = definition.max_time_minutes
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float):
+        yield ("max_time_minutes",), f"must be a number of minutes, not {_kind(minutes)}"
+    elif not (math.isfinite(minutes) and 0 < minutes <= MOST_MINUTES):
+        yield ("max_time_minutes",), f"must be above 0 and at most {MOST_MINUTES:g}, not {minutes!r:.60}"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, str):
+        return "an empty one" if not value.strip() else "a text"
+    return type(value).__name__

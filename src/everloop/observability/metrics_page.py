@@ -1,0 +1,98 @@
+"""What is read at /metrics: the process's own numbers, and those of the store that it shares with all others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+
+from ..errors import StoreError
+from ..store.base import Gathering, Overview, Store
+from .metrics import Meters
+from .metrics_text import heading, sample
+
+log = logging.getLogger(__name__)
+FRESH_SECONDS = 2.0  # for which one look at the store serves all who ask
+LOOK_SECONDS = 5.0  # less than a scraper waits, so that it hears of the rest when the store does not answer
+
+Gauge = tuple[str, str, Callable[[Overview], float]]
+STORE: tuple[Gauge, ...] = (
+    ("everloop_workers", "Living processes that are woken when there is work.", lambda seen: seen.processes),
+    (
+        "everloop_worker_silent_seconds",
+        "Seconds since the least heard of living worker renewed its lease.",
+        lambda seen: max((worker.silent for worker in seen.workers), default=0.0),
+    ),
+    ("everloop_sessions", "Sessions; above ten thousand in PostgreSQL, about so many.", lambda seen: seen.sessions),
+    ("everloop_sessions_held", "Sessions in the hands of a living worker.", lambda seen: seen.held),
+    ("everloop_sessions_unheld", "Sessions with work that no living worker holds.", lambda seen: seen.unheld_count),
+    ("everloop_sessions_stuck", "Sessions with work that nobody takes.", lambda seen: seen.stuck),
+    ("everloop_messages_waiting", "Messages that no turn has taken.", lambda seen: seen.waiting),
+    (
+        "everloop_oldest_message_age_seconds",
+        "Seconds that the oldest of them has waited.",
+        lambda seen: seen.waiting_seconds,
+    ),
+    ("everloop_turns_open", "Turns that run or were cut off.", lambda seen: seen.open_turns),
+    ("everloop_turns_parked", "Turns that wait for a person's word.", lambda seen: seen.parked_turns),
+    ("everloop_outbox_unsent", "Answers that are not sent.", lambda seen: seen.unsent),
+    (
+        "everloop_oldest_unsent_age_seconds",
+        "Seconds that the oldest of them has waited.",
+        lambda seen: seen.unsent_seconds,
+    ),
+)
+
+
+class Page:
+    """Makes the text. However many ask at once or within two seconds, the store is looked at once."""
+
+    def __init__(self, store: Store, meters: Meters) -> None:
+        self._store = store
+        self._meters = meters
+        self._relay = store.relay if isinstance(store, Gathering) else None
+        self._looking: asyncio.Task[Overview | None] | None = None
+        self._seen: Overview | None = None
+        self._fresh_until = 0.0
+
+    async def text(self) -> bytes:
+        seen = await self._overview()
+        lines = *self._meters.lines(), *self._of_relay(), *_of_store(seen)
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    def _of_relay(self) -> Iterator[str]:
+        name = "everloop_notify_batches_total"
+        yield from heading(name, "Batches of events sent to other processes.", "counter")
+        yield sample(name, 0 if self._relay is None else self._relay.batches)
+
+    async def _overview(self) -> Overview | None:
+        """The store's overview; None when it does not give one."""
+        loop = asyncio.get_running_loop()
+        if self._looking is None:
+            if loop.time() < self._fresh_until:
+                return self._seen
+            self._looking = loop.create_task(self._look())
+        # Nobody who goes away takes the look from the others, and one that takes long is not asked for again.
+        await asyncio.wait([looking := self._looking], timeout=LOOK_SECONDS)
+        return looking.result() if looking.done() else None
+
+    async def _look(self) -> Overview | None:
+        try:
+            self._seen = await self._store.overview()
+        except StoreError as error:
+            log.error("%s", error)
+            self._seen = None
+        finally:
+            self._looking = None
+            self._fresh_until = asyncio.get_running_loop().time() + FRESH_SECONDS
+        return self._seen
+
+
+def _of_store(seen: Overview | None) -> Iterator[str]:
+    yield from heading("everloop_store_up", "Whether the store answers; without it the rest is not told.", "gauge")
+    yield sample("everloop_store_up", int(seen is not None))
+    if seen is None:
+        return
+    for name, help, value in STORE:
+        yield from heading(name, help, "gauge")
+        yield sample(name, value(seen))

@@ -1,0 +1,148 @@
+"""OpenTelemetry: every turn that has ended becomes a trace, made from its log.
+
+The engine knows nothing of it, and a turn waits for nothing: what is noted when it ends is where its entries stand.
+They are read, made into spans and sent beside the turns; while the receiver is away they simply stay in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import ConfigError, StoreError
+from ..store.base import Claim, Store
+from ..threads import in_thread
+
+if TYPE_CHECKING:
+    from .spans import Exporter
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 1000  # turns; beyond that the oldest are not exported
+BATCH = 20  # turns in one request
+RETRY_SECONDS = (1.0, 60.0)  # first, and at most
+CLOSING_SECONDS = 1.0
+EXTRA = "opentelemetry.exporter.otlp.proto.http"
+MISSING = "telemetry needs the extra: pip install 'everloop[otel]', or take endpoint under [telemetry] out"
+
+
+class _Turn(NamedTuple):
+    """Where a turn's entries stand; `root` is the turn that a sub-agent's goes back to."""
+
+    key: str
+    id: str
+    session: int
+    first_seq: int
+    root: str
+
+
+class Tracer:
+    """Sends the traces of turns to an OTLP/HTTP endpoint. What was said goes along only with `content`."""
+
+    def __init__(
+        self, store: Store, endpoint: str, *, content: bool = False, provider: str = "", model: str = ""
+    ) -> None:
+        if not _installed():
+            raise ConfigError(MISSING)
+        self._store = store
+        self._endpoint = traces_url(endpoint)
+        self._content = content
+        self._provider = provider
+        self._model = model
+        self._waiting: deque[_Turn] = deque(maxlen=MOST_WAITING)
+        self._exporter: Exporter | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._more, self._closing = asyncio.Event(), asyncio.Event()
+        self._away = False  # the receiver did not take what was sent last
+
+    def ended(self, claim: Claim) -> None:
+        """A turn has ended, and its end is on disk. Costs next to nothing."""
+        root = str(claim.message.metadata.get("root") or "")
+        self._waiting.append(_Turn(claim.key, claim.turn, claim.session, claim.first_seq, root))
+        self._more.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def close(self, seconds: float = CLOSING_SECONDS) -> None:
+        """Send what still waits, if the receiver takes it at once. It can be used again afterwards."""
+        task, self._task = self._task, None
+        if task is not None:
+            self._closing.set()
+            self._more.set()
+            _, late = await asyncio.wait([task], timeout=seconds)
+            if late:
+                self._gone()
+            task.cancel()
+            await asyncio.wait([task])
+        self._more, self._closing = asyncio.Event(), asyncio.Event()
+        if self._exporter is not None:
+            exporter, self._exporter = self._exporter, None
+            await in_thread(exporter.close)
+
+    async def _work(self) -> None:
+        pause = RETRY_SECONDS[0]
+        while self._waiting or not self._closing.is_set():
+            await self._more.wait()
+            self._more.clear()
+            while self._waiting:
+                if await self._send_some():
+                    pause = RETRY_SECONDS[0]
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), pause)
+                    return
+                pause = min(2 * pause, RETRY_SECONDS[1])
+
+    async def _send_some(self) -> bool:
+        """Send the oldest turns; whether they are done with."""
+        turns = list(self._waiting)[:BATCH]
+        try:
+            read = [(turn, await self._store.read_turn(turn.session, turn.first_seq)) for turn in turns]
+            if self._exporter is None:
+                self._exporter = await in_thread(self._open)
+            taken = await in_thread(self._exporter.send, [(one.key, one.id, one.root, logged) for one, logged in read])
+        except StoreError as error:
+            log.warning("%s", error)
+            return False
+        except Exception:  # a fault of ours or of the exporter's: no reason to try the same again and again
+            log.exception("turns could not be exported")
+            taken = True
+        if not taken:
+            self._gone()
+            return False
+        self._away = False
+        for turn in turns:
+            if self._waiting and self._waiting[0] is turn:  # it may have been pushed out meanwhile
+                self._waiting.popleft()
+        return True
+
+    def _open(self) -> Exporter:
+        from .spans import Exporter
+
+        return Exporter(self._endpoint, content=self._content, provider=self._provider, model=self._model)
+
+    def _gone(self) -> None:
+        if not self._away:
+            log.warning("%s does not take traces; turns go on, and are sent once it does", self._endpoint)
+        self._away = True
+
+
+def traces_url(endpoint: str) -> str:
+    """Where traces go: an endpoint without a path is a receiver's root."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConfigError(f'[telemetry] endpoint must be an address like http://127.0.0.1:4318, not "{endpoint}"')
+    return endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
+
+
+def _installed() -> bool:
+    try:
+        return importlib.util.find_spec(EXTRA) is not None and importlib.util.find_spec("opentelemetry.sdk") is not None
+    except ModuleNotFoundError:
+        return False

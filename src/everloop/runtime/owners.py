@@ -1,0 +1,256 @@
+"""The agents of all owners of a store: each owner has a workspace, a memory and sessions of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import Config
+from ..errors import StoreError
+from ..providers.base import LLMProvider
+from ..store.base import Incoming, Store
+from ..store.news import ANY, ENDED, TIMERS, WORK, News
+from ..store.workers import new_worker, retire
+from ..threads import in_thread
+from .agent import AgentLoop
+from .dispatcher import RETRY_SECONDS
+from .durable_bus import DurableBus
+from .peers import Neighbours, wake_all
+
+if TYPE_CHECKING:
+    from ..observability.metrics import Meters
+
+log = logging.getLogger(__name__)
+OWN = "me"  # the person whose machine it is
+EARLY = 5_000  # answers that were told of before anybody here waited for them; of more the oldest are forgotten
+BREATH = 0.01  # seconds between two looks into the store: many wake-ups at once cost one
+
+
+@dataclasses.dataclass(slots=True)
+class Sight:
+    """What is to be looked for in the store."""
+
+    everything: bool = True
+    sessions: set[int] = dataclasses.field(default_factory=set)  # those with work
+    ended: bool = False  # something has ended, and it is not known what
+    rows: set[int] = dataclasses.field(default_factory=set)  # of the inbox, that were answered
+
+    def takes(self, news: News) -> bool:
+        """Whether there is something to look for."""
+        if news.what == WORK and news.ids:
+            self.sessions.update(news.ids)
+        elif news.what == ENDED:
+            self.rows.update(news.ids)
+            self.ended |= not news.ids
+        elif news.what in (WORK, ANY):
+            self.everything = True
+        else:
+            return False
+        return True
+
+
+class Household:
+    """Makes an owner's agent when there is something for it to do, and keeps it at work until the end.
+
+    The store and the provider are shared by all, and closed by whoever made them. The store is looked into for all of
+    them at once, under one name. Without `runs`, whatever comes in is for other processes to do.
+    """
+
+    def __init__(
+        self, config: Config, store: Store, provider: LLMProvider, *, runs: bool = True, meters: Meters | None = None
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.provider = provider
+        self.worker = new_worker()
+        self.runs = runs
+        self.meters = meters
+        self._agents: dict[str, AgentLoop] = {}
+        self._at_work: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._sight = Sight()
+        self._drains = False
+        self._resting: asyncio.Task[None] | None = None
+        self._failed: set[str] = set()  # owners whose agents are tried again later
+        self._early: dict[int, None] = {}  # rows of the inbox that have ended and nobody here waits for, or not yet
+        self._neighbours = Neighbours(store, self.worker, self._heard, takes=runs)
+        self._making = asyncio.Lock()
+
+    async def agent(self, owner: str) -> AgentLoop:
+        """The owner's agent, at work."""
+        if (there := self._agents.get(owner)) is not None:
+            return there
+        async with self._making:
+            if owner not in self._agents:
+                agent = await self._make(owner)
+                self._agents[owner] = agent
+                run = self._at_work[owner] = asyncio.create_task(agent.run(), name=f"agent of {owner}")
+                run.add_done_callback(_ended)
+        return self._agents[owner]
+
+    def changed(self) -> None:
+        """There may be something new in the store."""
+        self._sight.everything = True
+        self._changed.set()
+
+    def awaits(self) -> None:
+        """An answer of another process is waited for, and may have been told of before that was known here."""
+        self._changed.set()
+
+    def _heard(self, news: News) -> None:
+        """Remember what to look for."""
+        if news.what in (TIMERS, ANY) and (own := self._agents.get(OWN)) is not None:
+            own.cron_service.changed()
+        if news.what in (ENDED, ANY):
+            for agent in self._agents.values():
+                agent.subagents.look_again()
+        if self._sight.takes(news):
+            self._changed.set()
+
+    def watch(self, worker: str) -> None:
+        """Hear of the death of a worker of another process."""
+        self._neighbours.watch(worker)
+
+    async def run(self) -> None:
+        """Take up the work that waits in the store, and whatever comes, until cancelled."""
+        own = await self.agent(OWN)
+        if self.runs and not self._drains:
+            own.serve_cron()  # of everybody
+        try:
+            await self._neighbours.join()
+            while True:
+                self._changed.clear()  # before looking: what comes meanwhile sets it again
+                try:
+                    await self._look()
+                except StoreError as error:  # a full or locked disk ends no server
+                    log.error("%s", error)
+                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self.changed)
+                await asyncio.sleep(BREATH)
+                await self._changed.wait()
+        finally:
+            await self._neighbours.leave()
+
+    async def _look(self) -> None:
+        """One look into the store for the agents of all owners."""
+        sight, self._sight = self._sight, Sight(everything=False)
+        if self.runs and not self._drains and (sight.everything or sight.sessions):
+            await self._take_up(None if sight.everything else list(sight.sessions))
+        waits = {id: agent for agent in self._agents.values() for id in agent.waits()}
+        over = {id for id in waits if id in sight.rows or id in self._early}
+        self._early.update(dict.fromkeys(sight.rows - waits.keys()))
+        while len(self._early) > EARLY:
+            del self._early[next(iter(self._early))]
+        if sight.everything or sight.ended:
+            over = {*over, *await self.store.over(list(waits))}
+        for id in over:
+            await waits[id].settle([id])
+
+    async def _take_up(self, sessions: Sequence[int] | None) -> None:
+        ready, urgent = await self.store.look(self.worker, sessions)
+        found: dict[str, tuple[list[tuple[str, str]], list[Incoming]]] = {}
+        for place in ready:
+            found.setdefault(place[0], ([], []))[0].append(place)
+        for row in urgent:
+            found.setdefault(row.message.owner, ([], []))[1].append(row)
+        for owner in found.keys() - self._failed:
+            try:
+                await (await self.agent(owner)).look(*found[owner])
+            except StoreError:
+                raise
+            except Exception as error:  # a folder that cannot be made, say: that is no trouble of the other owners
+                log.error("the agent of %s cannot work: %s", owner, error)
+                self._failed.add(owner)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._retry, owner)
+
+    def _retry(self, owner: str) -> None:
+        self._failed.discard(owner)
+        self.changed()
+
+    def drain(self) -> None:
+        """Take up nothing more from the store, and leave what runs for nobody here to other processes, each turn after
+        the step that runs: only clients of this process are served to the end."""
+        if self.runs and not self._drains:
+            self._drains = True
+            self._resting = asyncio.create_task(self._rest())
+            for agent in self._agents.values():
+                agent.drain()
+
+    async def _rest(self) -> None:
+        try:
+            if (own := self._agents.get(OWN)) is not None:
+                await own.cron_service.rest()
+            await self._neighbours.rest()
+            await wake_all(self.store, WORK)  # what was fired just now, nobody else knows of
+        except StoreError as error:  # others find what it was told of after a while
+            log.warning("%s", error)
+
+    async def leave(self, seconds: float) -> None:
+        """Begin no more turns, and leave those that run to other processes, each after the step that runs."""
+        self.drain()
+        self.runs = False
+        if self._resting is not None:
+            await self._resting
+        await asyncio.gather(*(agent.leave(seconds) for agent in self._agents.values()))
+
+    async def close(self) -> None:
+        """Let go of all. Turns under way stay open on disk; the next start goes on with them."""
+        for agent in self._agents.values():
+            await agent.close()
+        await asyncio.gather(*self._at_work.values(), return_exceptions=True)
+        self._agents.clear()
+        self._at_work.clear()
+        retire(self.worker)
+        try:
+            await wake_all(self.store, WORK)  # what was let go of only now, others could not take up when it left them
+        except StoreError as error:  # they find it when the lease has ended
+            log.warning("%s", error)
+
+    async def _make(self, owner: str) -> AgentLoop:
+        config = self.config
+        if owner != OWN:
+            config = _for_others(config, await in_thread(_workspace, config.home, owner))
+        return AgentLoop(
+            DurableBus(self.store),
+            self.provider,
+            config.workspace,
+            model=config.model or None,
+            max_iterations=config.max_iterations,
+            restrict_to_workspace=config.restrict_to_workspace,
+            config=config,
+            store=self.store,
+            owner=owner,
+            house=self,
+        )
+
+
+def _ended(run: asyncio.Task[None]) -> None:
+    if not run.cancelled() and (error := run.exception()) is not None:
+        log.error("%s: %s", run.get_name(), error)
+
+
+def _for_others(config: Config, workspace: Path) -> Config:
+    """The settings for an owner who is not the person of the machine: always kept in the workspace, and without what
+    that person has opened for the own agent, such as folders, keys, chats and hosts."""
+    return dataclasses.replace(
+        config,
+        workspace=workspace,
+        restrict_to_workspace=True,
+        sandbox="auto" if config.sandbox == "off" else config.sandbox,
+        readable=(),
+        writable=(),
+        environment=(),
+        private_hosts=(),
+        message_to=(),
+        mcp=(),
+        heartbeat_minutes=0.0,
+    )
+
+
+def _workspace(home: Path, owner: str) -> Path:
+    folder = home / "owners" / owner / "workspace"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder

@@ -341,7 +341,7 @@ def test_an_endpoint_that_is_no_address_is_refused():
 
 PROGRAM = """
 import sys
-from everloop.telemetry.tracer import Tracer
+from everloop.observability.tracing import Tracer
 assert not [name for name in sys.modules if name.startswith("opentelemetry")], "loaded too early"
 import everloop.runtime.agent
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]

@@ -27,6 +27,7 @@ class CallContext:
     real_workspace: Path | None = None  # the same without links, where it is known
     approved: bool = False  # a person has seen this very call and allowed it
     tainted: bool = False  # untrusted content was read before, and that counts
+    granted: frozenset[str] = frozenset()  # what a person allowed for the rest of the session, as `Store.grants`
     outputs: Path | None = None  # the session's own folder for texts too long for a result; it can be read, not written
     readable: tuple[Path, ...] = ()  # further folders that can be read, not written
     protected: tuple[Path, ...] = ()  # the runtime's own files: never read or written where `restricted`

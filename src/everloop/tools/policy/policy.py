@@ -33,6 +33,7 @@ class Verdict:
     decision: Decision
     why: str = ""
     shown: str = ""
+    grants: tuple[str, ...] = ()  # what the session is granted when the person answers "always"
 
 
 @dataclass(frozen=True, slots=True)

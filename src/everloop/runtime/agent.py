@@ -24,7 +24,7 @@ from ..goals.phases import CHANNEL as SUBAGENTS
 from ..log import Cleared, Entry
 from ..messages import clean
 from ..providers.base import LLMProvider
-from ..store.base import Claim, Incoming, Outgoing, Store
+from ..store.base import Claim, Gathering, Incoming, Outgoing, Store
 from ..store.location import home
 from ..store.news import ENDED, SENDING, WORK
 from ..store.sessions import PlainStore, SessionManager
@@ -33,7 +33,7 @@ from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
-from .api_requests import Requests
+from .api_requests import CLIENT_LEFT, Requests
 from .budgets import Budgets
 from .chat_commands import Urgent
 from .compactor import Compactor
@@ -44,6 +44,7 @@ from .parts import allowed, mcp_servers, open_store, tracer
 from .peers import wake_all
 from .ports import reply
 from .session import Live
+from .streaming import TurnStreams
 from .subagents import SubagentManager
 from .turn_runner import APOLOGY, TurnRunner
 from .waiters import Stopped
@@ -112,13 +113,15 @@ class AgentLoop:
         own_home = settings.home if isinstance(config, Config) else home()
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
-        self._turns = self._turn_runner(settings, own_home, budgets, on_event)
+        relay = self.store.relay if isinstance(self.store, Gathering) else None
+        self._streams = TurnStreams(relay, partial(self._dispatcher.withdraw, text=CLIENT_LEFT), on_event)
+        self._turns = self._turn_runner(settings, own_home, budgets)
         place = f"{self.workspace}{' (restricted)' if restrict_to_workspace else ''}"
         self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
         self._listening = Listening(
             self.store, self._dispatcher, self.subagents, self._answer_urgent, self._spawn, house
         )
-        self.requests = Requests(self.store, self._dispatcher, self._urgent, self._turns)
+        self.requests = Requests(self.store, self._dispatcher, self._urgent, self._streams)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
         self._background: set[asyncio.Task[None]] = set()
@@ -154,7 +157,6 @@ class AgentLoop:
         settings: Config,
         own_home: Path,
         budgets: Budgets,
-        on_event: Callable[[str, events.Event], None] | None,
     ) -> TurnRunner:
         return TurnRunner(
             store=self.store,
@@ -173,7 +175,7 @@ class AgentLoop:
             sender=None if isinstance(self.bus, DurableBus) else self._dispatcher.worker,
             hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
             awaited=self._dispatcher.awaits,
-            on_event=on_event,
+            streams=self._streams,
             request_rounds=settings.server_rounds,
             allowed_model=partial(allowed, settings.server_models),
             tracer=self._tracer,
@@ -310,9 +312,10 @@ class AgentLoop:
         message = InboundMessage(
             channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
         ).addressed()
+        show = _without_place(on_event) if on_event is not None else None
         if (kind := kind_of(message)) == "urgent":
-            return await self._urgent.answer(message, on_event)
-        return await (await self._dispatcher.submit(message, kind, on_event))
+            return await self._urgent.answer(message, show)
+        return await (await self._dispatcher.submit(message, kind, show))
 
     async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
         """Go on with a session's open turn, and with what waits behind it, if an earlier process left any; and with its
@@ -340,8 +343,7 @@ class AgentLoop:
 
     def watch(self, session_key: str, emit: events.Emit, owner: str = "me") -> Callable[[], None]:
         """Tell `emit` what happens in a session's turns, until the function that comes back is called."""
-        self._turns.watch(self._dispatcher.live(owner, session_key), owner, session_key, emit)
-        return lambda: self._turns.unwatch(owner, session_key, emit)
+        return self._streams.watch(owner, session_key, _without_place(emit))
 
     async def _feed_memory(self) -> None:
         await self._dispatcher.scan()
@@ -497,3 +499,8 @@ class AgentLoop:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s", error)
+
+
+def _without_place(emit: events.Emit) -> events.Show:
+    """Tell `emit` events without their places in the log."""
+    return lambda _, event: emit(event)

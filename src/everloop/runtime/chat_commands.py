@@ -35,7 +35,7 @@ class Urgent:
         dispatcher.on_unstopped = self._stop_elsewhere
 
     async def answer(
-        self, message: InboundMessage, emit: events.Emit | None = None, word: Incoming | InboundMessage | None = None
+        self, message: InboundMessage, emit: events.Show | None = None, word: Incoming | InboundMessage | None = None
     ) -> str:
         """Do what a message says that is a command, and say so. `word` is the message as it came in."""
         match command_of(message.content):
@@ -59,7 +59,7 @@ class Urgent:
         self,
         message: InboundMessage,
         allowed: bool,
-        emit: events.Emit | None,
+        emit: events.Show | None,
         word: Incoming | InboundMessage | None,
     ) -> str:
         """Take a person's word on what the session's turn asked for. The turn goes on; who called directly waits."""

@@ -81,17 +81,17 @@ class Dispatcher:
         self,
         message: InboundMessage,
         kind: Kind = "message",
-        emit: events.Emit | None = None,
+        show: events.Show | None = None,
         on_elsewhere: Callable[[int], None] | None = None,
     ) -> asyncio.Future[str]:
         """Hand in a message; the future is its turn's answer, wherever that runs.
 
         The message of an idle session goes to disk in the same write as the start of its turn; behind a running
-        turn it is on disk when this returns. `emit` is told what happens in the turn if it is begun here for this
+        turn it is on disk when this returns. `show` is told what happens in the turn if it is begun here for this
         message; if not, because another process has the session or because the message was known, `on_elsewhere` is
-        told its row of the inbox, and `emit` nothing.
+        told its row of the inbox, and `show` nothing.
         """
-        item = Item(message, kind, asyncio.get_running_loop().create_future(), emit, on_elsewhere)
+        item = Item(message, kind, asyncio.get_running_loop().create_future(), show, on_elsewhere)
         if not self.runs:
             await self._hand_over(item)
             return item.answer
@@ -110,9 +110,9 @@ class Dispatcher:
             live.fresh.append(item)
         return item.answer
 
-    def follow(self, row: int, message: InboundMessage, emit: events.Emit | None = None) -> asyncio.Future[str]:
+    def follow(self, row: int, message: InboundMessage, show: events.Show | None = None) -> asyncio.Future[str]:
         """Go on with the turn that this row of the inbox opened; the future is its answer."""
-        item = Item(message, "message", asyncio.get_running_loop().create_future(), emit)
+        item = Item(message, "message", asyncio.get_running_loop().create_future(), show)
         self._waiters.add(row, item)
         self.kick(message.owner, message.session_key)
         return item.answer
@@ -353,7 +353,7 @@ class Dispatcher:
 
     async def _work(self, live: Live, claim: Claim) -> bool:
         waiting = self._waiters.of(claim.inbox)
-        live.emit += [item.emit for item in waiting if item.emit is not None]
+        live.watchers += [item.show for item in waiting if item.show is not None]
         for id in claim.inbox:
             live.behind.pop(id, None)
         live.message, live.rows = claim.message.id, claim.inbox

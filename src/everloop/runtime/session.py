@@ -23,7 +23,7 @@ class Item:
     message: InboundMessage
     kind: Kind
     answer: asyncio.Future[str]
-    emit: events.Emit | None = None
+    show: events.Show | None = None  # is shown the turn, where it begins here for this message
     elsewhere: Callable[[int], None] | None = None  # told of its row when its turn is none that begins here now
     withdrawn: str | None = None  # why its turn ends when it begins: nobody waits for it any more
 
@@ -36,7 +36,7 @@ class Item:
         """Whoever waits must look for its turn where it runs, or ran; here it is told nothing."""
         elsewhere, self.elsewhere = self.elsewhere, None
         if elsewhere is not None:
-            self.emit = None
+            self.show = None
             elsewhere(row)
 
 
@@ -51,7 +51,7 @@ class Live:
     steer: list[tuple[int, UserSaid]] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)  # inbox rows that have steered the running turn
     behind: dict[int, Kind] = field(default_factory=dict)  # inbox rows that wait for the running turn to end
-    emit: list[events.Emit] = field(default_factory=list)  # who watches the running turn
+    watchers: list[events.Show] = field(default_factory=list)  # of the running turn
     turn: Turn | None = None
     rows: Sequence[int] = ()  # of the inbox, that the running turn was opened by
     stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
@@ -78,7 +78,7 @@ class Live:
         self.behind.update((id, "message") for id, _ in self.steer)
         self.steer.clear()
         self.taken.clear()
-        self.emit.clear()
+        self.watchers.clear()
         self.running, self.turn, self.stopped, self.meant, self.message = False, None, None, None, None
         self.rows = ()
         self.changes += 1

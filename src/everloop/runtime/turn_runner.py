@@ -32,8 +32,7 @@ from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, Turn
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
-from ..store.base import Claim, Gathering, SessionInfo, Store
-from ..store.relays import Relay
+from ..store.base import Claim, SessionInfo, Store
 from ..threads import in_thread
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
@@ -45,7 +44,7 @@ from .compactor import Compactor, Window
 from .histories import Histories, read_conversation, read_shown
 from .ports import Asking, SessionLog, Tools, reply
 from .session import Live
-from .streaming import Follow, Showing
+from .streaming import TurnStreams
 from .turn_spec import Brief, deadline
 
 if TYPE_CHECKING:
@@ -83,23 +82,17 @@ class TurnRunner:
     sender: str | None  # the worker that sends the answers, where this process does
     hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
     awaited: Callable[[Claim], bool]  # whether somebody in this process waits for the answer
-    on_event: Callable[[str, events.Event], None] | None = None
+    streams: TurnStreams
     tracer: Tracer | None = None
     meters: Meters | None = None
     text_calls: bool = True
     request_rounds: int = 5
     allowed_model: Callable[[str], str | None] = _configured_model  # the model that an API client gets, by its wish
-    watchers: dict[tuple[str, str], list[events.Emit]] = field(default_factory=dict)
-    on_withdrawn: Callable[[str, str, str], None] | None = None  # a client elsewhere waits no more: owner, key, message
-    _showings: dict[tuple[str, str], Showing] = field(default_factory=dict)
-    _followers: dict[tuple[str, str], list[Follow]] = field(default_factory=dict)
-    _relay: Relay | None = None
     _histories: Histories = field(init=False)
     _own: Places | None = None
 
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
-        self._relay = self.store.relay if isinstance(self.store, Gathering) else None
 
     async def run(self, claim: Claim, live: Live) -> tuple[Ending, SessionLog]:
         """Take the turn to its end, or to a question, or to where it is left; its log knows what is to be sent now."""
@@ -126,7 +119,7 @@ class TurnRunner:
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
                 conversation.become(await read_conversation(self.store, claim, conversation))
             live.runs(turn)
-            turn.emit = self._emit(claim, live)
+            turn.emit = self.streams.open(claim, live)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             measure = self.compactor.measure(brief.model)
@@ -149,7 +142,7 @@ class TurnRunner:
             turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
             ended = await end_turn(turn, "error", f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
         finally:
-            self._shown_no_more(claim)
+            self.streams.close(claim)
             if self.meters is not None and turn is not None:
                 self.meters.ran(claim, turn.entries, self.tools)
         if isinstance(ended, TurnEnded):
@@ -230,65 +223,6 @@ class TurnRunner:
         """What may be read for the prompt, as by any tool. It looks at the disk: call it in a thread."""
         own = self._own or _places(self.workspace, self.home, self.store)
         return Reach(own.workspace, self.restricted, protected=own.protected)
-
-    def watch(self, live: Live | None, owner: str, key: str, emit: events.Emit) -> None:
-        """Tell `emit` what happens in a session's turns from now on."""
-        self.watchers.setdefault((owner, key), []).append(emit)
-        if live is not None and live.turn is not None and live.turn.emit is None:
-            live.turn.emit = self._showings.get((owner, key))
-
-    def unwatch(self, owner: str, key: str, emit: events.Emit) -> None:
-        watchers = [watcher for watcher in self.watchers.pop((owner, key), ()) if watcher is not emit]
-        if watchers:
-            self.watchers[owner, key] = watchers
-
-    def follow(self, owner: str, key: str, follow: Follow) -> Callable[[], None]:
-        """Tell `follow` of a session's turns, each thing with its place, until the function that comes back is called;
-        first of all, where the turn is that runs."""
-        followers = self._followers.setdefault((owner, key), [])
-        followers.append(follow)
-        if (showing := self._showings.get((owner, key))) is not None:
-            showing.show_to(follow)
-
-        def stop() -> None:
-            followers.remove(follow)
-            if not followers and (owner, key) not in self._showings:  # a turn that runs tells those in this very list
-                self._followers.pop((owner, key), None)
-
-        return stop
-
-    def shown(self, owner: str, key: str) -> Showing | None:
-        """The session's turn that runs here, as it is shown to those who watch."""
-        return self._showings.get((owner, key))
-
-    def _emit(self, claim: Claim, live: Live) -> events.Emit | None:
-        """Where the turn's events go; None when nobody watches, and then nothing is streamed at all."""
-        where = (claim.owner, claim.key)
-        followers = self._followers.setdefault(where, [])  # there, and the same one, until the turn is over
-        watchers = partial(self._watching, where, live)
-        showing = Showing(claim, live, watchers, followers, self._relay, partial(self._told, where))
-        self._showings[where] = showing
-        watched = live.emit or where in self.watchers or self.on_event is not None
-        # The client of a request whose process died is on its way back.
-        expected = claim.resumed and claim.message.request is not None
-        return showing if watched or expected or showing.followed else None
-
-    def _shown_no_more(self, claim: Claim) -> None:
-        if (showing := self._showings.pop(where := (claim.owner, claim.key), None)) is not None:
-            showing.close()
-            if not self._followers.get(where):
-                self._followers.pop(where, None)
-
-    def _watching(self, where: tuple[str, str], live: Live) -> list[events.Emit]:
-        """Those of this process who are told every event."""
-        own = [partial(self.on_event, where[1])] if self.on_event is not None else []
-        return [*live.emit, *self.watchers.get(where, ()), *own]
-
-    def _told(self, where: tuple[str, str], word: bytes) -> None:
-        """A client that waits elsewhere for a message of this session has gone."""
-        showing = self._showings.get(where)
-        if showing is not None and not showing.followed_elsewhere and self.on_withdrawn is not None:
-            self.on_withdrawn(*where, msgspec.json.decode(word, type=str))
 
     def _toolbox(self, claim: Claim, brief: Brief, turn: Turn) -> Tools:
         own, message, conversation = self._own, claim.message, turn.conversation

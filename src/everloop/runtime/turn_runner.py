@@ -42,7 +42,8 @@ from .budgets import Budgets
 from .clients import ABANDONED, brief_of, discreet, is_abandoned, request_of
 from .compactor import Compactor, Window
 from .histories import Histories, read_conversation, read_shown
-from .ports import Asking, SessionLog, Tools, reply
+from .model_call import TurnModelCall
+from .ports import SessionLog, Tools, reply
 from .session import Live
 from .streaming import TurnStreams
 from .turn_spec import Brief, deadline
@@ -124,12 +125,14 @@ class TurnRunner:
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             measure = self.compactor.measure(brief.model)
             model = brief.model or self.model
-            asking = Asking(
+            model_call = TurnModelCall(
                 self.provider, model, brief.tools, measure, self.budgets, claim, brief.options, self.text_calls
             )
             toolbox = self._toolbox(claim, brief, turn)
             with deadline(turn, brief.ends_at):
-                ended = await run_turn(turn, asking, toolbox, brief.limits, Window(self.compactor, claim, brief.model))
+                ended = await run_turn(
+                    turn, model_call, toolbox, brief.limits, Window(self.compactor, claim, brief.model)
+                )
             if isinstance(ended, TurnEnded) and _goes_on(claim):
                 self._histories.keep(claim, conversation)
                 self.compactor.consider(claim, conversation)

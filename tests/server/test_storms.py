@@ -55,7 +55,7 @@ async def test_a_crowd_that_leaves_leaves_nothing_behind(tmp_path: Path):
             door, dispatcher = server.server._door, agent._dispatcher
             assert door is not None
             await until(lambda door=door: not door.under_way)
-            await until(lambda dispatcher=dispatcher: not dispatcher._live)
+            await until(lambda dispatcher=dispatcher: not dispatcher._sessions)
             assert not list(dispatcher._waiters)
             assert not dispatcher._taking
             assert not agent._streams._topics

@@ -162,14 +162,14 @@ class Requests:
         or elsewhere. Of one that is not `known` to anybody else, no turn is begun any more, wherever that would be."""
         assert message.id is not None
         where = (message.owner, message.session_key)
-        live, publisher = self._dispatcher.live(*where), self._streams.publisher(*where)
-        here = live is not None and live.message == message.id
+        session, publisher = self._dispatcher.session(*where), self._streams.publisher(*where)
+        here = session is not None and session.message == message.id
         if here and publisher is not None and publisher.is_followed_elsewhere:
             return
         self._dispatcher.withdraw(*where, message.id, CLIENT_LEFT)
         if not here and not self._waiting[message.owner, message.id]:
             self._streams.tell_withdrawn(*where, message.id)
-        if not known and live is None:
+        if not known and session is None:
             task = asyncio.get_running_loop().create_task(self._drop(message))
             self._dropping.add(task)
             task.add_done_callback(self._dropping.discard)

@@ -13,7 +13,7 @@ from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
-from .session import Live
+from .session import Session
 
 AGAIN = "Call it again."
 DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user what you would need."
@@ -90,14 +90,14 @@ class SessionLog:
         self,
         store: Store,
         claim: Claim,
-        live: Live,
+        session: Session,
         answer: Callable[[TurnEnded], Sequence[OutboundMessage]],
         sender: str | None,
         follow: Callable[[TurnEnded], Sequence[InboundMessage]],
     ) -> None:
         self._store = store
         self._claim = claim
-        self._live = live
+        self._session = session
         self._answer = answer
         self._sender = sender
         self._follow = follow
@@ -121,13 +121,9 @@ class SessionLog:
         return self._finished
 
     def steered(self) -> Sequence[UserSaid]:
-        steered = self._live.steer
-        if not steered:
-            return ()
-        self._live.steer = []
-        self._took += [id for id, _ in steered]
-        self._live.taken.update(self._took)
-        return [said for _, said in steered]
+        rows, said = self._session.steered()
+        self._took += rows
+        return said
 
     def outgoing(self) -> list[tuple[int, OutboundMessage]]:
         """The answer's rows in the outbox, once the turn is closed."""

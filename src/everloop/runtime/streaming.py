@@ -27,7 +27,7 @@ from ..messages import clean
 from ..store.base import Claim, Store
 from ..store.relays import Audience, Relay
 from ..text_cursor import TextCursor
-from .session import Live
+from .session import Session
 
 log = logging.getLogger(__name__)
 MOVED = "the turn goes on in another process"
@@ -132,9 +132,9 @@ def _cut(value: object) -> object:
 class TurnPublisher:
     """Publishes the events of one running turn."""
 
-    def __init__(self, claim: Claim, live: Live, watchers: list[Show], followers: list[Follow]) -> None:
+    def __init__(self, claim: Claim, session: Session, watchers: list[Show], followers: list[Follow]) -> None:
         self._claim = claim
-        self._live = live
+        self._session = session
         self._watchers = watchers
         self._followers = followers
         self._audience: Audience | None = None
@@ -166,7 +166,7 @@ class TurnPublisher:
             self._at, self._chars = seq, 0
         if isinstance(event, events.Restarted):
             self._attempts, self._chars = self._attempts + 1, 0
-        for show in (*self._live.watchers, *self._watchers):  # a copy: one may stop watching
+        for show in (*self._session.watchers, *self._watchers):  # a copy: one may stop watching
             try:
                 show(seq, event)
             except Exception:  # a subscriber's failure must not fail the turn
@@ -182,12 +182,12 @@ class TurnPublisher:
 
     def start(self) -> None:
         """Publish from now on, where the turn has begun without a subscriber."""
-        if (turn := self._live.turn) is not None and turn.emit is None:
+        if (turn := self._session.turn) is not None and turn.emit is None:
             turn.emit = self.publish
 
     def send_state(self, follow: Follow) -> None:
         """Tell a new follower where the turn is. Everything that happens from now on is published to it."""
-        if (turn := self._live.turn) is None:
+        if (turn := self._session.turn) is None:
             return  # it is about to begin
         self.start()
         calls = {call.id: call for entry in turn.entries if isinstance(entry, ModelAnswered) for call in entry.calls}
@@ -265,18 +265,18 @@ class TurnStreams:
         self._on_event = on_event  # told every event of every session
         self._topics: dict[tuple[str, str], _Topic] = {}
 
-    def open(self, claim: Claim, live: Live) -> events.Emit | None:
+    def open(self, claim: Claim, session: Session) -> events.Emit | None:
         """Start publishing a turn. Return where its events go; None without a subscriber, so nothing is streamed."""
         owner, key = claim.owner, claim.key
         topic = self._topics.setdefault((owner, key), _Topic())
-        publisher = topic.publisher = TurnPublisher(claim, live, topic.watchers, topic.followers)
+        publisher = topic.publisher = TurnPublisher(claim, session, topic.watchers, topic.followers)
         if self._relay is not None:
             publisher.serve(self._relay, lambda data: self._withdrawn(owner, key, data))
         if (on_event := self._on_event) is not None:
-            live.watchers.append(lambda _, event: on_event(key, event))
+            session.watchers.append(lambda _, event: on_event(key, event))
         # After a crash the client of an API request is on its way back.
         expected = claim.resumed and claim.message.request is not None
-        is_watched = live.watchers or topic.watchers or expected or publisher.is_followed
+        is_watched = session.watchers or topic.watchers or expected or publisher.is_followed
         return publisher.publish if is_watched else None
 
     def close(self, claim: Claim) -> None:

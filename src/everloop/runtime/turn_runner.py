@@ -44,7 +44,7 @@ from .compactor import Compactor, Window
 from .histories import Histories, read_conversation, read_shown
 from .model_call import TurnModelCall
 from .ports import SessionLog, Tools, reply
-from .session import Live
+from .session import Session
 from .streaming import TurnStreams
 from .turn_spec import Brief, deadline
 
@@ -95,7 +95,7 @@ class TurnRunner:
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
 
-    async def run(self, claim: Claim, live: Live) -> tuple[Ending, SessionLog]:
+    async def run(self, claim: Claim, session: Session) -> tuple[Ending, SessionLog]:
         """Take the turn to its end, or to a question, or to where it is left; its log knows what is to be sent now."""
         message = claim.message
         brief = _unread(message, self.tools, self.limits)
@@ -103,24 +103,24 @@ class TurnRunner:
         session_log = SessionLog(
             self.store,
             claim,
-            live,
+            session,
             lambda ended: _answer_to(message, ended, left=self.sender is None and not self.awaited(claim)),
             self.sender,
             lambda ended: brief.follow(ended, turn is not None and turn.conversation.untrusted),
         )
         try:
-            brief = await self._brief(claim, live)
+            brief = await self._brief(claim, session)
             if self._own is None:
                 self._own = await in_thread(_places, self.workspace, self.home, self.store)
-            conversation = await self._conversation(claim, live, brief)
+            conversation = await self._conversation(claim, session, brief)
             if not claim.entries:
                 claim.entries = [await self._said(claim)]
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log)
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
                 conversation.become(await read_conversation(self.store, claim, conversation))
-            live.runs(turn)
-            turn.emit = self.streams.open(claim, live)
+            session.start_turn(turn)
+            turn.emit = self.streams.open(claim, session)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             measure = self.compactor.measure(brief.model)
@@ -152,13 +152,13 @@ class TurnRunner:
             await self.tools.end_turn(claim.turn)
             if self.tracer is not None:
                 self.tracer.ended(claim)
-        live.again |= session_log.more()
+        session.again |= session_log.more()
         return ended, session_log
 
-    async def _conversation(self, claim: Claim, live: Live, brief: Brief) -> Conversation:
+    async def _conversation(self, claim: Claim, session: Session, brief: Brief) -> Conversation:
         """What was said before the turn, behind the system prompt."""
-        assert live.system is not None
-        system = brief.system(await live.system)
+        assert session.system is not None
+        system = brief.system(await session.system)
         system = self.context.dated(system, claim.began) if brief.dated else system
         return await self._histories.conversation(claim, system, blind=self.compactor.blind)
 
@@ -169,36 +169,36 @@ class TurnRunner:
         skills = await in_thread(self.context.skills_in, message.content) if message.by_a_person else ""
         return msgspec.structs.replace(message.said(content, claim.time_to_tell(time.time())), loaded=skills)
 
-    async def _brief(self, claim: Claim, live: Live) -> Brief:
+    async def _brief(self, claim: Claim, session: Session) -> Brief:
         """The terms of the claimed turn: a sub-agent's, a request's, or the agent's own."""
         if (request := request_of(claim)) is None:
             return await self.brief(claim) or Brief(self.tools, self.limits)
         if await is_abandoned(self.store, claim, request):
-            live.stop("abandoned", ABANDONED)
+            session.stop("abandoned", ABANDONED)
         return brief_of(request, self.tools, self.request_rounds, self.allowed_model)
 
-    async def compact(self, claim: Claim, live: Live) -> tuple[Compacted | None, str]:
+    async def compact(self, claim: Claim, session: Session) -> tuple[Compacted | None, str]:
         """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""
-        assert live.system is not None
-        system = self.context.dated(await live.system, claim.began)
+        assert session.system is not None
+        system = self.context.dated(await session.system, claim.began)
         conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
         work = self.compactor.make(
             claim, conversation, kept_turns=1, target=0, focus=words_after(claim.message.content), fall_back=False
         )
-        live.command = asyncio.ensure_future(work)
+        session.command = asyncio.ensure_future(work)
         try:
-            await asyncio.wait([live.command])  # it may be stopped without the session
-            made = live.command.result()
+            await asyncio.wait([session.command])  # it may be stopped without the session
+            made = session.command.result()
         except asyncio.CancelledError:
-            if not live.command.cancelled():
-                live.command.cancel()
+            if not session.command.cancelled():
+                session.command.cancel()
                 raise
             return None, NOT_COMPACTED.format("it was stopped")
         except Exception as error:  # nothing has changed, and that is what the person hears
             told = discreet(claim.owner, error)
             return None, NOT_COMPACTED.format(clean(str(told)) or type(told).__name__)
         finally:
-            live.command = None
+            session.command = None
         if made is None:
             return None, NOTHING_TO_COMPACT
         after = conversation_of(system, made, await self.store.read_log(claim.session, made.until))

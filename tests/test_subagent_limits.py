@@ -67,7 +67,7 @@ def look() -> Any:
 
 async def direct(house: House, model: Any, rounds: int, **settings: Any) -> Any:
     agent = house.start(model, subagent_depth=5, **settings)
-    agent._turns.limits = type(agent._turns.limits)(rounds=rounds)
+    agent._turns.specs.limits = type(agent._turns.specs.limits)(rounds=rounds)
     return agent
 
 

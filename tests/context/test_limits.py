@@ -117,7 +117,7 @@ async def test_a_long_turn_seldom_changes_what_was_sent(tmp_path):
     model = Model(*[call("report", n=n) for n in range(60)], "done")
     async with agent(tmp_path, model, window=24_000) as loop:
         loop.max_iterations = 100
-        loop._turns.limits = type(loop._turns.limits)(rounds=100)
+        loop._turns.specs.limits = type(loop._turns.specs.limits)(rounds=100)
         loop.tools.register(report)
         assert await loop.process_direct("go") == "done"
     compactions = [entry for entry in await log(tmp_path) if isinstance(entry, Compacted)]

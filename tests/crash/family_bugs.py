@@ -23,12 +23,12 @@ def plant(name: str) -> None:
 
 def _late_report() -> None:
     """What follows from the end of a sub-agent's turn is a write of its own, after that end."""
-    brief, end = SubagentManager.brief, SubagentManager.ended
+    turn_spec, end = SubagentManager.turn_spec, SubagentManager.ended
     late: dict[tuple[str, str], list[InboundMessage]] = {}
     tasks: set[asyncio.Task[None]] = set()
 
-    async def without(self: Any, claim: Any) -> Any:
-        made = await brief(self, claim)
+    def without(self: Any, claim: Any) -> Any:
+        made = turn_spec(self, claim)
         if made is None:
             return None
 
@@ -47,7 +47,7 @@ def _late_report() -> None:
         tasks.add(asyncio.get_running_loop().create_task(send(self, late.pop((claim.owner, claim.key), []))))
         await end(self, claim, ended)
 
-    SubagentManager.brief, SubagentManager.ended = without, after  # type: ignore[method-assign]
+    SubagentManager.turn_spec, SubagentManager.ended = without, after  # type: ignore[method-assign]
 
 
 def _new_ids() -> None:

@@ -17,7 +17,7 @@ from ..actions import Limits
 from ..bus import InboundMessage
 from ..context.prompt import PARTING
 from ..log import TurnEnded
-from ..runtime.turn_spec import Brief
+from ..runtime.turn_spec import TurnSpec
 from ..tools.base import ToolError
 from ..tools.registry import ToolRegistry, marked
 from .definitions import MOST_TURNS, AgentDefinition
@@ -71,11 +71,11 @@ def definition_of(message: InboundMessage) -> AgentDefinition | None:
     return AgentDefinition(**given) if isinstance(given, dict) else None
 
 
-def brief(message: InboundMessage, definition: AgentDefinition, tools: ToolRegistry) -> Brief:
+def turn_spec(message: InboundMessage, definition: AgentDefinition, tools: ToolRegistry) -> TurnSpec:
     """What one of its turns works with: only while it works, it has tools."""
     facts = message.metadata
     works = facts.get("phase") == "work"
-    return Brief(
+    return TurnSpec(
         tools=tools.only(lambda name: works and name in definition.tools),
         limits=Limits(rounds=min(definition.max_turns, int(facts.get("rounds", MOST_TURNS))) if works else 1),
         model=definition.model,

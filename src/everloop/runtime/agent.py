@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .. import events
 from ..actions import Limits, Park, next_action
-from ..bus import InboundMessage, MessageBus, OutboundMessage
+from ..bus import InboundMessage, MessageBus
 from ..commands import command_of, kind_of
 from ..config import Config
 from ..config.dsn import DSN
@@ -25,9 +26,11 @@ from ..log import Cleared, Entry
 from ..messages import clean
 from ..providers.base import LLMProvider
 from ..store.base import Claim, Gathering, Incoming, Outgoing, Store
-from ..store.location import home
-from ..store.news import ENDED, SENDING, WORK
+from ..store.location import home, own_path
+from ..store.news import ENDED, WORK
+from ..store.opening import store_at
 from ..store.sessions import PlainStore, SessionManager
+from ..store.sqlite import SQLiteStore
 from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
@@ -40,13 +43,17 @@ from .compactor import Compactor
 from .dispatcher import RETRY_SECONDS, Dispatcher
 from .durable_bus import DurableBus
 from .listening import House, Listening
-from .parts import allowed, mcp_servers, open_store, tracer
+from .outbox import BackgroundTasks, make_outbox, reply
 from .peers import wake_all
-from .ports import reply
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
 from .subagents import SubagentManager
-from .turn_runner import APOLOGY, TurnRunner
+from .turn_runner import APOLOGY, Models, TurnRunner, TurnSpecs
+from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from ..observability.tracing import Tracer
+    from ..tools.mcp.servers import McpServers
 
 log = logging.getLogger(__name__)
 
@@ -97,38 +104,13 @@ class AgentLoop:
         self.store = open_store(store, config, self.workspace)
         built_in = builtin_tools(settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config)
         self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
-        limits = {"memory_limit": settings.memory_limit, "skills_limit": settings.skills_limit}
-        self.context = ContextBuilder(self.workspace, settings.name, lambda: self._turns.reach(), **limits)
-        self._mcp = mcp_servers(settings)
-        self._dispatcher = self._dispatch(busy)
-        self.subagents = self._family(settings)
-        if cron_service is None:
-            cron_service = CronService(self.store, owner=owner or "me", missed=settings.missed)
-        self.cron_service = cron_service
-        self.tools.register(CronTool(cron_service))
-        self._heartbeat = Heartbeat.of(settings, cron_service, self.context.heartbeat_file)
-        self._serving: asyncio.Task[None] | None = None
-        budgets = Budgets(self.store, settings)
         own_home = settings.home if isinstance(config, Config) else home()
-        self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
-        self._tracer = tracer(settings, self.store, self._compactor.model)
-        relay = self.store.relay if isinstance(self.store, Gathering) else None
-        self._streams = TurnStreams(relay, partial(self._dispatcher.withdraw, text=CLIENT_LEFT), on_event)
-        self._turns = self._turn_runner(settings, own_home, budgets)
-        place = f"{self.workspace}{' (restricted)' if restrict_to_workspace else ''}"
-        self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
-        self._listening = Listening(
-            self.store, self._dispatcher, self.subagents, self._answer_urgent, self._spawn, house
-        )
-        self.requests = Requests(self.store, self._dispatcher, self._urgent, self._streams)
-        self._feed: asyncio.Task[None] | None = None
-        self._stopped = False
-        self._background: set[asyncio.Task[None]] = set()
-        self._handed_out: set[int] = set()  # rows of the outbox that wait on the bus to be taken
-
-    def _dispatch(self, busy: str) -> Dispatcher:
-        house = self._house
-        return Dispatcher(
+        self._places = Workspace(self.workspace, own_home, restrict_to_workspace, self.store)
+        limits = {"memory_limit": settings.memory_limit, "skills_limit": settings.skills_limit}
+        self.context = ContextBuilder(self.workspace, settings.name, self._places.reach, **limits)
+        self._mcp = mcp_servers(settings)
+        self._tasks = BackgroundTasks()
+        self._dispatcher = Dispatcher(
             self.store,
             self,
             busy=busy,
@@ -136,49 +118,55 @@ class AgentLoop:
             worker=house.worker if house is not None else None,
             runs=house is None or house.runs,
         )
-
-    def _family(self, settings: Config) -> SubagentManager:
-        made = SubagentManager(self.store, self._dispatcher, self.tools, settings, lambda: self._turns.reach())
-        made.on_work = lambda: self._listening.listen()
+        self._outbox = make_outbox(self.store, bus, self._dispatcher, self._tasks)
+        self.subagents = SubagentManager(self.store, self._dispatcher, self.tools, settings, self._places.reach)
+        self.subagents.on_work = self._listen
         self.tools.hint = self._what_it_is
         if settings.subagents:
-            self.tools.register(SpawnTool(made))
-        return made
-
-    def _turn_runner(
-        self,
-        settings: Config,
-        own_home: Path,
-        budgets: Budgets,
-    ) -> TurnRunner:
-        return TurnRunner(
+            self.tools.register(SpawnTool(self.subagents))
+        if cron_service is None:
+            cron_service = CronService(self.store, owner=owner or "me", missed=settings.missed)
+        self.cron_service = cron_service
+        self.tools.register(CronTool(cron_service))
+        self._heartbeat = Heartbeat.of(settings, cron_service, self.context.heartbeat_file)
+        self._serving: asyncio.Task[None] | None = None
+        budgets = Budgets(self.store, settings)
+        self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
+        self._tracer = tracer(settings, self.store, self._compactor.model)
+        relay = self.store.relay if isinstance(self.store, Gathering) else None
+        self._streams = TurnStreams(relay, partial(self._dispatcher.withdraw, text=CLIENT_LEFT), on_event)
+        self._turns = TurnRunner(
             store=self.store,
-            provider=self.provider,
+            specs=TurnSpecs(
+                self.store,
+                self.tools,
+                Limits(rounds=max_iterations),
+                self.subagents,
+                settings.server_rounds,
+                settings.server_models,
+            ),
+            models=Models(provider, model, budgets, self._compactor, settings.text_calls),
             tools=self.tools,
             policy=Policy(settings.policy, taint=settings.taint),
             context=self.context,
-            workspace=self.workspace,
-            home=own_home,
-            restricted=self.restrict_to_workspace,
-            model=self.model,
-            limits=Limits(rounds=self.max_iterations),
-            compactor=self._compactor,
-            budgets=budgets,
-            brief=self.subagents.brief,
-            sender=None if isinstance(self.bus, DurableBus) else self._dispatcher.worker,
-            hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
-            awaited=self._dispatcher.is_awaited,
+            workspace=self._places,
+            outbox=self._outbox,
             streams=self._streams,
-            request_rounds=settings.server_rounds,
-            allowed_model=partial(allowed, settings.server_models),
+            tasks=self._tasks,
             tracer=self._tracer,
-            meters=self._house.meters if self._house is not None else None,
-            text_calls=settings.text_calls,
+            meters=house.meters if house is not None else None,
         )
+        self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
+        self._listening = Listening(
+            self.store, self._dispatcher, self.subagents, self._answer_urgent, self._tasks.start, house
+        )
+        self.requests = Requests(self.store, self._dispatcher, self._urgent, self._streams)
+        self._feed: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def model_for(self, wish: str) -> str:
         """The name of the model that answers an API client who asks for this one."""
-        return self._turns.allowed_model(wish) or self._compactor.model
+        return self._turns.specs.allowed_model(wish) or self._compactor.model
 
     @property
     def sessions(self) -> SessionManager:
@@ -211,7 +199,7 @@ class AgentLoop:
         """Fire scheduled work from now on, until the loop is stopped. `run` does it by itself."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve_cron())
-            self._serving.add_done_callback(self._ended)
+            self._serving.add_done_callback(_log_failure)
 
     def stop(self) -> None:
         """End `run()` promptly. Turns under way stay open on disk; the next start goes on with them."""
@@ -270,19 +258,14 @@ class AgentLoop:
         await self._compactor.close()
         await self.tools.close()
         await self._listening.leave()
-        if self._background:
-            _, stuck = await asyncio.wait(self._background, timeout=1.0)
-            for task in stuck:
-                task.cancel()
-            await asyncio.gather(*stuck, return_exceptions=True)
+        if self._tasks:
+            await self._tasks.finish(1.0)
             await self._listening.leave()  # one of them may have come to join only now
         if self._tracer is not None:
             await self._tracer.close()
         if self._house is None:
             await self.store.close()
         self._dispatcher.renew()  # answers that were not handed out any more are sent at the next start
-        if self._turns.sender is not None:
-            self._turns.sender = self._dispatcher.worker
 
     # ------------------------------------------------------------------------------------------ taking messages
 
@@ -340,10 +323,7 @@ class AgentLoop:
 
     async def _feed_memory(self) -> None:
         await self._dispatcher.scan()
-        while rows := await self.store.take_outgoing(self._dispatcher.worker):
-            for row in rows:
-                if row.id not in self._handed_out:
-                    self._spawn(self._hand_out(row.id, row.message))
+        await self._outbox.resend()
         while True:
             message = await self.bus.consume_inbound()
             try:
@@ -352,7 +332,7 @@ class AgentLoop:
                 self._apologize(message, error)
                 continue
             if (kind := kind_of(message)) == "urgent":
-                self._spawn(self._answer_urgent(message))
+                self._tasks.start(self._answer_urgent(message))
                 continue
             answer = await self._dispatcher.submit(message, kind)
             answer.add_done_callback(partial(self._report, message))
@@ -393,7 +373,7 @@ class AgentLoop:
 
     def _what_it_is(self, name: str) -> str:
         """What a model has taken for a tool. It looks at the disk: call it in a thread."""
-        if path := self.context.skills.path(name, self._turns.reach()):
+        if path := self.context.skills.path(name, self._places.reach()):
             return f"{name} is a skill, not a tool: read_file {path}, then do what it says."
         if self.subagents.is_agent(name):
             return f'{name} is an agent, not a tool: spawn(task=…, agent="{name}") runs it.'
@@ -413,7 +393,7 @@ class AgentLoop:
             raise HandedOff
         await self.subagents.ended(claim, ended)
         for id, message in session_log.outgoing():
-            await self._hand_out(id, message)
+            await self._outbox.hand_out(id, message)
         for follows in session_log.incoming:
             self._dispatcher.kick(follows.owner, follows.session_key)
         return ended.question if isinstance(ended, Parked) else ended.text
@@ -426,35 +406,25 @@ class AgentLoop:
             made, text = await self._turns.compact(claim, session)
             entries = [made] if made is not None else []
         outgoing = reply(claim.message, text)
-        finished = await self.store.finish(claim, entries, outgoing, self._turns.sender)
+        finished = await self.store.finish(claim, entries, outgoing, self._outbox.sender)
         session.again |= finished.more
         for id, message in zip(finished.outbox, outgoing, strict=True):
-            await self._hand_out(id, message)
+            await self._outbox.hand_out(id, message)
         return text
 
     async def _answer_urgent(self, row: Incoming | InboundMessage) -> None:
         message = row if isinstance(row, InboundMessage) else row.message
         outgoing = reply(message, await self._urgent.answer(message, word=row))
-        ids = await self.store.answer(row, outgoing, self._turns.sender)
+        ids = await self.store.answer(row, outgoing, self._outbox.sender)
         if isinstance(row, Incoming) and not message.reply:  # whoever said it waits for that
             self._tell_others(ENDED, row.id)
         for id, answer in zip(ids, outgoing, strict=False):
-            await self._hand_out(id, answer)
+            await self._outbox.hand_out(id, answer)
 
     # ------------------------------------------------------------------------------------------ answers
 
-    async def _hand_out(self, id: int, message: OutboundMessage) -> None:
-        """Give an answer to the bus; it counts as sent when somebody has taken it."""
-        if isinstance(self.bus, DurableBus):
-            self.bus.more_outgoing()
-            await wake_all(self.store, SENDING)
-            return
-        self._handed_out.add(id)
-        try:
-            await self.bus.publish_outbound(message, partial(self._taken, id))
-        except asyncio.CancelledError:
-            self._handed_out.discard(id)
-            raise
+    def _listen(self) -> None:
+        self._listening.listen()
 
     def system_prompt(self) -> str:
         return self.context.standing_prompt()
@@ -478,11 +448,7 @@ class AgentLoop:
 
     def _tell_others(self, what: str, id: int | None = None) -> None:
         """Tell other processes what has changed, and where."""
-        self._spawn(wake_all(self.store, what, [] if id is None else [id]))
-
-    def _taken(self, id: int) -> None:
-        self._handed_out.discard(id)
-        self._spawn(self.store.sent([id]))
+        self._tasks.start(wake_all(self.store, what, [] if id is None else [id]))
 
     def _report(self, message: InboundMessage, done: asyncio.Future[str]) -> None:
         """Tell the chat of an error that could not be written down."""
@@ -496,19 +462,43 @@ class AgentLoop:
     def _say(self, message: InboundMessage, text: str) -> None:
         """Say something in a chat that need not survive a crash."""
         for answer in reply(message, text):
-            self._spawn(self.bus.publish_outbound(answer))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s", error)
+            self._tasks.start(self.bus.publish_outbound(answer))
 
 
 def _without_place(emit: events.Emit) -> events.Show:
     """Tell `emit` events without their places in the log."""
     return lambda _, event: emit(event)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s", error)
+
+
+def open_store(store: Store | str | Path | DSN | None, config: Any, workspace: Path) -> Store:
+    if store is None:
+        store = getattr(config, "store", None) or os.environ.get("EVERLOOP_STORE")
+    if not store:
+        return SQLiteStore(partial(own_path, workspace))  # found off the event loop: it follows links
+    return store_at(store, config) if isinstance(store, str | Path | DSN) else store
+
+
+def mcp_servers(settings: Config) -> McpServers | None:
+    """The MCP servers of the settings. Without any, nothing of MCP is loaded."""
+    if not settings.mcp:
+        return None
+    from ..tools.mcp.servers import McpServers
+
+    return McpServers(settings.mcp)
+
+
+def tracer(settings: Config, store: Store, model: str) -> Tracer | None:
+    """The exporter of turns as spans. Without an endpoint, nothing of it is loaded."""
+    if not settings.telemetry_endpoint:
+        return None
+    from ..observability.tracing import Tracer
+
+    provider = settings.provider or "openai"
+    return Tracer(
+        store, settings.telemetry_endpoint, content=settings.telemetry_content, provider=provider, model=model
+    )

@@ -121,7 +121,7 @@ class Urgent:
         children = await self._subagents.running(message.owner, message.session_key)
         return "\n".join(
             (
-                f"model: {self._turns.compactor.model or '(the provider’s default)'}",
+                f"model: {self._turns.models.compactor.model or '(the provider’s default)'}",
                 f"session: {message.session_key}, {info.entries - info.history_from if info else 0} entries",
                 f"context: {await self._turns.fullness(info)}",
                 f"running: {running}",

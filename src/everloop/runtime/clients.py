@@ -16,7 +16,7 @@ from ..tools.context import CallContext
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 from .peers import lives
 from .session import VIA
-from .turn_spec import Brief
+from .turn_spec import TurnSpec
 
 log = logging.getLogger(__name__)
 ABANDONED = "Abandoned: the server was stopped before the answer, and nobody waits for it any more."
@@ -59,7 +59,7 @@ async def is_abandoned(store: Store, claim: Claim, request: Request) -> bool:
     return claim.resumed if server is None else not await lives(store, str(server))
 
 
-def brief_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> Brief:
+def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> TurnSpec:
     """The terms of a request's turn.
 
     With tools of its own the client is the agent and we are its model: it gets no prompt but its own. Without, the
@@ -69,9 +69,9 @@ def brief_of(request: Request, tools: ToolRegistry, rounds: int, models: Callabl
     model = models(request.model)
     if request.tools:
         client = ClientTools(() if request.answer_only else request.tools)
-        return Brief(client, limits, model, lambda _: request.system or PLAIN, dated=False, options=request.options)
+        return TurnSpec(client, limits, model, lambda _: request.system or PLAIN, dated=False, options=request.options)
     tools = ToolRegistry() if request.answer_only else tools
-    return Brief(
+    return TurnSpec(
         tools,
         limits,
         model,

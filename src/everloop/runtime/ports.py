@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ..bus import PULLED, InboundMessage, OutboundMessage
+from ..bus import InboundMessage, OutboundMessage
 from ..engine import Review
 from ..log import Call, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
@@ -13,6 +13,7 @@ from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
+from .outbox import reply
 from .session import Session
 
 AGAIN = "Call it again."
@@ -132,11 +133,3 @@ class SessionLog:
     def more(self) -> bool:
         """Whether the session has more to do, once the turn is closed."""
         return self._finished is None or self._finished.result().more
-
-
-def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:
-    """The message that says this in the chat that asked, if it is to be told at all."""
-    channel, chat_id = message.origin
-    if not message.reply or channel in PULLED:
-        return []
-    return [OutboundMessage(channel, chat_id, text, reply_to=message.id, metadata=dict(message.metadata))]

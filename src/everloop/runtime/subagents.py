@@ -34,7 +34,7 @@ from ..tools.base import Output, ToolError
 from ..tools.context import current_call
 from ..tools.registry import ToolRegistry
 from .elsewhere import Sessions, runs_elsewhere, stop_elsewhere
-from .turn_spec import Brief
+from .turn_spec import TurnSpec
 
 log = logging.getLogger(__name__)
 
@@ -259,8 +259,8 @@ class SubagentManager:
             for event in events:
                 event.set()
 
-    async def brief(self, claim: Claim) -> Brief | None:
-        """What the turn of a sub-agent works with; None for any other."""
+    def turn_spec(self, claim: Claim) -> TurnSpec | None:
+        """What the turn of a sub-agent works with; None for any other turn."""
         message = claim.message
         if message.channel != CHANNEL:
             return None
@@ -268,8 +268,8 @@ class SubagentManager:
         if self.on_work is not None:
             self.on_work()
         if (definition := phases.definition_of(message)) is not None:
-            return phases.brief(message, definition, self._tools)
-        return Brief(
+            return phases.turn_spec(message, definition, self._tools)
+        return TurnSpec(
             tools=self._tools.only(lambda name: name not in WITHHELD),
             limits=Limits(rounds=int(message.metadata.get("rounds", self._config.subagent_rounds))),
             system=lambda standing: f"{standing}{PARTING}{NOTE}",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,7 +29,6 @@ from ..goals.phases import report
 from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded, UserSaid
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
-from ..sandbox.reach import Reach
 from ..store.base import Claim, SessionInfo, Store
 from ..threads import in_thread
 from ..tools.context import CallContext
@@ -39,14 +36,17 @@ from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from .budgets import Budgets
-from .clients import ABANDONED, brief_of, discreet, is_abandoned, request_of
+from .clients import ABANDONED, discreet, is_abandoned, request_of, spec_of
 from .compactor import Compactor, Window
 from .histories import Histories, read_conversation, read_shown
 from .model_call import TurnModelCall
-from .ports import SessionLog, Tools, reply
+from .outbox import BackgroundTasks, Outbox, reply
+from .ports import SessionLog, Tools
 from .session import Session
 from .streaming import TurnStreams
-from .turn_spec import Brief, deadline
+from .subagents import SubagentManager
+from .turn_spec import TurnSpec, deadline
+from .workspace import Places, Workspace
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
@@ -59,38 +59,72 @@ NOTHING_TO_COMPACT = "There is nothing to compact yet: a summary would be no sho
 NOT_COMPACTED = "I could not compact the conversation: {}. Nothing was changed."
 
 
-def _configured_model(wish: str) -> str | None:
-    return None
+@dataclass(slots=True)
+class TurnSpecs:
+    """Decides what a turn works with: a sub-agent's, an API request's, or the agent's own settings."""
+
+    store: Store
+    tools: ToolRegistry
+    limits: Limits
+    subagents: SubagentManager
+    request_rounds: int = 5
+    server_models: tuple[str, ...] = ()  # patterns of the models that an API client may ask for
+
+    async def of(self, claim: Claim, session: Session) -> TurnSpec:
+        """The spec of a claimed turn. That of a request whose client has gone is stopped."""
+        if (request := request_of(claim)) is None:
+            return self.subagents.turn_spec(claim) or TurnSpec(self.tools, self.limits)
+        if await is_abandoned(self.store, claim, request):
+            session.stop("abandoned", ABANDONED)
+        return spec_of(request, self.tools, self.request_rounds, self.allowed_model)
+
+    def unread(self, message: InboundMessage) -> TurnSpec:
+        """The spec until its own is read: if that fails, the agent that gave the task is still told of its end."""
+        spec = TurnSpec(self.tools, self.limits)
+        return replace(spec, follow=partial(report, message)) if message.channel == SUBAGENTS else spec
+
+    def allowed_model(self, wish: str) -> str | None:
+        """The model that an API client asks for, if it may have it."""
+        return wish if any(fnmatchcase(wish, pattern) for pattern in self.server_models) else None
+
+
+@dataclass(slots=True)
+class Models:
+    """The model of an agent, within its budgets and its window."""
+
+    provider: LLMProvider
+    model: str | None
+    budgets: Budgets
+    compactor: Compactor
+    text_calls: bool = True
+
+    def call(self, claim: Claim, spec: TurnSpec) -> TurnModelCall:
+        measure, model = self.compactor.measure(spec.model), spec.model or self.model
+        return TurnModelCall(
+            self.provider, model, spec.tools, measure, self.budgets, claim, spec.options, self.text_calls
+        )
+
+    def window(self, claim: Claim, spec: TurnSpec) -> Window:
+        return Window(self.compactor, claim, spec.model)
 
 
 @dataclass(slots=True)
 class TurnRunner:
-    """All that a turn needs. One for each loop; what belongs to one turn is passed in."""
+    """Runs the turns of one agent. What belongs to one turn is passed in."""
 
     store: Store
-    provider: LLMProvider
+    specs: TurnSpecs
+    models: Models
     tools: ToolRegistry
     policy: Policy
     context: ContextBuilder
-    workspace: Path
-    home: Path  # the runtime's own folder
-    restricted: bool
-    model: str | None
-    limits: Limits
-    compactor: Compactor
-    budgets: Budgets
-    brief: Callable[[Claim], Awaitable[Brief | None]]  # what a turn works with that is not the agent's own
-    sender: str | None  # the worker that sends the answers, where this process does
-    hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
-    awaited: Callable[[Claim], bool]  # whether somebody in this process waits for the answer
+    workspace: Workspace
+    outbox: Outbox
     streams: TurnStreams
+    tasks: BackgroundTasks
     tracer: Tracer | None = None
     meters: Meters | None = None
-    text_calls: bool = True
-    request_rounds: int = 5
-    allowed_model: Callable[[str], str | None] = _configured_model  # the model that an API client gets, by its wish
     _histories: Histories = field(init=False)
-    _own: Places | None = None
 
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
@@ -98,21 +132,20 @@ class TurnRunner:
     async def run(self, claim: Claim, session: Session) -> tuple[Ending, SessionLog]:
         """Take the turn to its end, or to a question, or to where it is left; its log knows what is to be sent now."""
         message = claim.message
-        brief = _unread(message, self.tools, self.limits)
+        spec = self.specs.unread(message)
         turn: Turn | None = None
         session_log = SessionLog(
             self.store,
             claim,
             session,
-            lambda ended: _answer_to(message, ended, left=self.sender is None and not self.awaited(claim)),
-            self.sender,
-            lambda ended: brief.follow(ended, turn is not None and turn.conversation.untrusted),
+            lambda ended: _answer_to(message, ended, self.outbox.is_unattended(claim)),
+            self.outbox.sender,
+            lambda ended: spec.follow(ended, turn is not None and turn.conversation.untrusted),
         )
         try:
-            brief = await self._brief(claim, session)
-            if self._own is None:
-                self._own = await in_thread(_places, self.workspace, self.home, self.store)
-            conversation = await self._conversation(claim, session, brief)
+            spec = await self.specs.of(claim, session)
+            places = await self.workspace.places()
+            conversation = await self._conversation(claim, session, spec)
             if not claim.entries:
                 claim.entries = [await self._said(claim)]
                 await session_log.append(claim.entries)
@@ -123,19 +156,13 @@ class TurnRunner:
             turn.emit = self.streams.open(claim, session)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
-            measure = self.compactor.measure(brief.model)
-            model = brief.model or self.model
-            model_call = TurnModelCall(
-                self.provider, model, brief.tools, measure, self.budgets, claim, brief.options, self.text_calls
-            )
-            toolbox = self._toolbox(claim, brief, turn)
-            with deadline(turn, brief.ends_at):
-                ended = await run_turn(
-                    turn, model_call, toolbox, brief.limits, Window(self.compactor, claim, brief.model)
-                )
+            toolbox = self._toolbox(claim, spec, turn, places)
+            with deadline(turn, spec.ends_at):
+                model, window = self.models.call(claim, spec), self.models.window(claim, spec)
+                ended = await run_turn(turn, model, toolbox, spec.limits, window)
             if isinstance(ended, TurnEnded) and _goes_on(claim):
                 self._histories.keep(claim, conversation)
-                self.compactor.consider(claim, conversation)
+                self.models.compactor.consider(claim, conversation)
         except StoreError as error:
             if self.meters is not None and isinstance(error, StaleLease):
                 self.meters.refused()
@@ -155,12 +182,12 @@ class TurnRunner:
         session.again |= session_log.more()
         return ended, session_log
 
-    async def _conversation(self, claim: Claim, session: Session, brief: Brief) -> Conversation:
+    async def _conversation(self, claim: Claim, session: Session, spec: TurnSpec) -> Conversation:
         """What was said before the turn, behind the system prompt."""
         assert session.system is not None
-        system = brief.system(await session.system)
-        system = self.context.dated(system, claim.began) if brief.dated else system
-        return await self._histories.conversation(claim, system, blind=self.compactor.blind)
+        system = spec.system(await session.system)
+        system = self.context.dated(system, claim.began) if spec.dated else system
+        return await self._histories.conversation(claim, system, blind=self.models.compactor.blind)
 
     async def _said(self, claim: Claim) -> UserSaid:
         """What opens the turn. Attachments and skills are read here, once, and stay in the log."""
@@ -169,20 +196,12 @@ class TurnRunner:
         skills = await in_thread(self.context.skills_in, message.content) if message.by_a_person else ""
         return msgspec.structs.replace(message.said(content, claim.time_to_tell(time.time())), loaded=skills)
 
-    async def _brief(self, claim: Claim, session: Session) -> Brief:
-        """The terms of the claimed turn: a sub-agent's, a request's, or the agent's own."""
-        if (request := request_of(claim)) is None:
-            return await self.brief(claim) or Brief(self.tools, self.limits)
-        if await is_abandoned(self.store, claim, request):
-            session.stop("abandoned", ABANDONED)
-        return brief_of(request, self.tools, self.request_rounds, self.allowed_model)
-
     async def compact(self, claim: Claim, session: Session) -> tuple[Compacted | None, str]:
         """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""
         assert session.system is not None
         system = self.context.dated(await session.system, claim.began)
-        conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
-        work = self.compactor.make(
+        conversation = await self._histories.conversation(claim, system, blind=self.models.compactor.blind)
+        work = self.models.compactor.make(
             claim, conversation, kept_turns=1, target=0, focus=words_after(claim.message.content), fall_back=False
         )
         session.command = asyncio.ensure_future(work)
@@ -202,7 +221,7 @@ class TurnRunner:
         if made is None:
             return None, NOTHING_TO_COMPACT
         after = conversation_of(system, made, await self.store.read_log(claim.session, made.until))
-        measure = self.compactor.measure()
+        measure = self.models.compactor.measure()
         then, now = measure.tokens(conversation), measure.tokens(after)
         if now >= then:
             return None, NOTHING_TO_COMPACT
@@ -211,7 +230,7 @@ class TurnRunner:
 
     async def fullness(self, info: SessionInfo | None) -> str:
         """How full the model's window is with a session's conversation."""
-        measure = self.compactor.measure()
+        measure = self.models.compactor.measure()
         window = f"{measure.window:,} tokens"
         if info is None:
             return f"the model takes {window}"
@@ -222,16 +241,10 @@ class TurnRunner:
         summary = ", older turns as a summary" if kept.summary is not None else ""
         return f"about {measure.tokens(kept):,} of {window}{summary}"
 
-    def reach(self) -> Reach:
-        """What may be read for the prompt, as by any tool. It looks at the disk: call it in a thread."""
-        own = self._own or _places(self.workspace, self.home, self.store)
-        return Reach(own.workspace, self.restricted, protected=own.protected)
-
-    def _toolbox(self, claim: Claim, brief: Brief, turn: Turn) -> Tools:
-        own, message, conversation = self._own, claim.message, turn.conversation
-        assert own is not None
+    def _toolbox(self, claim: Claim, spec: TurnSpec, turn: Turn, own: Places) -> Tools:
+        message, conversation = claim.message, turn.conversation
         channel, chat_id = message.origin
-        outputs = outputs_folder(self.home, claim.owner, claim.key)
+        outputs = outputs_folder(self.workspace.home, claim.owner, claim.key)
 
         def context(call: Call, progress: Callable[[str], None], approved: bool = False) -> CallContext:
             made = CallContext(
@@ -242,7 +255,7 @@ class TurnRunner:
                 channel=channel,
                 chat_id=chat_id,
                 workspace=own.workspace,
-                restricted=self.restricted,
+                restricted=self.workspace.restricted,
                 idempotency_key=f"{claim.turn}/{call.id}",
                 progress=progress,
                 approved=approved,
@@ -250,8 +263,8 @@ class TurnRunner:
                 outputs=outputs,
                 readable=(SHIPPED,),
                 attended=message.attended,
-                rounds_left=brief.limits.rounds - sum(isinstance(entry, ModelAnswered) for entry in turn.entries),
-                ends_at=brief.ends_at,
+                rounds_left=spec.limits.rounds - sum(isinstance(entry, ModelAnswered) for entry in turn.entries),
+                ends_at=spec.ends_at,
                 scheduled=str(message.metadata.get("cron", "")),
                 may_schedule=bool(message.metadata.get("may_schedule")),
                 protected=own.protected,
@@ -262,7 +275,7 @@ class TurnRunner:
             guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
             return made if guard is None else replace(made, guard=guard)
 
-        return Tools(brief.tools, self.policy, context, message.attended)
+        return Tools(spec.tools, self.policy, context, message.attended)
 
     def _paths(self, call: Call, context: CallContext) -> Sequence[str]:
         planned = self.tools.plan(call, context)
@@ -270,25 +283,9 @@ class TurnRunner:
 
     async def _send(self, claim: Claim, key: str, message: OutboundMessage) -> None:
         """Put a message of a running turn into the outbox and on its way, once for each call."""
-        id = await self.store.post(claim, message, key, self.sender)
+        id = await self.store.post(claim, message, key, self.outbox.sender)
         if id is not None:
-            self.hand_out(id, message)
-
-
-class Places(NamedTuple):
-    """The workspace, as it was named and as it really is; the runtime's own files, which no tool may touch where the
-    workspace is restricted, and its code, which none may change."""
-
-    workspace: Path
-    real_workspace: Path
-    protected: tuple[Path, ...]
-    frozen: tuple[Path, ...]
-
-
-def _unread(message: InboundMessage, tools: ToolRegistry, limits: Limits) -> Brief:
-    """The terms of a turn until its own are read: if they cannot be, whoever gave the task is still told of its end."""
-    brief = Brief(tools, limits)
-    return replace(brief, follow=partial(report, message)) if message.channel == SUBAGENTS else brief
+            self.tasks.start(self.outbox.hand_out(id, message))
 
 
 def _goes_on(claim: Claim) -> bool:
@@ -296,19 +293,10 @@ def _goes_on(claim: Claim) -> bool:
     return (request := request_of(claim)) is None or request.kept
 
 
-def _places(workspace: Path, home: Path, store: Store) -> Places:
-    protected = [home.resolve()]
-    if (path := getattr(store, "path", None)) is not None:
-        real = Path(path).resolve()
-        protected += [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
-    frozen = Path(__file__).resolve().parents[1], Path(sys.prefix).resolve()
-    return Places(Path(os.path.abspath(workspace)), workspace.resolve(), tuple(protected), frozen)
-
-
-def _answer_to(message: InboundMessage, ended: TurnEnded, left: bool) -> Sequence[OutboundMessage]:
-    """What is sent. Whoever said it to a process that has `left` the turn to this one, a killed chat say, finds the
-    answer in the outbox when he comes back."""
-    if left and message.attended and message.by_a_person:
+def _answer_to(message: InboundMessage, ended: TurnEnded, unattended: bool) -> Sequence[OutboundMessage]:
+    """What is sent. A person whose process has left the turn to this one, such as a killed chat, finds the answer in
+    the outbox on coming back."""
+    if unattended and message.attended and message.by_a_person:
         message = replace(message, reply=True)
     silent = message.metadata.get("cron") == HEARTBEAT and says_nothing(ended.text)
     return [] if ended.reason == "replaced" or silent else reply(message, ended.text)

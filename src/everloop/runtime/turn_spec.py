@@ -1,4 +1,4 @@
-"""What a turn works with where it is not the agent's own: a sub-agent's tools, limits, prompt and time."""
+"""TurnSpec: what one turn works with. A sub-agent or an API request has tools, limits and a prompt of its own."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..tools.registry import ToolRegistry
 TIME_IS_UP = "I stopped because my time was up. The work so far is kept."
 
 
-def _as_it_is(standing: str) -> str:
-    return standing
+def _unchanged(prompt: str) -> str:
+    return prompt
 
 
 def _nothing(ended: TurnEnded, untrusted: bool) -> Sequence[InboundMessage]:
@@ -27,17 +27,17 @@ def _nothing(ended: TurnEnded, untrusted: bool) -> Sequence[InboundMessage]:
 
 
 @dataclass(slots=True, frozen=True)
-class Brief:
-    """The terms of one turn."""
+class TurnSpec:
+    """The settings of one turn."""
 
     tools: ToolRegistry
     limits: Limits
     model: str | None = None
-    system: Callable[[str], str] = _as_it_is  # the system prompt, from the one that the agent has
-    dated: bool = True  # the day is told at the end of the system prompt
+    system: Callable[[str], str] = _unchanged  # makes the system prompt from the agent's own
+    dated: bool = True  # the system prompt ends with the date
     ends_at: float | None = None  # when its time is up
     options: Mapping[str, Any] = field(default_factory=dict)  # of each model call
-    # What follows from the turn's end, written with it; told whether the turn had read something from outside.
+    # Messages that follow from the turn's end and are written with it; told whether it has read something from outside.
     follow: Callable[[TurnEnded, bool], Sequence[InboundMessage]] = _nothing
 
 

@@ -1,0 +1,140 @@
+"""Sends what turns have to say: from the store's outbox to the bus, and by it to the channels."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from ..bus import PULLED, InboundMessage, MessageBus, OutboundMessage
+from ..store.base import Claim, Store
+from ..store.news import SENDING
+from .dispatcher import Dispatcher
+from .durable_bus import DurableBus
+from .peers import wake_all
+
+log = logging.getLogger(__name__)
+
+
+class BackgroundTasks:
+    """Tasks that nothing waits for. What goes wrong in them is logged."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for those that run, and cancel the ones that take longer than this."""
+        if self._tasks:
+            _, stuck = await asyncio.wait(self._tasks, timeout=seconds)
+            for task in stuck:
+                task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s", error)
+
+
+class Outbox(Protocol):
+    """How the messages of an agent are sent."""
+
+    @property
+    def sender(self) -> str | None:
+        """The worker that sends them; None where another process may."""
+        ...
+
+    def is_unattended(self, claim: Claim) -> bool:
+        """Whether the process that took a message has left its turn to this one, so that the answer must be sent."""
+        ...
+
+    async def hand_out(self, id: int, message: OutboundMessage) -> None:
+        """Send a message that stands in the store's outbox."""
+        ...
+
+    async def resend(self) -> None:
+        """Send what an earlier process could not."""
+        ...
+
+
+class MemoryOutbox:
+    """Hands messages to a bus in this process. One counts as sent when it is taken from the bus."""
+
+    def __init__(self, store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks) -> None:
+        self._store = store
+        self._bus = bus
+        self._dispatcher = dispatcher
+        self._tasks = tasks
+        self._handed_out: set[int] = set()  # outbox rows that wait on the bus
+
+    @property
+    def sender(self) -> str | None:
+        return self._dispatcher.worker
+
+    def is_unattended(self, claim: Claim) -> bool:
+        return False
+
+    async def hand_out(self, id: int, message: OutboundMessage) -> None:
+        self._handed_out.add(id)
+        try:
+            await self._bus.publish_outbound(message, partial(self._taken, id))
+        except asyncio.CancelledError:
+            self._handed_out.discard(id)
+            raise
+
+    async def resend(self) -> None:
+        while rows := await self._store.take_outgoing(self._dispatcher.worker):
+            for row in rows:
+                if row.id not in self._handed_out:
+                    self._tasks.start(self.hand_out(row.id, row.message))
+
+    def _taken(self, id: int) -> None:
+        self._handed_out.discard(id)
+        self._tasks.start(self._store.sent([id]))
+
+
+class DurableOutbox:
+    """Wakes the processes that take messages from the store's outbox."""
+
+    def __init__(self, store: Store, bus: DurableBus, dispatcher: Dispatcher) -> None:
+        self._store = store
+        self._bus = bus
+        self._dispatcher = dispatcher
+
+    @property
+    def sender(self) -> str | None:
+        return None
+
+    def is_unattended(self, claim: Claim) -> bool:
+        return not self._dispatcher.is_awaited(claim)
+
+    async def hand_out(self, id: int, message: OutboundMessage) -> None:
+        self._bus.more_outgoing()
+        await wake_all(self._store, SENDING)
+
+    async def resend(self) -> None:
+        """The processes that take them do so."""
+
+
+def make_outbox(store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks) -> Outbox:
+    if isinstance(bus, DurableBus):
+        return DurableOutbox(store, bus, dispatcher)
+    return MemoryOutbox(store, bus, dispatcher, tasks)
+
+
+def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:
+    """The message that says this in the chat that asked, if that chat is to be told."""
+    channel, chat_id = message.origin
+    if not message.reply or channel in PULLED:
+        return []
+    return [OutboundMessage(channel, chat_id, text, reply_to=message.id, metadata=dict(message.metadata))]

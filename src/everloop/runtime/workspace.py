@@ -1,0 +1,55 @@
+"""The folders of an agent: its workspace, and the runtime's own files, which tools must not touch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ..sandbox.reach import Reach
+from ..store.base import Store
+from ..threads import in_thread
+
+
+class Places(NamedTuple):
+    """The workspace, as it was named and as it really is; the runtime's own files, which no tool may touch where the
+    workspace is restricted, and its code, which none may change."""
+
+    workspace: Path
+    real_workspace: Path
+    protected: tuple[Path, ...]
+    frozen: tuple[Path, ...]
+
+
+@dataclass(slots=True)
+class Workspace:
+    """An agent's workspace, resolved once."""
+
+    path: Path
+    home: Path  # the runtime's own folder
+    restricted: bool  # to the workspace
+    store: Store
+    _places: Places | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}{' (restricted)' if self.restricted else ''}"
+
+    async def places(self) -> Places:
+        if self._places is None:
+            self._places = await in_thread(self._resolve)
+        return self._places
+
+    def reach(self) -> Reach:
+        """What may be read for the prompt, as by any tool. Looks at the disk: call it in a thread."""
+        places = self._places or self._resolve()
+        return Reach(places.workspace, self.restricted, protected=places.protected)
+
+    def _resolve(self) -> Places:
+        protected = [self.home.resolve()]
+        if (path := getattr(self.store, "path", None)) is not None:
+            real = Path(path).resolve()
+            protected += [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
+        frozen = Path(__file__).resolve().parents[1], Path(sys.prefix).resolve()
+        return Places(Path(os.path.abspath(self.path)), self.path.resolve(), tuple(protected), frozen)

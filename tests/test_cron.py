@@ -98,8 +98,9 @@ async def test_a_firing_is_a_message_in_the_chat_that_it_was_asked_for_in(servic
     assert (message.channel, message.chat_id, message.session_key) == ("test", "7", "cli:work")
     assert (message.content, message.sender_id, message.owner) == ("water", "cron", "me")
     assert message.id == f"cron:{job.id}:{int(NOW) + 600}"
-    assert (message.metadata["cron"], message.metadata["may_schedule"]) == (job.id, True)
-    assert job.id in message.metadata["note"]
+    assert message.cron is not None
+    assert (message.cron.job, message.cron.may_schedule) == (job.id, True)
+    assert job.id in message.cron.note
     assert not message.attended
     assert message.reply
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.bus import InboundMessage
+from everloop.bus import CronOrigin, InboundMessage
 from everloop.cron.heartbeat import MAX_TASKS, NOTHING_TO_SAY, Heartbeat, heartbeat_message, says_nothing
 from everloop.cron.service import CronService
 from everloop.store.base import Timer
@@ -143,7 +143,7 @@ async def test_it_comes_in_its_chat_with_the_tasks_that_stand_there_then(service
     assert "beans" not in message.content
     assert (message.channel, message.chat_id, message.sender_id) == ("test", "7", "cron")
     assert message.id == f"cron:heartbeat:{int(NOW) + 600}"
-    assert message.metadata == {"cron": "heartbeat", "may_schedule": False}
+    assert message.cause == CronOrigin("heartbeat", may_schedule=False)
     assert not message.attended
 
 

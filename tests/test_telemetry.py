@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 
 from everloop import AgentLoop, Config, InboundMessage, LLMResponse, MessageBus, tool
+from everloop.bus import SubagentTask
 from everloop.errors import ConfigError
 from everloop.observability import tracing
 from everloop.observability.tracing import Tracer, traces_url
@@ -134,7 +135,7 @@ class Traced:
         await self.agent.process_direct(text, session_key=key)
         turn = (await self.store.turns("me", limit=1))[0]
         claim = Claim(turn.owner, turn.session, turn.key, 1, turn.id, 0, 0, turn.first_seq)
-        claim.message = InboundMessage("cli", "user", "direct", text, metadata={"root": root} if root else {})
+        claim.message = InboundMessage("cli", "user", "direct", text, cause=SubagentTask(root=root) if root else None)
         self.tracer.ended(claim)
         return turn.id
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+import msgspec
 
 from .log import Content, Request, UserSaid
 from .messages import clean
@@ -18,13 +21,51 @@ Kind = Literal["message", "command", "urgent"]
 _MAY_NAME_A_SKILL = re.compile(r"\$[a-z0-9]")
 
 
+class SubagentTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
+    """The task of a sub-agent, on each of the messages that it is given."""
+
+    label: str = ""
+    origin: str = "cli:direct"  # the chat that the report belongs to
+    parent: str = ""  # the session that started it
+    root: str = ""  # the turn that began it all, whose budget it uses
+    depth: int = 1
+    caps: dict[str, int] = {}  # tokens that it and the sub-agents above it may use, by their ids
+    rounds: int | None = None
+    ends_at: float | None = None
+    latest: float | None = None  # when the agent that started it has to end: no phase may go on for longer
+    attended: bool = True  # a person is in the chat; a sub-agent itself asks nothing
+    report: bool = True  # its result comes to the chat as a message
+    definition: dict[str, Any] | None = None  # of the agent that it is, as it was when it began
+    inputs: dict[str, Any] = {}
+    phase: Literal["work", "extract", "grace"] = "work"  # of an agent with a definition
+    tries: int = 0  # for a result that fits
+    cut: str = ""  # the reason why its work was cut short
+
+
+class CronOrigin(msgspec.Struct, frozen=True, omit_defaults=True, tag="cron"):
+    """The scheduled job that a message comes from."""
+
+    job: str
+    may_schedule: bool = False  # its turn may add jobs
+    note: str = ""  # what the model is told with the message
+
+
+class StopRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
+    """A stop from another process."""
+
+    target: str | int  # the turn, by its id or by the inbox row that opens it
+
+
+Cause = SubagentTask | CronOrigin | StopRequest
+
+
 @dataclass(slots=True)
 class InboundMessage:
     """A message from a chat.
 
     `id`, where the channel has one, makes sure that it is taken only once; `session` names another session than
-    the chat's own; `reply` says whether the answer is sent to the chat; `attended` whether somebody is there who can
-    be asked.
+    the chat's own; `reply` says whether the answer is sent to the chat; `attended` whether a person is there who can
+    be asked. `metadata` is the channel's own: it comes back with the answer.
     """
 
     channel: str
@@ -40,6 +81,20 @@ class InboundMessage:
     attended: bool = True
     request: Request | None = None  # what an API client sent with it
     parts: list[dict[str, Any]] | None = None  # what was said where text is not all of it: pictures in the request
+    cause: Cause | None = None  # what made it, where that was the system itself
+    untrusted: bool = False  # it holds what came from outside; believed of the system's own messages only
+
+    def __post_init__(self) -> None:
+        if self.metadata and self.cause is None:
+            _read_old_metadata(self)
+
+    @property
+    def task(self) -> SubagentTask | None:
+        return self.cause if isinstance(self.cause, SubagentTask) else None
+
+    @property
+    def cron(self) -> CronOrigin | None:
+        return self.cause if isinstance(self.cause, CronOrigin) else None
 
     @property
     def session_key(self) -> str:
@@ -71,12 +126,12 @@ class InboundMessage:
         """The entry that it becomes; `content` has what was attached to it."""
         inside = self.channel in INSIDE
         text = self.parts or (self.content if content is None else content)
-        if self.metadata.get("cron") and (note := self.metadata.get("note")) and isinstance(text, str):
-            text = f"{text}\n\n[{note}]"  # or the model would take it for the word of somebody who is there
+        if self.cron is not None and self.cron.note and isinstance(text, str):
+            text = f"{text}\n\n[{self.cron.note}]"  # or the model would take it for the words of a person
         # A client that sends the history itself never sends the time along: told here, no prefix would stay the same.
         told = "" if self.request is not None and not self.request.kept else now
         # Only what the system itself says of a message is to be believed; both of these are.
-        untrusted = (inside or self.request is not None) and bool(self.metadata.get("untrusted"))
+        untrusted = (inside or self.request is not None) and self.untrusted
         return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request)
 
     def addressed(self) -> InboundMessage:
@@ -88,6 +143,23 @@ class InboundMessage:
     def opened(self) -> InboundMessage:
         """The message as the inbox keeps it once it has opened a turn: what an API client sent is in the log."""
         return self if self.request is None else replace(self, request=None, parts=None)
+
+
+def _read_old_metadata(message: InboundMessage) -> None:
+    """Give a message its cause, where an earlier version wrote it to the inbox with that in its metadata."""
+    facts, id = message.metadata, message.id or ""
+    if message.channel == "sub" and id.startswith("spawn:"):
+        with contextlib.suppress(msgspec.ValidationError):  # its turn fails, and says so
+            message.cause = msgspec.convert(facts, SubagentTask)
+    elif id.startswith("cron:") and "cron" in facts:
+        note, may_schedule = str(facts.get("note", "")), bool(facts.get("may_schedule"))
+        message.cause = CronOrigin(str(facts["cron"]), may_schedule, note)
+    elif message.channel == "system" and id.startswith("stop:") and "stops" in facts:
+        message.cause = StopRequest(facts["stops"])
+    if message.request is not None and isinstance(via := facts.get("via"), str):
+        message.request = msgspec.structs.replace(message.request, via=via)
+    if message.channel in INSIDE or message.request is not None:
+        message.untrusted = message.untrusted or bool(facts.get("untrusted"))
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Self
 
-from ..bus import InboundMessage
+from ..bus import CronOrigin, InboundMessage
 from ..config import Config
 from ..errors import StoreError
 from ..store.base import Timer
@@ -137,7 +137,8 @@ class Heartbeat:
             "cron",
             self._chat_id,
             text,
-            metadata={"cron": HEARTBEAT, "may_schedule": False},
+            metadata={"cron": HEARTBEAT},
+            cause=CronOrigin(HEARTBEAT),
             id=f"cron:{HEARTBEAT}:{int(latest_until(schedule, timer.due_at, now))}",
             owner=timer.owner,
             session=self._session or f"{self._channel}:{self._chat_id}",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..bus import InboundMessage
+from ..bus import CronOrigin, InboundMessage
 from ..store.base import Timer
 from .schedules import At, Cron, Every, Schedule, check_expression, in_words, latest_until, moment, next_after
 from .zones import zone
@@ -94,7 +94,8 @@ class Job:
             "cron",
             self.chat_id,
             self.message,
-            metadata={"cron": self.id, "may_schedule": self.may_schedule, "note": self._note},
+            metadata={"cron": self.id},
+            cause=CronOrigin(self.id, self.may_schedule, self._note),
             id=f"cron:{self.id}:{slot if isinstance(slot, str) else int(slot)}",
             owner=self.owner,
             session=self.session_key,

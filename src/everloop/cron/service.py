@@ -139,7 +139,7 @@ class CronService:
         """
         for row in await self.store.waiting(owner, session):
             slot = str(row.message.id).removeprefix(f"cron:{id}:")
-            if row.message.metadata.get("cron") == id and slot.isdecimal():
+            if row.message.cron is not None and row.message.cron.job == id and slot.isdecimal():
                 message, due = row.message, float(slot)
                 where = (message.channel, message.chat_id, due, due, message.session)
                 return Job(owner, id, At(int(slot), tz or ""), message.content, *where)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
+
+import msgspec
 
 from ..actions import Limits
-from ..bus import InboundMessage
+from ..bus import InboundMessage, SubagentTask
 from ..context.prompt import PARTING
-from ..log import TurnEnded
+from ..log import Reason, TurnEnded
 from ..runtime.turn_spec import TurnSpec
 from ..tools.base import ToolError
 from ..tools.registry import ToolRegistry, marked
@@ -52,7 +54,7 @@ STOPPED = frozenset({"cancelled", "replaced", "abandoned"})
 
 
 def begin(definition: AgentDefinition, task: str) -> tuple[str, dict[str, Any]]:
-    """The first message of an agent that is given this task, and the terms that it keeps to the end."""
+    """The first message of an agent that is given this task, and its inputs."""
     schema = definition.inputs
     declared = schema.get("properties", {})
     needed = [name for name in schema.get("required", ()) if name in declared] or list(declared)
@@ -62,80 +64,81 @@ def begin(definition: AgentDefinition, task: str) -> tuple[str, dict[str, Any]]:
     except InputError as error:
         raise ToolError(f"{error}. This agent cannot be given a task in words: do it yourself.") from None
     message = work_message(definition, inputs) if inputs or definition.query.strip() else task
-    return message, {"definition": asdict(definition), "inputs": inputs, "phase": "work"}
+    return message, inputs
 
 
-def definition_of(message: InboundMessage) -> AgentDefinition | None:
-    """The definition of the agent that a message is for, as it was when the agent began."""
-    given = message.metadata.get("definition")
-    return AgentDefinition(**given) if isinstance(given, dict) else None
+def definition_of(task: SubagentTask | None) -> AgentDefinition | None:
+    """The definition of the agent that a task is for, as it was when the agent began."""
+    return AgentDefinition(**task.definition) if task is not None and task.definition is not None else None
 
 
-def turn_spec(message: InboundMessage, definition: AgentDefinition, tools: ToolRegistry) -> TurnSpec:
+def turn_spec(
+    message: InboundMessage, task: SubagentTask, definition: AgentDefinition, tools: ToolRegistry
+) -> TurnSpec:
     """What one of its turns works with: only while it works, it has tools."""
-    facts = message.metadata
-    works = facts.get("phase") == "work"
+    works = task.phase == "work"
+    rounds = MOST_TURNS if task.rounds is None else task.rounds
     return TurnSpec(
         tools=tools.only(lambda name: works and name in definition.tools),
-        limits=Limits(rounds=min(definition.max_turns, int(facts.get("rounds", MOST_TURNS))) if works else 1),
+        limits=Limits(rounds=min(definition.max_turns, rounds) if works else 1),
         model=definition.model,
-        system=lambda standing: system_prompt(definition, facts["inputs"], standing.split(PARTING)[0]),
-        ends_at=facts.get("ends_at"),
-        follow=lambda ended, untrusted: follow(message, definition, ended, untrusted),
+        system=lambda standing: system_prompt(definition, task.inputs, standing.split(PARTING)[0]),
+        ends_at=task.ends_at,
+        follow=lambda ended, untrusted: follow(message, task, definition, ended, untrusted),
     )
 
 
 def follow(
-    message: InboundMessage, definition: AgentDefinition, ended: TurnEnded, untrusted: bool
+    message: InboundMessage, task: SubagentTask, definition: AgentDefinition, ended: TurnEnded, untrusted: bool
 ) -> Sequence[InboundMessage]:
     """What comes after a turn of an agent with a definition."""
-    facts, inputs = message.metadata, message.metadata["inputs"]
-    match facts.get("phase"):
+    match task.phase:
         case "work" if ended.reason == "answer":
-            return [_next(message, extraction_message(definition, inputs), phase="extract")]
+            later = msgspec.structs.replace(task, phase="extract")
+            return [_next(message, extraction_message(definition, task.inputs), later)]
         case "work" if (limit := LIMITS.get(ended.reason)) is not None:
-            now, latest = time.time(), facts.get("latest") or math.inf
+            now, latest = time.time(), task.latest or math.inf
             if latest - now < SHORTEST_GRACE:  # whoever started it has no time left either
                 return report(message, TurnEnded(ended.reason, NO_RESULT), untrusted)
             ends_at = min(now + grace_seconds(60 * definition.max_time_minutes), latest)
-            later = {"phase": "grace", "cut": ended.reason, "ends_at": ends_at}
-            return [_next(message, grace_message(definition, limit, inputs), **later)]
+            later = msgspec.structs.replace(task, phase="grace", cut=ended.reason, ends_at=ends_at)
+            return [_next(message, grace_message(definition, limit, task.inputs), later)]
         case "extract" if ended.reason == "answer":
             _, problem = read_output(definition, ended.text)
-            tries = int(facts.get("tries", 0))
-            if problem and tries < RETRIES:
-                return [_next(message, retry_message(problem), tries=tries + 1)]
+            if problem and task.tries < RETRIES:
+                later = msgspec.structs.replace(task, tries=task.tries + 1)
+                return [_next(message, retry_message(problem), later)]
             return report(message, TurnEnded("error", problem) if problem else ended, untrusted)
         case "grace" if ended.reason not in STOPPED:
             text = ended.text if ended.reason == "answer" else NO_RESULT
-            return report(message, TurnEnded(facts["cut"], text), untrusted)
+            return report(message, TurnEnded(cast(Reason, task.cut), text), untrusted)
     return report(message, ended, untrusted)
 
 
 def report(message: InboundMessage, ended: TurnEnded, untrusted: bool) -> Sequence[InboundMessage]:
     """The message that tells the agent which gave the task how it ended; none when somebody stopped it."""
-    facts = message.metadata
-    if ended.reason in STOPPED or not facts.get("report", True):
+    task = message.task or SubagentTask()
+    if ended.reason in STOPPED or not task.report:
         return ()
-    head = REPORT.format(label=facts.get("label"), id=message.chat_id, how=HOW.get(ended.reason, "has ended"))
+    head = REPORT.format(label=task.label, id=message.chat_id, how=HOW.get(ended.reason, "has ended"))
     text = ended.text.strip() or "(nothing)"
     content = "\n\n".join([head, marked(text, "sub-agent") if untrusted else text, ADVICE])
     told = InboundMessage(
         "system",
         f"{CHANNEL}:{message.chat_id}",
-        str(facts.get("origin", "cli:direct")),
+        task.origin,
         content,
         id=f"report:{message.chat_id}",
         owner=message.owner,
-        session=str(facts["parent"]) if facts.get("parent") else None,
-        attended=bool(facts.get("attended", True)),
-        metadata={"untrusted": untrusted, "subagent": message.chat_id},
+        session=task.parent or None,
+        attended=task.attended,
+        metadata={"subagent": message.chat_id},
+        untrusted=untrusted,
     )
     return [told.addressed()]
 
 
-def _next(message: InboundMessage, content: str, **facts: Any) -> InboundMessage:
+def _next(message: InboundMessage, content: str, task: SubagentTask) -> InboundMessage:
     """The next message of the same agent."""
-    metadata = message.metadata | facts
-    id = f"spawn:{message.chat_id}:{metadata['phase']}:{metadata.get('tries', 0)}"
-    return replace(message, content=content, id=id, metadata=metadata)
+    id = f"spawn:{message.chat_id}:{task.phase}:{task.tries}"
+    return replace(message, content=content, id=id, cause=task)

@@ -61,7 +61,7 @@ class Tracer:
 
     def ended(self, claim: Claim) -> None:
         """A turn has ended, and its end is on disk. Costs next to nothing."""
-        root = str(claim.message.metadata.get("root") or "")
+        root = task.root if (task := claim.message.task) is not None else ""
         self._waiting.append(_Turn(claim.key, claim.turn, claim.session, claim.first_seq, root))
         self._more.set()
         if self._task is None:

@@ -71,7 +71,7 @@ class Budgets:
     def _scopes(self, claim: Claim) -> dict[str, tuple[str, int, float]]:
         """What a turn's answers count for, each with its limits: the turn that began it all, the day, and every
         sub-agent above it that was given a number of tokens."""
-        root = claim.message.metadata.get("root") or claim.turn
+        root = (task.root if (task := claim.message.task) is not None else "") or claim.turn
         scopes: dict[str, tuple[str, int, float]] = {}
         if self._limited:
             scopes[f"turn {root}"] = ("turn", *self._limits["turn"])
@@ -95,8 +95,7 @@ class Budgets:
 
 def _caps(claim: Claim) -> dict[str, int]:
     """The tokens that a sub-agent and those above it were given, by their ids."""
-    message = claim.message
-    return message.metadata.get("caps") or {} if message.channel == "sub" else {}
+    return task.caps if (task := claim.message.task) is not None else {}
 
 
 NO_PRICE = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 
 from .. import events
-from ..bus import InboundMessage
+from ..bus import InboundMessage, StopRequest
 from ..commands import HELP, command_of, meant_by, words_after
 from ..errors import StoreError
 from ..store.base import Incoming, Store
 from .dispatcher import Dispatcher
-from .elsewhere import MEANT, runs_elsewhere, stop_elsewhere
+from .elsewhere import runs_elsewhere, stop_elsewhere
 from .subagents import SubagentManager
 from .turn_runner import TurnRunner
 
@@ -78,7 +78,7 @@ class Urgent:
         """Stop the session's turn, whether it runs, was cut off, or waits for a person's word; or the one that is about
         to begin, with a message that came before this word."""
         where = (message.owner, message.session_key)
-        given = message.metadata.get(MEANT)
+        given = message.cause.target if isinstance(message.cause, StopRequest) else None
         if given is None and self._dispatcher.stop_turn(*where, "cancelled", STOPPED):
             return True
         info = await self._store.session(*where)

@@ -15,7 +15,6 @@ from ..store.base import Claim, Store
 from ..tools.context import CallContext
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 from .peers import lives
-from .session import VIA
 from .turn_spec import TurnSpec
 
 log = logging.getLogger(__name__)
@@ -55,8 +54,8 @@ async def is_abandoned(store: Store, claim: Claim, request: Request) -> bool:
     """Whether nobody can be waiting any more: the client of a request that is all there is, and a process that died."""
     if request.kept:
         return False
-    server = claim.message.metadata.get(VIA)  # it has the client's connection, and runs no turns
-    return claim.resumed if server is None else not await lives(store, str(server))
+    server = request.via  # it has the client's connection, and runs no turns
+    return not await lives(store, server) if server else claim.resumed
 
 
 def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> TurnSpec:

@@ -6,12 +6,11 @@ import asyncio
 import secrets
 from typing import Any, Protocol
 
-from ..bus import InboundMessage
+from ..bus import InboundMessage, StopRequest
 from ..store.base import SessionInfo, Store
 from ..store.news import WORK
 from .peers import lives, wake_all
 
-MEANT = "stops"  # in the metadata of the word: the turn that it is about
 PATIENCE = 10.0  # seconds until a stop counts as under way
 
 
@@ -48,7 +47,7 @@ async def stop_elsewhere(
     # Not of the session's own channel: it would count as one of its messages.
     word = InboundMessage("system", "agent", key, "/stop", owner=owner, session=key, reply=False)
     if meant is not None:
-        word.metadata = {MEANT: meant}
+        word.cause = StopRequest(meant)
     word.id = f"stop:{key}:{secrets.token_hex(4)}"
     row = await store.accept(word, "urgent")
     if not wait:

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import msgspec
+
 from .. import events
 from ..actions import Park, next_action
 from ..bus import InboundMessage, Kind
@@ -20,7 +22,6 @@ from ..store.base import Busy, Claim, Incoming, Store, Waiting
 
 log = logging.getLogger(__name__)
 
-VIA = "via"  # in a message's metadata: the worker whose process has the client's connection
 REPLACED = "(replaced by a newer message)"
 SAID_INSTEAD = "The person wrote something else instead of allowing it."
 WAITS = "I am still waiting for your word: /approve or /deny. Your message is kept and comes right after."
@@ -194,7 +195,7 @@ class Worker:
         """Put a message into the inbox for a turn that another process runs."""
         message = submission.message
         if message.request is not None and not message.request.kept:  # of no use once this process is gone
-            message = replace(message, metadata={**message.metadata, VIA: self.name})
+            message = replace(message, request=msgspec.structs.replace(message.request, via=self.name))
         try:
             row = await self.store.accept(message, submission.kind)
         except Exception as error:  # whatever it is, the waiter has to be told

@@ -12,11 +12,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from ..actions import Limits
-from ..bus import InboundMessage
+from ..bus import InboundMessage, SubagentTask
 from ..config import Config
 from ..context.prompt import PARTING
 from ..engine import Parked
@@ -82,13 +81,13 @@ class SubagentManager:
         self._one_by_one = asyncio.Lock()
         self._told_broken = False
         self.on_work: Callable[[], None] | None = None  # told when one works in this process
-        self._at_work: dict[tuple[str, str], dict[str, Any]] = {}  # by session: the facts of what runs here
+        self._at_work: dict[tuple[str, str], SubagentTask] = {}  # by session: the tasks of those that run here
 
     async def start(self, task: str, agent: str, report: bool, tokens: int = 0) -> str:
         """Start a sub-agent for the tool call that is running, with a part of what its turn has left."""
         call = current_call()
-        facts = self._at_work.get((call.owner, call.session), {})
-        depth = int(facts.get("depth", 0)) + 1
+        above = self._at_work.get((call.owner, call.session)) or SubagentTask(depth=0)
+        depth = above.depth + 1
         if depth > self._config.subagent_depth:
             raise ToolError("A sub-agent cannot start further ones from here: do it yourself.")
         if call.rounds_left is not None and call.rounds_left < 1:
@@ -106,8 +105,8 @@ class SubagentManager:
             rounds=call.rounds_left,
             ends_at=call.ends_at,
             tokens=tokens,
-            caps=facts.get("caps"),
-            root=str(facts.get("root") or call.turn),
+            caps=above.caps,
+            root=above.root or call.turn,
             untrusted=call.tainted,
             attended=call.attended,
             report=report,
@@ -141,8 +140,8 @@ class SubagentManager:
         is the most that it may use with all that it starts, within the same `caps` of those above it.
         """
         id = hashlib.sha256(f"{owner}\0{key or time.time_ns()}".encode()).hexdigest()[:12]
-        parent = session or f"{channel}:{chat_id}"
-        content, terms = phases.begin(definition, task) if definition is not None else (task, {})
+        content, inputs = phases.begin(definition, task) if definition is not None else (task, {})
+        most, until = self._limits(definition, rounds, ends_at)
         message = InboundMessage(
             CHANNEL,
             "agent",
@@ -152,19 +151,22 @@ class SubagentManager:
             owner=owner,
             reply=False,
             attended=False,
-            metadata={
-                **terms,
-                "label": label or (definition.name if definition is not None else _first_words(task)),
-                "origin": f"{channel}:{chat_id}",
-                "parent": parent,
-                "depth": depth,
-                "caps": {**(caps or {}), **({id: tokens} if tokens else {})},
-                **self._limits(definition, rounds, ends_at),
-                "root": root,  # the turn whose budget it uses
-                "untrusted": untrusted,
-                "attended": attended,  # of the chat: a sub-agent itself asks nobody
-                "report": report,
-            },
+            cause=SubagentTask(
+                label=label or (definition.name if definition is not None else _first_words(task)),
+                origin=f"{channel}:{chat_id}",
+                parent=session or f"{channel}:{chat_id}",
+                root=root,
+                depth=depth,
+                caps={**(caps or {}), **({id: tokens} if tokens else {})},
+                rounds=most,
+                ends_at=until,
+                latest=ends_at,
+                attended=attended,
+                report=report,
+                definition=asdict(definition) if definition is not None else None,
+                inputs=inputs,
+            ),
+            untrusted=untrusted,
         ).addressed()
         async with self._one_by_one:  # so that two at once do not both find the last free place
             await self._make_room(message)
@@ -174,16 +176,12 @@ class SubagentManager:
 
     def _limits(
         self, definition: AgentDefinition | None, rounds: int | None, ends_at: float | None
-    ) -> dict[str, int | float | None]:
-        """Its own limits, within what is left to whoever starts it."""
+    ) -> tuple[int, float]:
+        """How many rounds it has and when its time is up, within what is left to the agent that starts it."""
         minutes = definition.max_time_minutes if definition is not None else self._config.subagent_minutes
         most = definition.max_turns if definition is not None else self._config.subagent_rounds
         until = time.time() + 60 * minutes
-        return {
-            "rounds": most if rounds is None else min(most, rounds),
-            "ends_at": min(until, ends_at or until),
-            "latest": ends_at,  # no phase of it may go on for longer
-        }
+        return most if rounds is None else min(most, rounds), min(until, ends_at or until)
 
     async def result(self, id: str, owner: str = "me") -> str:
         """Wait for a sub-agent to end; what it says. One that failed is a ToolError that tells why."""
@@ -243,7 +241,7 @@ class SubagentManager:
             event.set()
         if not isinstance(ended, TurnEnded) or ended.reason not in phases.STOPPED:
             return
-        root = str(claim.message.metadata.get("root") or claim.turn)
+        root = (task.root if (task := claim.message.task) is not None else "") or claim.turn
         try:
             for one in await self.running(owner, key):
                 if one.root == root and (one.awaited or ended.reason == "cancelled"):
@@ -264,16 +262,18 @@ class SubagentManager:
         message = claim.message
         if message.channel != CHANNEL:
             return None
-        self._at_work[claim.owner, claim.key] = message.metadata
+        if (task := message.task) is None:
+            raise ValueError(f"the task of the sub-agent {message.chat_id} cannot be read")
+        self._at_work[claim.owner, claim.key] = task
         if self.on_work is not None:
             self.on_work()
-        if (definition := phases.definition_of(message)) is not None:
-            return phases.turn_spec(message, definition, self._tools)
+        if (definition := phases.definition_of(task)) is not None:
+            return phases.turn_spec(message, task, definition, self._tools)
         return TurnSpec(
             tools=self._tools.only(lambda name: name not in WITHHELD),
-            limits=Limits(rounds=int(message.metadata.get("rounds", self._config.subagent_rounds))),
+            limits=Limits(rounds=self._config.subagent_rounds if task.rounds is None else task.rounds),
             system=lambda standing: f"{standing}{PARTING}{NOTE}",
-            ends_at=message.metadata.get("ends_at"),
+            ends_at=task.ends_at,
             follow=lambda ended, untrusted: report(message, ended, untrusted),
         )
 
@@ -321,7 +321,7 @@ class SubagentManager:
         untrusted = any(isinstance(entry, CallEnded | UserSaid) and entry.untrusted for entry in entries)
         reason, text = next((end.reason for end in ends if end.reason in LIMITS), ends[-1].reason), ends[-1].text
         if reason == "answer" and (began := await self._store.find(owner, f"spawn:{id}")) is not None:
-            definition = phases.definition_of(began.message)
+            definition = phases.definition_of(began.message.task)
             if definition is not None and (problem := read_output(definition, text)[1]):
                 reason, text = "error", f"No result of it fits: {problem} What it said last:\n\n{text}"
         return _told(reason, text, untrusted)
@@ -337,10 +337,16 @@ def _told(reason: Reason, text: str, untrusted: bool) -> Output:
 
 
 def _running(row: Incoming) -> Running:
-    facts = row.message.metadata
-    label, parent = str(facts.get("label", "")), str(facts.get("parent", ""))
-    awaited, root = not facts.get("report", True), str(facts.get("root", ""))
-    return Running(row.message.chat_id, label, row.message.session_key, parent, row.turn is not None, awaited, root)
+    task = row.message.task or SubagentTask()
+    return Running(
+        row.message.chat_id,
+        task.label,
+        row.message.session_key,
+        task.parent,
+        started=row.turn is not None,
+        awaited=not task.report,
+        root=task.root,
+    )
 
 
 def _first_words(task: str) -> str:

@@ -265,8 +265,8 @@ class TurnRunner:
                 attended=message.attended,
                 rounds_left=spec.limits.rounds - sum(isinstance(entry, ModelAnswered) for entry in turn.entries),
                 ends_at=spec.ends_at,
-                scheduled=str(message.metadata.get("cron", "")),
-                may_schedule=bool(message.metadata.get("may_schedule")),
+                scheduled=message.cron.job if message.cron is not None else "",
+                may_schedule=message.cron is not None and message.cron.may_schedule,
                 protected=own.protected,
                 frozen=own.frozen,
                 real_workspace=own.real_workspace,
@@ -298,5 +298,5 @@ def _answer_to(message: InboundMessage, ended: TurnEnded, unattended: bool) -> S
     the outbox on coming back."""
     if unattended and message.attended and message.by_a_person:
         message = replace(message, reply=True)
-    silent = message.metadata.get("cron") == HEARTBEAT and says_nothing(ended.text)
+    silent = message.cron is not None and message.cron.job == HEARTBEAT and says_nothing(ended.text)
     return [] if ended.reason == "replaced" or silent else reply(message, ended.text)

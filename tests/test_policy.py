@@ -460,21 +460,21 @@ EXAMPLES = re.findall(
 ROWS = [
     (rules, *found)
     for rules, table in EXAMPLES
-    for found in re.findall(r"^\| `(\w+)`: `(.*)` \| (\w+) \|$", table, re.M)
+    for found in re.findall(r"^\| `(\w+)`: `(.*)`(, with network)? \| (\w+) \|$", table, re.M)
 ]
 
 
-@pytest.mark.parametrize(("rules", "name", "what", "decision"), ROWS)
-def test_the_examples_of_the_page_decide_as_it_says(rules, name, what, decision, tmp_path):
+@pytest.mark.parametrize(("rules", "name", "what", "network", "decision"), ROWS)
+def test_the_examples_of_the_page_decide_as_it_says(rules, name, what, network, decision, tmp_path):
     (tmp_path / "config.toml").write_text(rules)
     policy = Config.load(home=tmp_path).policy
     what = what.replace("\\|", "|")
     if name == "exec":
-        assert run(what, *policy) == decision
+        assert run(what, *policy, network=bool(network)) == decision
     else:
         assert judge(*policy, name=name, paths=(os.path.join(ROOT, what),)).decision == decision
 
 
 def test_the_page_has_examples():
     assert len(EXAMPLES) == 2
-    assert len(ROWS) == 16
+    assert len(ROWS) == 20

@@ -13,8 +13,9 @@ from .messages import clean
 
 INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
 PULLED = frozenset({"api"})  # channels whose clients fetch their answers: nothing can be sent there
-# A command waits for its place in the session; an urgent one does not.
-Kind = Literal["message", "command", "urgent"]
+# A command waits for its place in the session; an urgent one does not. A "reply" is stored as an urgent one while a
+# question is open in its session, which it answers, and as a message otherwise.
+Kind = Literal["message", "command", "urgent", "reply"]
 _MAY_NAME_A_SKILL = re.compile(r"\$[a-z0-9]")
 
 

@@ -94,11 +94,13 @@ class Review:
     asked: tuple[str, ...] = ()  # a person must be asked for these
     question: str = ""
     denied: dict[str, str] = field(default_factory=dict)  # the result that the model gets, by call
+    grants: tuple[str, ...] = ()  # what the session is granted when the person answers "always"
+    once: tuple[str, ...] = ()  # what it is granted by a plain yes already
 
 
 class Toolbox(Protocol):
-    def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
-        """Whether these calls may run; quick, and before any of them does."""
+    async def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
+        """Decide whether these calls may run, before any of them does."""
         ...
 
     def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
@@ -297,7 +299,7 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
                 if (failed := await _call_model(turn, model, limits, window)) is not None:
                     return await _end(turn, failed)
             case RunTools(calls):
-                if _may_run(turn, toolbox, calls):  # else what the policy said decides what comes next
+                if await _may_run(turn, toolbox, calls):  # else what the policy said decides what comes next
                     await _run_tools(turn, toolbox, toolbox.batch(calls))
             case Hand(calls):
                 turn.outcome += [CallEnded(call.id, call.name, HANDED) for call in calls]
@@ -333,17 +335,17 @@ def _model_may_be_asked(action: Action, turn: Turn, limits: Limits) -> bool:
     return isinstance(action, CallModel)
 
 
-def _may_run(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> bool:
+async def _may_run(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> bool:
     """Show the policy the calls of a round before any of them runs; what it objects to is an outcome."""
     unseen = [call for call in calls if call.id not in turn.reviewed]
+    review = await toolbox.review(unseen, turn.conversation) if unseen else Review()
     turn.reviewed.update(call.id for call in unseen)
-    review = toolbox.review(unseen, turn.conversation) if unseen else Review()
     turn.outcome += [_refused(turn, call, review.denied[call.id]) for call in unseen if call.id in review.denied]
     asked = tuple(
         id for id in review.asked if id not in turn.approved
     )  # a person's yes does not lift a no of the rules
     if asked:
-        turn.outcome.append(CallsAsked(asked, review.question))
+        turn.outcome.append(CallsAsked(asked, review.question, review.grants, review.once))
     return not asked and not review.denied
 
 

@@ -94,11 +94,18 @@ class CallsBegun(msgspec.Struct, frozen=True, tag="begun"):
     ids: tuple[str, ...]
 
 
-class CallsAsked(msgspec.Struct, frozen=True, tag="asked"):
-    """These calls wait for a person's word; the question went to the chat."""
+class CallsAsked(msgspec.Struct, frozen=True, omit_defaults=True, tag="asked"):
+    """These calls wait for a person's answer; the question went to the chat."""
 
     ids: tuple[str, ...]
     question: str
+    grants: tuple[str, ...] = ()  # what the session is granted by the answer "always"
+    once: tuple[str, ...] = ()  # and by a plain yes
+
+    def decided(self, allowed: bool, by: str, note: str, always: bool) -> tuple[CallsDecided, tuple[str, ...]]:
+        """Return the entry of a person's answer, and what it grants the session."""
+        names = (*self.once, *(self.grants if always else ()))
+        return CallsDecided(self.ids, allowed, by, note, always), tuple(dict.fromkeys(names)) if allowed else ()
 
 
 class CallsDecided(msgspec.Struct, frozen=True, omit_defaults=True, tag="decided"):
@@ -108,6 +115,7 @@ class CallsDecided(msgspec.Struct, frozen=True, omit_defaults=True, tag="decided
     allowed: bool
     by: str = ""
     note: str = ""  # what the person wants the model to know
+    always: bool = False  # for the rest of the session
 
 
 class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):

@@ -178,7 +178,7 @@ class _Tape:
         calls = [ToolCallRequest(call.id, call.name, call.arguments, call.error) for call in entry.calls]
         return LLMResponse(entry.content, calls, entry.finish_reason, entry.usage, entry.reasoning, entry.model)
 
-    def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
+    async def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
         """What the policy said then: results that are denials, and a question."""
         ids, denied = {call.id for call in calls}, {}
         while isinstance(entry := self.next, CallEnded) and _by_policy(entry) and entry.id in ids:
@@ -186,7 +186,7 @@ class _Tape:
             self.at += 1
         if isinstance(entry, CallsAsked) and ids.issuperset(entry.ids):
             self.at += 1
-            return Review(entry.ids, entry.question, denied)
+            return Review(entry.ids, entry.question, denied, entry.grants, entry.once)
         return Review(denied=denied)
 
     def decision(self) -> list[Entry]:

@@ -191,7 +191,7 @@ async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(r
         def replay_safe(self, name):
             return True
 
-        def review(self, calls, conversation):
+        async def review(self, calls, conversation):
             return Review()
 
         async def run(self, call, progress, approved):

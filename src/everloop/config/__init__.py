@@ -41,6 +41,7 @@ class Rule:
     path: str = key("[policy]", "", "pattern: a file, relative to the workspace when inside it, absolute otherwise")
     arguments: dict[str, str] = key("[policy]", {}, "pattern by argument")
     origin: str = key("[policy]", "", "pattern: `channel:chat_id` that the turn came from")
+    network: bool = key("[policy]", False, "`allow`: also with network; `ask`, `deny`: only commands that ask for it")
     tainted: bool = key("[policy]", False, "an `allow` that also holds after untrusted content was read")
     why: str = key("[policy]", "", "told to the model and to the person who is asked")
     # fmt: on
@@ -49,6 +50,8 @@ class Rule:
         """Why this rule could never do what it says; "" for a rule that can."""
         if self.command and self.tool and not fnmatchcase("exec", self.tool):
             return f'has a command, but its tool "{self.tool}" is not exec: leave one of them out'
+        if self.network and self.tool and not fnmatchcase("exec", self.tool):
+            return f'has network = true, but its tool "{self.tool}" is not exec: leave one of them out'
         if self.tainted and self.do != "allow":
             return f'has tainted = true, which only means something with do = "allow", not "{self.do}"'
         return ""

@@ -37,6 +37,7 @@ from .api_requests import Requests
 from .budgets import Budgets
 from .chat_commands import Urgent
 from .compactor import Compactor
+from .direct_calls import AgentCalls
 from .dispatcher import RETRY_SECONDS, WAITS, Dispatcher, Leaves
 from .durable_bus import DurableBus
 from .listening import House, Listening
@@ -96,7 +97,19 @@ class AgentLoop:
         self._house = house
         self.store = open_store(store, config, self.workspace)
         built_in = builtin_tools(settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config)
-        self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
+        own_home = settings.home if isinstance(config, Config) else home()
+        self._policy = Policy(settings.policy, taint=settings.taint)
+        direct = AgentCalls(
+            self._policy,
+            self.workspace,
+            own_home,
+            self.store,
+            restricted=restrict_to_workspace,
+            owner=owner or "me",
+        )
+        self.tools = ToolRegistry(
+            built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit, direct=direct
+        )
         limits = {"memory_limit": settings.memory_limit, "skills_limit": settings.skills_limit}
         self.context = ContextBuilder(self.workspace, settings.name, lambda: self._turns.reach(), **limits)
         self._mcp = mcp_servers(settings)
@@ -109,7 +122,6 @@ class AgentLoop:
         self._heartbeat = Heartbeat.of(settings, cron_service, self.context.heartbeat_file)
         self._serving: asyncio.Task[None] | None = None
         budgets = Budgets(self.store, settings)
-        own_home = settings.home if isinstance(config, Config) else home()
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
         self._turns = self._turn_runner(settings, own_home, budgets, on_event)
@@ -160,7 +172,7 @@ class AgentLoop:
             store=self.store,
             provider=self.provider,
             tools=self.tools,
-            policy=Policy(settings.policy, taint=settings.taint),
+            policy=self._policy,
             context=self.context,
             workspace=self.workspace,
             home=own_home,
@@ -305,13 +317,17 @@ class AgentLoop:
         """Run one turn without the bus and return its answer.
 
         `attended` says that somebody is there who can be asked: then what comes back may be a question, and
-        "/approve" or "/deny" as the next message gives the answer of the turn that goes on.
+        "y", "n", "a" (always), "/approve" or "/deny" as the next message gives the answer of the turn that goes on.
         """
         message = InboundMessage(
             channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
         ).addressed()
         if (kind := kind_of(message)) == "urgent":
             return await self._urgent.answer(message, on_event)
+        if kind == "reply":
+            if (told := await self._urgent.reply(message, on_event)) is not None:
+                return told
+            kind = "message"
         return await (await self._dispatcher.submit(message, kind, on_event))
 
     async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
@@ -359,6 +375,10 @@ class AgentLoop:
             if (kind := kind_of(message)) == "urgent":
                 self._spawn(self._answer_urgent(message))
                 continue
+            if kind == "reply":
+                if await self._answers_question(message):
+                    continue
+                kind = "message"
             answer = await self._dispatcher.submit(message, kind)
             answer.add_done_callback(partial(self._report, message))
 
@@ -437,9 +457,24 @@ class AgentLoop:
             await self._hand_out(id, message)
         return text
 
+    async def _answers_question(self, message: InboundMessage) -> bool:
+        """Whether a message of the bus answered the open question of its session; the person is told so."""
+        try:
+            decided = await self._urgent.decide(message, message)
+        except StoreError as error:
+            self._apologize(message, error)
+            return True
+        if decided is not None:
+            self._spawn(self._tell(message, reply(message, decided[1])))
+        return decided is not None
+
     async def _answer_urgent(self, row: Incoming | InboundMessage) -> None:
         message = row if isinstance(row, InboundMessage) else row.message
-        outgoing = reply(message, await self._urgent.answer(message, word=row))
+        await self._tell(row, reply(message, await self._urgent.answer(message, word=row)))
+
+    async def _tell(self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage]) -> None:
+        """Close an urgent message with its answer, and send that."""
+        message = row if isinstance(row, InboundMessage) else row.message
         ids = await self.store.answer(row, outgoing, self._turns.sender)
         if isinstance(row, Incoming) and not message.reply:  # whoever said it waits for that
             self._tell_others(ENDED, row.id)

@@ -114,8 +114,13 @@ class Requests:
         assert id is not None
         kind = kind_of(message) if kept else "message"
         message = message.addressed()
+        shown = partial(show, 0) if show is not None else None
         if kind == "urgent":
-            return Outcome(await self._urgent.answer(message, partial(show, 0) if show is not None else None))
+            return Outcome(await self._urgent.answer(message, shown))
+        if kind == "reply":
+            if (replied := await self._urgent.reply(message, shown)) is not None:
+                return Outcome(replied)
+            kind = "message"
         self._waiting[message.owner, id] += 1
         following = Following(self, message, show) if show is not None else None
         try:

@@ -6,7 +6,7 @@ import logging
 
 from .. import events
 from ..bus import InboundMessage
-from ..commands import HELP, command_of, meant_by, words_after
+from ..commands import HELP, answer_of, command_of, meant_by
 from ..errors import StoreError
 from ..store.base import Incoming, Store
 from .dispatcher import Dispatcher
@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 STOPPED = "Stopped. What was done so far is kept."
 NOTHING_RUNS = "Nothing is running."
-NOTHING_ASKED = "Nothing waits for your word."
+NOTHING_ASKED = "Nothing waits for your answer."
+ALLOWED, ALLOWED_ALWAYS, DENIED = "Approved.", "Approved for this session.", "Denied."
 
 
 class Urgent:
@@ -38,11 +39,10 @@ class Urgent:
         self, message: InboundMessage, emit: events.Emit | None = None, word: Incoming | InboundMessage | None = None
     ) -> str:
         """Do what a message says that is a command, and say so. `word` is the message as it came in."""
+        if answer_of(message.content) is not None:
+            told = await self.reply(message, emit, word)
+            return NOTHING_ASKED if told is None else told
         match command_of(message.content):
-            case "approve":
-                return await self._decide(message, True, emit, word)
-            case "deny":
-                return await self._decide(message, False, emit, word)
             case "stop":
                 stopped = await self._stop_turn(message, word)
                 children = await self._subagents.stop(message.owner, message.session_key)
@@ -55,25 +55,41 @@ class Urgent:
                 given = message.content.strip()
                 return f"There is no command {given}: did you mean /{meant_by(given)}? /help lists them."
 
-    async def _decide(
-        self,
-        message: InboundMessage,
-        allowed: bool,
-        emit: events.Emit | None,
-        word: Incoming | InboundMessage | None,
-    ) -> str:
-        """Take a person's word on what the session's turn asked for. The turn goes on; who called directly waits."""
-        note = words_after(message.content)
-        where = (message.owner, message.session_key)
-        decided = await self._store.decide(*where, allowed, message.sender_id, note, word)
-        taken = "Approved." if allowed else "Denied."
-        if decided is None:  # another process may have taken this very word, and perhaps was killed before it said so
-            known = isinstance(word, Incoming) and (await self._store.incoming(word.id)).first_seq is not None
-            return taken if known else NOTHING_ASKED
-        if not message.reply:
-            return await self._dispatcher.follow(decided[0], message, emit)
-        self._dispatcher.kick(message.owner, message.session_key)
+    async def reply(
+        self, message: InboundMessage, emit: events.Emit | None = None, word: Incoming | InboundMessage | None = None
+    ) -> str | None:
+        """Answer the open question of the message's session with it; None if there is none that it could be about.
+
+        The turn goes on. A caller that gets no reply in its chat waits for the turn's own answer.
+        """
+        decided = await self.decide(message, word)
+        if decided is None:
+            return None
+        row, taken = decided
+        if row is not None and not message.reply:
+            return await self._dispatcher.follow(row, message, emit)
         return taken
+
+    async def decide(
+        self, message: InboundMessage, word: Incoming | InboundMessage | None
+    ) -> tuple[int | None, str] | None:
+        """Take a person's answer to what the session's turn asked for, and let the turn go on.
+
+        Returns the inbox row that opened the turn, if this call answered the question, and what to tell the person;
+        None when the message answers nothing.
+        """
+        answer = answer_of(message.content)
+        assert answer is not None
+        where = (message.owner, message.session_key)
+        decided = await self._store.decide(
+            *where, answer.allowed, message.sender_id, answer.note, word, always=answer.always
+        )
+        taken = DENIED if not answer.allowed else ALLOWED_ALWAYS if answer.always else ALLOWED
+        if decided is None:  # another process may have taken this very answer, and been killed before it said so
+            known = isinstance(word, Incoming) and (await self._store.incoming(word.id)).first_seq is not None
+            return (None, taken) if known else None
+        self._dispatcher.kick(*where)
+        return decided[0], taken
 
     async def _stop_turn(self, message: InboundMessage, word: Incoming | InboundMessage | None) -> bool:
         """Stop the session's turn, whether it runs, was cut off, or waits for a person's word; or the one that is about
@@ -118,7 +134,7 @@ class Urgent:
         if turn is None and info is not None and info.open_turn is not None:
             running = f"turn {info.open_turn}, in another process"
         if info is not None and info.parked:
-            running = f"turn {info.open_turn} waits for your word: /approve or /deny"
+            running = f"turn {info.open_turn} waits for your answer: y, n or a (always)"
         children = await self._subagents.running(message.owner, message.session_key)
         return "\n".join(
             (

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 15.0  # until a turn that the store refused to write is tried again
 REPLACED = "(replaced by a newer message)"
 SAID_INSTEAD = "The person wrote something else instead of allowing it."
-WAITS = "I am still waiting for your word: /approve or /deny. Your message is kept and comes right after."
+WAITS = "I am still waiting for your answer: y, n or a (always). Your message is kept and comes right after."
 
 
 Run = Callable[[Claim, Live], Awaitable[str]]

@@ -117,7 +117,7 @@ class TurnRunner:
         try:
             brief = await self._brief(claim, live)
             if self._own is None:
-                self._own = await in_thread(_places, self.workspace, self.home, self.store)
+                self._own = await in_thread(places_of, self.workspace, self.home, self.store)
             conversation = await self._conversation(claim, live, brief)
             if not claim.entries:
                 claim.entries = [await self._said(claim)]
@@ -228,7 +228,7 @@ class TurnRunner:
 
     def reach(self) -> Reach:
         """What may be read for the prompt, as by any tool. It looks at the disk: call it in a thread."""
-        own = self._own or _places(self.workspace, self.home, self.store)
+        own = self._own or places_of(self.workspace, self.home, self.store)
         return Reach(own.workspace, self.restricted, protected=own.protected)
 
     def watch(self, live: Live | None, owner: str, key: str, emit: events.Emit) -> None:
@@ -325,7 +325,8 @@ class TurnRunner:
             guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
             return made if guard is None else replace(made, guard=guard)
 
-        return Tools(brief.tools, self.policy, context, message.attended)
+        grants = partial(self.store.grants, claim.owner, claim.key)
+        return Tools(brief.tools, self.policy, context, message.attended, grants)
 
     def _paths(self, call: Call, context: CallContext) -> Sequence[str]:
         planned = self.tools.plan(call, context)
@@ -359,7 +360,8 @@ def _goes_on(claim: Claim) -> bool:
     return (request := request_of(claim)) is None or request.kept
 
 
-def _places(workspace: Path, home: Path, store: Store) -> Places:
+def places_of(workspace: Path, home: Path, store: Store) -> Places:
+    """Look up the places of an agent's calls on the disk."""
     protected = [home.resolve()]
     if (path := getattr(store, "path", None)) is not None:
         real = Path(path).resolve()

@@ -185,7 +185,10 @@ class Store(Protocol):
 
     # inbox
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        """Put a message into the inbox of its session. One with an id that is there already is not taken again."""
+        """Put a message into the inbox of its session. One with an id that is there already is not taken again.
+
+        A message of the kind "reply" is stored as "urgent" if a question is open in the session, else as "message".
+        """
         ...
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
@@ -271,11 +274,14 @@ class Store(Protocol):
         by: str = "",
         note: str = "",
         word: Incoming | InboundMessage | None = None,
+        always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
         """Answer the question of a session's parked turn, which can then be begun again like any that was cut off.
 
         Gives the inbox row that opened the turn, and the question; None when none is parked. `allowed=None` answers
-        nothing and only wakes the turn, to be stopped. A message (`word`) answers one question, however often it comes.
+        nothing and only wakes the turn, to be stopped. A message (`word`) answers one question, however often it comes,
+        and none that was asked after it; unless it answers one it is not put into the inbox. With `always`, what the
+        question offers to grant is granted to the session in the same transaction.
         """
         ...
 

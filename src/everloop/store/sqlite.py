@@ -196,8 +196,9 @@ class SQLiteStore:
         by: str = "",
         note: str = "",
         word: Incoming | InboundMessage | None = None,
+        always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
-        return await self.writer.submit(lambda db: parking.decide(db, owner, key, allowed, by, note, word))
+        return await self.writer.submit(lambda db: parking.decide(db, owner, key, allowed, by, note, word, always))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
         return self.writer.submit(lambda db: tx.post(db, claim, message, key, sender))

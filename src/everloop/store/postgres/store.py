@@ -189,8 +189,9 @@ class PostgresStore:
         by: str = "",
         note: str = "",
         word: Incoming | InboundMessage | None = None,
+        always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
-        return await self._write(lambda db: turns.decide(db, owner, key, allowed, by, note, word), (owner, key))
+        return await self._write(lambda db: turns.decide(db, owner, key, allowed, by, note, word, always), (owner, key))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
         data = encode(message).decode()

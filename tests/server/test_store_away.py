@@ -92,6 +92,24 @@ async def test_whoever_reads_the_numbers_with_a_token_hears_that_the_store_is_aw
                 await read("/metrics", new_token())
 
 
+async def test_without_any_token_the_numbers_still_say_that_the_store_is_away(
+    fake: FakeOpenAI, http: aiohttp.ClientSession, database: str, tmp_path: Path
+):
+    place = tmp_path / "socket"
+    place.mkdir()
+    async with proxied(database, place) as (proxy, dsn), process(fake, tmp_path, EVERLOOP_STORE=dsn) as (_, url):
+
+        async def read() -> str:
+            async with http.get(url + "/metrics") as answer:
+                return await answer.text()
+
+        assert "everloop_store_up 1" in await read()
+        take_away(proxy, place)
+        async with asyncio.timeout(SOON):
+            while "everloop_store_up 0" not in await read():
+                await asyncio.sleep(0.1)
+
+
 @pytest.mark.parametrize(("drain", "signals"), [(2, 1), (30, 2)])
 @pytest.mark.parametrize("runs", [True, False])
 async def test_a_server_whose_store_is_away_ends_within_its_time_or_at_a_second_signal(

@@ -302,7 +302,10 @@ class Door:
     async def _note_use(self, token: Token) -> None:
         now = time.time()
         if token.last_used_at is None or now - token.last_used_at >= NOTED_EVERY:
-            await self._store.token_used(token.id, now)
+            try:
+                await self._store.token_used(token.id, now)
+            except StoreError as error:  # a full disk: what the request itself has to write says so to its client
+                log.error("%s", error)
 
     @contextlib.contextmanager
     def _place(self, who: str) -> Iterator[None]:

@@ -113,7 +113,8 @@ def _limits(recorded: Sequence[Entry]) -> Limits:
     rounds = sum(isinstance(entry, ModelAnswered) for entry in recorded)
     last = recorded[-1]
     if isinstance(last, TurnEnded) and last.reason == "max_rounds":
-        return Limits(rounds=rounds)
+        request = recorded[0].request if isinstance(recorded[0], UserSaid) else None
+        return Limits(rounds=rounds, kept=request is None or request.kept)
     return Limits(rounds=max(rounds + 1, DEFAULT_LIMITS.rounds))
 
 

@@ -162,9 +162,16 @@ def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
 
 def _token_actions(token: Parser, common: Parser) -> None:
     actions = token.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
-    token_add = actions.add_parser("add", help="make a token and print it, once", parents=[common], allow_abbrev=False)
+    token_add = actions.add_parser(
+        "add", aliases=["create"], help="make a token and print it, once", parents=[common], allow_abbrev=False
+    )
     token_add.add_argument("name", metavar="NAME", help="what to call it: who or what will use it")
     token_add.add_argument("--owner", metavar="OWNER", help="whose sessions it opens (default: the name)")
+    rights = token_add.add_mutually_exclusive_group()
+    rights.add_argument("--rights", metavar="RIGHTS", default="use", help="use, admin or use,admin (default: use)")
+    rights.add_argument(
+        "--admin", dest="rights", action="store_const", const="use,admin", help="short for --rights use,admin"
+    )
     token_list = actions.add_parser("list", help="show what tokens there are", parents=[common], allow_abbrev=False)
     token_list.add_argument("--json", action="store_true", help="one JSON object a line")
     revoke = actions.add_parser("revoke", help="let a token in no more", parents=[common], allow_abbrev=False)

@@ -152,6 +152,7 @@ class Token:
     created_at: float
     last_used_at: float | None = None  # to the hour
     revoked_at: float | None = None
+    rights: frozenset[str] = frozenset({"use"})  # "use", "admin" or both
 
 
 @dataclass(slots=True, frozen=True)
@@ -374,8 +375,12 @@ class Store(Protocol):
         ...
 
     # tokens
-    async def add_token(self, name: str, owner: str, hash: str) -> Token:
+    async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = ("use",)) -> Token:
         """Keep a token by its hash; an `EverloopError` when a living one has the name."""
+        ...
+
+    async def tokens_exist(self) -> bool:
+        """Whether there is a token, or was one: revoked tokens count."""
         ...
 
     async def token(self, hash: str) -> Token | None:
@@ -432,6 +437,10 @@ class Store(Protocol):
 
     def aside(self, work: Callable[[], T]) -> Written[T]:
         """Run a short piece of file work off the event loop, in the same wake-up as the writes around it."""
+        ...
+
+    async def check_writable(self) -> None:
+        """Commit a small write of no meaning; a `StoreError` when writing does not work."""
         ...
 
     async def close(self) -> None: ...

@@ -8,7 +8,8 @@ import sys
 
 from ..commands import command_of
 from ..config import Config
-from .common import check_model, hush, load_config, prepare_workspace, session_key
+from .common import check_model, hush, is_trusted, load_config, prepare_workspace, session_key
+from .folder import enter
 from .main import INTERRUPTED
 from .setup import SMALL, with_model
 
@@ -23,6 +24,7 @@ def command(options: argparse.Namespace) -> int:
     config = with_model(config, at_terminal=at_terminal)
     check_model(config)
     prepare_workspace(config.workspace)
+    config = enter(config, person=at_terminal, trust=is_trusted(options))
     hush()
     import asyncio
 

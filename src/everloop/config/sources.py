@@ -31,6 +31,11 @@ def over(below: dict[str, Any], above: dict[str, Any], tied: bool = True) -> dic
     return kept | above
 
 
+def default_home() -> Path:
+    """The home by the environment, without looking at the disk."""
+    return Path(os.environ.get("EVERLOOP_HOME", "").strip() or DEFAULT_HOME).expanduser().absolute()
+
+
 def find_home(home: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Path:
     where, given = ("home", os.fspath(home)) if home is not None else ("EVERLOOP_HOME", env.get("EVERLOOP_HOME", ""))
     folder = _path(given.strip() or DEFAULT_HOME, None, where)

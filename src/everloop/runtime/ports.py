@@ -7,11 +7,13 @@ from typing import Any, Protocol
 
 from .. import events
 from ..bus import PULLED, InboundMessage, OutboundMessage
+from ..context.prompt import Composer
 from ..engine import Review
 from ..log import Call, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
 from ..providers.base import LLMProvider, LLMResponse, counts
 from ..store.base import Claim, Finished, Store
+from ..threads import in_thread
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
@@ -38,7 +40,9 @@ class Asking:
         claim: Claim,
         options: Mapping[str, Any] | None = None,
         text_calls: bool = True,
+        compose: Composer | None = None,
     ) -> None:
+        self._compose = compose
         self._options = options
         self._text_calls = text_calls
         self._provider = provider
@@ -56,9 +60,10 @@ class Asking:
             await self._budgets.check(self._claim, self._measure.model, tokens)
         tools = self._tools.get_definitions() or None
         try:
+            request = conversation if self._compose is None else await in_thread(self._compose, conversation)
             response = await ask(
                 self._provider,
-                conversation,
+                request,
                 tools,
                 self._model,
                 emit,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from everloop import AgentLoop, Config, LLMResponse, MessageBus
 from everloop.config import Rule
 from everloop.runtime.results import TurnResult
@@ -21,7 +23,7 @@ async def test_ask_gives_the_answer_its_reason_and_what_it_used(tmp_path):
 
 
 async def test_an_error_is_told_from_an_answer_that_looks_like_one(tmp_path):
-    script = [ValueError("no such model"), "Sorry, I encountered an error: no such model"]
+    script: list[Any] = [ValueError("no such model"), "Sorry, I encountered an error: no such model"]
     async with AgentLoop(MessageBus(), ScriptedProvider(script), tmp_path) as agent:
         failed, answered = await agent.ask("one"), await agent.ask("two")
     assert failed.text == answered.text == "Sorry, I encountered an error: no such model"

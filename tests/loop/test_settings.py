@@ -127,10 +127,9 @@ async def test_a_subclass_may_register_its_own_default_tools(tmp_path):
     async with Only(MessageBus(), ScriptedProvider([call("shout"), "it said HEY"]), tmp_path) as agent:
         assert [tool["function"]["name"] for tool in agent.tools.get_definitions()] == ["shout"]
         assert await agent.process_direct("shout") == "it said HEY"
-    async with More(MessageBus(), ScriptedProvider([]), tmp_path) as agent:
-        assert {"shout", "read_file", "exec", "spawn", "cron"} <= {
-            tool["function"]["name"] for tool in agent.tools.get_definitions()
-        }
+    async with More(MessageBus(), ScriptedProvider([]), tmp_path) as more:
+        names = {tool["function"]["name"] for tool in more.tools.get_definitions()}
+        assert {"shout", "read_file", "exec", "spawn", "cron"} <= names
 
 
 # ------------------------------------------------------------------------------------------------ context

@@ -50,6 +50,7 @@ from .log import (
     TurnEnded,
     UserSaid,
     Written,
+    apology,
     hear,
 )
 from .messages import Conversation, clean
@@ -378,10 +379,9 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
             trace = clean("".join(traceback.format_exception(error)))
             logger.warning("the model call of turn %s failed\n%s", turn.id, trace)
         what = repr(error) if isinstance(error, LookupError) else clean(str(error)) or type(error).__name__
-        message = f"Sorry, I encountered an error: {what}"
-        turn.tell(events.Error(message))
+        turn.tell(events.Error(what))
         status = getattr(error, "status", None)  # of a library's own error it may be anything
-        return TurnEnded("error", message, int(status) if isinstance(status, int) else 0)
+        return TurnEnded.failed(what, int(status) if isinstance(status, int) else 0)
     turn.outcome.append(turn.timed(answered))
     turn.partial.clear()
     if answered.usage:
@@ -432,15 +432,15 @@ def _progress(turn: Turn, call: str, text: str) -> None:
     turn.tell(events.ToolProgress(call, text))
 
 
-async def end_turn(turn: Turn, reason: Reason, text: str) -> TurnEnded:
-    """End a turn that is not running, whatever state it is in. What was not on disk yet is dropped."""
+async def fail_turn(turn: Turn, error: str) -> TurnEnded:
+    """End a turn that is not running with an error, whatever state it is in. What was not on disk yet is dropped."""
     turn.outcome.clear()
     turn.partial.clear()
-    turn.stopped = (reason, text)
-    return await _close(turn)
+    turn.stopped = ("error", apology(error))
+    return await _close(turn, error)
 
 
-async def _close(turn: Turn) -> TurnEnded:
+async def _close(turn: Turn, error: str = "") -> TurnEnded:
     """End a turn that was stopped: what had happened stays, and every call gets a result that says so."""
     assert turn.stopped is not None
     if turn.entries and isinstance(ended := turn.entries[-1], TurnEnded):  # it was just over
@@ -460,7 +460,7 @@ async def _close(turn: Turn) -> TurnEnded:
             seconds = round(time.monotonic() - since, 4) if since is not None else 0.0
             turn.outcome.append(CallEnded(call.id, call.name, content, status, seconds))
             turn.tell(events.ToolEnded(call.id, call.name, content, status, seconds))
-    return await _end(turn, TurnEnded(*turn.stopped))
+    return await _end(turn, TurnEnded(*turn.stopped, error=error))
 
 
 async def _end(turn: Turn, ended: TurnEnded) -> TurnEnded:

@@ -132,7 +132,18 @@ class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
 class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="end"):
     reason: Reason
     text: str = ""
-    status: int = 0  # what the model's server answered, where that ended the turn
+    status: int = 0  # the HTTP status of the model's server, where that ended the turn
+    error: str = ""  # what went wrong, where the reason is "error"; `text` is how the chat is told
+
+    @classmethod
+    def failed(cls, error: str, status: int = 0) -> TurnEnded:
+        """The end of a turn that an error ended."""
+        return cls("error", apology(error), status, error)
+
+
+def apology(error: str) -> str:
+    """Return how a chat is told of an error."""
+    return f"Sorry, I encountered an error: {error}"
 
 
 class Noted(msgspec.Struct, frozen=True, tag="note"):

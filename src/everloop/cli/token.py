@@ -14,14 +14,14 @@ from ..config import Config
 from ..errors import EverloopError
 from ..store.base import Store, Token
 from ..store.tokens import OWNER, checked_name, checked_owner, checked_rights, hash_of, joined_rights, new_token
-from .common import load_config
+from .common import load_with_store
 from .output import as_json
 
 SHORTEST_ID = 4  # so that a short name that was mistyped is not taken for the start of some id
 
 
 def command(options: argparse.Namespace) -> int:
-    return asyncio.run(ACTIONS[options.action](load_config(options), options))
+    return asyncio.run(ACTIONS[options.action](load_with_store(options), options))
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any, Literal, Self
 from .. import events
 from ..actions import Limits, Park, next_action
 from ..bus import InboundMessage, MessageBus, OutboundMessage
-from ..commands import command_of, kind_of
+from ..commands import answer_of, command_of, kind_of
 from ..config import Config
 from ..config.dsn import DSN
 from ..context.prompt import ContextBuilder
@@ -21,11 +23,11 @@ from ..cron.service import CronService
 from ..engine import Left, Parked
 from ..errors import StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
-from ..log import Cleared, Entry
+from ..log import Cleared, Entry, apology
 from ..messages import clean
 from ..providers.base import LLMProvider
+from ..providers.factory import make_provider
 from ..store.base import Claim, Incoming, Outgoing, Store
-from ..store.location import home
 from ..store.news import ENDED, SENDING, WORK
 from ..store.sessions import PlainStore, SessionManager
 from ..tools.builtin import builtin_tools
@@ -44,9 +46,10 @@ from .listening import House, Listening
 from .parts import allowed, mcp_servers, open_store, tracer
 from .peers import wake_all
 from .ports import reply
+from .results import TurnResult
 from .session import Live
 from .subagents import SubagentManager
-from .turn_runner import APOLOGY, TurnRunner
+from .turn_runner import TurnRunner
 from .waiters import Stopped
 
 log = logging.getLogger(__name__)
@@ -57,11 +60,12 @@ NEW_CONVERSATION = "This is a new conversation. The old one is kept in the log."
 class AgentLoop:
     """Takes messages from the bus, runs a durable turn for each, and publishes the answers.
 
-    `store` is where turns are kept (a path or a store; by default one SQLite file a workspace, in
-    `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is
-    queued, handed to the turn at its next round (`steer`), or replaces it (`interrupt`). `owner` is the one whose
-    sessions it works in, by default anybody's. In a `house` it lives with the agents of other owners: the store and the
-    provider are theirs too, and left open at the end.
+    Arguments that are left out come from `config`, and without one from the defaults: 20 rounds, and no restriction to
+    the workspace. `store` is where turns are kept (a path or a store; by default one SQLite file for each workspace, in
+    `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is queued,
+    handed to the turn at its next round (`steer`), or replaces it (`interrupt`). `context` builds the prompt: a
+    `ContextBuilder` or a subclass. `owner` is the one whose sessions it works in, by default anybody's. In a `house` it
+    lives with the agents of other owners: the store and the provider are theirs too, and left open at the end.
     """
 
     def __init__(
@@ -70,62 +74,76 @@ class AgentLoop:
         provider: LLMProvider,
         workspace: str | Path,
         model: str | None = None,
-        max_iterations: int = 20,
+        max_iterations: int | None = None,
         brave_api_key: str | None = None,
         exec_config: Any = None,
         cron_service: Any = None,
-        restrict_to_workspace: bool = False,
-        config: Any = None,
+        restrict_to_workspace: bool | None = None,
+        config: Config | None = None,
         *,
         store: Store | str | Path | DSN | None = None,
         busy: Literal["queue", "steer", "interrupt"] | None = None,
         on_event: Callable[[str, events.Event], None] | None = None,
         owner: str | None = None,
         house: House | None = None,
+        context: ContextBuilder | None = None,
     ) -> None:
-        settings = config if isinstance(config, Config) else Config()
+        if config is not None and not isinstance(config, Config):
+            raise TypeError(f"config must be a Config, such as Config.load(), not {type(config).__name__}")
+        if context is not None and not isinstance(context, ContextBuilder):
+            raise TypeError(f"context must be a ContextBuilder or a subclass of it, not {type(context).__name__}")
+        settings = config or Config()
+        if restrict_to_workspace is None:
+            restrict_to_workspace = config is not None and config.restrict_to_workspace
         busy = busy or settings.busy
         if busy not in ("queue", "steer", "interrupt"):
             raise ValueError(f'busy must be "queue", "steer" or "interrupt", not {busy!r}')
         self.bus = bus
         self.provider = provider
         self.workspace = Path(workspace)
-        self.model = model
-        self.max_iterations = max_iterations
+        self.model = model = model or settings.model or None
+        self.max_iterations = settings.max_iterations if max_iterations is None else max_iterations
         self.restrict_to_workspace = restrict_to_workspace
         self.owner = owner
         self._house = house
         self.store = open_store(store, config, self.workspace)
-        built_in = builtin_tools(settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config)
-        own_home = settings.home if isinstance(config, Config) else home()
+        own_home = settings.home
         self._policy = Policy(settings.policy, taint=settings.taint)
         direct = AgentCalls(
             self._policy,
             self.workspace,
             own_home,
             self.store,
-            restricted=restrict_to_workspace,
+            restricted=self.restrict_to_workspace,
             owner=owner or "me",
         )
-        self.tools = ToolRegistry(
-            built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit, direct=direct
+        self.tools = ToolRegistry(timeout=settings.tool_timeout, result_limit=settings.result_limit, direct=direct)
+        self.context = context or ContextBuilder(
+            self.workspace,
+            settings.name,
+            lambda: self._turns.reach(),
+            memory_limit=settings.memory_limit,
+            skills_limit=settings.skills_limit,
+            trusted=settings.trusted,
         )
-        limits = {"memory_limit": settings.memory_limit, "skills_limit": settings.skills_limit}
-        self.context = ContextBuilder(self.workspace, settings.name, lambda: self._turns.reach(), **limits)
         self._mcp = mcp_servers(settings)
         self._dispatcher = self._dispatch(busy)
         self.subagents = self._family(settings)
         if cron_service is None:
             cron_service = CronService(self.store, owner=owner or "me", missed=settings.missed)
         self.cron_service = cron_service
-        self.tools.register(CronTool(cron_service))
+        self._builtin_tools = partial(
+            builtin_tools, settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config
+        )
+        self._spawns = settings.subagents > 0
+        self._register_default_tools()
         self._heartbeat = Heartbeat.of(settings, cron_service, self.context.heartbeat_file)
         self._serving: asyncio.Task[None] | None = None
         budgets = Budgets(self.store, settings)
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
         self._turns = self._turn_runner(settings, own_home, budgets, on_event)
-        place = f"{self.workspace}{' (restricted)' if restrict_to_workspace else ''}"
+        place = f"{self.workspace}{' (restricted)' if self.restrict_to_workspace else ''}"
         self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
         self._listening = Listening(
             self.store, self._dispatcher, self.subagents, self._answer_urgent, self._spawn, house
@@ -136,12 +154,25 @@ class AgentLoop:
         self._background: set[asyncio.Task[None]] = set()
         self._handed_out: set[int] = set()  # rows of the outbox that wait on the bus to be taken
 
+    @classmethod
+    def from_config(cls, bus: MessageBus | None = None, config: Config | None = None, **options: Any) -> Self:
+        """The agent that the settings describe, by default those of the user: its provider, workspace and limits.
+
+        `options` are arguments of the constructor, and win over the settings.
+        """
+        config = config or Config.load()
+        if not (config.provider or config.base_url or config.api_key or config.model):
+            config = dataclasses.replace(config, provider="local")
+        provider = options.pop("provider", None)
+        workspace = options.pop("workspace", None) or config.workspace
+        return cls(bus or MessageBus(), provider or make_provider(config), workspace, config=config, **options)
+
     def _dispatch(self, busy: str) -> Dispatcher:
         house = self._house
         made = Dispatcher(
             self.store,
             self._run_claim,
-            lambda: self.context.standing_prompt(),
+            lambda: self.context.shared_prompt(),
             busy=busy,
             owner=self.owner,
             worker=house.worker if house is not None else None,
@@ -157,9 +188,15 @@ class AgentLoop:
         made = SubagentManager(self.store, self._dispatcher, self.tools, settings, lambda: self._turns.reach())
         made.on_work = lambda: self._listening.listen()
         self.tools.hint = self._what_it_is
-        if settings.subagents:
-            self.tools.register(SpawnTool(made))
         return made
+
+    def _register_default_tools(self) -> None:
+        """Register the tools that every agent has. A subclass may register others instead, or add to them."""
+        for built_in in self._builtin_tools():
+            self.tools.register(built_in)
+        if self._spawns:
+            self.tools.register(SpawnTool(self.subagents))
+        self.tools.register(CronTool(self.cron_service))
 
     def _turn_runner(
         self,
@@ -322,6 +359,37 @@ class AgentLoop:
         message = InboundMessage(
             channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
         ).addressed()
+        return await self._process(message, on_event)
+
+    async def ask(
+        self,
+        content: str,
+        session_key: str = "cli:direct",
+        channel: str = "cli",
+        chat_id: str = "direct",
+        *,
+        media: list[str] | None = None,
+        on_event: events.Emit | None = None,
+        attended: bool = False,
+    ) -> TurnResult:
+        """Run one turn as `process_direct` does, and return all that is known of it: its answer, why it ended, what
+        went wrong and what it used."""
+        message = InboundMessage(
+            channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
+        ).addressed()
+        message.id = f"ask:{secrets.token_hex(8)}"  # by which its turn is found, wherever it ran
+        text = await self._process(message, on_event)
+        row = await self.store.find(message.owner, message.id)
+        found = (row.turn, row.session, row.first_seq) if row is not None and row.turn and row.first_seq else None
+        if found is None and answer_of(message.content) is not None:  # the turn that asked has gone on
+            info = await self.store.session(message.owner, message.session_key)
+            turns = await self.store.turns(message.owner, session=info.id, limit=1) if info is not None else []
+            found = (turns[0].id, turns[0].session, turns[0].first_seq) if turns else None
+        if found is None:
+            return TurnResult(text)
+        return TurnResult.of(text, found[0], [one.entry for one in await self.store.read_turn(found[1], found[2])])
+
+    async def _process(self, message: InboundMessage, on_event: events.Emit | None) -> str:
         if (kind := kind_of(message)) == "urgent":
             return await self._urgent.answer(message, on_event)
         if kind == "reply":
@@ -516,7 +584,7 @@ class AgentLoop:
         self._apologize(message, error)
 
     def _apologize(self, message: InboundMessage, error: BaseException) -> None:
-        self._say(message, f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
+        self._say(message, apology(clean(str(error)) or type(error).__name__))
 
     def _say(self, message: InboundMessage, text: str) -> None:
         """Say something in a chat that need not survive a crash."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 
 from .. import events
-from ..bus import InboundMessage
+from ..bus import PULLED, InboundMessage
 from ..commands import HELP, answer_of, command_of, meant_by
 from ..errors import StoreError
 from ..store.base import Incoming, Store
 from .dispatcher import Dispatcher
-from .elsewhere import MEANT, runs_elsewhere, stop_elsewhere
+from .elsewhere import MEANT, TOLD, runs_elsewhere, stop_elsewhere
 from .subagents import SubagentManager
 from .turn_runner import TurnRunner
 
@@ -96,7 +96,9 @@ class Urgent:
         to begin, with a message that came before this word."""
         where = (message.owner, message.session_key)
         given = message.metadata.get(MEANT)
-        if given is None and self._dispatcher.stop_turn(*where, "cancelled", STOPPED):
+        told = message.reply and message.channel not in PULLED
+        told |= message.channel == "system" and bool(message.metadata.get(TOLD))
+        if given is None and self._dispatcher.stop_turn(*where, "cancelled", STOPPED, chat_told=told):
             return True
         info = await self._store.session(*where)
         meant = info.open_turn if info is not None and info.open_turn else await self._about_to_begin(where, word)
@@ -104,11 +106,11 @@ class Urgent:
             return False
         if not self._dispatcher.runs or await runs_elsewhere(self._store, self._dispatcher, info):
             # What came by the inbox was taken out by whoever also hears of answers: it must not wait for one.
-            await stop_elsewhere(self._store, self._dispatcher, *where, meant, wait=not isinstance(word, Incoming))
+            await stop_elsewhere(self._store, self._dispatcher, *where, meant, not isinstance(word, Incoming), told)
             return True
         await self._store.decide(*where, None)
         self._dispatcher.kick(*where)
-        return self._dispatcher.stop_turn(*where, "cancelled", STOPPED, meant)
+        return self._dispatcher.stop_turn(*where, "cancelled", STOPPED, meant, chat_told=told)
 
     async def _about_to_begin(self, where: tuple[str, str], word: Incoming | InboundMessage | None) -> int | None:
         """The inbox row that opens the next turn, if it came before this word."""
@@ -121,8 +123,10 @@ class Urgent:
 
     async def _stop_elsewhere(self, owner: str, key: str, meant: str | int | None) -> None:
         """Another process was quicker to take up what was to be stopped here."""
+        live = self._dispatcher.live(owner, key)
+        told = live is not None and live.chat_told
         try:
-            await stop_elsewhere(self._store, self._dispatcher, owner, key, meant, wait=False)
+            await stop_elsewhere(self._store, self._dispatcher, owner, key, meant, False, told)
         except StoreError as error:  # then it goes on there
             log.warning("%s", error)
 

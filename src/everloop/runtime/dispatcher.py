@@ -162,13 +162,23 @@ class Dispatcher:
     def live(self, owner: str, key: str) -> Live | None:
         return self._live.get((owner, key))
 
-    def stop_turn(self, owner: str, key: str, reason: Reason, text: str, meant: str | int | None = None) -> bool:
+    def stop_turn(
+        self,
+        owner: str,
+        key: str,
+        reason: Reason,
+        text: str,
+        meant: str | int | None = None,
+        *,
+        chat_told: bool = False,
+    ) -> bool:
         """Stop the turn that runs in a session or is about to, if it is the one that is `meant`: by its id, or by the
         inbox row that opens it. False when there is none."""
         live = self._live.get((owner, key))
         if live is None:
             return False
         live.stop(reason, text, meant)
+        live.chat_told |= chat_told
         return True
 
     def withdraw(self, owner: str, key: str, message: str, text: str) -> None:
@@ -359,6 +369,7 @@ class Dispatcher:
         live.message, live.rows = claim.message.id, claim.inbox
         if live.meant not in (None, claim.turn, *claim.inbox):  # the one that was to be stopped is over
             live.stopped = live.meant = None
+            live.chat_told = False
         if self.busy == "interrupt" and "message" in live.behind.values():
             live.stop("replaced", REPLACED)
         if waiting and (why := waiting[0].withdrawn) and all(item.withdrawn for item in waiting):

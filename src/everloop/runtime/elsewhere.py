@@ -11,6 +11,7 @@ from ..store.base import SessionInfo, Store
 from ..store.news import WORK
 from .peers import lives, wake_all
 
+TOLD = "told"  # in the metadata of the word: the chat gets the answer to its own /stop
 MEANT = "stops"  # in the metadata of the word: the turn that it is about
 PATIENCE = 10.0  # seconds until a stop counts as under way
 
@@ -38,14 +39,19 @@ async def runs_elsewhere(store: Store, sessions: Sessions, info: SessionInfo | N
 
 
 async def stop_elsewhere(
-    store: Store, sessions: Sessions, owner: str, key: str, meant: str | int | None = None, wait: bool = True
+    store: Store,
+    sessions: Sessions,
+    owner: str,
+    key: str,
+    meant: str | int | None = None,
+    wait: bool = True,
+    chat_told: bool = False,
 ) -> None:
     """Have the session's turn stopped where it runs, and wait until it was told, if that comes soon. Where one is
     `meant`, by its id or by the inbox row that opens it, no other is."""
     # Not of the session's own channel: it would count as one of its messages.
     word = InboundMessage("system", "agent", key, "/stop", owner=owner, session=key, reply=False)
-    if meant is not None:
-        word.metadata = {MEANT: meant}
+    word.metadata = {name: value for name, value in ((MEANT, meant), (TOLD, chat_told or None)) if value is not None}
     word.id = f"stop:{key}:{secrets.token_hex(4)}"
     row = await store.accept(word, "urgent")
     if not wait:

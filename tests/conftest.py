@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -35,6 +36,12 @@ _LOOPBACK_NAMES = {"localhost", "ip6-localhost", "::1", "", "0.0.0.0", "::"}
 # A shared machine may stall for longer than hypothesis' deadline; the time-out of each test is enough.
 hypothesis.settings.register_profile("everloop", deadline=None, derandomize=_IN_CI, database=None)
 hypothesis.settings.load_profile("everloop")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take SIGINT even where the parent ignores it (`make test &`, `nohup`): programs under test inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -143,7 +143,7 @@ async def test_the_result_of_a_sub_agent_cannot_approve(tmp_path, pad):
         await agent.bus.publish_inbound(InboundMessage("test", "ann", "1", "up!"))
         await agent.bus.consume_outbound()
         await agent.bus.publish_inbound(InboundMessage("system", "sub", "test:1", "/approve"))
-        assert "/approve" in (await agent.bus.consume_outbound()).content  # told to wait
+        assert "still waiting" in (await agent.bus.consume_outbound()).content
         assert pad.launched == []
         agent.stop()
         await running
@@ -206,7 +206,7 @@ async def test_the_status_tells_of_a_question(tmp_path, pad):
     async with agent_of(tmp_path, pad, LAUNCH) as agent:
         assert "waits" not in await agent.process_direct("/status")
         await agent.process_direct("up!", attended=True)
-        assert "waits for your word" in await agent.process_direct("/status")
+        assert "waits for your answer" in await agent.process_direct("/status")
 
 
 async def test_a_turn_that_waits_can_be_stopped(tmp_path, pad):
@@ -215,7 +215,7 @@ async def test_a_turn_that_waits_can_be_stopped(tmp_path, pad):
         await agent.process_direct("/stop")
         await agent.resume()
         assert await agent.question() is None
-        assert await agent.process_direct("/approve", attended=True) == "Nothing waits for your word."
+        assert await agent.process_direct("/approve", attended=True) == "Nothing waits for your answer."
         assert await agent.process_direct("go on", attended=True) == "next"
     assert pad.launched == []
 

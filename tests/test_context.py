@@ -132,3 +132,15 @@ async def test_a_history_is_read_once_and_again_when_somebody_else_wrote(tmp_pat
     later = await histories.conversation(claim(1, 5), "system")
     assert [message["content"] for message in later] == ["system", "old", "new"]
     await store.close()
+
+
+def test_a_builder_that_does_not_trust_its_workspace_uses_none_of_its_files(tmp_path):
+    names = ("AGENTS.md", "USER.md", "HEARTBEAT.md", "memory/MEMORY.md", "skills/own/SKILL.md")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("---\nname: own\ndescription: CANARY\nalways: true\n---\nCANARY")
+    for trusted in (True, False):
+        builder = ContextBuilder(tmp_path, trusted=trusted)
+        assert ("CANARY" in builder.build_system_prompt()) is trusted
+        assert ("CANARY" in builder.heartbeat_file()) is trusted
+        assert ("CANARY" in builder.skills_in("use $own")) is trusted

@@ -209,7 +209,15 @@ async def test_addresses_can_be_listed(entry, url):
 
 
 async def test_a_listed_name_does_not_lead_to_a_metadata_service():
-    for address in ("169.254.169.254", "168.63.129.16", "0.0.0.0", "fe80::1", "fd00:ec2::254"):
+    for address in (
+        "169.254.169.254",
+        "168.63.129.16",
+        "0.0.0.0",
+        "fe80::1",
+        "fd00:ec2::254",
+        "fd00:ec2::23",
+        "fd00:42::42",
+    ):
         client = fetcher(private_hosts=("wiki.example",), resolve=Names({"wiki.example": [[address]]}))
         with pytest.raises(FetchError, match="not on the public internet"):
             await client.get(parse_url("http://wiki.example/"))

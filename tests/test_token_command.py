@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -66,6 +67,22 @@ async def test_the_list_has_who_and_when_and_never_the_token_or_its_hash():
             assert hash_of(secret) not in said
 
 
+async def test_rights_are_given_by_a_flag_and_listed():
+    asked = {"plain": (), "short": ("--admin",), "long": ("--rights", "use, admin"), "only": ("--rights", "admin")}
+    for name, flags in asked.items():
+        await added(name, *flags)
+    lines = (await token("list", "--json")).lines
+    assert [json.loads(line)["rights"] for line in lines] == [["use"], ["admin", "use"], ["admin", "use"], ["admin"]]
+    shown = (await token("list")).lines
+    assert [line.split()[2] for line in shown] == ["rights", "use", "admin,use", "admin,use", "admin"]
+    assert (await token("create", "another", "--admin")).status == 0
+
+
+async def test_with_the_first_token_it_is_said_that_everyone_needs_one_now():
+    said = [(await token("add", name)).err for name in ("anna", "berta")]
+    assert ["every request needs a token" in err for err in said] == [True, False]
+
+
 async def test_a_revoked_token_lets_nobody_in_and_the_others_still_do():
     first, second, third = await added("anna"), await added("two", "--owner", "anna"), await added("berta")
     assert (await token("revoke", "anna")).status == 0
@@ -105,6 +122,9 @@ async def test_a_name_that_is_taken_is_one_line_and_makes_no_token():
         ("add", "a b", "--owner", "anna"),
         ("add", "anna", "--owner", "../me"),
         ("add", "anna", "--owner", ""),
+        ("add", "anna", "--rights", "root"),
+        ("add", "anna", "--rights", ""),
+        ("add", "anna", "--rights", "use", "--admin"),
         ("add", "\x1b[31m", "--owner", "anna"),
         ("add",),
         ("revoke", "nobody"),

@@ -49,6 +49,27 @@ async def test_a_store_of_before_there_were_tokens_gets_their_table_and_keeps_wh
     await store.close()
 
 
+async def test_a_token_of_before_there_were_rights_may_do_what_it_could(tmp_path: Path):
+    """Use the server; and those of the machine's own person read the numbers of all owners."""
+    path = tmp_path / "store.db"
+    await asyncio.to_thread(_make_old_tokens, path)
+    store = SQLiteStore(path)
+    assert {token.owner: token.rights for token in await store.tokens()} == {"me": {"use", "admin"}, "anna": {"use"}}
+    await store.close()
+
+
+def _make_old_tokens(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for step in MIGRATIONS[:7]:
+            step(db)
+        db.execute("PRAGMA user_version = 7")
+        for owner in ("me", "anna"):
+            db.execute(
+                "INSERT INTO token (id, hash, name, owner, created_at) VALUES (?, ?, ?, ?, 1)",
+                (owner, hash_of(owner), owner, owner),
+            )
+
+
 def _make_old_store(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         for step in MIGRATIONS[:5]:

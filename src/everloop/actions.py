@@ -33,12 +33,16 @@ class Limits:
     calls: int = 64  # of one answer; further ones are answered with an error
     empty_answers: int = 2  # in a row
     failures: int = 3  # of the same call, with nothing new in between
+    kept: bool = True  # the conversation goes on in a later turn
 
     @property
     def rounds_notice(self) -> str:
-        return (
-            f"I stopped after {self.rounds} rounds, the limit for one turn, without a final answer. "
-            "The work so far is kept: say “go on” to continue."
+        stopped = f"I stopped after {self.rounds} rounds, the limit for one turn, without a final answer. "
+        if self.kept:
+            return stopped + "The work so far is kept: say “go on” to continue."
+        return stopped + (
+            "What the tools changed stays changed, but this request has no session, so its steps are not remembered: "
+            "ask for less at once, or send the header X-Session to be able to continue."
         )
 
 

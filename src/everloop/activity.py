@@ -119,7 +119,7 @@ class Timeline:
             case CallsDecided():
                 turn.question = False
                 facts = {"tools": self._names(entry.ids), "calls": list(entry.ids), "allowed": entry.allowed}
-                yield _happening("decided", one, facts | _given(by=entry.by, note=entry.note))
+                yield _happening("decided", one, facts | _given(by=entry.by, note=entry.note, always=entry.always))
             case CallEnded():
                 yield from self._ended(one, entry)
             case TurnEnded():

@@ -16,8 +16,9 @@ from .messages import clean
 
 INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
 PULLED = frozenset({"api"})  # channels whose clients fetch their answers: nothing can be sent there
-# A command waits for its place in the session; an urgent one does not.
-Kind = Literal["message", "command", "urgent"]
+# A command waits for its place in the session; an urgent one does not. A "reply" is stored as an urgent one while a
+# question is open in its session, which it answers, and as a message otherwise.
+Kind = Literal["message", "command", "urgent", "reply"]
 _MAY_NAME_A_SKILL = re.compile(r"\$[a-z0-9]")
 
 
@@ -53,7 +54,8 @@ class CronOrigin(msgspec.Struct, frozen=True, omit_defaults=True, tag="cron"):
 class StopRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
     """A stop from another process."""
 
-    target: str | int  # the turn, by its id or by the inbox row that opens it
+    target: str | int | None = None  # the turn, by its id or by the inbox row that opens it; None for any
+    chat_told: bool = False  # the chat gets the answer to its own /stop
 
 
 Cause = SubagentTask | CronOrigin | StopRequest
@@ -154,8 +156,8 @@ def _read_old_metadata(message: InboundMessage) -> None:
     elif id.startswith("cron:") and "cron" in facts:
         note, may_schedule = str(facts.get("note", "")), bool(facts.get("may_schedule"))
         message.cause = CronOrigin(str(facts["cron"]), may_schedule, note)
-    elif message.channel == "system" and id.startswith("stop:") and "stops" in facts:
-        message.cause = StopRequest(facts["stops"])
+    elif message.channel == "system" and id.startswith("stop:"):
+        message.cause = StopRequest(facts.get("stops"), bool(facts.get("told")))
     if message.request is not None and isinstance(via := facts.get("via"), str):
         message.request = msgspec.structs.replace(message.request, via=via)
     if message.channel in INSIDE or message.request is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from .bus import INSIDE, InboundMessage, Kind
@@ -9,8 +10,8 @@ from .bus import INSIDE, InboundMessage, Kind
 Name = Literal["stop", "new", "compact", "help", "status", "approve", "deny"]
 
 COMMANDS: dict[Name, str] = {
-    "approve": "allow what I asked for",
-    "deny": "refuse what I asked for; words after it tell me why",
+    "approve": "allow what I asked for (also y); /approve always (or a) allows it for the rest of the session",
+    "deny": "refuse what I asked for (also n); words after it tell me why",
     "stop": "stop the running turn and its tools",
     "new": "start a new conversation (the old one stays readable)",
     "compact": "summarise the conversation to save room; words after it say what to keep",
@@ -20,8 +21,39 @@ COMMANDS: dict[Name, str] = {
 # These are answered at once; the others wait for their place in the session.
 URGENT: frozenset[Name] = frozenset({"stop", "help", "status", "approve", "deny"})
 WITH_WORDS: frozenset[Name] = frozenset({"deny", "compact"})  # may have text after them
+ALWAYS = "always"
 
 HELP = "\n".join(f"/{name}  {what}" for name, what in COMMANDS.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A person's answer to a question."""
+
+    allowed: bool
+    always: bool = False  # for the rest of the session
+    note: str = ""  # for the model
+
+
+# Messages that are answers while a question is open in their session, and ordinary messages otherwise.
+REPLIES = {
+    "y": Answer(True),
+    "yes": Answer(True),
+    "n": Answer(False),
+    "no": Answer(False),
+    "a": Answer(True, always=True),
+    ALWAYS: Answer(True, always=True),
+}
+
+
+def answer_of(text: str) -> Answer | None:
+    """Return the answer that a message gives to an open question, by a command or by one word."""
+    match command_of(text):
+        case "approve":
+            return Answer(True, always=bool(words_after(text)))
+        case "deny":
+            return Answer(False, note=words_after(text))
+    return REPLIES.get(text.strip().lower())
 
 
 def command_of(text: str) -> Name | None:
@@ -31,7 +63,7 @@ def command_of(text: str) -> Name | None:
         return None
     name = head[1:].lower().partition("@")[0]  # group chats write /stop@botname
     for known in COMMANDS:
-        if name == known and (not rest or known in WITH_WORDS):
+        if name == known and (not rest or known in WITH_WORDS or (known == "approve" and rest.lower() == ALWAYS)):
             return known
     return None
 
@@ -60,9 +92,12 @@ def words_after(text: str) -> str:
 
 
 def kind_of(message: InboundMessage) -> Kind:
-    """How a message enters the inbox. One from inside the system (a sub-agent's result, say) is never a command:
-    what an agent wrote must not be able to approve, stop or clear anything."""
-    name = command_of(message.content) if message.channel not in INSIDE else None
-    if name is None:
-        return "urgent" if message.channel not in INSIDE and meant_by(message.content) else "message"
-    return "urgent" if name in URGENT else "command"
+    """Return how a message enters the inbox. One from inside the system (a sub-agent's result, a scheduled job) is
+    never a command: what an agent wrote must not be able to approve, stop or clear anything."""
+    if message.channel in INSIDE or message.metadata.get("cron"):
+        return "message"
+    if (name := command_of(message.content)) is not None:
+        return "urgent" if name in URGENT else "command"
+    if meant_by(message.content):
+        return "urgent"
+    return "reply" if not message.media and message.content.strip().lower() in REPLIES else "message"

@@ -50,6 +50,7 @@ from .log import (
     TurnEnded,
     UserSaid,
     Written,
+    apology,
     hear,
 )
 from .messages import Conversation, clean
@@ -94,11 +95,13 @@ class Review:
     asked: tuple[str, ...] = ()  # a person must be asked for these
     question: str = ""
     denied: dict[str, str] = field(default_factory=dict)  # the result that the model gets, by call
+    grants: tuple[str, ...] = ()  # what the session is granted when the person answers "always"
+    once: tuple[str, ...] = ()  # what it is granted by a plain yes already
 
 
 class Toolbox(Protocol):
-    def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
-        """Whether these calls may run; quick, and before any of them does."""
+    async def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
+        """Decide whether these calls may run, before any of them does."""
         ...
 
     def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
@@ -298,7 +301,7 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
                 if (failed := await _call_model(turn, model, limits, window)) is not None:
                     return await _end(turn, failed)
             case RunTools(calls):
-                if _may_run(turn, toolbox, calls):  # else what the policy said decides what comes next
+                if await _may_run(turn, toolbox, calls):  # else what the policy said decides what comes next
                     await _run_tools(turn, toolbox, toolbox.batch(calls))
             case Hand(calls):
                 turn.outcome += [CallEnded(call.id, call.name, HANDED) for call in calls]
@@ -334,17 +337,17 @@ def _model_may_be_asked(action: Action, turn: Turn, limits: Limits) -> bool:
     return isinstance(action, CallModel)
 
 
-def _may_run(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> bool:
+async def _may_run(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> bool:
     """Show the policy the calls of a round before any of them runs; what it objects to is an outcome."""
     unseen = [call for call in calls if call.id not in turn.reviewed]
+    review = await toolbox.review(unseen, turn.conversation) if unseen else Review()
     turn.reviewed.update(call.id for call in unseen)
-    review = toolbox.review(unseen, turn.conversation) if unseen else Review()
     turn.outcome += [_refused(turn, call, review.denied[call.id]) for call in unseen if call.id in review.denied]
     asked = tuple(
         id for id in review.asked if id not in turn.approved
     )  # a person's yes does not lift a no of the rules
     if asked:
-        turn.outcome.append(CallsAsked(asked, review.question))
+        turn.outcome.append(CallsAsked(asked, review.question, review.grants, review.once))
     return not asked and not review.denied
 
 
@@ -377,10 +380,9 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
             trace = clean("".join(traceback.format_exception(error)))
             logger.warning("the model call of turn %s failed\n%s", turn.id, trace)
         what = repr(error) if isinstance(error, LookupError) else clean(str(error)) or type(error).__name__
-        message = f"Sorry, I encountered an error: {what}"
-        turn.tell(events.Error(message))
+        turn.tell(events.Error(what))
         status = getattr(error, "status", None)  # of a library's own error it may be anything
-        return TurnEnded("error", message, int(status) if isinstance(status, int) else 0)
+        return TurnEnded.failed(what, int(status) if isinstance(status, int) else 0)
     turn.outcome.append(turn.timed(answered))
     turn.partial.clear()
     if answered.usage:
@@ -431,15 +433,15 @@ def _progress(turn: Turn, call: str, text: str) -> None:
     turn.tell(events.ToolProgress(call, text))
 
 
-async def end_turn(turn: Turn, reason: Reason, text: str) -> TurnEnded:
-    """End a turn that is not running, whatever state it is in. What was not on disk yet is dropped."""
+async def fail_turn(turn: Turn, error: str) -> TurnEnded:
+    """End a turn that is not running with an error, whatever state it is in. What was not on disk yet is dropped."""
     turn.outcome.clear()
     turn.partial.clear()
-    turn.stopped = (reason, text)
-    return await _close(turn)
+    turn.stopped = ("error", apology(error))
+    return await _close(turn, error)
 
 
-async def _close(turn: Turn) -> TurnEnded:
+async def _close(turn: Turn, error: str = "") -> TurnEnded:
     """End a turn that was stopped: what had happened stays, and every call gets a result that says so."""
     assert turn.stopped is not None
     if turn.entries and isinstance(ended := turn.entries[-1], TurnEnded):  # it was just over
@@ -459,7 +461,7 @@ async def _close(turn: Turn) -> TurnEnded:
             seconds = round(time.monotonic() - since, 4) if since is not None else 0.0
             turn.outcome.append(CallEnded(call.id, call.name, content, status, seconds))
             turn.tell(events.ToolEnded(call.id, call.name, content, status, seconds))
-    return await _end(turn, TurnEnded(*turn.stopped))
+    return await _end(turn, TurnEnded(*turn.stopped, error=error))
 
 
 async def _end(turn: Turn, ended: TurnEnded) -> TurnEnded:

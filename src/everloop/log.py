@@ -95,11 +95,18 @@ class CallsBegun(msgspec.Struct, frozen=True, tag="begun"):
     ids: tuple[str, ...]
 
 
-class CallsAsked(msgspec.Struct, frozen=True, tag="asked"):
-    """These calls wait for a person's word; the question went to the chat."""
+class CallsAsked(msgspec.Struct, frozen=True, omit_defaults=True, tag="asked"):
+    """These calls wait for a person's answer; the question went to the chat."""
 
     ids: tuple[str, ...]
     question: str
+    grants: tuple[str, ...] = ()  # what the session is granted by the answer "always"
+    once: tuple[str, ...] = ()  # and by a plain yes
+
+    def decided(self, allowed: bool, by: str, note: str, always: bool) -> tuple[CallsDecided, tuple[str, ...]]:
+        """Return the entry of a person's answer, and what it grants the session."""
+        names = (*self.once, *(self.grants if always else ()))
+        return CallsDecided(self.ids, allowed, by, note, always), tuple(dict.fromkeys(names)) if allowed else ()
 
 
 class CallsDecided(msgspec.Struct, frozen=True, omit_defaults=True, tag="decided"):
@@ -109,6 +116,7 @@ class CallsDecided(msgspec.Struct, frozen=True, omit_defaults=True, tag="decided
     allowed: bool
     by: str = ""
     note: str = ""  # what the person wants the model to know
+    always: bool = False  # for the rest of the session
 
 
 class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
@@ -125,7 +133,18 @@ class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
 class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="end"):
     reason: Reason
     text: str = ""
-    status: int = 0  # what the model's server answered, where that ended the turn
+    status: int = 0  # the HTTP status of the model's server, where that ended the turn
+    error: str = ""  # what went wrong, where the reason is "error"; `text` is how the chat is told
+
+    @classmethod
+    def failed(cls, error: str, status: int = 0) -> TurnEnded:
+        """The end of a turn that an error ended."""
+        return cls("error", apology(error), status, error)
+
+
+def apology(error: str) -> str:
+    """Return how a chat is told of an error."""
+    return f"Sorry, I encountered an error: {error}"
 
 
 class Noted(msgspec.Struct, frozen=True, tag="note"):

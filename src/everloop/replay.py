@@ -113,7 +113,8 @@ def _limits(recorded: Sequence[Entry]) -> Limits:
     rounds = sum(isinstance(entry, ModelAnswered) for entry in recorded)
     last = recorded[-1]
     if isinstance(last, TurnEnded) and last.reason == "max_rounds":
-        return Limits(rounds=rounds)
+        request = recorded[0].request if isinstance(recorded[0], UserSaid) else None
+        return Limits(rounds=rounds, kept=request is None or request.kept)
     return Limits(rounds=max(rounds + 1, DEFAULT_LIMITS.rounds))
 
 
@@ -178,7 +179,7 @@ class _Tape:
         calls = [ToolCallRequest(call.id, call.name, call.arguments, call.error) for call in entry.calls]
         return LLMResponse(entry.content, calls, entry.finish_reason, entry.usage, entry.reasoning, entry.model)
 
-    def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
+    async def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
         """What the policy said then: results that are denials, and a question."""
         ids, denied = {call.id for call in calls}, {}
         while isinstance(entry := self.next, CallEnded) and _by_policy(entry) and entry.id in ids:
@@ -186,7 +187,7 @@ class _Tape:
             self.at += 1
         if isinstance(entry, CallsAsked) and ids.issuperset(entry.ids):
             self.at += 1
-            return Review(entry.ids, entry.question, denied)
+            return Review(entry.ids, entry.question, denied, entry.grants, entry.once)
         return Review(denied=denied)
 
     def decision(self) -> list[Entry]:

@@ -381,7 +381,7 @@ async def test_compact_waits_for_a_question_to_be_answered_and_does_not_end_it(t
     async with agent(tmp_path, model, policy=(Rule(do="ask", tool="remember"),)) as loop:
         await fill(loop, 2, size=20)
         assert "May I" in await loop.process_direct("remember it", attended=True)
-        assert "waiting for your word" in await loop.process_direct("/compact", attended=True)
+        assert "waiting for your answer" in await loop.process_direct("/compact", attended=True)
         assert await loop.process_direct("/approve", attended=True) == "kept"
         await until(lambda: len(model.summaries) == 1)
         async with asyncio.timeout(20):

@@ -9,7 +9,7 @@ import pytest
 
 from everloop import events
 from everloop.actions import Limits
-from everloop.engine import Review, Turn, end_turn, run_turn
+from everloop.engine import Review, Turn, fail_turn, run_turn
 from everloop.log import Call, CallEnded, CallsBegun, ModelAnswered, TurnEnded, UserSaid, messages_of
 from everloop.messages import Conversation
 from everloop.providers.base import LLMResponse, ProviderError, ToolCallRequest
@@ -127,10 +127,10 @@ async def test_a_turn_stopped_before_it_runs_does_nothing():
 async def test_a_turn_that_is_not_running_can_be_ended_in_any_state():
     world = World(log=[HI, ASKED, CallsBegun(("b",))])
     turn = Turn("t1", list(world.log), Conversation([SYSTEM]), WorldLog(world, 0))
-    await end_turn(turn, "error", "Sorry")
+    await fail_turn(turn, "no reason")
     check_log(world.log)
     assert [entry.status for entry in world.log if isinstance(entry, CallEnded)] == ["cancelled", "cancelled"]
-    assert world.log[-1] == TurnEnded("error", "Sorry")
+    assert world.log[-1] == TurnEnded.failed("no reason")
 
 
 async def test_a_turn_without_an_open_entry_is_a_fault_of_the_caller():
@@ -191,7 +191,7 @@ async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(r
         def replay_safe(self, name):
             return True
 
-        def review(self, calls, conversation):
+        async def review(self, calls, conversation):
             return Review()
 
         async def run(self, call, progress, approved):
@@ -214,7 +214,8 @@ async def test_an_error_of_any_library_leaves_a_log_that_is_readable_again(statu
             self.status = status
 
     world, ended, _ = await live_through(plan_of(Failed()))
-    assert ended == world.log[-1] == TurnEnded("error", "Sorry, I encountered an error: no more today", kept)
+    assert ended == world.log[-1] == TurnEnded.failed("no more today", kept)
+    assert (ended.text, ended.error) == ("Sorry, I encountered an error: no more today", "no more today")
 
 
 @pytest.mark.parametrize("raises", [True, False])

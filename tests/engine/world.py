@@ -146,7 +146,7 @@ class WorldToolbox:
         self.tools = tools
         self.log = log
 
-    def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
+    async def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
         said = {call.id: self.tools[call.name].verdict for call in calls}
         asked = tuple(id for id, verdict in said.items() if verdict == "ask")
         denied = {id: f"result of {id}" for id, verdict in said.items() if verdict == "deny"}

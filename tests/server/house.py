@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from everloop.server.connections import Runner
-from everloop.server.guard import OWNER, Door
+from everloop.server.guard import OWNER, Door, needs
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 
@@ -61,12 +61,16 @@ class House:
     def owners(self) -> list[str]:
         return [request[OWNER] for request in self.entered]
 
-    async def token(self, name: str, owner: str | None = None) -> str:
+    async def token(self, name: str, owner: str | None = None, rights: str = "use") -> str:
         token = new_token()
-        await self.store.add_token(name, owner or name, hash_of(token))
+        await self.store.add_token(name, owner or name, hash_of(token), rights.split(","))
         return token
 
     # ------------------------------------------------------------------------------------------ handlers
+
+    @needs("admin")
+    async def secret(self, request: web.Request) -> web.StreamResponse:
+        return await self.echo(request)
 
     async def echo(self, request: web.Request) -> web.StreamResponse:
         self.entered.append(request)
@@ -159,6 +163,7 @@ async def opened_house(folder: Path, host: str = "127.0.0.1", **options: Any) ->
     app.router.add_post("/echo", house.echo)
     app.router.add_delete("/echo", house.echo)
     app.router.add_get("/read", house.echo)
+    app.router.add_get("/admin", house.secret)
     app.router.add_post("/wait", house.wait)
     app.router.add_post("/broken", house.broken)
     app.router.add_post("/unavailable", house.unavailable)

@@ -154,10 +154,18 @@ class Serving(Client):
         self.server = server
         self.store = household.store
 
-    async def client(self, name: str, owner: str | None = None) -> Client:
+    async def client(self, name: str, owner: str | None = None, rights: str = "use") -> Client:
+        """A client with a token. With the first one, the person of the machine gets a token, too: it needs one now."""
+        if not self.headers:
+            self.headers = await self._token("person", "me", "use,admin")
+        client = Client(self.url, self.http)
+        client.headers = await self._token(name, owner or name, rights)
+        return client
+
+    async def _token(self, name: str, owner: str, rights: str) -> dict[str, str]:
         token = new_token()
-        await self.store.add_token(name, owner or name, hash_of(token))
-        return Client(self.url, self.http, token)
+        await self.store.add_token(name, owner, hash_of(token), rights.split(","))
+        return {"Authorization": f"Bearer {token}"}
 
     def workspace(self, owner: str) -> Path:
         return self.household.config.home / "owners" / owner / "workspace"

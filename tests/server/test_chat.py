@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everloop.log import CallEnded, ModelAnswered, UserSaid
+from everloop.log import CallEnded, ModelAnswered, TurnEnded, UserSaid
 
 from .serving import Serving, Streamed, call, function, serving, text_of
 
@@ -279,3 +279,23 @@ async def test_nothing_is_left_to_be_sent_to_a_client_that_has_gone(server: Serv
     assert '"status":"error"' in results["c1"]
     assert "I looked around." in results["c2"]
     assert await server.store.take_outgoing("somebody") == []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_at_the_limit_of_rounds_a_client_is_promised_only_what_its_kind_of_request_has(
+    tmp_path: Path, kept: bool
+):
+    from everloop.replay import replay
+
+    async with serving(tmp_path, server_rounds=2) as server:
+        for number in range(2):
+            server.fake.calls(call("list_dir", f"c{number}", path="."))
+        said = text_of(await server.ask("go", {"X-Session": "work"} if kept else {}))
+        assert "after 2 rounds" in said
+        assert ("say “go on”" in said, "not remembered" in said) == (kept, not kept)
+        server.fake.reply("hello")
+        await server.ask("go on", {"X-Session": "work"} if kept else {})
+        assert ("list_dir" in str(server.seen())) == kept  # what was promised is true
+        entries = await server.entries(None if kept else (await server.store.sessions("me"))[-1].key)
+        turn = entries[: [isinstance(entry, TurnEnded) for entry in entries].index(True) + 1]
+        assert (await replay(turn)).same

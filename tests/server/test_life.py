@@ -302,6 +302,23 @@ async def test_without_a_token_it_only_listens_to_this_machine(tmp_path: Path, f
     assert "everloop token add" in done.err
 
 
+async def test_with_all_tokens_revoked_it_only_listens_to_this_machine_and_lets_nobody_in(
+    tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
+):
+    from ..commands import everloop
+
+    home = str(tmp_path)
+    assert (await everloop("token", "add", "ada", server=fake, EVERLOOP_HOME=home)).status == 0
+    assert (await everloop("token", "revoke", "ada", server=fake, EVERLOOP_HOME=home)).status == 0
+    done = await everloop("serve", "--host", "0.0.0.0", "--port", "0", server=fake, EVERLOOP_HOME=home)
+    assert done.status == 2
+    assert len(done.err.splitlines()) == 1
+    async with process(fake, tmp_path, first="all tokens are revoked") as (_, url):
+        assert (await Client(url, http).fails("hi"))[0] == 401
+        assert (await Client(url, http).get("/healthz"))[0] == 200
+    assert not fake.requests
+
+
 @pytest.mark.parametrize("kept", [False, True])
 async def test_a_request_that_had_not_begun_when_the_server_stopped_is_run_later_only_if_it_can_be_asked_for(
     tmp_path: Path, kept: bool

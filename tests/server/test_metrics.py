@@ -61,21 +61,15 @@ async def test_the_person_of_the_machine_reads_it_without_a_token(server):
     assert value(found, "everloop_store_up") == 1
 
 
-async def test_only_the_owner_me_reads_it_where_tokens_are_needed(tmp_path):
-    async with serving(tmp_path, server_tokens=True) as server:
-        status, _, text = await get(server)
-        assert status == 401
-        assert "everloop_" not in text
-        status, _, text = await get(await server.client("other", owner="somebody"))
-        assert status == 403
-        assert "everloop_" not in text
-        await scraped(await server.client("prometheus", owner="me"))
-
-
-async def test_a_token_of_another_owner_is_refused_on_this_machine_too(server):
-    status, _, text = await get(await server.client("other", owner="somebody"))
-    assert status == 403
-    assert "everloop_" not in text
+@pytest.mark.parametrize("needed", [True, False])
+async def test_only_a_token_with_the_right_admin_reads_it(tmp_path, needed):
+    async with serving(tmp_path, server_tokens=needed) as server:
+        for owner in ("me", "somebody"):
+            status, _, text = await get(await server.client(f"{owner}-use", owner=owner))
+            assert (status, "everloop_" in text) == (403, False)
+            await scraped(await server.client(f"{owner}-admin", owner, "admin"))
+        status, _, text = await get(Client(server.url, server.http))
+        assert (status, "everloop_" in text) == (401, False)
 
 
 async def test_a_page_of_another_origin_does_not_get_it(server):
@@ -118,7 +112,7 @@ async def test_requests_are_counted_by_route_and_status(server):
 async def test_a_request_that_is_refused_at_the_door_is_counted(tmp_path):
     async with serving(tmp_path, server_tokens=True) as server:
         await server.fails("hi")
-        found = await scraped(await server.client("prometheus", owner="me"))
+        found = await scraped(await server.client("prometheus", "me", "admin"))
         assert value(found, REQUESTS, route="/v1/chat/completions", status="401") == 1
 
 
@@ -172,19 +166,19 @@ async def test_a_worker_with_an_address_serves_its_metrics_and_nothing_else():
         assert value(await scraped(client), REQUESTS, route="/metrics", status="200") == before + 1
 
 
-async def test_a_worker_asks_for_a_token_of_its_own_person_where_tokens_are_needed():
+async def test_a_worker_asks_for_a_token_with_the_right_admin_once_there_is_one():
     store = SQLiteStore(Path(os.environ["EVERLOOP_HOME"]) / "everloop.db")
-    tokens = {owner: new_token() for owner in ("me", "somebody")}
-    for owner, token in tokens.items():
-        await store.add_token(owner, owner, hash_of(token))
+    tokens = {rights: new_token() for rights in ("use", "admin")}
+    for rights, token in tokens.items():
+        await store.add_token(rights, "me", hash_of(token), [rights])
     await store.close()
-    for metrics, further in (("127.0.0.1:0", "\n[server]\ntokens = true\n"), ("0.0.0.0:0", "")):
+    for metrics, further in (("127.0.0.1:0", ""), ("0.0.0.0:0", "")):
         async with FakeOpenAI() as fake, working(fake, metrics, further) as (_, url), aiohttp.ClientSession() as http:
             url = url.replace("0.0.0.0", "127.0.0.1")
-            for token, expected in (("", 401), ("wrong", 401), (tokens["somebody"], 403)):
+            for token, expected in (("", 401), ("wrong", 401), (tokens["use"], 403)):
                 status, _, text = await get(Client(url, http, token))
                 assert (status, "everloop_" in text) == (expected, False)
-            await scraped(Client(url, http, tokens["me"]))
+            await scraped(Client(url, http, tokens["admin"]))
             assert (await get(Client(url, http), "/healthz"))[0] == 200
 
 
@@ -219,7 +213,7 @@ async def test_a_port_that_is_taken_is_one_line():
 async def test_whoever_leaves_while_the_store_is_away_leaves_no_error_that_nobody_hears(server, monkeypatch):
     forgotten: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context["message"]))
-    client = await server.client("prometheus", "me")
+    client = await server.client("prometheus", "me", "admin")
     assert (await get(client))[0] == 200
     asked, left, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
     failed: list[Any] = []

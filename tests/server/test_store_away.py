@@ -53,6 +53,9 @@ async def test_a_server_whose_store_is_away_soon_says_that_it_is_not_ready(
         client = Client(url, http)
         assert (await client.get("/readyz"))[0] == 200
         take_away(proxy, place)
+        async with asyncio.timeout(SOON):
+            while (await client.get("/readyz"))[0] != 503:  # for a second, one answer serves all
+                await asyncio.sleep(0.1)
         began = time.monotonic()
         answers = await asyncio.gather(*(client.get("/readyz") for _ in range(50)))
         assert {status for status, _ in answers} == {503}
@@ -70,7 +73,7 @@ async def test_whoever_reads_the_numbers_with_a_token_hears_that_the_store_is_aw
     place.mkdir()
     (tmp_path / "config.toml").write_text("[server]\ntokens = true\n")
     store, good = PostgresStore(database), new_token()
-    await store.add_token("prometheus", "me", hash_of(good))
+    await store.add_token("prometheus", "me", hash_of(good), ["admin"])
     await store.close()
 
     async def read(path: str, token: str) -> tuple[int, str]:
@@ -87,6 +90,24 @@ async def test_whoever_reads_the_numbers_with_a_token_hears_that_the_store_is_aw
         with pytest.raises(TimeoutError):  # one that nobody knows waits for the store
             async with asyncio.timeout(5):
                 await read("/metrics", new_token())
+
+
+async def test_without_any_token_the_numbers_still_say_that_the_store_is_away(
+    fake: FakeOpenAI, http: aiohttp.ClientSession, database: str, tmp_path: Path
+):
+    place = tmp_path / "socket"
+    place.mkdir()
+    async with proxied(database, place) as (proxy, dsn), process(fake, tmp_path, EVERLOOP_STORE=dsn) as (_, url):
+
+        async def read() -> str:
+            async with http.get(url + "/metrics") as answer:
+                return await answer.text()
+
+        assert "everloop_store_up 1" in await read()
+        take_away(proxy, place)
+        async with asyncio.timeout(SOON):
+            while "everloop_store_up 0" not in await read():
+                await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize(("drain", "signals"), [(2, 1), (30, 2)])

@@ -101,6 +101,41 @@ async def test_the_last_use_is_noted_once_an_hour_and_only_of_that_token(store):
     assert other in await store.tokens()
 
 
+async def test_a_token_has_the_rights_that_it_was_given_and_use_alone_by_default(opened):
+    here, there = await opened(), await opened()
+    given = {"a": ["use"], "b": ["admin"], "c": ["use", "admin"], "d": None}
+    for name, rights in given.items():
+        hash = hash_of(new_token())
+        made = await (here.add_token(name, "anna", hash, rights) if rights else here.add_token(name, "anna", hash))
+        assert made.rights == frozenset(rights or ["use"])
+        assert await there.token(hash) == made
+    assert [token.rights for token in await there.tokens()] == [
+        frozenset(rights or ["use"]) for rights in given.values()
+    ]
+
+
+@pytest.mark.parametrize("rights", [[], [""], ["root"], ["use", "root"], ["use,admin"], ["Admin"]])
+async def test_rights_that_there_are_not_are_refused(store, rights):
+    with pytest.raises(EverloopError, match="rights"):
+        await store.add_token("laptop", "anna", hash_of(new_token()), rights)
+    assert await store.tokens() == []
+
+
+async def test_that_a_token_has_existed_is_known_also_after_it_was_revoked_by_another_process(opened):
+    here, there = await opened(), await opened()
+    assert not await here.tokens_exist()
+    made = await there.add_token("laptop", "anna", hash_of(new_token()))
+    assert await here.tokens_exist()
+    await there.revoke_token(made.id)
+    assert await here.tokens_exist()
+
+
+async def test_a_store_that_can_be_written_says_so_however_often_it_is_asked(opened):
+    here, there = await opened(), await opened()
+    await asyncio.gather(*(store.check_writable() for store in (here, there) for _ in range(5)))
+    assert await here.admit("anna", "requests", 1, 60.0) == 0.0
+
+
 @pytest.mark.parametrize("owner", ["", "Anna", "-a", "_a", "a b", "ä", "a" * 33, "a/b", "..", "a\n", "a:b", "*"])
 async def test_an_owner_that_could_be_taken_for_something_else_is_refused(store, owner):
     with pytest.raises(EverloopError):

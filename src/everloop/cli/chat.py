@@ -8,8 +8,12 @@ import sys
 
 from ..commands import command_of
 from ..config import Config
-from .common import check_model, hush, load_config, prepare_workspace, session_key
+from ..config.sources import shown
+from ..store.location import is_home_workspace
+from .common import check_model, hush, is_trusted, load_config, prepare_workspace, session_key
+from .folder import enter
 from .main import INTERRUPTED
+from .output import harmless
 from .setup import SMALL, with_model
 
 LEAVE = ("/exit", "/quit")
@@ -23,6 +27,7 @@ def command(options: argparse.Namespace) -> int:
     config = with_model(config, at_terminal=at_terminal)
     check_model(config)
     prepare_workspace(config.workspace)
+    config = enter(config, person=at_terminal, trust=is_trusted(options))
     hush()
     import asyncio
 
@@ -39,7 +44,9 @@ def command(options: argparse.Namespace) -> int:
 
 
 def greeting(config: Config, key: str) -> str:
-    line = f"Everloop · {config.model} · session {key} · /help shows the commands"
+    own = " (your home workspace; `everloop FOLDER` works in another folder)"
+    place = f"{harmless(shown(config.workspace))}{own if is_home_workspace(config.workspace, config) else ''}"
+    line = f"In {place}\nEverloop · {config.model} · session {key} · /help shows the commands"
     return f"{line}\n{SMALL.format(config.model)}" if config.provider == "local" else line
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..errors import ConfigError, EverloopError
+from .folder import with_own_store
 from .output import harmless
 
 if TYPE_CHECKING:
@@ -30,6 +31,16 @@ EXAMPLE = "for example with Ollama: EVERLOOP_BASE_URL=http://127.0.0.1:11434/v1 
 
 def load_config(options: argparse.Namespace) -> Config:
     return Config.load({flag: getattr(options, flag, None) for flag in FLAGS})
+
+
+def load_with_store(options: argparse.Namespace) -> Config:
+    """The settings with the store of their workspace, for commands that look at its sessions."""
+    return with_own_store(load_config(options))
+
+
+def is_trusted(options: argparse.Namespace) -> bool:
+    """Whether the command line says that the workspace's files are trusted."""
+    return getattr(options, "trust", False)
 
 
 def session_key(options: argparse.Namespace, default: str) -> str:

@@ -14,14 +14,14 @@ from ..config import Config
 from ..cron.jobs import Job
 from ..cron.service import CronService
 from ..errors import EverloopError
-from .common import OWNER, chat_of, load_config, session_key
+from .common import OWNER, chat_of, load_with_store, session_key
 from .output import as_json, harmless, one_line
 
 NEEDS_SOMEBODY = "It fires while `everloop` or `everloop worker` runs on this store."
 
 
 def command(options: argparse.Namespace) -> int:
-    config = load_config(options)
+    config = load_with_store(options)
     return asyncio.run(ACTIONS[options.action](config, options))
 
 

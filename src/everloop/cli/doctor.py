@@ -14,7 +14,7 @@ from .. import __version__
 from ..config import Config
 from ..config.dsn import DSN
 from ..errors import EverloopError
-from .common import OWNER, load_config, reading
+from .common import OWNER, load_with_store, reading
 from .output import as_json, harmless
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Check:
 
 
 def command(options: argparse.Namespace) -> int:
-    checks, work = asyncio.run(_look(load_config(options)))
+    checks, work = asyncio.run(_look(load_with_store(options)))
     well = all(check.ok for check in checks)
     if options.json:
         told = {"ok": well, "checks": [{**asdict(check), "fix": _fix(check)} for check in checks]}

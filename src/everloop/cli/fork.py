@@ -9,13 +9,13 @@ import shlex
 from ..config import Config
 from ..errors import EverloopError
 from ..store.base import SessionInfo, Store
-from .common import OWNER, checked_key, load_config, reading
+from .common import OWNER, checked_key, load_with_store, reading
 
 
 def command(options: argparse.Namespace) -> int:
     source = checked_key(options.source, "SESSION[@N]")
     new_key = checked_key(options.new_key, "--as") if options.new_key is not None else None
-    made = asyncio.run(_fork(load_config(options), source, new_key))
+    made = asyncio.run(_fork(load_with_store(options), source, new_key))
     print(made.key)
     under_way = " and finishes the turn that is under way there" if made.open_turn else ""
     store = f"--store {shlex.quote(options.store)} " if getattr(options, "store", None) else ""

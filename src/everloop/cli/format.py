@@ -56,7 +56,7 @@ def described(entry: Entry, *, full: bool = False) -> str:
         case CallsAsked():
             return _cut(entry.question, full)
         case CallsDecided():
-            word = "approved" if entry.allowed else "denied"
+            word = f"approved{' for the session' if entry.always else ''}" if entry.allowed else "denied"
             return f"{word}{f': {_cut(entry.note, full)}' if entry.note else ''}"
         case CallEnded():
             mark = mark_of(entry.name, entry.status, entry.content)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import EverloopError
 from .common import load_config, prepare_workspace
+from .folder import Trust, steering_files
 from .output import harmless
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -33,7 +34,10 @@ def command(options: argparse.Namespace) -> int:
         raise EverloopError('"" is no folder: name one, or none for the workspace of the settings')
     folder = Path(os.path.abspath(os.path.expanduser(named))) if named is not None else load_config(options).workspace
     prepare_workspace(folder)
+    before, trust = steering_files(folder), Trust(load_config(options).home)
     made, left = make_files(folder)
+    if trust.answer(folder, before):  # the rest is ours
+        trust.keep(folder, steering_files(folder), True)
     shown = harmless(str(folder))
     if not made:
         print(f"Nothing was missing in {shown}, and nothing was changed.")

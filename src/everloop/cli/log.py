@@ -16,7 +16,7 @@ from ..activity import Happening, Timeline
 from ..config import Config
 from ..errors import EverloopError
 from ..store.base import SessionInfo, Store
-from .common import checked_key, find_turn, load_config, reading
+from .common import checked_key, find_turn, load_with_store, reading
 from .format import line_of
 from .output import Paper, as_json, harmless
 
@@ -45,7 +45,7 @@ class Told:
 
 def command(options: argparse.Namespace) -> int:
     wanted = _wanted(options)
-    config = load_config(options)
+    config = load_with_store(options)
     if options.follow:
         from .log_follow import follow
 

@@ -18,6 +18,7 @@ from everloop import __version__
 from everloop.errors import EverloopError
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
+VALUED = frozenset({"--workspace", "--provider", "--base-url", "--model", "--store", "--session"})
 CLOSED_PIPE = 141  # and one whose reader went away
 
 
@@ -30,6 +31,8 @@ class Add(Protocol):
 class Parser(argparse.ArgumentParser):
     """Argparse with errors of one line."""
 
+    commands: frozenset[str] = frozenset()  # the names of the commands there are
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"everloop: {one_line(message)}; `{self.prog} --help` shows what is allowed\n")
 
@@ -39,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _forgiving_output()
     gc.disable()  # what is loaded at the start stays: looking through it again and again costs a tenth of the start
     try:
-        options = parser().parse_args(arguments)
+        known = parser()
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        options = known.parse_args(_with_folder(given, known.commands))
         command = import_module(f"everloop.cli.{options.module}").command
         status: int = command(options)
         sys.stdout.flush()
@@ -62,14 +67,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.enable()
 
 
+def _with_folder(arguments: list[str], commands: frozenset[str]) -> list[str]:
+    """Read `everloop FOLDER` as `everloop --workspace FOLDER`. A folder named like a command is written ./NAME."""
+    skip = False
+    for place, argument in enumerate(arguments):
+        if skip or argument.startswith("-"):
+            skip = not skip and argument in VALUED
+            continue
+        if argument in commands or not (os.sep in argument or os.path.isdir(argument)):
+            return arguments
+        if not os.path.isdir(os.path.expanduser(argument)):
+            raise EverloopError(f"{argument} is not a folder: name one that exists, or make it with `everloop init`")
+        return [*arguments[:place], "--workspace", argument, *arguments[place + 1 :]]
+    return arguments
+
+
 def parser() -> Parser:
     """Everything that can be said. Flags stand before or after the command's name."""
     common = _flags()
     session = _flags_of_session()
     top = Parser(
         prog="everloop",
-        description="An AI agent that never drops a turn. Without a command: chat in the terminal.",
-        parents=[common, session],
+        description="An AI agent that never drops a turn. Without a command, or with a folder: chat in the terminal.",
+        parents=[common, session, _flag_of_trust()],
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"everloop {__version__}")
@@ -90,12 +110,15 @@ def parser() -> Parser:
     _token_actions(add("token", "token", "who may come to the server: add, list or revoke tokens"), common)
     _model_actions(add("model", "model", "the local models: list, pull, find or remove their files"), common)
     _upkeep(add)
+    top.commands = frozenset(commands.choices)
     return top
 
 
 def _work(add: Add, session: Parser) -> None:
-    add("chat", "chat", "chat in the terminal, as without a command", session)
-    run = add("run", "run", "work on one goal and print the answer", session)
+    trust = _flag_of_trust()
+    chat = add("chat", "chat", "chat in the terminal, as without a command", session, trust)
+    chat.add_argument("workspace", nargs="?", metavar="FOLDER", default=argparse.SUPPRESS, help="the folder to work in")
+    run = add("run", "run", "work on one goal and print the answer", session, trust)
     run.add_argument("goal", help="what to do; - reads it from standard input")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of the answer")
     run.add_argument("-v", "--verbose", action="store_true", help="show tool calls on standard error")
@@ -128,11 +151,12 @@ def _looking(add: Add, session: Parser) -> None:
 
 
 def _serving(add: Add) -> None:
-    serve = add("serve", "serve", "answer OpenAI clients over HTTP until told to stop")
+    trust = _flag_of_trust()
+    serve = add("serve", "serve", "answer OpenAI clients over HTTP until told to stop", trust)
     serve.add_argument("--host", metavar="HOST", help="the address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", metavar="PORT", help="the port to listen on (default 8002; 0 for any free one)")
 
-    worker = add("worker", "worker", "take work from the store until told to stop")
+    worker = add("worker", "worker", "take work from the store until told to stop", trust)
     worker.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics there")
 
 
@@ -162,9 +186,16 @@ def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
 
 def _token_actions(token: Parser, common: Parser) -> None:
     actions = token.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
-    token_add = actions.add_parser("add", help="make a token and print it, once", parents=[common], allow_abbrev=False)
+    token_add = actions.add_parser(
+        "add", aliases=["create"], help="make a token and print it, once", parents=[common], allow_abbrev=False
+    )
     token_add.add_argument("name", metavar="NAME", help="what to call it: who or what will use it")
     token_add.add_argument("--owner", metavar="OWNER", help="whose sessions it opens (default: the name)")
+    rights = token_add.add_mutually_exclusive_group()
+    rights.add_argument("--rights", metavar="RIGHTS", default="use", help="use, admin or use,admin (default: use)")
+    rights.add_argument(
+        "--admin", dest="rights", action="store_const", const="use,admin", help="short for --rights use,admin"
+    )
     token_list = actions.add_parser("list", help="show what tokens there are", parents=[common], allow_abbrev=False)
     token_list.add_argument("--json", action="store_true", help="one JSON object a line")
     revoke = actions.add_parser("revoke", help="let a token in no more", parents=[common], allow_abbrev=False)
@@ -193,6 +224,12 @@ def _flags() -> Parser:
     flags.add_argument("--base-url", metavar="URL", help="address of the model API")
     flags.add_argument("--model", metavar="NAME", help="the model to ask")
     flags.add_argument("--store", metavar="FILE", help="the database file")
+    return flags
+
+
+def _flag_of_trust() -> Parser:
+    flags = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    flags.add_argument("--trust", action="store_true", help="use the folder's own instructions, skills and agents")
     return flags
 
 

@@ -11,13 +11,13 @@ from ..config import Config
 from ..log import Cleared, Entry, Logged, TurnEnded, kind_of
 from ..replay import Difference, Replayed, replay
 from ..store.base import TurnInfo
-from .common import find_turn, load_config, reading
+from .common import find_turn, load_with_store, reading
 from .format import described
 from .output import Paper
 
 
 def command(options: argparse.Namespace) -> int:
-    turn, logged, history = asyncio.run(_read(load_config(options), options.turn))
+    turn, logged, history = asyncio.run(_read(load_with_store(options), options.turn))
     entries = [one.entry for one in logged]
     result = asyncio.run(replay(entries, history))
     paper = Paper(sys.stdout)

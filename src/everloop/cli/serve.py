@@ -6,10 +6,14 @@ import argparse
 import asyncio
 import dataclasses
 import logging
+import shlex
 import sys
+from pathlib import Path
 
 from ..config import Config
-from .common import check_model, load_config, missing_model, prepare_workspace
+from ..errors import ConfigError
+from .common import check_model, is_trusted, load_config, missing_model, prepare_workspace
+from .folder import enter
 from .service import at_work
 from .setup import with_model
 
@@ -17,6 +21,7 @@ from .setup import with_model
 def command(options: argparse.Namespace) -> int:
     config = _with_model(load_config(options))
     prepare_workspace(config.workspace)
+    config = enter(config, person=False, trust=is_trusted(options))
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
     return asyncio.run(_serve(config))
 
@@ -35,11 +40,37 @@ def _with_model(config: Config) -> Config:
     return config
 
 
+async def _check_tokens(config: Config) -> None:
+    """Refuse to serve a workspace's own store without tokens where the home's store has some: a server that asks for
+    tokens must not stop asking because it works in another folder."""
+    homes = config.home / "everloop.db"
+    if not isinstance(config.store, Path) or config.store.parent != config.home / "stores":
+        return
+    if await _has_tokens(homes) and not await _has_tokens(config.store):
+        raise ConfigError(
+            f"the tokens are in {homes}, and this workspace has a store of its own: make one with `everloop token add "
+            f"NAME --workspace {shlex.quote(str(config.workspace))}`, or name the store with --store"
+        )
+
+
+async def _has_tokens(path: Path) -> bool:
+    from ..store.opening import store_at
+
+    if not await asyncio.to_thread(path.exists):
+        return False
+    store = store_at(path)
+    try:
+        return bool(await store.tokens())
+    finally:
+        await store.close()
+
+
 async def _serve(config: Config) -> int:
     from ..observability.metrics import Meters
     from ..server.app import Server
     from ..store.opening import store_at
 
+    await _check_tokens(config)
     meters = Meters()
     store = store_at(config.store, config)
     drain, runs = config.drain_seconds, config.server_turns

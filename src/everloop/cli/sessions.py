@@ -10,12 +10,12 @@ from dataclasses import asdict
 
 from ..config import Config
 from ..store.base import SessionInfo
-from .common import OWNER, load_config, reading
+from .common import OWNER, load_with_store, reading
 from .output import as_json, harmless
 
 
 def command(options: argparse.Namespace) -> int:
-    config = load_config(options)
+    config = load_with_store(options)
     found = asyncio.run(_read(config, options.n)) if config.store.exists() else []
     if options.json:
         for session in found:

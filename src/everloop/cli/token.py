@@ -13,15 +13,15 @@ from dataclasses import asdict
 from ..config import Config
 from ..errors import EverloopError
 from ..store.base import Store, Token
-from ..store.tokens import OWNER, checked_name, checked_owner, hash_of, new_token
-from .common import load_config
+from ..store.tokens import OWNER, checked_name, checked_owner, checked_rights, hash_of, joined_rights, new_token
+from .common import load_with_store
 from .output import as_json
 
 SHORTEST_ID = 4  # so that a short name that was mistyped is not taken for the start of some id
 
 
 def command(options: argparse.Namespace) -> int:
-    return asyncio.run(ACTIONS[options.action](load_config(options), options))
+    return asyncio.run(ACTIONS[options.action](load_with_store(options), options))
 
 
 @contextlib.asynccontextmanager
@@ -38,16 +38,20 @@ async def _opened(config: Config) -> AsyncIterator[Store]:
 async def _add(config: Config, options: argparse.Namespace) -> int:
     name = checked_name(options.name)
     owner = _owner_of(name) if options.owner is None else checked_owner(options.owner)
+    rights = checked_rights(part.strip() for part in options.rights.split(","))
     token = new_token()
     async with _opened(config) as store:
-        made = await store.add_token(name, owner, hash_of(token))
+        first = not await store.tokens_exist()
+        made = await store.add_token(name, owner, hash_of(token), rights)
     print(token)
     whose = "this machine's own person (me)" if owner == "me" else f"the owner {owner}"
     print(
-        f'everloop: this is the only time that it is shown. It lets in {whose}; `everloop token revoke "{made.name}"` '
-        "ends that.",
+        f"everloop: this is the only time that it is shown. It lets in {whose} with the rights "
+        f'{joined_rights(rights)}; `everloop token revoke "{made.name}"` ends that.',
         file=sys.stderr,
     )
+    if first:
+        print("everloop: from now on every request needs a token, on this machine too.", file=sys.stderr)
     return 0
 
 
@@ -58,7 +62,7 @@ async def _list(config: Config, options: argparse.Namespace) -> int:
             found = await store.tokens()
     if options.json:
         for token in found:
-            print(as_json(asdict(token)))
+            print(as_json({**asdict(token), "rights": sorted(token.rights)}))
     elif found:
         print(_table(found))
     else:
@@ -76,7 +80,7 @@ async def _revoke(config: Config, options: argparse.Namespace) -> int:
     raise _unknown(options.name)
 
 
-ACTIONS = {"add": _add, "list": _list, "revoke": _revoke}
+ACTIONS = {"add": _add, "create": _add, "list": _list, "revoke": _revoke}
 
 
 def _owner_of(name: str) -> str:
@@ -108,11 +112,11 @@ def _unknown(name: str) -> EverloopError:
 
 
 def _table(tokens: list[Token]) -> str:
-    rows = [("name", "owner", "id", "made", "last used", "revoked")]
+    rows = [("name", "owner", "rights", "id", "made", "last used", "revoked")]
     for token in tokens:
         made, used, revoked = _minute(token.created_at), _minute(token.last_used_at), _minute(token.revoked_at)
-        rows.append((token.name, token.owner, token.id, made, used, revoked))
-    wide = [max(len(row[column]) for row in rows) for column in range(6)]
+        rows.append((token.name, token.owner, joined_rights(token.rights), token.id, made, used, revoked))
+    wide = [max(len(row[column]) for row in rows) for column in range(7)]
     return "\n".join("  ".join(f"{cell:<{wide[n]}}" for n, cell in enumerate(row)).rstrip() for row in rows)
 
 

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from ..config import Config
-from .common import check_model, load_config, prepare_workspace
+from .common import check_model, is_trusted, load_config, prepare_workspace
+from .folder import enter
 from .service import at_work
 from .setup import with_model
 
@@ -25,6 +26,7 @@ def command(options: argparse.Namespace) -> int:
     config = with_model(load_config(options))
     check_model(config)
     prepare_workspace(config.workspace)
+    config = enter(config, person=False, trust=is_trusted(options))
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
     return asyncio.run(_work(config))
 

@@ -18,6 +18,7 @@ from . import sources
 from .dsn import DSN
 from .keys import Key, UnderHome, key, keys_of
 
+DEFAULT_STORE = "everloop.db"
 Busy = Literal["queue", "steer", "interrupt"]
 Decision = Literal["allow", "ask", "deny"]
 Sandbox = Literal["auto", "bubblewrap", "landlock", "off"]
@@ -41,6 +42,9 @@ class Rule:
     path: str = key("[policy]", "", "pattern: a file, relative to the workspace when inside it, absolute otherwise")
     arguments: dict[str, str] = key("[policy]", {}, "pattern by argument")
     origin: str = key("[policy]", "", "pattern: `channel:chat_id` that the turn came from")
+    network: bool = key(
+        "[policy]", False, "`allow` with a `command`: also with network; `ask`, `deny`: only commands that ask for it"
+    )
     tainted: bool = key("[policy]", False, "an `allow` that also holds after untrusted content was read")
     why: str = key("[policy]", "", "told to the model and to the person who is asked")
     # fmt: on
@@ -49,6 +53,8 @@ class Rule:
         """Why this rule could never do what it says; "" for a rule that can."""
         if self.command and self.tool and not fnmatchcase("exec", self.tool):
             return f'has a command, but its tool "{self.tool}" is not exec: leave one of them out'
+        if self.network and self.tool and not fnmatchcase("exec", self.tool):
+            return f'has network = true, but its tool "{self.tool}" is not exec: leave one of them out'
         if self.tainted and self.do != "allow":
             return f'has tainted = true, which only means something with do = "allow", not "{self.do}"'
         return ""
@@ -97,13 +103,18 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings. `Config()` is the defaults and reads nothing; `Config.load()` reads what the person has set."""
+    """All settings. `Config()` is the defaults and reads no file; `Config.load()` reads what the user has set."""
 
-    home: Path = field(default_factory=lambda: Path(sources.DEFAULT_HOME).expanduser())
+    home: Path = field(default_factory=sources.default_home)
+    # The workspace that config.toml names: it belongs to the user and shares the home's store.
+    home_workspace: Path = field(default=UnderHome("workspace"), repr=False, compare=False)  # type: ignore[assignment]
+    # Whether `store` was chosen; if not, each workspace has its own.
+    store_named: bool = field(default=False, repr=False, compare=False)
+    trusted: bool = field(default=True, repr=False)  # the workspace's instructions, skills and agents are used
 
     # fmt: off
     workspace: Path = key("", UnderHome("workspace"), "the folder it works in", env="EVERLOOP_WORKSPACE", flag=True)
-    store: Path | DSN = key("", UnderHome("everloop.db"), "the database", env="EVERLOOP_STORE", flag=True)
+    store: Path | DSN = key("", UnderHome(DEFAULT_STORE), "the database", env="EVERLOOP_STORE", flag=True)
 
     provider: str = key("provider", "", "which model API to use", key="name", env="EVERLOOP_PROVIDER", flag=True)
     base_url: str = key("provider", "", "address of the model API", env="EVERLOOP_BASE_URL", flag=True, url=True)
@@ -203,6 +214,8 @@ class Config:
             value = getattr(self, item.name)
             if isinstance(value, UnderHome):
                 object.__setattr__(self, item.name, self.home / value.name)
+        if self.store != self.home / DEFAULT_STORE:
+            object.__setattr__(self, "store_named", True)
 
     @classmethod
     def load(
@@ -216,7 +229,9 @@ class Config:
         file, variables = sources.from_file(folder / "config.toml", KEYS), sources.from_environment(env, KEYS)
         values = sources.over(file, variables)
         tied = "api_key" not in variables or not sources.ENDPOINT.isdisjoint(variables)
-        return cls(home=folder, **sources.over(values, sources.from_flags(flags or {}, KEYS), tied))
+        values = sources.over(values, sources.from_flags(flags or {}, KEYS), tied)
+        own = file.get("workspace", folder / "workspace")
+        return cls(home=folder, home_workspace=own, store_named="store" in values, **values)
 
 
 KEYS: tuple[Key, ...] = keys_of(Config)

@@ -31,16 +31,21 @@ def over(below: dict[str, Any], above: dict[str, Any], tied: bool = True) -> dic
     return kept | above
 
 
+def default_home() -> Path:
+    """The home by the environment, without looking at the disk."""
+    return Path(os.environ.get("EVERLOOP_HOME", "").strip() or DEFAULT_HOME).expanduser().absolute()
+
+
 def find_home(home: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Path:
     where, given = ("home", os.fspath(home)) if home is not None else ("EVERLOOP_HOME", env.get("EVERLOOP_HOME", ""))
     folder = _path(given.strip() or DEFAULT_HOME, None, where)
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise ConfigError(f"{where}: {_shown(folder)} is a file, not a folder; name a folder or move the file away")
+        raise ConfigError(f"{where}: {shown(folder)} is a file, not a folder; name a folder or move the file away")
     return folder
 
 
 def from_file(path: Path, keys: Sequence[Key]) -> dict[str, Any]:
-    where = _shown(path)
+    where = shown(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -224,7 +229,8 @@ def _path(text: str, folder: Path | None, where: str) -> Path:
         raise ConfigError(f"{where}: the current folder is gone; write the whole path or change folder") from None
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
+    """The path for a person, with `~` for their home."""
     home = os.environ.get("HOME") or "\0"
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..log import day_in_words
-from ..messages import Message, assistant_message, clean, tool_message, user_message
+from ..messages import Conversation, Message, assistant_message, clean, tool_message, user_message
 from ..sandbox.reach import OutOfReach, Reach
 from .pictures import user_content
 from .skills import BUDGET, Skills, named
@@ -38,11 +38,14 @@ class ContextBuilder:
         *,
         memory_limit: int = MEMORY_LIMIT,
         skills_limit: int = BUDGET,
+        trusted: bool = True,
     ) -> None:
-        """`reach` says which files may be read for the prompt; it is asked off the event loop."""
+        """`reach` says which files may be read for the prompt; it is called off the event loop. Without `trusted` no
+        file of the workspace is used: no instructions, memory, skills or heartbeat."""
         self.workspace = Path(workspace)
         self.name = name
-        self.skills = Skills(self.workspace, budget=skills_limit)
+        self.trusted = trusted
+        self.skills = Skills(self.workspace, budget=skills_limit, trusted=trusted)
         self._reach = reach or (lambda: Reach(self.workspace, restricted=False))
         self._files = [(f"## {name}", name, FILE_LIMIT) for name in BOOTSTRAP_FILES]
         self._files.append(("## Memory", MEMORY_FILE, memory_limit))
@@ -60,6 +63,24 @@ class ContextBuilder:
         same for all that begin on one day: local servers need not read the tools again, which many chat templates put
         behind it. The time of later messages is told with them."""
         return f"{standing}{PARTING}This conversation began on {day_in_words(began)}."
+
+    def shared_prompt(self) -> str:
+        """What the prompts of all conversations begin with: the whole prompt where a subclass builds it. It looks at
+        the disk: call it in a thread."""
+        return clean(self.build_system_prompt()) if self._builds("build_system_prompt") else self.standing_prompt()
+
+    def conversation_prompt(self, shared: str, began: float) -> str:
+        """The system prompt of a conversation, from the shared one."""
+        return shared if self._builds("build_system_prompt") else self.dated(shared, began)
+
+    @property
+    def builds_messages(self) -> bool:
+        """Whether a subclass builds the requests."""
+        return self._builds("build_messages")
+
+    def _builds(self, method: str) -> bool:
+        """Whether a subclass, or this object, has its own version of the method."""
+        return method in self.__dict__ or getattr(type(self), method) is not getattr(ContextBuilder, method)
 
     def standing_prompt(self) -> str:
         """What all conversations of the workspace begin with. It looks at the disk: call it in a thread."""
@@ -128,7 +149,7 @@ class ContextBuilder:
         A command of the agent may have put anything there: a link to a file out of its reach, a pipe, a file without
         an end.
         """
-        if not os.path.lexists(f"{self.workspace}/{path}"):
+        if not self.trusted or not os.path.lexists(f"{self.workspace}/{path}"):
             return ""
         try:
             with reach.open(path) as opened:
@@ -147,3 +168,38 @@ class ContextBuilder:
             text = f"{text[:limit]}\n[cut: {os.path.basename(path)} is longer than {limit} characters]"
         self._texts[path] = (version, text)
         return text
+
+
+class Composer:
+    """Builds the requests of one turn with a subclass's `build_messages`; the turn's later rounds follow behind.
+
+    What `build_messages` gives is kept for the rounds of the turn, so that they share their prefix.
+    """
+
+    def __init__(self, builder: ContextBuilder, current: Message, text: str, media: Sequence[str]) -> None:
+        """`current` is the turn's first message as the log has it, `text` and `media` what the user sent."""
+        self._builder = builder
+        self._current = current
+        content = current.get("content")
+        self._text = content if isinstance(content, str) else text
+        self._media = list(media) or None
+        self._history: list[Message] = []
+        self._built: list[Message] | None = None
+
+    def __call__(self, conversation: Conversation) -> Conversation:
+        """The messages of the next request. It looks at the disk: call it in a thread."""
+        place = next((n for n in range(len(conversation) - 1, 0, -1) if self._is_current(conversation[n])), None)
+        if place is None:  # it has become part of a summary
+            return conversation
+        history = conversation[1:place]
+        if self._built is None or history != self._history:
+            self._built = self._builder.build_messages(list(history), self._text, self._media)
+            self._history = history
+        made = Conversation([*self._built, *conversation[place + 1 :]], blind=conversation.blind)
+        made.untrusted, made.call_ids = conversation.untrusted, conversation.call_ids
+        if len(made) == len(conversation):
+            made.own_words = conversation.own_words
+        return made
+
+    def _is_current(self, message: Message) -> bool:
+        return message is self._current or message == self._current

@@ -44,10 +44,13 @@ class Skills:
         *,
         budget: int = BUDGET,
         clock: Callable[[], float] = time.monotonic,
+        trusted: bool = True,
     ) -> None:
+        """Without `trusted`, the skills of the workspace are left out."""
         self.workspace = workspace
         self.shipped = shipped
         self._budget = budget
+        self._trusted = trusted
         self._needs = Needs(clock)
         self._lock = threading.Lock()
         self._rules: tuple[object, ...] = ()  # of the reach that the files were read with
@@ -125,6 +128,8 @@ class Skills:
 
     def _look_at_workspace(self, reach: Reach) -> None:
         known, self._known, self._folder_problem = self._known, {}, ""
+        if not self._trusted:
+            return
         try:
             with reach.open("skills", FOLDER) as opened:
                 names, more = _folders(opened.descriptor)

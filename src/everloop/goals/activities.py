@@ -78,7 +78,7 @@ class Activities:
             case ToolStarted() | ToolEnded():
                 self._tell(event)
             case events.Error(message):
-                self._tell(ActivityError(message.removeprefix("Sorry, I encountered an error: "), "model"))
+                self._tell(ActivityError(message, "model"))
 
     def _tell(self, activity: Activity) -> None:
         if self._on_activity is None:

@@ -27,7 +27,7 @@ def always_refused(
             continue
         if rule.do == "allow":
             return None
-        if not rule.arguments and not rule.path and rule.command in ("", "*"):
+        if not rule.arguments and not rule.path and not rule.network and rule.command in ("", "*"):
             what = "denies it" if rule.do == "deny" else "wants a person to be asked for it"
             return f"rule {number} of the policy {what}" + (f" ({rule.why})" if rule.why else "")
     if name not in _PROBES or (planned := registry.plan(probe, where)) is None:

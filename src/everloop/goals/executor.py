@@ -39,7 +39,6 @@ from .extraction import (
 )
 from .ports import GoalModel, GoalTools, RunCall
 from .runs import (
-    APOLOGY,
     STOPPED,
     Outcome,
     OutputObject,
@@ -238,7 +237,7 @@ class AgentExecutor:
         message = grace_message(self.definition, reason, run.inputs)
         ended = await self._turn(run, message, Limits(rounds=1, empty_answers=1), None)
         if ended.reason != "answer":
-            run.activities.error(f"the grace turn gave no result: {ended.text.removeprefix(APOLOGY)}", "grace")
+            run.activities.error(f"the grace turn gave no result: {ended.error or ended.text}", "grace")
             return None
         result, problem = read_output(self.definition, ended.text)
         if problem:

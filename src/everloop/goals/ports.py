@@ -106,8 +106,8 @@ class GoalTools:
         self._batch: _Batch | None = None
         self.replay_safe = registry.replay_safe
 
-    def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
-        return self._tools.review(calls, conversation)
+    async def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
+        return await self._tools.review(calls, conversation)
 
     def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
         calls = self._registry.batch(calls)

@@ -17,8 +17,6 @@ from .clock import Deadline
 from .ports import MemoryLog
 from .window import GoalWindow
 
-APOLOGY = "Sorry, I encountered an error: "
-
 TerminateReason = Literal["goal", "max_turns", "timeout", "aborted", "error"]
 Limit = Literal["timeout", "aborted"]
 STOPPED: dict[Limit, str] = {"timeout": "(The time limit was reached.)", "aborted": "(The run was aborted.)"}
@@ -112,7 +110,7 @@ def cut_short(ended: TurnEnded) -> Outcome | None:
         case "aborted":
             return Outcome("aborted", error="the run was aborted", told="aborted")
         case "error":  # the watcher has heard it when it happened
-            return Outcome("error", error=ended.text.removeprefix(APOLOGY))
+            return Outcome("error", error=ended.error or ended.text)
         case _:
             return Outcome("error", error=ended.text, told="error")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .. import events
 from ..actions import Limits, Park, next_action
-from ..bus import InboundMessage, MessageBus
-from ..commands import command_of, kind_of
+from ..bus import InboundMessage, MessageBus, OutboundMessage
+from ..commands import answer_of, command_of, kind_of
 from ..config import Config
 from ..config.dsn import DSN
 from ..context.prompt import ContextBuilder
@@ -22,11 +24,12 @@ from ..cron.service import CronService
 from ..engine import Left, Parked
 from ..errors import StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
-from ..log import Cleared, Entry
+from ..log import Cleared, Entry, apology
 from ..messages import clean
 from ..providers.base import LLMProvider
+from ..providers.factory import make_provider
 from ..store.base import Claim, Gathering, Incoming, Outgoing, Store
-from ..store.location import home, own_path
+from ..store.location import is_home_workspace, own_path
 from ..store.news import ENDED, WORK
 from ..store.opening import store_at
 from ..store.sessions import PlainStore, SessionManager
@@ -40,15 +43,17 @@ from .api_requests import CLIENT_LEFT, Requests
 from .budgets import Budgets
 from .chat_commands import Urgent
 from .compactor import Compactor
+from .direct_calls import AgentCalls
 from .dispatcher import RETRY_SECONDS, Dispatcher
 from .durable_bus import DurableBus
 from .listening import House, Listening
 from .outbox import BackgroundTasks, make_outbox, reply
 from .peers import wake_all
+from .results import TurnResult
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
 from .subagents import SubagentManager
-from .turn_runner import APOLOGY, Models, TurnRunner, TurnSpecs
+from .turn_runner import Models, TurnRunner, TurnSpecs
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -63,11 +68,12 @@ NEW_CONVERSATION = "This is a new conversation. The old one is kept in the log."
 class AgentLoop:
     """Takes messages from the bus, runs a durable turn for each, and publishes the answers.
 
-    `store` is where turns are kept (a path or a store; by default one SQLite file a workspace, in
-    `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is
-    queued, handed to the turn at its next round (`steer`), or replaces it (`interrupt`). `owner` is the one whose
-    sessions it works in, by default anybody's. In a `house` it lives with the agents of other owners: the store and the
-    provider are theirs too, and left open at the end.
+    Arguments that are left out come from `config`, and without one from the defaults: 20 rounds, and no restriction to
+    the workspace. `store` is where turns are kept (a path or a store; by default one SQLite file for each workspace, in
+    `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is queued,
+    handed to the turn at its next round (`steer`), or replaces it (`interrupt`). `context` builds the prompt: a
+    `ContextBuilder` or a subclass. `owner` is the one whose sessions it works in, by default anybody's. In a `house` it
+    lives with the agents of other owners: the store and the provider are theirs too, and left open at the end.
     """
 
     def __init__(
@@ -76,38 +82,51 @@ class AgentLoop:
         provider: LLMProvider,
         workspace: str | Path,
         model: str | None = None,
-        max_iterations: int = 20,
+        max_iterations: int | None = None,
         brave_api_key: str | None = None,
         exec_config: Any = None,
         cron_service: Any = None,
-        restrict_to_workspace: bool = False,
-        config: Any = None,
+        restrict_to_workspace: bool | None = None,
+        config: Config | None = None,
         *,
         store: Store | str | Path | DSN | None = None,
         busy: Literal["queue", "steer", "interrupt"] | None = None,
         on_event: Callable[[str, events.Event], None] | None = None,
         owner: str | None = None,
         house: House | None = None,
+        context: ContextBuilder | None = None,
     ) -> None:
-        settings = config if isinstance(config, Config) else Config()
+        if config is not None and not isinstance(config, Config):
+            raise TypeError(f"config must be a Config, such as Config.load(), not {type(config).__name__}")
+        if context is not None and not isinstance(context, ContextBuilder):
+            raise TypeError(f"context must be a ContextBuilder or a subclass of it, not {type(context).__name__}")
+        settings = config or Config()
+        if restrict_to_workspace is None:
+            restrict_to_workspace = config is not None and config.restrict_to_workspace
         busy = busy or settings.busy
         if busy not in ("queue", "steer", "interrupt"):
             raise ValueError(f'busy must be "queue", "steer" or "interrupt", not {busy!r}')
         self.bus = bus
         self.provider = provider
         self.workspace = Path(workspace)
-        self.model = model
-        self.max_iterations = max_iterations
+        self.model = model = model or settings.model or None
+        self.max_iterations = settings.max_iterations if max_iterations is None else max_iterations
         self.restrict_to_workspace = restrict_to_workspace
         self.owner = owner
         self._house = house
         self.store = open_store(store, config, self.workspace)
-        built_in = builtin_tools(settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config)
-        self.tools = ToolRegistry(built_in, timeout=settings.tool_timeout, result_limit=settings.result_limit)
-        own_home = settings.home if isinstance(config, Config) else home()
-        self._places = Workspace(self.workspace, own_home, restrict_to_workspace, self.store)
-        limits = {"memory_limit": settings.memory_limit, "skills_limit": settings.skills_limit}
-        self.context = ContextBuilder(self.workspace, settings.name, self._places.reach, **limits)
+        self._policy = Policy(settings.policy, taint=settings.taint)
+        self._places = Workspace(self.workspace, settings.home, self.restrict_to_workspace, self.store)
+        direct = AgentCalls(self._policy, self._places, owner or "me")
+        self.tools = ToolRegistry(timeout=settings.tool_timeout, result_limit=settings.result_limit, direct=direct)
+        self.context = context or ContextBuilder(
+            self.workspace,
+            settings.name,
+            self._places.reach,
+            memory_limit=settings.memory_limit,
+            skills_limit=settings.skills_limit,
+            trusted=settings.trusted,
+        )
         self._mcp = mcp_servers(settings)
         self._tasks = BackgroundTasks()
         self._dispatcher = Dispatcher(
@@ -122,16 +141,18 @@ class AgentLoop:
         self.subagents = SubagentManager(self.store, self._dispatcher, self.tools, settings, self._places.reach)
         self.subagents.on_work = self._listen
         self.tools.hint = self._what_it_is
-        if settings.subagents:
-            self.tools.register(SpawnTool(self.subagents))
         if cron_service is None:
             cron_service = CronService(self.store, owner=owner or "me", missed=settings.missed)
         self.cron_service = cron_service
-        self.tools.register(CronTool(cron_service))
+        self._builtin_tools = partial(
+            builtin_tools, settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config
+        )
+        self._spawns = settings.subagents > 0
+        self._register_default_tools()
         self._heartbeat = Heartbeat.of(settings, cron_service, self.context.heartbeat_file)
         self._serving: asyncio.Task[None] | None = None
         budgets = Budgets(self.store, settings)
-        self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
+        self._compactor = Compactor(self.store, provider, model, self.tools, settings, settings.home, budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
         relay = self.store.relay if isinstance(self.store, Gathering) else None
         self._streams = TurnStreams(relay, partial(self._dispatcher.withdraw, text=CLIENT_LEFT), on_event)
@@ -140,14 +161,14 @@ class AgentLoop:
             specs=TurnSpecs(
                 self.store,
                 self.tools,
-                Limits(rounds=max_iterations),
+                Limits(rounds=self.max_iterations),
                 self.subagents,
                 settings.server_rounds,
                 settings.server_models,
             ),
             models=Models(provider, model, budgets, self._compactor, settings.text_calls),
             tools=self.tools,
-            policy=Policy(settings.policy, taint=settings.taint),
+            policy=self._policy,
             context=self.context,
             workspace=self._places,
             outbox=self._outbox,
@@ -163,6 +184,27 @@ class AgentLoop:
         self.requests = Requests(self.store, self._dispatcher, self._urgent, self._streams)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
+
+    @classmethod
+    def from_config(cls, bus: MessageBus | None = None, config: Config | None = None, **options: Any) -> Self:
+        """The agent that the settings describe, by default those of the user: its provider, workspace and limits.
+
+        `options` are arguments of the constructor, and win over the settings.
+        """
+        config = config or Config.load()
+        if not (config.provider or config.base_url or config.api_key or config.model):
+            config = dataclasses.replace(config, provider="local")
+        provider = options.pop("provider", None)
+        workspace = options.pop("workspace", None) or config.workspace
+        return cls(bus or MessageBus(), provider or make_provider(config), workspace, config=config, **options)
+
+    def _register_default_tools(self) -> None:
+        """Register the tools that every agent has. A subclass may register others instead, or add to them."""
+        for built_in in self._builtin_tools():
+            self.tools.register(built_in)
+        if self._spawns:
+            self.tools.register(SpawnTool(self.subagents))
+        self.tools.register(CronTool(self.cron_service))
 
     def model_for(self, wish: str) -> str:
         """The name of the model that answers an API client who asks for this one."""
@@ -283,14 +325,49 @@ class AgentLoop:
         """Run one turn without the bus and return its answer.
 
         `attended` says that somebody is there who can be asked: then what comes back may be a question, and
-        "/approve" or "/deny" as the next message gives the answer of the turn that goes on.
+        "y", "n", "a" (always), "/approve" or "/deny" as the next message gives the answer of the turn that goes on.
         """
         message = InboundMessage(
             channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
         ).addressed()
+        return await self._process(message, on_event)
+
+    async def ask(
+        self,
+        content: str,
+        session_key: str = "cli:direct",
+        channel: str = "cli",
+        chat_id: str = "direct",
+        *,
+        media: list[str] | None = None,
+        on_event: events.Emit | None = None,
+        attended: bool = False,
+    ) -> TurnResult:
+        """Run one turn as `process_direct` does, and return all that is known of it: its answer, why it ended, what
+        went wrong and what it used."""
+        message = InboundMessage(
+            channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
+        ).addressed()
+        message.id = f"ask:{secrets.token_hex(8)}"  # by which its turn is found, wherever it ran
+        text = await self._process(message, on_event)
+        row = await self.store.find(message.owner, message.id)
+        found = (row.turn, row.session, row.first_seq) if row is not None and row.turn and row.first_seq else None
+        if found is None and answer_of(message.content) is not None:  # the turn that asked has gone on
+            info = await self.store.session(message.owner, message.session_key)
+            turns = await self.store.turns(message.owner, session=info.id, limit=1) if info is not None else []
+            found = (turns[0].id, turns[0].session, turns[0].first_seq) if turns else None
+        if found is None:
+            return TurnResult(text)
+        return TurnResult.of(text, found[0], [one.entry for one in await self.store.read_turn(found[1], found[2])])
+
+    async def _process(self, message: InboundMessage, on_event: events.Emit | None) -> str:
         show = _without_place(on_event) if on_event is not None else None
         if (kind := kind_of(message)) == "urgent":
             return await self._urgent.answer(message, show)
+        if kind == "reply":
+            if (told := await self._urgent.reply(message, show)) is not None:
+                return told
+            kind = "message"
         return await (await self._dispatcher.submit(message, kind, show))
 
     async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
@@ -334,6 +411,10 @@ class AgentLoop:
             if (kind := kind_of(message)) == "urgent":
                 self._tasks.start(self._answer_urgent(message))
                 continue
+            if kind == "reply":
+                if await self._answers_question(message):
+                    continue
+                kind = "message"
             answer = await self._dispatcher.submit(message, kind)
             answer.add_done_callback(partial(self._report, message))
 
@@ -412,9 +493,24 @@ class AgentLoop:
             await self._outbox.hand_out(id, message)
         return text
 
+    async def _answers_question(self, message: InboundMessage) -> bool:
+        """Whether a message of the bus answered the open question of its session; the person is told so."""
+        try:
+            decided = await self._urgent.decide(message, message)
+        except StoreError as error:
+            self._apologize(message, error)
+            return True
+        if decided is not None:
+            self._tasks.start(self._tell(message, reply(message, decided[1])))
+        return decided is not None
+
     async def _answer_urgent(self, row: Incoming | InboundMessage) -> None:
         message = row if isinstance(row, InboundMessage) else row.message
-        outgoing = reply(message, await self._urgent.answer(message, word=row))
+        await self._tell(row, reply(message, await self._urgent.answer(message, word=row)))
+
+    async def _tell(self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage]) -> None:
+        """Close an urgent message with its answer, and send that."""
+        message = row if isinstance(row, InboundMessage) else row.message
         ids = await self.store.answer(row, outgoing, self._outbox.sender)
         if isinstance(row, Incoming) and not message.reply:  # whoever said it waits for that
             self._tell_others(ENDED, row.id)
@@ -427,7 +523,7 @@ class AgentLoop:
         self._listening.listen()
 
     def system_prompt(self) -> str:
-        return self.context.standing_prompt()
+        return self.context.shared_prompt()
 
     def on_held(self, worker: str, awaited: bool) -> None:
         self._listening.held(worker, awaited)
@@ -457,7 +553,7 @@ class AgentLoop:
         self._apologize(message, error)
 
     def _apologize(self, message: InboundMessage, error: BaseException) -> None:
-        self._say(message, f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
+        self._say(message, apology(clean(str(error)) or type(error).__name__))
 
     def _say(self, message: InboundMessage, text: str) -> None:
         """Say something in a chat that need not survive a crash."""
@@ -475,12 +571,21 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         log.error("%s", error)
 
 
-def open_store(store: Store | str | Path | DSN | None, config: Any, workspace: Path) -> Store:
-    if store is None:
-        store = getattr(config, "store", None) or os.environ.get("EVERLOOP_STORE")
+def open_store(store: Store | str | Path | DSN | None, config: Config | None, workspace: Path) -> Store:
+    """The store that is given, else the one that the settings or `EVERLOOP_STORE` name, else the workspace's own."""
     if not store:
-        return SQLiteStore(partial(own_path, workspace))  # found off the event loop: it follows links
+        store = config.store if config is not None and config.store_named else os.environ.get("EVERLOOP_STORE")
+    if not store:
+        return SQLiteStore(partial(_default_store, workspace, config))  # off the event loop: it looks at the disk
     return store_at(store, config) if isinstance(store, str | Path | DSN) else store
+
+
+def _default_store(workspace: Path, config: Config | None) -> Path:
+    if config is None:
+        return own_path(workspace)
+    if isinstance(config.store, Path) and is_home_workspace(workspace, config):
+        return config.store
+    return own_path(workspace, config.home)
 
 
 def mcp_servers(settings: Config) -> McpServers | None:

@@ -108,8 +108,13 @@ class Requests:
         assert id is not None
         kind = kind_of(message) if kept else "message"
         message = message.addressed()
+        shown = _without_place(show) if show is not None else None
         if kind == "urgent":
-            return Outcome(await self._urgent.answer(message, _without_place(show) if show is not None else None))
+            return Outcome(await self._urgent.answer(message, shown))
+        if kind == "reply":
+            if (replied := await self._urgent.reply(message, shown)) is not None:
+                return Outcome(replied)
+            kind = "message"
         self._waiting[message.owner, id] += 1
         where = (message.owner, message.session_key)
         subscriber = TurnSubscriber(self._store, self._streams, *where, show) if show is not None else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from .. import events
-from ..bus import InboundMessage, StopRequest
-from ..commands import HELP, command_of, meant_by, words_after
+from ..bus import PULLED, InboundMessage, StopRequest
+from ..commands import HELP, answer_of, command_of, meant_by
 from ..errors import StoreError
 from ..store.base import Incoming, Store
 from .dispatcher import Dispatcher
@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 STOPPED = "Stopped. What was done so far is kept."
 NOTHING_RUNS = "Nothing is running."
-NOTHING_ASKED = "Nothing waits for your word."
+NOTHING_ASKED = "Nothing waits for your answer."
+ALLOWED, ALLOWED_ALWAYS, DENIED = "Approved.", "Approved for this session.", "Denied."
 
 
 class Urgent:
@@ -37,11 +38,10 @@ class Urgent:
         self, message: InboundMessage, emit: events.Show | None = None, word: Incoming | InboundMessage | None = None
     ) -> str:
         """Do what a message says that is a command, and say so. `word` is the message as it came in."""
+        if answer_of(message.content) is not None:
+            told = await self.reply(message, emit, word)
+            return NOTHING_ASKED if told is None else told
         match command_of(message.content):
-            case "approve":
-                return await self._decide(message, True, emit, word)
-            case "deny":
-                return await self._decide(message, False, emit, word)
             case "stop":
                 stopped = await self._stop_turn(message, word)
                 children = await self._subagents.stop(message.owner, message.session_key)
@@ -54,32 +54,49 @@ class Urgent:
                 given = message.content.strip()
                 return f"There is no command {given}: did you mean /{meant_by(given)}? /help lists them."
 
-    async def _decide(
-        self,
-        message: InboundMessage,
-        allowed: bool,
-        emit: events.Show | None,
-        word: Incoming | InboundMessage | None,
-    ) -> str:
-        """Take a person's word on what the session's turn asked for. The turn goes on; who called directly waits."""
-        note = words_after(message.content)
-        where = (message.owner, message.session_key)
-        decided = await self._store.decide(*where, allowed, message.sender_id, note, word)
-        taken = "Approved." if allowed else "Denied."
-        if decided is None:  # another process may have taken this very word, and perhaps was killed before it said so
-            known = isinstance(word, Incoming) and (await self._store.incoming(word.id)).first_seq is not None
-            return taken if known else NOTHING_ASKED
-        if not message.reply:
-            return await self._dispatcher.follow(decided[0], message, emit)
-        self._dispatcher.kick(message.owner, message.session_key)
+    async def reply(
+        self, message: InboundMessage, emit: events.Show | None = None, word: Incoming | InboundMessage | None = None
+    ) -> str | None:
+        """Answer the open question of the message's session with it; None if there is none that it could be about.
+
+        The turn goes on. A caller that gets no reply in its chat waits for the turn's own answer.
+        """
+        decided = await self.decide(message, word)
+        if decided is None:
+            return None
+        row, taken = decided
+        if row is not None and not message.reply:
+            return await self._dispatcher.follow(row, message, emit)
         return taken
+
+    async def decide(
+        self, message: InboundMessage, word: Incoming | InboundMessage | None
+    ) -> tuple[int | None, str] | None:
+        """Take a person's answer to what the session's turn asked for, and let the turn go on.
+
+        Returns the inbox row that opened the turn, if this call answered the question, and what to tell the person;
+        None when the message answers nothing.
+        """
+        answer = answer_of(message.content)
+        assert answer is not None
+        where = (message.owner, message.session_key)
+        decided = await self._store.decide(
+            *where, answer.allowed, message.sender_id, answer.note, word, always=answer.always
+        )
+        taken = DENIED if not answer.allowed else ALLOWED_ALWAYS if answer.always else ALLOWED
+        if decided is None:  # another process may have taken this very answer, and been killed before it said so
+            known = isinstance(word, Incoming) and (await self._store.incoming(word.id)).first_seq is not None
+            return (None, taken) if known else None
+        self._dispatcher.kick(*where)
+        return decided[0], taken
 
     async def _stop_turn(self, message: InboundMessage, word: Incoming | InboundMessage | None) -> bool:
         """Stop the session's turn, whether it runs, was cut off, or waits for a person's word; or the one that is about
         to begin, with a message that came before this word."""
         where = (message.owner, message.session_key)
-        given = message.cause.target if isinstance(message.cause, StopRequest) else None
-        if given is None and self._dispatcher.stop_turn(*where, "cancelled", STOPPED):
+        request = message.cause if isinstance(message.cause, StopRequest) else StopRequest()
+        given, told = request.target, request.chat_told or (message.reply and message.channel not in PULLED)
+        if given is None and self._dispatcher.stop_turn(*where, "cancelled", STOPPED, chat_told=told):
             return True
         info = await self._store.session(*where)
         meant = info.open_turn if info is not None and info.open_turn else await self._about_to_begin(where, word)
@@ -87,11 +104,11 @@ class Urgent:
             return False
         if not self._dispatcher.runs or await runs_elsewhere(self._store, self._dispatcher, info):
             # What came by the inbox was taken out by whoever also hears of answers: it must not wait for one.
-            await stop_elsewhere(self._store, self._dispatcher, *where, meant, wait=not isinstance(word, Incoming))
+            await stop_elsewhere(self._store, self._dispatcher, *where, meant, not isinstance(word, Incoming), told)
             return True
         await self._store.decide(*where, None)
         self._dispatcher.kick(*where)
-        return self._dispatcher.stop_turn(*where, "cancelled", STOPPED, meant)
+        return self._dispatcher.stop_turn(*where, "cancelled", STOPPED, meant, chat_told=told)
 
     async def _about_to_begin(self, where: tuple[str, str], word: Incoming | InboundMessage | None) -> int | None:
         """The inbox row that opens the next turn, if it came before this word."""
@@ -104,8 +121,10 @@ class Urgent:
 
     async def stop_elsewhere(self, owner: str, key: str, meant: str | int | None) -> None:
         """Another process was quicker to take up what was to be stopped here."""
+        session = self._dispatcher.session(owner, key)
+        told = session is not None and session.chat_told
         try:
-            await stop_elsewhere(self._store, self._dispatcher, owner, key, meant, wait=False)
+            await stop_elsewhere(self._store, self._dispatcher, owner, key, meant, False, told)
         except StoreError as error:  # then it goes on there
             log.warning("%s", error)
 
@@ -117,7 +136,7 @@ class Urgent:
         if turn is None and info is not None and info.open_turn is not None:
             running = f"turn {info.open_turn}, in another process"
         if info is not None and info.parked:
-            running = f"turn {info.open_turn} waits for your word: /approve or /deny"
+            running = f"turn {info.open_turn} waits for your answer: y, n or a (always)"
         children = await self._subagents.running(message.owner, message.session_key)
         return "\n".join(
             (

@@ -64,7 +64,7 @@ def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable
     With tools of its own the client is the agent and we are its model: it gets no prompt but its own. Without, the
     agent works with its own tools, and what the client says as the system stands behind the agent's prompt.
     """
-    limits = Limits(rounds=rounds)
+    limits = Limits(rounds=rounds, kept=request.kept)
     model = models(request.model)
     if request.tools:
         client = ClientTools(() if request.answer_only else request.tools)

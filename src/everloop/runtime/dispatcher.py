@@ -150,12 +150,23 @@ class Dispatcher:
         """The session, if this process works on it."""
         return self._sessions.get((owner, key))
 
-    def stop_turn(self, owner: str, key: str, reason: Reason, text: str, target: StopTarget = None) -> bool:
-        """Stop the turn that runs in a session or is about to, if it is the target. Return False without one."""
+    def stop_turn(
+        self,
+        owner: str,
+        key: str,
+        reason: Reason,
+        text: str,
+        target: StopTarget = None,
+        *,
+        chat_told: bool = False,
+    ) -> bool:
+        """Stop the turn that runs in a session or is about to, if it is the target. Return False without one. With
+        `chat_told` the turn says nothing in its chat: the command that stopped it is answered there."""
         session = self.session(owner, key)
         if session is None:
             return False
         session.stop(reason, text, target)
+        session.chat_told |= chat_told
         return True
 
     def withdraw(self, owner: str, key: str, message: str, text: str) -> None:

@@ -40,14 +40,19 @@ async def runs_elsewhere(store: Store, sessions: Sessions, info: SessionInfo | N
 
 
 async def stop_elsewhere(
-    store: Store, sessions: Sessions, owner: str, key: str, meant: str | int | None = None, wait: bool = True
+    store: Store,
+    sessions: Sessions,
+    owner: str,
+    key: str,
+    meant: str | int | None = None,
+    wait: bool = True,
+    chat_told: bool = False,
 ) -> None:
     """Have the session's turn stopped where it runs, and wait until it was told, if that comes soon. Where one is
     `meant`, by its id or by the inbox row that opens it, no other is."""
     # Not of the session's own channel: it would count as one of its messages.
     word = InboundMessage("system", "agent", key, "/stop", owner=owner, session=key, reply=False)
-    if meant is not None:
-        word.cause = StopRequest(meant)
+    word.cause = StopRequest(meant, chat_told)
     word.id = f"stop:{key}:{secrets.token_hex(4)}"
     row = await store.accept(word, "urgent")
     if not wait:

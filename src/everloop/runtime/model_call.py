@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import events
+from ..context.prompt import Composer
 from ..messages import Conversation
 from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider, counts, option_keywords
 from ..store.base import Claim
@@ -95,12 +96,14 @@ class TurnModelCall(ModelCall):
         claim: Claim,
         options: Mapping[str, Any] | None = None,
         text_calls: bool = True,
+        compose: Composer | None = None,
     ) -> None:
         super().__init__(provider, model, options, text_calls=text_calls, brought=brought_by(claim))
         self._tools = tools
         self._measure = measure
         self._budgets = budgets
         self._claim = claim
+        self._compose = compose  # builds the requests, where a subclass of the context builder does
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         limited = self._budgets.limits(self._claim)
@@ -108,7 +111,8 @@ class TurnModelCall(ModelCall):
         if limited:
             await self._budgets.check(self._claim, self._measure.model, tokens)
         try:
-            response = await self.ask(conversation, self._tools.get_definitions() or None, emit)
+            request = conversation if self._compose is None else await in_thread(self._compose, conversation)
+            response = await self.ask(request, self._tools.get_definitions() or None, emit)
         except Exception as error:
             if (told := discreet(self._claim.owner, error)) is not error:
                 raise told from None

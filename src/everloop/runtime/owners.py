@@ -238,6 +238,7 @@ def _for_others(config: Config, workspace: Path) -> Config:
     return dataclasses.replace(
         config,
         workspace=workspace,
+        trusted=True,  # only the owner and the owner's agent write there
         restrict_to_workspace=True,
         sandbox="auto" if config.sandbox == "off" else config.sandbox,
         readable=(),

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 REPLACED = "(replaced by a newer message)"
 SAID_INSTEAD = "The person wrote something else instead of allowing it."
-WAITS = "I am still waiting for your word: /approve or /deny. Your message is kept and comes right after."
+WAITS = "I am still waiting for your answer: y, n or a (always). Your message is kept and comes right after."
 
 StopTarget = str | int | None  # the turn to stop, by its id or by the inbox row that opens it; None for any
 
@@ -232,6 +232,7 @@ class Session:
         self.message: str | None = None  # id of the message whose turn runs
         self.stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
         self.stop_target: StopTarget = None
+        self.chat_told = False  # the command that stopped the turn is answered in its chat: the turn says nothing there
         self.system: Written[str] | None = None  # the system prompt of the turn that is being begun
         self.command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
         self.running = False
@@ -289,6 +290,7 @@ class Session:
         self.watchers.clear()
         self.running, self.turn, self.stopped, self.stop_target, self.message = False, None, None, None, None
         self.rows = ()
+        self.chat_told = False
         self.changes += 1
 
     # ------------------------------------------------------------------------------------------ the actor
@@ -396,6 +398,7 @@ class Session:
         self.message, self.rows = claim.message.id, claim.inbox
         if self.stop_target not in (None, claim.turn, *claim.inbox):  # the turn to stop is over
             self.stopped = self.stop_target = None
+            self.chat_told = False
         if self._worker.busy == "interrupt" and "message" in self.behind.values():
             self.stop("replaced", REPLACED)
         if waiting and (why := waiting[0].withdrawn) and all(submission.withdrawn for submission in waiting):

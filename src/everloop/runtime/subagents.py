@@ -23,7 +23,7 @@ from ..errors import StoreError
 from ..goals import phases
 from ..goals.definitions import AgentDefinition, DefinitionError
 from ..goals.extraction import read_output
-from ..goals.files import read_definitions
+from ..goals.files import Definitions, read_definitions
 from ..goals.phases import CHANNEL, HOW, LIMITS, report
 from ..log import CallEnded, Reason, TurnEnded, UserSaid
 from ..sandbox.reach import Reach
@@ -281,16 +281,20 @@ class SubagentManager:
         """Tell whoever runs the agent, once, which definitions cannot be used."""
         if not self._told_broken:
             self._told_broken = True
-            for problem in await in_thread(lambda: read_definitions(self._reach()).problems):
+            for problem in await in_thread(lambda: self._definitions().problems):
                 log.warning("%s", problem)
+
+    def _definitions(self) -> Definitions:
+        """The agents there are. It looks at the disk: call it in a thread."""
+        return read_definitions(self._reach(), trusted=self._config.trusted)
 
     def is_agent(self, name: str) -> bool:
         """Whether there is a definition of this name. It looks at the disk: call it in a thread."""
-        return name in read_definitions(self._reach()).known
+        return name in self._definitions().known
 
     def _defined(self, name: str) -> AgentDefinition:
         try:
-            found = read_definitions(self._reach()).get(name)
+            found = self._definitions().get(name)
         except DefinitionError as error:
             raise ToolError(f"{error}.") from None
         if unknown := [tool for tool in found.tools if tool not in self._tools]:

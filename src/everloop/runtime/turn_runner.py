@@ -17,12 +17,12 @@ from .. import events
 from ..actions import Limits
 from ..bus import InboundMessage, OutboundMessage
 from ..commands import words_after
-from ..context.prompt import ContextBuilder
+from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
 from ..context.view import conversation_of
 from ..cron.heartbeat import says_nothing
 from ..cron.jobs import HEARTBEAT
-from ..engine import Ending, Turn, end_turn, run_turn
+from ..engine import Ending, Turn, fail_turn, run_turn
 from ..errors import StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
@@ -46,14 +46,13 @@ from .session import Session
 from .streaming import TurnStreams
 from .subagents import SubagentManager
 from .turn_spec import TurnSpec, deadline
-from .workspace import Places, Workspace
+from .workspace import Places, Workspace, WorkspaceError
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
     from ..observability.tracing import Tracer
 
 log = logging.getLogger(__name__)
-APOLOGY = "Sorry, I encountered an error: "
 COMPACTED = "{} now a summary: about {:,} tokens have become {:,}. The whole history stays in the log."
 NOTHING_TO_COMPACT = "There is nothing to compact yet: a summary would be no shorter."
 NOT_COMPACTED = "I could not compact the conversation: {}. Nothing was changed."
@@ -98,10 +97,10 @@ class Models:
     compactor: Compactor
     text_calls: bool = True
 
-    def call(self, claim: Claim, spec: TurnSpec) -> TurnModelCall:
+    def call(self, claim: Claim, spec: TurnSpec, compose: Composer | None) -> TurnModelCall:
         measure, model = self.compactor.measure(spec.model), spec.model or self.model
         return TurnModelCall(
-            self.provider, model, spec.tools, measure, self.budgets, claim, spec.options, self.text_calls
+            self.provider, model, spec.tools, measure, self.budgets, claim, spec.options, self.text_calls, compose
         )
 
     def window(self, claim: Claim, spec: TurnSpec) -> Window:
@@ -138,18 +137,21 @@ class TurnRunner:
             self.store,
             claim,
             session,
-            lambda ended: _answer_to(message, ended, self.outbox.is_unattended(claim)),
+            lambda ended: _answer_to(message, ended, self.outbox.is_unattended(claim), session.chat_told),
             self.outbox.sender,
             lambda ended: spec.follow(ended, turn is not None and turn.conversation.untrusted),
         )
         try:
             spec = await self.specs.of(claim, session)
+            await self.workspace.check()
             places = await self.workspace.places()
             conversation = await self._conversation(claim, session, spec)
             if not claim.entries:
                 claim.entries = [await self._said(claim)]
                 await session_log.append(claim.entries)
+            before = len(conversation)
             turn = Turn(claim.turn, claim.entries, conversation, session_log)
+            compose = self._composer(claim, conversation, before)
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
                 conversation.become(await read_conversation(self.store, claim, conversation))
             session.start_turn(turn)
@@ -158,7 +160,7 @@ class TurnRunner:
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             toolbox = self._toolbox(claim, spec, turn, places)
             with deadline(turn, spec.ends_at):
-                model, window = self.models.call(claim, spec), self.models.window(claim, spec)
+                model, window = self.models.call(claim, spec, compose), self.models.window(claim, spec)
                 ended = await run_turn(turn, model, toolbox, spec.limits, window)
             if isinstance(ended, TurnEnded) and _goes_on(claim):
                 self._histories.keep(claim, conversation)
@@ -168,9 +170,12 @@ class TurnRunner:
                 self.meters.refused()
             raise
         except Exception as error:  # a fault of ours ends this turn, not the session
-            log.exception("turn %s failed", claim.turn)
+            if isinstance(error, WorkspaceError):
+                log.error("%s", error)
+            else:
+                log.exception("turn %s failed", claim.turn)
             turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
-            ended = await end_turn(turn, "error", f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
+            ended = await fail_turn(turn, clean(str(error)) or type(error).__name__)
         finally:
             self.streams.close(claim)
             if self.meters is not None and turn is not None:
@@ -186,8 +191,16 @@ class TurnRunner:
         """What was said before the turn, behind the system prompt."""
         assert session.system is not None
         system = spec.system(await session.system)
-        system = self.context.dated(system, claim.began) if spec.dated else system
+        system = self.context.conversation_prompt(system, claim.began) if spec.dated else system
         return await self._histories.conversation(claim, system, blind=self.models.compactor.blind)
+
+    def _composer(self, claim: Claim, conversation: Conversation, before: int) -> Composer | None:
+        """What builds the turn's requests, where a subclass of the context builder has its own `build_messages`."""
+        message = claim.message
+        own = message.channel != SUBAGENTS and request_of(claim) is None  # others come with a prompt of their own
+        if not own or not self.context.builds_messages or len(conversation) == before:
+            return None
+        return Composer(self.context, conversation[before], message.content, message.media)
 
     async def _said(self, claim: Claim) -> UserSaid:
         """What opens the turn. Attachments and skills are read here, once, and stay in the log."""
@@ -199,7 +212,7 @@ class TurnRunner:
     async def compact(self, claim: Claim, session: Session) -> tuple[Compacted | None, str]:
         """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""
         assert session.system is not None
-        system = self.context.dated(await session.system, claim.began)
+        system = self.context.conversation_prompt(await session.system, claim.began)
         conversation = await self._histories.conversation(claim, system, blind=self.models.compactor.blind)
         work = self.models.compactor.make(
             claim, conversation, kept_turns=1, target=0, focus=words_after(claim.message.content), fall_back=False
@@ -236,7 +249,7 @@ class TurnRunner:
             return f"the model takes {window}"
         kept = self._histories.kept(info.id)
         if kept is None:
-            system = await in_thread(self.context.build_system_prompt, info.created_at)
+            system = self.context.conversation_prompt(await in_thread(self.context.shared_prompt), info.created_at)
             kept = conversation_of(system, *await read_shown(self.store, info))
         summary = ", older turns as a summary" if kept.summary is not None else ""
         return f"about {measure.tokens(kept):,} of {window}{summary}"
@@ -275,7 +288,8 @@ class TurnRunner:
             guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
             return made if guard is None else replace(made, guard=guard)
 
-        return Tools(spec.tools, self.policy, context, message.attended)
+        grants = partial(self.store.grants, claim.owner, claim.key)
+        return Tools(spec.tools, self.policy, context, message.attended, grants)
 
     def _paths(self, call: Call, context: CallContext) -> Sequence[str]:
         planned = self.tools.plan(call, context)
@@ -293,10 +307,13 @@ def _goes_on(claim: Claim) -> bool:
     return (request := request_of(claim)) is None or request.kept
 
 
-def _answer_to(message: InboundMessage, ended: TurnEnded, unattended: bool) -> Sequence[OutboundMessage]:
-    """What is sent. A person whose process has left the turn to this one, such as a killed chat, finds the answer in
-    the outbox on coming back."""
+def _answer_to(
+    message: InboundMessage, ended: TurnEnded, unattended: bool, chat_told: bool
+) -> Sequence[OutboundMessage]:
+    """What is sent: nothing for a turn whose stop the chat is told of by the answer to its /stop. A person whose
+    process has left the turn to this one, such as a killed chat, finds the answer in the outbox on coming back."""
     if unattended and message.attended and message.by_a_person:
         message = replace(message, reply=True)
     silent = message.cron is not None and message.cron.job == HEARTBEAT and says_nothing(ended.text)
-    return [] if ended.reason == "replaced" or silent else reply(message, ended.text)
+    silent |= ended.reason == "replaced" or (ended.reason == "cancelled" and chat_told)
+    return [] if silent else reply(message, ended.text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import EverloopError
 from ..sandbox.reach import Reach
 from ..store.base import Store
 from ..threads import in_thread
@@ -23,6 +24,10 @@ class Places(NamedTuple):
     frozen: tuple[Path, ...]
 
 
+class WorkspaceError(EverloopError):
+    """The workspace is missing, or no folder."""
+
+
 @dataclass(slots=True)
 class Workspace:
     """An agent's workspace, resolved once."""
@@ -32,9 +37,16 @@ class Workspace:
     restricted: bool  # to the workspace
     store: Store
     _places: Places | None = None
+    _is_checked: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}{' (restricted)' if self.restricted else ''}"
+
+    async def check(self) -> None:
+        """Raise a `WorkspaceError` if the workspace is not there at the first use."""
+        if not self._is_checked:
+            await in_thread(self._check)
+            self._is_checked = True
 
     async def places(self) -> Places:
         if self._places is None:
@@ -45,6 +57,12 @@ class Workspace:
         """What may be read for the prompt, as by any tool. Looks at the disk: call it in a thread."""
         places = self._places or self._resolve()
         return Reach(places.workspace, self.restricted, protected=places.protected)
+
+    def _check(self) -> None:
+        if not self.path.is_dir():
+            what = "is not a folder" if self.path.exists() else "does not exist"
+            where = os.path.abspath(self.path)
+            raise WorkspaceError(f"the workspace {where} {what}: make the folder, or name another one")
 
     def _resolve(self) -> Places:
         protected = [self.home.resolve()]

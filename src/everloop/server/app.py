@@ -23,7 +23,8 @@ from .openai_chat import ChatHandler
 from .origins import check_bind
 
 log = logging.getLogger("everloop.server")
-READY_SECONDS = 3.0  # in which the store must answer; those who ask whether we are ready do not wait for long
+READY_SECONDS = 3.0  # in which the store must take a write; those who ask whether we are ready do not wait for long
+READY_FRESH = 1.0  # seconds for which one write proves that others work
 
 
 class Server:
@@ -42,12 +43,16 @@ class Server:
         self._runner: Runner | None = None
         self._door: Door | None = None
         self._openapi = b""
-        self._asking: asyncio.Task[bool] | None = None  # the store, whether it is there
+        self._probe: asyncio.Task[bool] | None = None  # whether the store takes a write
+        self._probed_at = 0.0
 
     async def start(self) -> Sequence[str]:
         config = self._config
         tokens = await self._household.store.tokens()
-        binding = await check_bind(config.host, any(token.revoked_at is None for token in tokens))
+        usable = any(token.revoked_at is None for token in tokens)
+        binding = await check_bind(config.host, usable)
+        if tokens and not usable:
+            log.warning("all tokens are revoked: no request is let in until `everloop token add NAME` makes one")
         self._door = Door(
             self._household.store,
             hosts=(config.host, *config.server_hosts),
@@ -108,24 +113,26 @@ class Server:
         return _json(health())
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        """Whether a request would be taken now: the store answers, and the server is not on its way down."""
+        """Whether a request would be taken now: the store takes writes, and the server is not on its way down."""
         if self._chat.stopping:
             raise unavailable("the server is shutting down")
-        if self._asking is None:  # once for all who ask meanwhile: nobody has to show a token for it
-            self._asking = asyncio.create_task(self._store_answers())
-        await asyncio.wait([asking := self._asking], timeout=READY_SECONDS)
-        if not asking.done() or not asking.result():
-            raise unavailable("the server cannot read its store")
+        now = asyncio.get_running_loop().time()
+        if self._probe is None or (self._probe.done() and now - self._probed_at > READY_FRESH):
+            # One for all who ask meanwhile: no token is needed for it.
+            self._probe = asyncio.create_task(self._takes_writes())
+        await asyncio.wait([probe := self._probe], timeout=READY_SECONDS)
+        if not probe.done() or not probe.result():
+            raise unavailable("the server cannot write to its store")
         return _json(health())
 
-    async def _store_answers(self) -> bool:
+    async def _takes_writes(self) -> bool:
         try:
-            await self._household.store.workers()
+            await self._household.store.check_writable()
         except StoreError as error:
             log.error("%s", error)
             return False
         finally:
-            self._asking = None
+            self._probed_at = asyncio.get_running_loop().time()
         return True
 
     async def _document(self, request: web.Request) -> web.Response:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from ..errors import StoreError
 from ..store.base import Store, Token
-from ..store.tokens import NOTED_EVERY, PREFIX, hash_of
+from ..store.tokens import NOTED_EVERY, PREFIX, RIGHTS, USE, hash_of
 from . import errors
 from .errors import ApiError
 from .origins import LOOPBACK_NAMES, configured_origins, is_loopback, is_own_origin, name_of, plain
@@ -30,6 +30,7 @@ REQUEST_ID = web.RequestKey("request_id", str)
 ORIGIN = web.RequestKey("origin", str)  # of another page that the settings allow
 
 T = TypeVar("T", bound=web.StreamResponse)
+H = TypeVar("H", bound=Callable[..., Awaitable[web.StreamResponse]])
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN = frozenset({"/healthz", "/readyz"})  # for whoever watches the machine, which has no token
 CLIENT_LEFT = 499  # is sent to nobody: it stands for a client that did not wait for its answer
@@ -45,7 +46,16 @@ ONCE = (
     "Idempotency-Key",
     "Last-Event-ID",
 )
-FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
+# Headers that reverse proxies, CDNs and tunnels add: by a word in the name, by the address that they carry, or by whose
+# they are. A client on this machine has no reason to send any of them.
+PROXY = re.compile(
+    r"(.+-)?(forward(ed)?|via|cdn|hops?|proxy\w*)(-.+)?"
+    r"|(.+-)?(client|connecting|real|remote|source|originating|external|cluster)-(ip|addr|address|host|port|user)"
+    r"|x-(original|rewrite)-.+|x-(host|scheme|url-scheme|proto|protocol)|front-end-https"
+    r"|(x-)?(cf|fly|fastly|akamai|azure|appengine|amz-cf|envoy|tailscale|vercel|nf|ngrok|varnish|traefik|arr|sucuri|incap"
+    r"|gfe|render|railway|pomerium)(-.+)?",
+    re.I,
+)
 BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]{1,512})", re.I)
 HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+(?: *, *[A-Za-z0-9-]+)*")
 NUMBERS = "/metrics"
@@ -97,6 +107,8 @@ class Door:
         self._held = 0  # bytes of the bodies of all requests under way
         self._under_way: Counter[str] = Counter()
         self._readers: dict[str, Token] = {}  # tokens that have read numbers, by their hashes
+        self._tokens_exist: bool | None = None  # True is final: a revoked token has existed, too
+        self._checking: asyncio.Future[bool] | None = None
 
     @property
     def under_way(self) -> int:
@@ -134,8 +146,10 @@ class Door:
 
     @web.middleware
     async def read_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Take the body in before the handler begins: JSON, not more than allowed, and not slower."""
+        """Take the body in before the handler begins: JSON, not more than allowed, and not slower. Only from a client
+        that has the right which the handler needs."""
         if request.match_info.http_exception is None:  # else no handler begins: the address or the method is wrong
+            _check_right(request)
             _check_kind(request)
         if not request.can_read_body:
             return await handler(request)
@@ -222,7 +236,7 @@ class Door:
         shown = request.headers.get("Authorization")
         try:
             if shown is None:
-                if self._is_person_here(request):
+                if await self._is_person_here(request):
                     return None
                 raise errors.unauthorized(
                     "show a token: Authorization: Bearer …; `everloop token add` makes one", "no_api_key"
@@ -230,7 +244,9 @@ class Door:
             found = BEARER.fullmatch(shown.strip())
             token = await self._found(request, hash_of(found[1])) if found is not None else None
             if token is None:
-                if await self._is_placeholder(request, found[1] if found is not None else ""):
+                # OpenAI's clients need some key to start: before the first token, one that they make up is not wrong.
+                made_up = found is None or not found[1].startswith(PREFIX)
+                if made_up and await self._is_person_here(request):
                     return None
                 raise errors.unauthorized("this token is not, or no longer, one of this server's")
             return token
@@ -257,20 +273,39 @@ class Door:
             await self._note_use(token)
         return token
 
-    def _is_person_here(self, request: web.Request) -> bool:
-        """Whether the request is from this machine itself, and not from somebody behind a proxy on it."""
-        forwarded = any(name in request.headers for name in FORWARDED)
-        return self._trusts_machine and not forwarded and is_loopback(_end(request, "peername"))
+    async def _is_person_here(self, request: web.Request) -> bool:
+        """Whether a request without a token counts as one of the machine's own person: it comes from this machine, not
+        through a proxy on it, and no token has ever existed. A sandboxed command with network comes from here, too."""
+        if not self._trusts_machine or not is_loopback(_end(request, "peername")) or is_proxied(request.headers):
+            return False
+        if request.path == NUMBERS and self._tokens_exist is False:
+            # That the store is away is one of the numbers: what it said before will do.
+            with contextlib.suppress(TimeoutError, StoreError):
+                async with asyncio.timeout(NUMBERS_SECONDS):
+                    return not await self._check_tokens_exist()
+            return True
+        return not await self._check_tokens_exist()
 
-    async def _is_placeholder(self, request: web.Request, shown: str) -> bool:
-        """OpenAI's clients need some key to start. Where nobody has a token, what they make up is not a wrong one."""
-        made_up = self._is_person_here(request) and not shown.startswith(PREFIX)
-        return made_up and all(token.revoked_at is not None for token in await self._store.tokens())
+    async def _check_tokens_exist(self) -> bool:
+        """Whether a token has ever existed, made by whatever process. Once it has, the store is not asked again; until
+        then requests that come at the same time share one query, which began after each of them came."""
+        if self._tokens_exist:
+            return True
+        if self._checking is not None and not self._checking.done():
+            await asyncio.wait([self._checking])
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.ensure_future(self._store.tokens_exist())
+            self._checking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._tokens_exist = await asyncio.shield(self._checking)
+        return self._tokens_exist
 
     async def _note_use(self, token: Token) -> None:
         now = time.time()
         if token.last_used_at is None or now - token.last_used_at >= NOTED_EVERY:
-            await self._store.token_used(token.id, now)
+            try:
+                await self._store.token_used(token.id, now)
+            except StoreError as error:  # a full disk: what the request itself has to write says so to its client
+                log.error("%s", error)
 
     @contextlib.contextmanager
     def _place(self, who: str) -> Iterator[None]:
@@ -316,6 +351,30 @@ class Door:
                     limit.reschedule(began + self._body_seconds + len(body) / SLOWEST)
         except TimeoutError:
             raise errors.too_slow("the request's body came too slowly") from None
+
+
+def needs(right: str) -> Callable[[H], H]:
+    """Say which right a handler needs; without this it is `use`."""
+
+    def mark(handler: H) -> H:
+        handler.needs = right  # type: ignore[attr-defined]
+        return handler
+
+    return mark
+
+
+def is_proxied(headers: Iterable[str]) -> bool:
+    """Whether one of these headers is a sign that the request came through a proxy."""
+    return any(PROXY.fullmatch(name.replace("_", "-")) for name in headers)
+
+
+def _check_right(request: web.Request) -> None:
+    right = getattr(request.match_info.handler, "needs", USE)
+    if TOKEN in request and right not in (RIGHTS if (token := request[TOKEN]) is None else token.rights):
+        raise errors.forbidden(
+            f"this needs a token with the right {right}: `everloop token add NAME --rights {right}` makes one",
+            "missing_right",
+        )
 
 
 def _check_kind(request: web.Request) -> None:

@@ -12,12 +12,11 @@ from ..errors import ConfigError
 from ..observability.metrics import Meters
 from ..observability.metrics_page import Page
 from ..observability.metrics_text import CONTENT_TYPE, OTHER
-from ..runtime.owners import OWN
 from ..store.base import Store
+from ..store.tokens import ADMIN
 from .answers import health
 from .connections import Runner
-from .errors import forbidden
-from .guard import OWNER, Door
+from .guard import Door, needs
 from .listening import listen
 from .origins import check_bind
 
@@ -27,16 +26,14 @@ BODY_LIMIT = 1_000
 
 
 class Monitor:
-    """Answers whoever watches the machine: with a token of its own person, or from the machine itself."""
+    """Answers the monitoring of the machine: with the numbers of all owners, so only to a token with `admin`."""
 
     def __init__(self, store: Store, meters: Meters) -> None:
         self._page = Page(store, meters)
         self._meters = meters
 
+    @needs(ADMIN)
     async def handle(self, request: web.Request) -> web.Response:
-        # The numbers are those of all owners, so no other owner may read them.
-        if request[OWNER] != OWN:
-            raise forbidden("metrics are told only to the person whose machine it is: show a token of the owner me")
         return web.Response(body=await self._page.text(), headers={"Content-Type": CONTENT_TYPE})
 
     def counts(self, app: web.Application) -> Callable[[str, int], None]:

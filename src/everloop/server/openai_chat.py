@@ -63,7 +63,7 @@ class Asked:
     def asks_model(self) -> bool:
         """Whether it counts as a request: what a client says again, and a command of its session, does not."""
         request = self.message.request
-        command = request is not None and request.kept and kind_of(self.message) != "message"
+        command = request is not None and request.kept and kind_of(self.message) not in ("message", "reply")
         return not command and not self.known.repeated
 
 

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 ERRORS = {
     "400": "Something is wrong with the request; `param` names it.",
     "401": "There is no token, or a wrong one.",
-    "403": "The server does not answer to this name, or not to pages of this origin.",
+    "403": "The server does not answer to this name, not to pages of this origin, or the token lacks a right.",
     "404": "There is no such model, or nothing at this address.",
     "405": "The method is not allowed here.",
     "408": "The body came too slowly.",

@@ -152,6 +152,7 @@ class Token:
     created_at: float
     last_used_at: float | None = None  # to the hour
     revoked_at: float | None = None
+    rights: frozenset[str] = frozenset({"use"})  # "use", "admin" or both
 
 
 @dataclass(slots=True, frozen=True)
@@ -185,7 +186,10 @@ class Store(Protocol):
 
     # inbox
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        """Put a message into the inbox of its session. One with an id that is there already is not taken again."""
+        """Put a message into the inbox of its session. One with an id that is there already is not taken again.
+
+        A message of the kind "reply" is stored as "urgent" if a question is open in the session, else as "message".
+        """
         ...
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
@@ -271,11 +275,14 @@ class Store(Protocol):
         by: str = "",
         note: str = "",
         word: Incoming | InboundMessage | None = None,
+        always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
         """Answer the question of a session's parked turn, which can then be begun again like any that was cut off.
 
         Gives the inbox row that opened the turn, and the question; None when none is parked. `allowed=None` answers
-        nothing and only wakes the turn, to be stopped. A message (`word`) answers one question, however often it comes.
+        nothing and only wakes the turn, to be stopped. A message (`word`) answers one question, however often it comes,
+        and none that was asked after it; unless it answers one it is not put into the inbox. With `always`, what the
+        question offers to grant is granted to the session in the same transaction.
         """
         ...
 
@@ -368,8 +375,12 @@ class Store(Protocol):
         ...
 
     # tokens
-    async def add_token(self, name: str, owner: str, hash: str) -> Token:
+    async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = ("use",)) -> Token:
         """Keep a token by its hash; an `EverloopError` when a living one has the name."""
+        ...
+
+    async def tokens_exist(self) -> bool:
+        """Whether there is a token, or was one: revoked tokens count."""
         ...
 
     async def token(self, hash: str) -> Token | None:
@@ -426,6 +437,10 @@ class Store(Protocol):
 
     def aside(self, work: Callable[[], T]) -> Written[T]:
         """Run a short piece of file work off the event loop, in the same wake-up as the writes around it."""
+        ...
+
+    async def check_writable(self) -> None:
+        """Commit a small write of no meaning; a `StoreError` when writing does not work."""
         ...
 
     async def close(self) -> None: ...

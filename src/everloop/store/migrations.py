@@ -127,6 +127,8 @@ def m008_trust(db: sqlite3.Connection) -> None:
             PRIMARY KEY (owner, key, name)) WITHOUT ROWID"""
     )
     db.execute("ALTER TABLE token ADD COLUMN rights TEXT NOT NULL DEFAULT 'use'")
+    # Tokens of the machine's own person could read the metrics of all owners before there were rights.
+    db.execute("UPDATE token SET rights = 'admin,use' WHERE owner = 'me'")
 
 
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (

@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 
 from ..bus import InboundMessage, OutboundMessage
-from ..log import CallsAsked, CallsDecided, decode_entry, encode_entry, kind_of
+from ..log import CallsAsked, decode_entry, encode_entry, kind_of
 from .base import Claim, Finished, Incoming, Spent
 from .transactions import INSERT_ENTRY, Row, accept, append_taking, let_go, send
+from .trust import GRANT
 
 PARKED = """SELECT i.id, i.session, i.turn, i.first_seq FROM session s JOIN inbox i ON i.session = s.id
     WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'parked' ORDER BY i.opened DESC LIMIT 1"""
@@ -41,14 +42,15 @@ def decide(
     by: str,
     note: str,
     word: Incoming | InboundMessage | None = None,
+    always: bool = False,
 ) -> tuple[int, CallsAsked | None] | None:
-    """Write a person's word into the log of the parked turn and open it again."""
-    if isinstance(word, InboundMessage):
-        word = accept(db, word, "urgent") if word.id is not None else None
+    """Write a person's answer into the log of the parked turn, with what it grants, and open the turn again."""
     row = db.execute(PARKED, (owner, key)).fetchone()
     if row is None:
         return None
     id, session, turn, first_seq = row
+    if isinstance(word, InboundMessage):
+        word = accept(db, word, "urgent", session) if word.id is not None else None
     log = db.execute(
         "SELECT seq, data, at FROM entry WHERE session = ? AND seq >= ? ORDER BY seq", (session, first_seq)
     )
@@ -57,9 +59,10 @@ def decide(
     if word is not None and not _may_answer(db, word.id, since):
         return None
     if allowed is not None and asked is not None:
-        decided = CallsDecided(asked.ids, allowed, by, note)
-        seq = entries[-1][0] + 1
-        db.execute(INSERT_ENTRY, (session, seq, turn, kind_of(decided), encode_entry(decided), time.time()))
+        decided, granted = asked.decided(allowed, by, note, always)
+        now, seq = time.time(), entries[-1][0] + 1
+        db.executemany(GRANT, [(owner, key, name, now) for name in granted])
+        db.execute(INSERT_ENTRY, (session, seq, turn, kind_of(decided), encode_entry(decided), now))
         if word is not None:  # delivered once more, it must not answer a question that the person has not seen
             db.execute("UPDATE inbox SET first_seq = ? WHERE id = ?", (seq, word.id))
     # A higher fence: whoever parked the turn and is still about can write no more to it.

@@ -7,9 +7,10 @@ import contextlib
 import itertools
 import os
 import sqlite3
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
@@ -48,6 +49,8 @@ from .writer import Writer
 
 T = TypeVar("T")
 CHECKPOINT_PAGES = 256
+PROBE = "INSERT INTO rate (owner, name, began, number) VALUES ('', ?, 0, 0)"
+PROBE_BYTES = 32 * 1024  # about what a request writes
 LOCK_SECONDS = 30.0  # how long a write waits for another program that holds the file
 
 SESSIONS = """SELECT s.id, s.owner, s.key,
@@ -196,8 +199,9 @@ class SQLiteStore:
         by: str = "",
         note: str = "",
         word: Incoming | InboundMessage | None = None,
+        always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
-        return await self.writer.submit(lambda db: parking.decide(db, owner, key, allowed, by, note, word))
+        return await self.writer.submit(lambda db: parking.decide(db, owner, key, allowed, by, note, word, always))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
         return self.writer.submit(lambda db: tx.post(db, claim, message, key, sender))
@@ -312,15 +316,18 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------------------------------ tokens
 
-    async def add_token(self, name: str, owner: str, hash: str) -> Token:
-        return await self.writer.submit(partial(tokening.add, name=name, owner=owner, hash=hash))
+    async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = (tokening.USE,)) -> Token:
+        return await self.writer.submit(partial(tokening.add, name=name, owner=owner, hash=hash, rights=rights))
+
+    async def tokens_exist(self) -> bool:
+        return bool((await self._read(tokening.EXIST))[0][0])
 
     async def token(self, hash: str) -> Token | None:
         rows = await self._read(tokening.LIVING, hash)
-        return Token(*rows[0]) if rows else None
+        return tokening.token_of(rows[0]) if rows else None
 
     async def tokens(self, owner: str | None = None) -> list[Token]:
-        return [Token(*row) for row in await self._read(tokening.ALL, owner)]
+        return [tokening.token_of(row) for row in await self._read(tokening.ALL, owner)]
 
     async def token_used(self, id: str, at: float) -> None:
         values = (at, id, tokening.NOTED_EVERY)
@@ -397,6 +404,19 @@ class SQLiteStore:
 
     def aside(self, work: Callable[[], T]) -> Written[T]:
         return self.writer.submit(lambda db: work(), "reads")
+
+    async def check_writable(self) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            # A row of several pages, gone again in the same commit: the file must be able to grow, not only to change.
+            db.execute(PROBE, (os.urandom(PROBE_BYTES // 2).hex(),))
+            db.execute("DELETE FROM rate WHERE owner = ''")
+            try:
+                with tempfile.TemporaryFile(dir=self.path.parent) as file:
+                    file.write(bytes(PROBE_BYTES))
+            except OSError as error:
+                raise StoreError(f"nothing can be written beside {self.path}: {error.strerror}") from error
+
+        await self.writer.submit(work)
 
     async def close(self) -> None:
         """Wait until everything is on disk and let go of the file."""

@@ -7,6 +7,8 @@ import re
 import secrets
 import sqlite3
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..errors import EverloopError
 from .base import Token
@@ -16,10 +18,14 @@ OWNER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NOTED_EVERY = 3600.0  # seconds; a write for every request would cost each of them a wait for the disk
 
-COLUMNS = "id, name, owner, created_at, last_used_at, revoked_at"
+USE, ADMIN = "use", "admin"
+RIGHTS = frozenset({USE, ADMIN})
+
+COLUMNS = "id, name, owner, created_at, last_used_at, revoked_at, rights"
 LIVING = f"SELECT {COLUMNS} FROM token WHERE hash = ? AND revoked_at IS NULL"
 ALL = f"SELECT {COLUMNS} FROM token WHERE ?1 IS NULL OR owner = ?1 ORDER BY created_at, id"
 USED = "UPDATE token SET last_used_at = ?1 WHERE id = ?2 AND (last_used_at IS NULL OR last_used_at <= ?1 - ?3)"
+EXIST = "SELECT EXISTS (SELECT 1 FROM token)"
 REVOKE = "UPDATE token SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 
 
@@ -54,15 +60,35 @@ def checked_name(name: str) -> str:
     return name
 
 
-def add(db: sqlite3.Connection, name: str, owner: str, hash: str) -> Token:
+def checked_rights(rights: Iterable[str]) -> frozenset[str]:
+    found = frozenset(rights)
+    if not found or not found <= RIGHTS:
+        said = ", ".join(sorted(found))
+        raise EverloopError(f"the rights {said[:60]!r} must be {USE}, {ADMIN}, or both with a comma between them")
+    return found
+
+
+def joined_rights(rights: Iterable[str]) -> str:
+    """The rights of a token as its column holds them; `token_of` reads them back."""
+    return ",".join(sorted(rights))
+
+
+def token_of(row: Sequence[Any]) -> Token:
+    """A token from a row of COLUMNS."""
+    id, name, owner, created_at, last_used_at, revoked_at, rights = row
+    return Token(id, name, owner, created_at, last_used_at, revoked_at, frozenset(rights.split(",")))
+
+
+def add(db: sqlite3.Connection, name: str, owner: str, hash: str, rights: Iterable[str]) -> Token:
     """Keep a new token, of which only the hash is known here."""
     checked_name(name)
     checked_owner(owner)
+    rights = checked_rights(rights)
     if db.execute("SELECT 1 FROM token WHERE name = ? AND revoked_at IS NULL", (name,)).fetchone():
         raise EverloopError(f'there is a token "{name}" already: choose another name, or revoke that one first')
-    made = Token(secrets.token_hex(6), name, owner, time.time())
+    made = Token(secrets.token_hex(6), name, owner, time.time(), rights=rights)
     db.execute(
-        "INSERT INTO token (id, hash, name, owner, created_at) VALUES (?, ?, ?, ?, ?)",
-        (made.id, hash, name, owner, made.created_at),
+        "INSERT INTO token (id, hash, name, owner, created_at, rights) VALUES (?, ?, ?, ?, ?, ?)",
+        (made.id, hash, name, owner, made.created_at, joined_rights(rights)),
     )
     return made

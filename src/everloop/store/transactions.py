@@ -21,6 +21,7 @@ from ..log import (
     kind_of,
 )
 from .base import Claim, Finished, Incoming, Outgoing, Spent, Timer, new_turn_id
+from .trust import REVOKE_GRANTS_OF
 from .workers import alive
 
 _encode = msgspec.json.Encoder().encode
@@ -45,6 +46,7 @@ BEGIN = """SELECT id, worker, fence, history_from, compacted, updated_at,
         EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
     FROM session s WHERE owner = ? AND key = ?"""
 MORE = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND kind <> 'urgent' LIMIT 1"
+PARKED = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state = 'parked' LIMIT 1"
 OPEN_TURN = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1"
 
 
@@ -87,7 +89,8 @@ def accept(
 ) -> Incoming:
     """Put a message into the inbox, unless one with its id is there.
 
-    With `opens`, a turn and the place of its first entry, it is taken at once and opens that turn.
+    With `opens`, a turn and the place of its first entry, it is taken at once and opens that turn. A reply becomes an
+    urgent message if a question is open in its session now, and an ordinary one otherwise.
     """
     if message.id is not None:
         row = db.execute(
@@ -100,6 +103,8 @@ def accept(
         found = session_row(db, message.owner, message.session_key, create=True)
         assert found is not None
         session = found[0]
+    if kind == "reply":
+        kind = "urgent" if db.execute(PARKED, (session,)).fetchone() else "message"
     now, data = time.time(), _encode(message if opens is None else message.opened()).decode()
     if opens is None:
         new = db.execute(INSERT_WAITING, (message.owner, session, message.id, kind, data, now))
@@ -134,7 +139,7 @@ def begin(
         claim.accepted = accepted.id
         if new_turn is not None and accepted.turn == new_turn:
             claim.turn, claim.inbox, claim.message = new_turn, [accepted.id], message
-        elif waiting is None and accepted.session == id and not accepted.done:
+        elif waiting is None and accepted.session == id and not accepted.done and accepted.kind != "urgent":
             waiting = accepted.id
     if held:
         return Held(holder, claim.accepted)
@@ -241,6 +246,8 @@ def _turn_page(db: sqlite3.Connection, session: int, rows: Sequence[Row]) -> Non
     for row in rows:
         if (sql := PAGES.get(row[3])) is not None:
             db.execute(sql, (row[1], session))
+        if row[3] == "new":  # what was granted was granted for the conversation that ends here
+            db.execute(REVOKE_GRANTS_OF, (session,))
 
 
 def finish(

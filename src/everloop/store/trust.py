@@ -6,4 +6,5 @@ MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = ? AND digest IN (SE
 TAINTED = "SELECT path FROM file_mark WHERE owner = ? AND tainted ORDER BY at DESC LIMIT ?"
 GRANT = "INSERT INTO session_grant (owner, key, name, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 GRANTS = "SELECT name FROM session_grant WHERE owner = ? AND key = ?"
+REVOKE_GRANTS_OF = "DELETE FROM session_grant WHERE (owner, key) = (SELECT owner, key FROM session WHERE id = ?)"
 REVOKE_GRANTS = "DELETE FROM session_grant WHERE owner = ? AND key = ?"

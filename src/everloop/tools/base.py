@@ -52,6 +52,7 @@ class Plan:
     sends: bool = False  # could carry data off this machine
     url: str | None = None  # the address that is fetched
     unconfined: bool = False  # a command outside of any sandbox
+    failure: Exception | None = None  # why no plan could be made; then nothing else here is known
 
 
 class Tool:

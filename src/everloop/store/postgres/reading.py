@@ -50,6 +50,8 @@ TIMERS = "SELECT owner, id, due_at, data FROM timer WHERE %s::text IS NULL OR ow
 SET_TIMER = """INSERT INTO timer (owner, id, due_at, data) VALUES (%s, %s, %s, %s)
     ON CONFLICT (owner, id) DO UPDATE SET due_at = excluded.due_at, data = excluded.data"""
 TOKENS = f"SELECT {COLUMNS} FROM token WHERE %s::text IS NULL OR owner = %s ORDER BY created_at, id"
+PROBE = """INSERT INTO rate (owner, name, began, number) VALUES ('', 'probe', 0, 0)
+    ON CONFLICT (owner, name) DO UPDATE SET number = rate.number + 1"""
 TOKEN_USED = "UPDATE token SET last_used_at = %s WHERE id = %s AND (last_used_at IS NULL OR last_used_at <= %s)"
 RELEASE = "UPDATE session SET worker = NULL WHERE id = %s AND fence = %s"
 RELEASE_ALL = "UPDATE session SET worker = NULL WHERE worker = %s AND (%s::text IS NULL OR owner = %s)"

@@ -48,6 +48,8 @@ SPEND = """INSERT INTO spent (owner, scope, tokens, cost) VALUES (%s, %s, %s, %s
     ON CONFLICT (owner, scope) DO UPDATE
     SET tokens = spent.tokens + excluded.tokens, cost = spent.cost + excluded.cost"""
 PAGES = {"new": "UPDATE session SET history_from = %s, compacted = 0 WHERE id = %s"}
+PARKED = "SELECT 1 FROM inbox WHERE session = %s AND state <> 'done' AND state = 'parked' LIMIT 1"
+REVOKE_GRANTS = "DELETE FROM session_grant g USING session s WHERE s.id = %s AND (g.owner, g.key) = (s.owner, s.key)"
 PAGES["compacted"] = "UPDATE session SET compacted = %s WHERE id = %s"
 
 
@@ -116,9 +118,12 @@ def accept(
 ) -> Incoming:
     """Put a message into the inbox, unless one with its id is there.
 
-    With `opens`, a turn and the place of its first entry, it is taken at once and opens that turn.
+    With `opens`, a turn and the place of its first entry, it is taken at once and opens that turn. A reply becomes an
+    urgent message if a question is open in its session now, and an ordinary one otherwise.
     """
     session = session if session is not None else session_of(db, message.owner, message.session_key)
+    if kind == "reply":
+        kind = "urgent" if db.execute(PARKED, (session,)).fetchone() else "message"
     data = encode(message if opens is None else message.opened()).decode()
     turn, first_seq = opens if opens is not None else (None, None)
     values = (message.owner, session, message.id, kind, data, turn, first_seq, "taken" if turn else "new", bool(turn))
@@ -147,6 +152,8 @@ def turn_page(db: Connection, session: int, rows: Rows) -> None:
     for seq, kind in zip(rows.seqs, rows.kinds, strict=True):
         if (sql := PAGES.get(kind)) is not None:
             db.execute(sql, (seq, session))
+        if kind == "new":  # what was granted was granted for the conversation that ends here
+            db.execute(REVOKE_GRANTS, (session,))
 
 
 def insert_entries(db: Connection, session: int, turn: str | None, rows: Rows) -> None:

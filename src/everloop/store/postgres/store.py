@@ -31,7 +31,7 @@ from ..base import (
 )
 from ..news import ANY, News
 from ..overview import Overview
-from ..tokens import COLUMNS, NOTED_EVERY
+from ..tokens import COLUMNS, EXIST, NOTED_EVERY, USE, token_of
 from ..transactions import Behind, Held, incoming
 from . import rates, turns, writes
 from . import reading as sql
@@ -189,8 +189,9 @@ class PostgresStore:
         by: str = "",
         note: str = "",
         word: Incoming | InboundMessage | None = None,
+        always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
-        return await self._write(lambda db: turns.decide(db, owner, key, allowed, by, note, word), (owner, key))
+        return await self._write(lambda db: turns.decide(db, owner, key, allowed, by, note, word, always), (owner, key))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
         data = encode(message).decode()
@@ -301,15 +302,18 @@ class PostgresStore:
 
     # ------------------------------------------------------------------------------------------ tokens
 
-    async def add_token(self, name: str, owner: str, hash: str) -> Token:
-        return await self._write(partial(writes.add_token, name=name, owner=owner, hash=hash))
+    async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,)) -> Token:
+        return await self._write(partial(writes.add_token, name=name, owner=owner, hash=hash, rights=rights))
+
+    async def tokens_exist(self) -> bool:
+        return bool((await self._read(EXIST))[0][0])
 
     async def token(self, hash: str) -> Token | None:
         rows = await self._read(f"SELECT {COLUMNS} FROM token WHERE hash = %s AND revoked_at IS NULL", hash)
-        return Token(*rows[0]) if rows else None
+        return token_of(rows[0]) if rows else None
 
     async def tokens(self, owner: str | None = None) -> list[Token]:
-        return [Token(*row) for row in await self._read(sql.TOKENS, owner, owner)]
+        return [token_of(row) for row in await self._read(sql.TOKENS, owner, owner)]
 
     async def token_used(self, id: str, at: float) -> None:
         await self._write(_does(sql.TOKEN_USED, at, id, at - NOTED_EVERY))
@@ -401,6 +405,9 @@ class PostgresStore:
     def hurry(self) -> None:
         """Wait no more for a server that is away: the process is to end."""
         self.lanes.hurry()
+
+    async def check_writable(self) -> None:
+        await self._write(_does(sql.PROBE))
 
     async def close(self) -> None:
         """Wait until everything is written and let go of the server."""

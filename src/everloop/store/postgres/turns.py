@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...bus import InboundMessage, Kind, OutboundMessage
-from ...log import CallsAsked, CallsDecided, Entry, TurnEnded, decode_entry
+from ...log import CallsAsked, Entry, TurnEnded, decode_entry
 from ..base import Claim, Finished, Incoming, Spent, new_turn_id
 from ..transactions import Behind, Held, decode_inbound
+from .reading import GRANT
 from .rows import (
     FRESH,
     LOCK,
@@ -87,7 +88,7 @@ def begin(
         claim.accepted = accepted.id
         if new_turn is not None and accepted.turn == new_turn:
             claim.turn, claim.inbox, claim.message = new_turn, [accepted.id], message
-        elif waiting is None and accepted.session == session.id and not accepted.done:
+        elif waiting is None and accepted.session == session.id and not accepted.done and accepted.kind != "urgent":
             waiting = accepted.id
     if others:
         assert holder is not None
@@ -229,15 +230,16 @@ def decide(
     by: str,
     note: str,
     word: Incoming | InboundMessage | None,
+    always: bool = False,
 ) -> tuple[int, CallsAsked | None] | None:
-    """Write a person's word into the log of the parked turn and open it again."""
-    if isinstance(word, InboundMessage):
-        word = accept(db, word, "urgent") if word.id is not None else None
+    """Write a person's answer into the log of the parked turn, with what it grants, and open the turn again."""
     session = locked(db, owner, key)
     row = None if session is None else db.execute(PARKED, (session.id,)).fetchone()
     if session is None or row is None:
         return None
     id, turn, first_seq = row
+    if isinstance(word, InboundMessage):
+        word = accept(db, word, "urgent", session.id) if word.id is not None else None
     log = db.execute(
         "SELECT seq, data, at FROM entry WHERE session = %s AND seq >= %s ORDER BY seq", (session.id, first_seq)
     ).fetchall()
@@ -246,8 +248,11 @@ def decide(
     if word is not None and not _may_answer(db, word.id, since):
         return None
     if allowed is not None and asked is not None:
+        decided, granted = asked.decided(allowed, by, note, always)
         seq = entries[-1][0] + 1
-        insert_entries(db, session.id, turn, rows_of(seq, [CallsDecided(asked.ids, allowed, by, note)]))
+        insert_entries(db, session.id, turn, rows_of(seq, [decided]))
+        if granted:
+            db.execute(GRANT, (owner, key, list(granted)))
         if word is not None:  # delivered once more, it must not answer a question that the person has not seen
             db.execute("UPDATE inbox SET first_seq = %s WHERE id = %s", (seq, word.id))
     # A higher fence: whoever parked the turn and is still about can write no more to it.

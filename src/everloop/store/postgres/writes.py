@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +13,7 @@ from ...errors import EverloopError, StoreError
 from ...log import Cleared, Compacted, Entry, decode_entry, encode_entry, open_turn
 from ..base import Incoming, Outgoing, Timer, Token, new_turn_id
 from ..forks import granted
-from ..tokens import checked_name, checked_owner
+from ..tokens import checked_name, checked_owner, checked_rights, joined_rights
 from ..transactions import Held, decode_outbound
 from .rows import (
     FRESH,
@@ -161,15 +161,16 @@ def fire_timer(db: Connection, timer: Timer, message: InboundMessage, next_due: 
     return True
 
 
-def add_token(db: Connection, name: str, owner: str, hash: str) -> Token:
+def add_token(db: Connection, name: str, owner: str, hash: str, rights: Iterable[str]) -> Token:
     """Keep a new token, of which only the hash is known here."""
     checked_name(name)
     checked_owner(owner)
+    rights = checked_rights(rights)
     new = db.execute(
-        f"""INSERT INTO token (id, hash, name, owner, created_at) VALUES (%s, %s, %s, %s, {NOW})
+        f"""INSERT INTO token (id, hash, name, owner, rights, created_at) VALUES (%s, %s, %s, %s, %s, {NOW})
             ON CONFLICT (name) WHERE revoked_at IS NULL DO NOTHING RETURNING id, created_at""",
-        (secrets.token_hex(6), hash, name, owner),
+        (secrets.token_hex(6), hash, name, owner, joined_rights(rights)),
     ).fetchone()
     if new is None:
         raise EverloopError(f'there is a token "{name}" already: choose another name, or revoke that one first')
-    return Token(new[0], name, owner, new[1])
+    return Token(new[0], name, owner, new[1], rights=rights)

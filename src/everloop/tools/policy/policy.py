@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
+from urllib.parse import quote
 
 from ...config import Decision, Rule
 from ...messages import Message
@@ -23,6 +25,8 @@ from .visible import shortened, visible
 
 MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
 MAX_ARGUMENT = 2_000
+QUICK = 500  # characters of an argument that are judged in less time than a thread takes to start
+_DEVICE = re.compile(r"/dev/(null|zero|full|stdin|stdout|stderr|fd/[0-9]+)")
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
@@ -34,6 +38,8 @@ class Verdict:
     why: str = ""
     shown: str = ""
     grants: tuple[str, ...] = ()  # what the session is granted when the person answers "always"
+    once: tuple[str, ...] = ()  # what it is granted by a plain yes already
+    granted: bool = False  # allowed because a person allowed it before, for the rest of the session
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +49,10 @@ class _Unit:
     command: SimpleCommand | None = None
     path: str | None = None  # as rules name it: relative to the workspace when inside it, absolute otherwise
     absolute: str = ""
-    opaque: str = ""  # why a command could not be read
+    opaque: str = ""  # why a command could not be read, or what a call would do is not known
     altered: bool = False  # the command does not do what its words say
+    network: bool | None = False  # the call asks for the network; None: not known
+    leaves: bool = False  # a redirection to a file outside the workspace, or to one that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,8 @@ class _Outcome:
     decision: Decision
     why: str
     tainted: bool = False  # holds after untrusted content was read
+    grants: tuple[str, ...] = ()  # as in `Verdict`
+    once: tuple[str, ...] = ()
 
 
 class Policy:
@@ -74,7 +84,11 @@ class Policy:
         tainted: bool,
     ) -> Verdict:
         """Decide about one call. Without rules about commands and paths this is only a few comparisons."""
+        if plan.failure is not None:
+            return self._by_name(name, arguments, context)
         outcome = self._decide(name, arguments, plan, context)
+        if outcome.decision == "ask":
+            outcome = replace(outcome, grants=_grants(name, arguments, plan))
         if tainted and self.taint and outcome.decision == "allow" and not outcome.tainted:
             if plan.sends and not (plan.url and mentioned(plan.url, conversation)):
                 outcome = _Outcome("ask", "untrusted content was read before, and this call could send data out")
@@ -82,11 +96,17 @@ class Policy:
                 outcome = _Outcome("ask", "untrusted content was read before, and this file steers the agent")
         if outcome.decision != "ask":
             return Verdict(outcome.decision, outcome.why)
+        if outcome.grants and context.granted.issuperset(outcome.grants):
+            return Verdict("allow", "allowed for this session", granted=True)
         shown = _shown(name, arguments, plan)
         if shown is None:
             why = f"it must be asked for ({outcome.why}), but is too long to be shown: split it into shorter calls"
             return Verdict("deny", why)
-        return Verdict("ask", outcome.why, shown)
+        return Verdict("ask", outcome.why, shown, outcome.grants, outcome.once)
+
+    def takes_long(self, arguments: dict[str, Any]) -> bool:
+        """Whether judging a call may take long enough to be noticed on an event loop."""
+        return bool(self.rules) and any(_size(value) > QUICK for value in arguments.values())
 
     def guard(
         self,
@@ -121,12 +141,27 @@ class Policy:
 
         return check
 
+    def _by_name(self, name: str, arguments: dict[str, Any], context: CallContext) -> Verdict:
+        """Decide about a call of which only its name and arguments are known.
+
+        It is denied unless a rule allows it by these alone, before any other rule that fits or may fit it. Where no
+        rule denies it for certain, the failure itself is the reason, and `why` is empty.
+        """
+        unit = _Unit(opaque="what the call would do is not known", network=None)
+        for number, rule in self._candidates(name, arguments, context):
+            fit = _fit(rule, unit)
+            if fit is Fit.YES and rule.do != "ask":
+                return Verdict(rule.do, _reason(number, rule, unit, fit))
+            if fit and rule.do != "allow":
+                break
+        return Verdict("deny")
+
     def _decide(self, name: str, arguments: dict[str, Any], plan: Plan, context: CallContext) -> _Outcome:
         default = _default(plan, context)
         rules = self._candidates(name, arguments, context)
         if not rules:
             return default
-        units = self._units(arguments, plan, context, rules)
+        units = (replace(unit, network=plan.network) for unit in self._units(arguments, plan, context, rules))
         return max((_weigh(rules, unit, default) for unit in units), key=_rank)
 
     def _candidates(self, name: str, arguments: dict[str, Any], context: CallContext) -> list[tuple[int, Rule]]:
@@ -158,9 +193,19 @@ class Policy:
         paths = [rule.path for _, rule in rules if rule.path and rule.do != "allow"]
         for command in line.commands:
             yield from (replace(place, command=command, altered=line.altered) for place in places)
+            yield from _leaving(command, line, base, roots)
             for unit in _files(command, line, base, roots) if paths else ():
                 if any(_fit_path(path, unit) for path in paths):
                     yield unit
+
+
+def _leaving(command: SimpleCommand, line: CommandLine, base: str, roots: tuple[str, ...]) -> Iterator[_Unit]:
+    """A command's redirections that lead out of the workspace, or may do so."""
+    for target in command.targets:
+        path = _joined(TEXT if line.moves else base, target.path)
+        if not _DEVICE.fullmatch(path) and (unknown(path) or not within_any(path, roots)):
+            judged = replace(command, wrapper=False)  # a wrapper does nothing by itself, but opens its redirections
+            yield replace(_at(path, *roots), command=judged, altered=line.altered, leaves=True)
 
 
 def _files(command: SimpleCommand, line: CommandLine, base: str, roots: tuple[str, ...]) -> Iterator[_Unit]:
@@ -242,6 +287,14 @@ def _rank(outcome: _Outcome) -> tuple[int, bool]:
 
 
 def _fit(rule: Rule, unit: _Unit) -> Fit:
+    if rule.do == "allow" and (rule.command or rule.path):
+        # To allow a command is to allow it neither the network nor files outside, unless the rule names them.
+        if unit.network and not (rule.network or "network" in rule.arguments):
+            return Fit.NO
+        if unit.leaves and not rule.path:
+            return Fit.NO
+    if rule.do != "allow" and rule.network and not unit.network:
+        return Fit.MAYBE if unit.network is None else Fit.NO
     fit = _fit_command(rule, unit) if rule.command else Fit.YES
     return min(fit, _fit_path(rule.path, unit)) if rule.path and fit else fit
 
@@ -270,12 +323,33 @@ def _fit_command(rule: Rule, unit: _Unit) -> Fit:
 def _reason(number: int, rule: Rule, unit: _Unit, fit: Fit) -> str:
     about = [f'{key} "{value}"' for key in ("tool", "command", "path", "origin") if (value := getattr(rule, key))]
     about += [f'{key} "{pattern}"' for key, pattern in rule.arguments.items()]
+    about += ["network"] if rule.network else []
     text = f"rule {number} of the policy ({rule.do} {', '.join(about) or 'everything'})"
     if unit.opaque and rule.command:
         text += f" might fit, since the command cannot be read to its end: {unit.opaque}"
     elif fit is Fit.MAYBE:
         text += " might fit, since a part of the command is only known when it runs"
     return f"{text}: {rule.why}" if rule.why else text
+
+
+def _size(value: Any) -> int:
+    """About how many characters an argument has."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list) else 1
+
+
+def _grants(name: str, arguments: dict[str, Any], plan: Plan) -> tuple[str, ...]:
+    """What "always" grants for a call that is asked for: the same command, the same files, or the tool."""
+    if plan.command is not None:
+        how = "".join(f"+{flag}" for flag in ("network", "background", "keep") if arguments.get(flag))
+        folder = f"@{quote(str(given))}" if (given := arguments.get("working_dir")) else ""
+        return (f"{name}{how}{folder}:{plan.command}",)
+    if plan.paths:
+        return tuple(f"path{'+write' if plan.writes else ''}:{path}" for path in plan.paths)
+    return (f"tool:{name}",)
 
 
 def _shown(name: str, arguments: dict[str, Any], plan: Plan) -> str | None:

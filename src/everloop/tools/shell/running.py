@@ -228,5 +228,5 @@ def find_folder(world: Confinement, working_dir: str, *, restricted: bool) -> st
     if restricted and not within_any(folder, (world.workspace, *world.readable, *world.writable)):
         raise ToolError(f"{working_dir} is outside the workspace: commands run inside {world.workspace}.")
     if not os.path.isdir(folder):
-        raise ToolError(f"{working_dir} is not a folder: use list_dir to see what there is.")
+        raise ToolError(f"{working_dir or 'the workspace'} is not a folder: use list_dir to see what there is.")
     return folder

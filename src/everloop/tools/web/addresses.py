@@ -38,8 +38,12 @@ _V4: dict[str, Kind] = {  # the first that fits counts
 
 # What is in none of these is "never": only 2000::/3 has been given out for the internet.
 _V6: dict[str, Kind] = {
-    "fd00:ec2::254/128": "never",  # Amazon's metadata service
-    "fd20:ce::254/128": "never",  # Google's
+    "fd00:ec2::/32": "never",  # Amazon's services inside an instance: metadata, pod identity, DNS, time
+    "fd20:ce::254/128": "never",  # the metadata services of Google,
+    "fd00:c1::a9fe:a9fe/128": "never",  # Oracle,
+    "fd00:42::42/128": "never",  # Scaleway,
+    "fd00:a9fe:a9fe::/64": "never",  # Akamai (Linode)
+    "fd00:100::100:200/128": "never",  # and Alibaba
     "::1/128": "private",
     "fc00::/7": "private",
     "::/96": "public",  # these carry an IPv4 address, which decides

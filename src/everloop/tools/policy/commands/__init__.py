@@ -6,7 +6,7 @@ from .parts import TEXT, WORDS, CommandLine, Findings, Opaque, SimpleCommand, Ta
 
 __all__ = ["TEXT", "WORDS", "CommandLine", "SimpleCommand", "Target", "read"]
 
-MAX_LENGTH = 200_000
+MAX_LENGTH = 20_000  # as much as a person can be shown; a longer line is not read
 # The shell fills these itself, with text from outside.
 _FILLED = frozenset({"REPLY", "MAPFILE", "OPTARG", "_", "BASH_REMATCH", "COPROC", "BASH_ARGV", "BASH_COMMAND"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -19,20 +20,14 @@ _STEERING = (
     *("VISUAL", "*_EDITOR", "BROWSER", "LESSOPEN", "LESSCLOSE", "*_SSH", "*_SSH_COMMAND", "*_ASKPASS", "*_RSH"),
     *("GIT_*", "TAR_OPTIONS", "HISTFILE", "INPUTRC"),
 )
-_HARMLESS = ("GIT_AUTHOR_*", "GIT_COMMITTER_*", "GIT_TERMINAL_PROMPT", "GIT_PAGER_IN_USE")
-# Variables by which a program takes other code or settings than its arguments say.
-_ALTERING = (
-    "HOME",
-    "XDG_CONFIG_*",
-    "PYTHON*",
-    "PERL5*",
-    "RUBYOPT",
-    "RUBYLIB",
-    "NODE_OPTIONS",
-    "NODE_PATH",
-    "JAVA_TOOL_OPTIONS",
-    "MAKEFLAGS",
+# The only variables of the environment that may be set for a command without changing which code or settings it uses.
+_HARMLESS = (
+    *("LANG", "LC_*", "TZ", "TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR"),
+    *("CLICOLOR_FORCE", "CI", "DEBUG", "VERBOSE", "SOURCE_DATE_EPOCH"),
+    *("GIT_AUTHOR_*", "GIT_COMMITTER_*", "GIT_TERMINAL_PROMPT", "GIT_PAGER_IN_USE"),
 )
+# Variables in lower case that programs take from the environment. Others are taken for variables of the shell alone.
+_LOWER_CASE = ("npm_*", "pnpm_*", "yarn_*", "*_proxy")
 
 
 class Opaque(Exception):
@@ -148,20 +143,32 @@ class Findings:
     calculated: set[str] = field(default_factory=set)  # variables whose value is evaluated as arithmetic
     doubtful: set[str] = field(default_factory=set)  # variables whose value may be anything
 
-    def set(self, name: str, sure: bool) -> None:
-        """Note that a variable is set, `sure` if to a number."""
+    def set(self, name: str, sure: bool, exported: bool = False) -> None:
+        """Note that a variable is set, `sure` if to a number.
+
+        `exported`: commands get it in their environment. Otherwise they get it only if the environment had it before,
+        which is not so for names in lower case.
+        """
         if steers(name):
             raise Opaque(f"it sets {name}, which changes what commands mean")
         if not sure:
             self.doubtful.add(name)
-        if any(fnmatchcase(name, pattern) for pattern in _ALTERING):
+        if (exported or not name.islower() or _matches(name, _LOWER_CASE)) and not _matches(name, _HARMLESS):
             self.altered = True
 
 
 def steers(name: str) -> bool:
     """Whether a variable changes what commands mean."""
-    harmless = any(fnmatchcase(name, pattern) for pattern in _HARMLESS)
-    return not harmless and any(fnmatchcase(name, pattern) for pattern in _STEERING)
+    return not _matches(name, _HARMLESS) and _matches(name, _STEERING)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def exported(name: str, arguments: Sequence[str]) -> bool:
+    """Whether a declaration puts its variables into the environment of commands."""
+    return name == "export" or any(word.startswith("-") and "x" in word for word in arguments)
 
 
 def unknown(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from .lexing import Lexer
-from .parts import DECLARING, TEXT, Findings, Opaque, Piece, Stdin, Target, Word
+from .parts import DECLARING, TEXT, Findings, Opaque, Piece, Stdin, Target, Word, exported
 from .unwrapping import note
 
 _DESCRIPTOR = re.compile(r"(?:[0-9]+|\{[A-Za-z_][A-Za-z0-9_]*\})(?=[<>])")
@@ -36,6 +36,7 @@ class Redirected:
         self.heredoc: Heredoc | None = None
         self.fed_by: Heredoc | None = None  # the here-document, unless something else is its input in the end
         self.stdin: Stdin | None = None
+        self.assigned: list[tuple[str, bool]] = []  # variables set before the command, and whether to a number
 
 
 class SimpleReader(Lexer):
@@ -100,7 +101,10 @@ class SimpleReader(Lexer):
             self.element(found[2])
         self.blanks()
         if found[1] != "IFS" or simple.words or self.lexeme() != "read":  # `IFS= read` splits its own input, no more
-            self.findings.set(found[1], sure)
+            words = [word.literal for word in simple.words]
+            self.findings.set(found[1], sure, bool(words) and exported(words[0], words[1:]))
+            if not words:
+                simple.assigned.append((found[1], sure))
         if simple.words:
             simple.words.append(word)
         return True
@@ -142,6 +146,9 @@ class SimpleReader(Lexer):
 
     def finish(self, simple: Redirected) -> None:
         """The command is complete, unless its here-document is still to come."""
+        if simple.words:
+            for name, sure in simple.assigned:
+                self.findings.set(name, sure, exported=True)
         if simple.heredoc is None:
             self.note(simple)
 

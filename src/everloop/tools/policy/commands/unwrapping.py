@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from .parts import DECLARING, TEXT, WORDS, Findings, Opaque, SimpleCommand, Stdin, Target, unknown
+from .parts import DECLARING, TEXT, WORDS, Findings, Opaque, SimpleCommand, Stdin, Target, exported, unknown
 
 Words = tuple[str, ...]
 Inner = Callable[[str], None]
@@ -119,7 +119,7 @@ def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Finding
     elif name == "watch":
         _watch(arguments, inner)
     elif name in DECLARING:
-        _declare(arguments, findings)
+        _declare(arguments, findings, exported(name, arguments))
     elif name in _ASSIGNING:
         _assigning(name, arguments, findings)
     elif name in ("test", "[") and ("-v" in arguments or "-R" in arguments):
@@ -157,7 +157,7 @@ def _unwrap(name: str, words: Words, options: _Options, findings: Findings) -> W
             place += taken
         elif options.assignments and "=" in word and (not past or name == "env"):
             variable, _, value = word.partition("=")
-            findings.set(variable, value.isdecimal())
+            findings.set(variable, value.isdecimal(), exported=True)
             place += 1
         elif operands:
             operands -= 1
@@ -290,10 +290,12 @@ def _trap(arguments: Words, inner: Inner) -> bool:
     return True
 
 
-def _declare(arguments: Words, findings: Findings) -> None:
+def _declare(arguments: Words, findings: Findings, exported: bool) -> None:
     for word in arguments:
         if found := _ASSIGNMENT.fullmatch(word):
-            findings.set(found[1], found[2].isdecimal())
+            findings.set(found[1], found[2].isdecimal(), exported)
+        elif exported and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", word):  # it was set before
+            findings.set(word, False, exported)
         elif unknown(word) or "[" in word or (word[:1] in "-+" and set(word[1:]) & set("in")):
             raise Opaque("it declares a variable in a way that cannot be followed")
 
@@ -316,5 +318,6 @@ def _shell_settings(name: str, arguments: Words) -> None:
         raise Opaque("hash changes what a name runs")
     if name == "jobs" and arguments:
         raise Opaque("jobs runs a command that cannot be seen")
-    if unknown(arguments[0] if arguments else "") or re.search(r"extglob|nullglob|keyword|posix|alias|^-\w*k", text):
+    changes = r"extglob|nullglob|keyword|posix|alias|allexport|^-\w*k|(?:^| )-\w*a"
+    if unknown(arguments[0] if arguments else "") or re.search(changes, text):
         raise Opaque(f"{name} changes how the line is read")

@@ -1,0 +1,144 @@
+"""The folder that a command works in: whether the files in it that steer the agent are trusted, and where its store is.
+
+A folder that was cloned or unpacked may bring instructions of its own. The agent follows them only when the user has
+said so, once for each folder; the answer is kept in EVERLOOP_HOME/trust.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import sys
+from itertools import islice
+from pathlib import Path
+
+from ..config import Config
+from ..store.location import find_own, is_home_workspace
+from .output import harmless
+
+STEERING_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md", "HEARTBEAT.md")
+STEERING_FOLDERS = ("skills", "agents", "memory")
+MOST_ENTRIES = 1000  # of one folder that are looked at
+MOST_SHOWN = 20
+
+
+def enter(config: Config, *, person: bool, trust: bool = False) -> Config:
+    """The settings for work in their workspace, which exists: with its trust and its store.
+
+    Where a `person` is at the terminal, they are asked; otherwise files that are not trusted are left out, and a
+    folder without sessions begins with none. Both are told on standard error.
+    """
+    return with_own_store(with_trust(config, person=person, trust=trust), person=person, claim=True)
+
+
+def with_trust(config: Config, *, person: bool, trust: bool = False) -> Config:
+    """The settings, with whether the files of the workspace that steer the agent are used."""
+    if trust or is_home_workspace(config.workspace, config):
+        return config
+    found = steering_files(config.workspace)
+    known = Trust(config.home)
+    answer = known.answer(config.workspace, found)
+    if answer is None and person:
+        answer = _ask_trust(config.workspace, found)
+        known.keep(config.workspace, found, answer)
+    if answer:
+        return config
+    names = ", ".join(found[:MOST_SHOWN]) + (", …" if len(found) > MOST_SHOWN else "")
+    said = f"{names} left out, since {config.workspace} is not trusted; --trust uses what is there"
+    print(f"everloop: {harmless(said)}", file=sys.stderr)
+    return dataclasses.replace(config, trusted=False)
+
+
+def steering_files(folder: Path) -> list[str]:
+    """What a folder has that the agent would follow: instructions, skills, agents and memory, by name."""
+    found = [name for name in STEERING_FILES if os.path.lexists(folder / name)]
+    for name in STEERING_FOLDERS:
+        try:
+            with os.scandir(folder / name) as entries:
+                inside = sorted(entry.name for entry in islice(entries, MOST_ENTRIES))
+        except OSError:  # there is none, or nothing of it can be read
+            continue
+        if name == "skills":
+            inside = [one for one in inside if os.path.lexists(folder / name / one / "SKILL.md")]
+        elif name == "agents":
+            inside = [one for one in inside if one.endswith(".md")]
+        found += [f"{name}/{one}" for one in inside if not one.startswith(".")]
+    return found
+
+
+class Trust:
+    """The user's answers, by folder: the names that were there when they answered, and what they said.
+
+    A folder is asked about again when it has a name that was not there. Changed contents are not asked about: the user
+    and the agent change these files all the time.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / "trust.json"
+
+    def answer(self, folder: Path, found: list[str]) -> bool | None:
+        """Whether these files are trusted; None when the user has not been asked about all of them."""
+        if not found:
+            return True
+        entry = self._read().get(str(folder.resolve()))
+        if not isinstance(entry, dict):
+            return None
+        names = entry.get("names")
+        known = isinstance(names, list) and set(found) <= set(map(str, names))
+        return entry.get("trusted") is True if known else None
+
+    def keep(self, folder: Path, found: list[str], trusted: bool) -> None:
+        answers = self._read()
+        answers[str(folder.resolve())] = {"trusted": trusted, "names": found}
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
+        draft.write_text(json.dumps(answers, indent=1), encoding="utf-8", errors="surrogateescape")
+        draft.replace(self._path)
+
+    def _read(self) -> dict[str, dict[str, object]]:
+        try:
+            answers = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return answers if isinstance(answers, dict) else {}
+
+
+def with_own_store(config: Config, *, person: bool = False, claim: bool = False) -> Config:
+    """The settings with the workspace's store, unless they name one. With `claim` it is about to be used: a folder
+    that may have moved here is asked about, and the store is recorded as this folder's."""
+    if config.store_named or is_home_workspace(config.workspace, config):
+        return config
+    found = find_own(config.workspace, config.home)
+    if claim and found.new and found.lost is not None:
+        if person and _ask_moved(found.workspace, found.lost):
+            found = found.adopt()
+        elif not person:
+            kept = f"the sessions of {harmless(str(found.lost))}, which is gone, are kept and not used"
+            print(f"everloop: {harmless(str(found.workspace))} has no sessions yet; {kept}", file=sys.stderr)
+    if claim or not found.new:
+        found.claim()
+    return dataclasses.replace(config, store=found.path, store_named=True)
+
+
+def _ask_trust(folder: Path, found: list[str]) -> bool:
+    print(f"{harmless(str(folder))} has files that tell the agent what to do:", file=sys.stderr)
+    for name in found[:MOST_SHOWN]:
+        print(f"  {harmless(name)}", file=sys.stderr)
+    if len(found) > MOST_SHOWN:
+        print(f"  … and {len(found) - MOST_SHOWN} more", file=sys.stderr)
+    return _yes("Use them only if you know who wrote them. Trust this folder? [y/N] ")
+
+
+def _ask_moved(folder: Path, lost: Path) -> bool:
+    print(f"{harmless(str(folder))} has no sessions yet. {harmless(str(lost))} had some, and is gone.", file=sys.stderr)
+    return _yes("Is this the same folder, and do they continue here? [y/N] ")
+
+
+def _yes(question: str) -> bool:
+    print(question, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line.endswith("\n"):  # Ctrl-D
+        print(file=sys.stderr)
+    return line.strip().lower() in ("y", "yes")

@@ -32,6 +32,7 @@ def conversation_of(
     conversation = Conversation([{"role": "system", "content": system}], blind=blind)
     if compacted is not None:
         conversation.untrusted, conversation.stopgap = compacted.untrusted, compacted.stopgap
+        conversation.outside = compacted.untrusted and not compacted.own_files
         if compacted.summary:
             head = f"{SUMMARY_HEAD} {FROM_OUTSIDE}" if compacted.untrusted else SUMMARY_HEAD
             conversation.summary = user_message(f"[{head}]\n\n{compacted.summary}")

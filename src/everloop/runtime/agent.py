@@ -160,7 +160,7 @@ class AgentLoop:
             store=self.store,
             provider=self.provider,
             tools=self.tools,
-            policy=Policy(settings.policy, taint=settings.taint),
+            policy=Policy(settings.policy, taint=settings.taint, addresses=settings.addresses),
             context=self.context,
             workspace=self.workspace,
             home=own_home,

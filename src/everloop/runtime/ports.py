@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,10 +15,12 @@ from ..providers.base import LLMProvider, LLMResponse, counts
 from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
+from ..tools.policy.taint import is_free
 from ..tools.registry import ToolRegistry, ToolResult, error_result
 from .asking import ask
 from .budgets import Budgets
 from .clients import brought_by, discreet
+from .images import Free, ImageFilter, plain_images
 from .measure import Measure
 from .session import Live
 
@@ -38,7 +41,9 @@ class Asking:
         claim: Claim,
         options: Mapping[str, Any] | None = None,
         text_calls: bool = True,
+        free: Callable[[Conversation], Free | None] = lambda conversation: None,
     ) -> None:
+        self._free = free
         self._options = options
         self._text_calls = text_calls
         self._provider = provider
@@ -55,13 +60,15 @@ class Asking:
         if limited:
             await self._budgets.check(self._claim, self._measure.model, tokens)
         tools = self._tools.get_definitions() or None
+        free = self._free(conversation)
+        images = ImageFilter(emit, free) if emit is not None and free is not None else None
         try:
             response = await ask(
                 self._provider,
                 conversation,
                 tools,
                 self._model,
-                emit,
+                images or emit,
                 self._options,
                 text_calls=self._text_calls,
                 brought=self._brought,
@@ -70,6 +77,10 @@ class Asking:
             if (told := discreet(self._claim.owner, error)) is not error:
                 raise told from None
             raise
+        if images is not None:
+            images.end()
+        if free is not None and isinstance(content := getattr(response, "content", None), str):
+            response = dataclasses.replace(response, content=plain_images(content, free))
         usage = counts(response)
         if limited:
             estimate = tokens + len(response.content or "") // 4
@@ -121,7 +132,10 @@ class Tools:
                 denied[call.id] = error_result(f"{call.name} was not run: {why}.", DENIED_ADVICE)
             elif verdict.decision == "ask":
                 asked[call.id] = verdict
-        return Review(tuple(asked), _question(list(asked.values())), denied)
+        question = _question(list(asked.values()))
+        if (free := free_addresses(self._policy, conversation)) is not None:
+            question = plain_images(question, free)  # it shows what the model wrote
+        return Review(tuple(asked), question, denied)
 
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> ToolResult:
         context = self._context(call, progress, approved)
@@ -129,6 +143,13 @@ class Tools:
             # It could not have run when the policy looked: a server has come back, say, with a tool of that name.
             return ToolResult(error_result(f"{call.name} was not run: it was not there a moment ago.", AGAIN), "error")
         return await self._registry.run(call, context)
+
+
+def free_addresses(policy: Policy, conversation: Conversation) -> Free | None:
+    """Which addresses may be loaded by what is said in this conversation; None for all of them."""
+    if not policy.taint or not conversation.untrusted:
+        return None
+    return lambda url: is_free(url, conversation, policy.addresses)
 
 
 def _nobody(text: str) -> None:

@@ -40,10 +40,11 @@ from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from .budgets import Budgets
-from .clients import ABANDONED, brief_of, discreet, is_abandoned, request_of
+from .clients import ABANDONED, ClientTools, brief_of, discreet, is_abandoned, request_of
 from .compactor import Compactor, Window
 from .histories import Histories, read_conversation, read_shown
-from .ports import Asking, SessionLog, Tools, reply
+from .images import Free, plain_images
+from .ports import Asking, SessionLog, Tools, free_addresses, reply
 from .session import Live
 from .streaming import Follow, Showing
 from .turn_spec import Brief, deadline
@@ -120,7 +121,7 @@ class TurnRunner:
                 self._own = await in_thread(_places, self.workspace, self.home, self.store)
             conversation = await self._conversation(claim, live, brief)
             if not claim.entries:
-                claim.entries = [await self._said(claim)]
+                claim.entries = [await self._said(claim, brief.tools)]
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log)
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
@@ -132,7 +133,15 @@ class TurnRunner:
             measure = self.compactor.measure(brief.model)
             model = brief.model or self.model
             asking = Asking(
-                self.provider, model, brief.tools, measure, self.budgets, claim, brief.options, self.text_calls
+                self.provider,
+                model,
+                brief.tools,
+                measure,
+                self.budgets,
+                claim,
+                brief.options,
+                self.text_calls,
+                partial(self._free_addresses, brief.tools),
             )
             toolbox = self._toolbox(claim, brief, turn)
             with deadline(turn, brief.ends_at):
@@ -166,12 +175,14 @@ class TurnRunner:
         system = self.context.dated(system, claim.began) if brief.dated else system
         return await self._histories.conversation(claim, system, blind=self.compactor.blind)
 
-    async def _said(self, claim: Claim) -> UserSaid:
+    async def _said(self, claim: Claim, tools: ToolRegistry) -> UserSaid:
         """What opens the turn. Attachments and skills are read here, once, and stay in the log."""
         message = claim.message
         content = await in_thread(self.context.user_content, message.content, message.media)
         skills = await in_thread(self.context.skills_in, message.content) if message.by_a_person else ""
-        return msgspec.structs.replace(message.said(content, claim.time_to_tell(time.time())), loaded=skills)
+        said = message.said(content, claim.time_to_tell(time.time()))
+        # The descriptions of the tools are read with it, and what they said is known as long as the conversation.
+        return msgspec.structs.replace(said, loaded=skills, untrusted=said.untrusted or tools.described_outside)
 
     async def _brief(self, claim: Claim, live: Live) -> Brief:
         """The terms of the claimed turn: a sub-agent's, a request's, or the agent's own."""
@@ -309,7 +320,9 @@ class TurnRunner:
                 idempotency_key=f"{claim.turn}/{call.id}",
                 progress=progress,
                 approved=approved,
-                tainted=self.policy.taint and conversation.untrusted,
+                tainted=bool(self.policy.taint) and conversation.untrusted,
+                taint=self.policy.taint,
+                marks=self.store,
                 outputs=outputs,
                 readable=(SHIPPED,),
                 attended=message.attended,
@@ -320,7 +333,7 @@ class TurnRunner:
                 protected=own.protected,
                 frozen=own.frozen,
                 real_workspace=own.real_workspace,
-                send=partial(self._send, claim, f"{claim.turn}/{call.id}"),
+                send=partial(self._send, claim, conversation, f"{claim.turn}/{call.id}"),
             )
             guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
             return made if guard is None else replace(made, guard=guard)
@@ -331,8 +344,17 @@ class TurnRunner:
         planned = self.tools.plan(call, context)
         return planned[1].paths if planned is not None else ()
 
-    async def _send(self, claim: Claim, key: str, message: OutboundMessage) -> None:
+    def _free_addresses(self, tools: ToolRegistry, conversation: Conversation) -> Free | None:
+        """Which images an answer may show; None for all: also for a client that brings its own tools, which is the
+        agent itself and gets the model's own words."""
+        if tools.described_outside:  # they may have come while the turn ran
+            conversation.untrusted = conversation.outside = True
+        return None if isinstance(tools, ClientTools) else free_addresses(self.policy, conversation)
+
+    async def _send(self, claim: Claim, conversation: Conversation, key: str, message: OutboundMessage) -> None:
         """Put a message of a running turn into the outbox and on its way, once for each call."""
+        if (free := free_addresses(self.policy, conversation)) is not None:
+            message = replace(message, content=plain_images(message.content, free))
         id = await self.store.post(claim, message, key, self.sender)
         if id is not None:
             self.hand_out(id, message)

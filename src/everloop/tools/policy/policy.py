@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ...config import Decision, Rule
+from ...config import Decision, Rule, Taint
 from ...messages import Message
 from ...sandbox.confinement import STEERING
 from ...sandbox.paths import within, within_any
@@ -17,8 +17,8 @@ from ..base import Plan, ToolError
 from ..context import CallContext
 from .commands import CommandLine, SimpleCommand, read
 from .commands.parts import TEXT, unknown
-from .mentions import mentioned
 from .patterns import Fit, fits_command, fits_past_options, fits_path
+from .taint import objection
 from .visible import shortened, visible
 
 MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
@@ -34,6 +34,7 @@ class Verdict:
     why: str = ""
     shown: str = ""
     grants: tuple[str, ...] = ()  # what the session is granted when the person answers "always"
+    once: tuple[str, ...] = ()  # what it is granted by a plain yes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,19 @@ class _Outcome:
     decision: Decision
     why: str
     tainted: bool = False  # holds after untrusted content was read
+    grants: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
 
 
 class Policy:
     """Judges calls by the rules, in order: the first that fits decides, and of several parts the strictest."""
 
-    def __init__(self, rules: Sequence[Rule] = (), *, taint: bool = True) -> None:
+    def __init__(
+        self, rules: Sequence[Rule] = (), *, taint: Taint = True, addresses: Collection[str] = frozenset()
+    ) -> None:
         self.rules = tuple(enumerate(rules, 1))
         self.taint = taint
+        self.addresses = frozenset(addresses)  # that stand in the settings
         self._paths = any(rule.path for rule in rules)
         if any(rule.command or rule.path for rule in rules):
             from .commands import grammar  # noqa: F401 - now, and not while an event loop waits
@@ -76,17 +82,16 @@ class Policy:
         """Decide about one call. Without rules about commands and paths this is only a few comparisons."""
         outcome = self._decide(name, arguments, plan, context)
         if tainted and self.taint and outcome.decision == "allow" and not outcome.tainted:
-            if plan.sends and not (plan.url and mentioned(plan.url, conversation)):
-                outcome = _Outcome("ask", "untrusted content was read before, and this call could send data out")
-            elif plan.writes and _steers(plan, context):
-                outcome = _Outcome("ask", "untrusted content was read before, and this file steers the agent")
+            against = objection(plan, context, conversation, self.addresses, _steers)
+            if against is not None:
+                outcome = _Outcome("ask", against.why, grants=against.always, once=against.once)
         if outcome.decision != "ask":
             return Verdict(outcome.decision, outcome.why)
         shown = _shown(name, arguments, plan)
         if shown is None:
             why = f"it must be asked for ({outcome.why}), but is too long to be shown: split it into shorter calls"
             return Verdict("deny", why)
-        return Verdict("ask", outcome.why, shown)
+        return Verdict("ask", outcome.why, shown, outcome.grants, outcome.once)
 
     def guard(
         self,

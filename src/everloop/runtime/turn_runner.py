@@ -32,13 +32,14 @@ from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, Turn
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
-from ..store.base import Claim, Gathering, SessionInfo, Store
+from ..store.base import Claim, FileMark, Gathering, SessionInfo, Store
 from ..store.relays import Relay
 from ..threads import in_thread
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
+from ..tools.trust import Mark
 from .budgets import Budgets
 from .clients import ABANDONED, ClientTools, brief_of, discreet, is_abandoned, request_of
 from .compactor import Compactor, Window
@@ -322,7 +323,7 @@ class TurnRunner:
                 approved=approved,
                 tainted=bool(self.policy.taint) and conversation.untrusted,
                 taint=self.policy.taint,
-                marks=self.store,
+                marks=_StoreMarks(self.store),
                 outputs=outputs,
                 readable=(SHIPPED,),
                 attended=message.attended,
@@ -358,6 +359,22 @@ class TurnRunner:
         id = await self.store.post(claim, message, key, self.sender)
         if id is not None:
             self.hand_out(id, message)
+
+
+@dataclass(slots=True, frozen=True)
+class _StoreMarks:
+    """The file contents that the agent wrote, as the store remembers them."""
+
+    store: Store
+
+    async def add(self, owner: str, marks: Sequence[Mark]) -> None:
+        await self.store.mark_files(owner, [FileMark(*mark) for mark in marks])
+
+    async def tainted(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
+        return await self.store.file_marks(owner, digests)
+
+    async def tainted_paths(self, owner: str) -> list[str]:
+        return await self.store.tainted_paths(owner)
 
 
 class Places(NamedTuple):

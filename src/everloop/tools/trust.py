@@ -11,9 +11,8 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from ..store.base import FileMark
 from .context import CallContext
 
 UNKNOWN = ""  # in place of a digest: text of which nobody knows where it came from
@@ -33,34 +32,48 @@ _MAX_HASHED = 64 * 1024 * 1024  # bytes
 _CLOCK_SLACK = 1_000_000_000  # nanoseconds: file systems stamp changes with a coarse clock
 
 
+class Mark(NamedTuple):
+    """A file content that the agent writes."""
+
+    digest: str
+    tainted: bool  # untrusted text had been read before
+    path: str
+
+
 class Marks(Protocol):
-    """Which file contents the agent wrote, and whether untrusted text had been read then. A `Store` is one."""
+    """Remembers the file contents that the agent wrote."""
 
-    async def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None: ...
+    async def add(self, owner: str, marks: Sequence[Mark]) -> None:
+        """Record contents. One that was once written in a clean session stays clean."""
+        ...
 
-    async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]: ...
+    async def tainted(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
+        """Whether each of these contents is tainted; those that the agent never wrote are left out."""
+        ...
 
-    async def tainted_paths(self, owner: str, limit: int = 1000) -> list[str]: ...
+    async def tainted_paths(self, owner: str) -> list[str]:
+        """Where tainted contents were written."""
+        ...
 
 
 class MemoryMarks:
     """Marks that last as long as the process, for agents without a store."""
 
     def __init__(self) -> None:
-        self._marks: dict[tuple[str, str], FileMark] = {}
+        self._marks: dict[tuple[str, str], Mark] = {}
 
-    async def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
+    async def add(self, owner: str, marks: Sequence[Mark]) -> None:
         for mark in marks:
             known = self._marks.get((owner, mark.digest))
             if known is None or known.tainted:
                 self._marks[owner, mark.digest] = mark
 
-    async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
+    async def tainted(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
         found = {digest: self._marks.get((owner, digest)) for digest in digests}
         return {digest: mark.tainted for digest, mark in found.items() if mark is not None}
 
-    async def tainted_paths(self, owner: str, limit: int = 1000) -> list[str]:
-        return [mark.path for (who, _), mark in self._marks.items() if who == owner and mark.tainted][:limit]
+    async def tainted_paths(self, owner: str) -> list[str]:
+        return [mark.path for (who, _), mark in self._marks.items() if who == owner and mark.tainted]
 
 
 async def trust_of(contents: Sequence[str], context: CallContext) -> Trust:
@@ -69,7 +82,7 @@ async def trust_of(contents: Sequence[str], context: CallContext) -> Trust:
     if not wanted or context.taint is False:
         return "clean"
     digests = sorted(wanted - {UNKNOWN})
-    marks = await context.marks.file_marks(context.owner, digests) if context.marks is not None and digests else {}
+    marks = await context.marks.tainted(context.owner, digests) if context.marks is not None and digests else {}
     if any(marks.values()):
         return "tainted"
     return "unknown" if context.taint is True and len(marks) < len(wanted) else "clean"
@@ -82,7 +95,7 @@ async def mark_written(digest: str, path: str, context: CallContext, old: str = 
         return
     trust: Trust = "tainted" if context.tainted else await trust_of((old,), context)
     if trust == "tainted" or (trust == "clean" and context.taint is True):
-        await context.marks.mark_files(context.owner, [FileMark(digest, trust == "tainted", path)])
+        await context.marks.add(context.owner, [Mark(digest, trust == "tainted", path)])
 
 
 async def may_hold_tainted(context: CallContext) -> list[str]:
@@ -129,12 +142,12 @@ def named(names: Iterable[str]) -> tuple[str, ...]:
     return (UNKNOWN,) if any(map(is_telling, names)) else ()
 
 
-def changed_files(folder: str, since: int) -> list[FileMark]:
+def changed_files(folder: str, since: int) -> list[Mark]:
     """Tainted marks for the files below that changed since a moment in nanoseconds, as far as the limits go.
 
     Call it in a thread.
     """
-    marks: list[FileMark] = []
+    marks: list[Mark] = []
     room = _MAX_HASHED
     for path, info in _walk(os.path.realpath(folder)):
         if info.st_ctime_ns < since - _CLOCK_SLACK or not stat.S_ISREG(info.st_mode) or not info.st_size:
@@ -150,7 +163,7 @@ def changed_files(folder: str, since: int) -> list[FileMark]:
         finally:
             os.close(descriptor)
         room -= info.st_size
-        marks.append(FileMark(digest, True, path))
+        marks.append(Mark(digest, True, path))
     return [mark for mark in marks if mark.digest != UNKNOWN]
 
 

@@ -137,7 +137,7 @@ class Shell:
         if context.taint != "outside" or context.marks is None or not (context.tainted or untrusted):
             return
         if marks := await in_thread(changed_files, os.fspath(context.workspace), since):
-            await context.marks.mark_files(context.owner, marks)
+            await context.marks.add(context.owner, marks)
 
     async def _chosen(self) -> Wall:
         async with self._choosing:

@@ -273,7 +273,14 @@ async def test_a_content_is_marked_before_it_is_there(tmp_path, arguments):
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "CODE_OF_CONDUCT.md", "src/everloop/tools/policy", "test_taint_files.py", "package-lock.json", ".env"],
+    [
+        "README.md",
+        "CODE_OF_CONDUCT.md",
+        "src/everloop/tools/policy",
+        "test_taint_files.py",
+        "package-lock.json",
+        ".env",
+    ],
 )
 def test_names_of_source_files_tell_nothing(name):
     assert not is_telling(name)

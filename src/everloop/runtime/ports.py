@@ -142,7 +142,10 @@ class Tools:
         if call.id in self._unplanned and self._registry.plan(call, context) is not None:
             # It could not have run when the policy looked: a server has come back, say, with a tool of that name.
             return ToolResult(error_result(f"{call.name} was not run: it was not there a moment ago.", AGAIN), "error")
-        return await self._registry.run(call, context)
+        result = await self._registry.run(call, context)
+        if context.taint and self._registry.described_outside:  # what the model has read of the tools stays in the log
+            return dataclasses.replace(result, untrusted=True, own_files=False)
+        return result
 
 
 def free_addresses(policy: Policy, conversation: Conversation) -> Free | None:

@@ -122,7 +122,7 @@ class TurnRunner:
                 self._own = await in_thread(_places, self.workspace, self.home, self.store)
             conversation = await self._conversation(claim, live, brief)
             if not claim.entries:
-                claim.entries = [await self._said(claim, brief.tools)]
+                claim.entries = [await self._said(claim)]
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log)
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
@@ -176,14 +176,12 @@ class TurnRunner:
         system = self.context.dated(system, claim.began) if brief.dated else system
         return await self._histories.conversation(claim, system, blind=self.compactor.blind)
 
-    async def _said(self, claim: Claim, tools: ToolRegistry) -> UserSaid:
+    async def _said(self, claim: Claim) -> UserSaid:
         """What opens the turn. Attachments and skills are read here, once, and stay in the log."""
         message = claim.message
         content = await in_thread(self.context.user_content, message.content, message.media)
         skills = await in_thread(self.context.skills_in, message.content) if message.by_a_person else ""
-        said = message.said(content, claim.time_to_tell(time.time()))
-        # The descriptions of the tools are read with it, and what they said is known as long as the conversation.
-        return msgspec.structs.replace(said, loaded=skills, untrusted=said.untrusted or tools.described_outside)
+        return msgspec.structs.replace(message.said(content, claim.time_to_tell(time.time())), loaded=skills)
 
     async def _brief(self, claim: Claim, live: Live) -> Brief:
         """The terms of the claimed turn: a sub-agent's, a request's, or the agent's own."""

@@ -108,7 +108,7 @@ class AgentLoop:
         self._house = house
         self.store = open_store(store, config, self.workspace)
         own_home = settings.home
-        self._policy = Policy(settings.policy, taint=settings.taint)
+        self._policy = Policy(settings.policy, taint=settings.taint, addresses=settings.addresses)
         direct = AgentCalls(
             self._policy,
             self.workspace,

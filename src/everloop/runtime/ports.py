@@ -18,10 +18,12 @@ from ..threads import in_thread
 from ..tools.base import Plan
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
+from ..tools.policy.taint import is_free
 from ..tools.registry import ToolRegistry, ToolResult, error_result, failure_of
 from .asking import ask
 from .budgets import Budgets
 from .clients import brought_by, discreet
+from .images import Free, ImageFilter, plain_images
 from .measure import Measure
 from .session import Live
 
@@ -47,8 +49,10 @@ class Asking:
         options: Mapping[str, Any] | None = None,
         text_calls: bool = True,
         compose: Composer | None = None,
+        free: Callable[[Conversation], Free | None] = lambda conversation: None,
     ) -> None:
         self._compose = compose
+        self._free = free
         self._options = options
         self._text_calls = text_calls
         self._provider = provider
@@ -65,6 +69,8 @@ class Asking:
         if limited:
             await self._budgets.check(self._claim, self._measure.model, tokens)
         tools = self._tools.get_definitions() or None
+        free = self._free(conversation)
+        images = ImageFilter(emit, free) if emit is not None and free is not None else None
         try:
             request = conversation if self._compose is None else await in_thread(self._compose, conversation)
             response = await ask(
@@ -72,7 +78,7 @@ class Asking:
                 request,
                 tools,
                 self._model,
-                emit,
+                images or emit,
                 self._options,
                 text_calls=self._text_calls,
                 brought=self._brought,
@@ -81,6 +87,10 @@ class Asking:
             if (told := discreet(self._claim.owner, error)) is not error:
                 raise told from None
             raise
+        if images is not None:
+            images.end()
+        if free is not None and isinstance(content := getattr(response, "content", None), str):
+            response = replace(response, content=plain_images(content, free))
         usage = counts(response)
         if limited:
             estimate = tokens + len(response.content or "") // 4
@@ -151,7 +161,10 @@ class Tools:
         verdicts = list(asked.values())
         grants = tuple(dict.fromkeys(name for verdict in verdicts for name in verdict.grants))
         once = tuple(dict.fromkeys(name for verdict in verdicts for name in verdict.once))
-        return Review(tuple(asked), _question(verdicts), denied, grants, once)
+        question = _question(verdicts)
+        if (free := free_addresses(self._policy, conversation)) is not None:
+            question = plain_images(question, free)  # it shows what the model wrote
+        return Review(tuple(asked), question, denied, grants, once)
 
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> ToolResult:
         if (failed := self._failed.get(call.id)) is not None:
@@ -160,11 +173,21 @@ class Tools:
         if call.id in self._unknown and call.name in self._registry:
             # It could not have run when the policy looked: a server has come back, say, with a tool of that name.
             return ToolResult(error_result(f"{call.name} was not run: it was not there a moment ago.", AGAIN), "error")
-        return await self._registry.run(call, context)
+        result = await self._registry.run(call, context)
+        if context.taint and self._registry.described_outside:  # what the model has read of the tools stays in the log
+            return replace(result, untrusted=True, own_files=False)
+        return result
 
     def _made(self, call: Call, progress: Callable[[str], None], approved: bool = False) -> CallContext:
         made = self._context(call, progress, approved)
         return replace(made, granted=self._granted) if self._granted else made
+
+
+def free_addresses(policy: Policy, conversation: Conversation) -> Free | None:
+    """Which addresses may be loaded by what is said in this conversation; None for all of them."""
+    if not policy.taint or not conversation.untrusted:
+        return None
+    return lambda url: is_free(url, conversation, policy.addresses)
 
 
 async def judged(

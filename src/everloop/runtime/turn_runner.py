@@ -32,18 +32,20 @@ from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, Turn
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
-from ..store.base import Claim, Gathering, SessionInfo, Store
+from ..store.base import Claim, FileMark, Gathering, SessionInfo, Store
 from ..store.relays import Relay
 from ..threads import in_thread
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
+from ..tools.trust import Mark
 from .budgets import Budgets
-from .clients import ABANDONED, brief_of, discreet, is_abandoned, request_of
+from .clients import ABANDONED, ClientTools, brief_of, discreet, is_abandoned, request_of
 from .compactor import Compactor, Window
 from .histories import Histories, read_conversation, read_shown
-from .ports import Asking, SessionLog, Tools, reply
+from .images import Free, plain_images
+from .ports import Asking, SessionLog, Tools, free_addresses, reply
 from .session import Live
 from .streaming import Follow, Showing
 from .turn_spec import Brief, deadline
@@ -136,7 +138,16 @@ class TurnRunner:
             measure = self.compactor.measure(brief.model)
             model = brief.model or self.model
             asking = Asking(
-                self.provider, model, brief.tools, measure, self.budgets, claim, brief.options, self.text_calls, compose
+                self.provider,
+                model,
+                brief.tools,
+                measure,
+                self.budgets,
+                claim,
+                brief.options,
+                self.text_calls,
+                compose,
+                partial(self._free_addresses, brief.tools),
             )
             toolbox = self._toolbox(claim, brief, turn)
             with deadline(turn, brief.ends_at):
@@ -324,7 +335,9 @@ class TurnRunner:
                 idempotency_key=f"{claim.turn}/{call.id}",
                 progress=progress,
                 approved=approved,
-                tainted=self.policy.taint and conversation.untrusted,
+                tainted=bool(self.policy.taint) and conversation.untrusted,
+                taint=self.policy.taint,
+                marks=_StoreMarks(self.store),
                 outputs=outputs,
                 readable=(SHIPPED,),
                 attended=message.attended,
@@ -335,7 +348,7 @@ class TurnRunner:
                 protected=own.protected,
                 frozen=own.frozen,
                 real_workspace=own.real_workspace,
-                send=partial(self._send, claim, f"{claim.turn}/{call.id}"),
+                send=partial(self._send, claim, conversation, f"{claim.turn}/{call.id}"),
             )
             guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
             return made if guard is None else replace(made, guard=guard)
@@ -347,8 +360,17 @@ class TurnRunner:
         planned = self.tools.plan(call, context)
         return planned[1].paths if planned is not None else ()
 
-    async def _send(self, claim: Claim, key: str, message: OutboundMessage) -> None:
+    def _free_addresses(self, tools: ToolRegistry, conversation: Conversation) -> Free | None:
+        """Which images an answer may show; None for all: also for a client that brings its own tools, which is the
+        agent itself and gets the model's own words."""
+        if tools.described_outside:  # they may have come while the turn ran
+            conversation.untrusted = conversation.outside = True
+        return None if isinstance(tools, ClientTools) else free_addresses(self.policy, conversation)
+
+    async def _send(self, claim: Claim, conversation: Conversation, key: str, message: OutboundMessage) -> None:
         """Put a message of a running turn into the outbox and on its way, once for each call."""
+        if (free := free_addresses(self.policy, conversation)) is not None:
+            message = replace(message, content=plain_images(message.content, free))
         id = await self.store.post(claim, message, key, self.sender)
         if id is not None:
             self.hand_out(id, message)
@@ -356,6 +378,22 @@ class TurnRunner:
 
 class WorkspaceError(EverloopError):
     """The workspace is missing, or no folder."""
+
+
+@dataclass(slots=True, frozen=True)
+class _StoreMarks:
+    """The file contents that the agent wrote, as the store remembers them."""
+
+    store: Store
+
+    async def add(self, owner: str, marks: Sequence[Mark]) -> None:
+        await self.store.mark_files(owner, [FileMark(*mark) for mark in marks])
+
+    async def tainted(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
+        return await self.store.file_marks(owner, digests)
+
+    async def tainted_paths(self, owner: str) -> list[str]:
+        return await self.store.tainted_paths(owner)
 
 
 class Places(NamedTuple):

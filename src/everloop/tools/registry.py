@@ -10,7 +10,7 @@ import math
 import secrets
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,6 +21,7 @@ from .base import Output, Plan, Tool, ToolError, check_name
 from .context import CallContext, current
 from .outputs import keep_output
 from .schema import InvalidArguments, compile_schema
+from .trust import Trust, trust_of
 
 logger = logging.getLogger(__name__)
 ADVICE = "Find the cause of the error, then try again with other arguments or in another way."
@@ -34,8 +35,9 @@ class ToolResult:
 
     content: str
     status: Literal["ok", "error"] = "ok"
-    untrusted: bool = False  # it holds what came from outside
+    untrusted: bool = False  # it holds what came from outside, or from files of unknown origin
     images: tuple[str, ...] = ()
+    own_files: bool = False  # it is untrusted only because of files of unknown origin
 
 
 @dataclass(slots=True, frozen=True)
@@ -176,6 +178,11 @@ class ToolRegistry:
         finally:
             current.reset(token)
 
+    @property
+    def described_outside(self) -> bool:
+        """Whether a model that is offered these tools reads text from outside."""
+        return any(registered.tool.described_outside for registered in self._tools.values())
+
     async def end_turn(self, turn: str) -> None:
         """Let the tools go of what they hold for a turn that is over."""
         await self._tell_all("end_turn", turn)
@@ -237,8 +244,10 @@ class ToolRegistry:
             async with deadline:
                 result = await registered.execute(**arguments)
             return await self._result(result, registered.tool, context)
-        except (InvalidArguments, ToolError) as error:
+        except InvalidArguments as error:
             return failure_of(name, error)
+        except ToolError as error:
+            return await _explained(error, name, context)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -249,6 +258,8 @@ class ToolRegistry:
                 done = "what it had begun may still take effect"
                 return _failure(f"{name} was given up because it took longer than {limit:g} seconds; {done}.")
             logger.debug("tool %s failed", name, exc_info=True)
+            if registered.tool.untrusted:  # it may quote what the tool got from outside
+                return replace(_failure(marked(f"{name} failed: {_describe(error)}", name)), untrusted=True)
             return failure_of(name, error)
 
     async def _result(self, result: Any, tool: Tool, context: CallContext) -> ToolResult:
@@ -257,12 +268,14 @@ class ToolRegistry:
         text = output.text if output.text.isascii() else clean(output.text)
         if len(text) > self.result_limit:
             text = cut(text, self.result_limit, await _kept(text, tool.name, context))
-        untrusted = output.untrusted or tool.untrusted
-        if untrusted:
+        outside = output.untrusted or tool.untrusted
+        trust: Trust = "tainted" if outside else await trust_of(output.contents, context)
+        if outside:
             text = marked(text, tool.name)
         if output.failed:
-            return ToolResult(_failure(text, self.result_limit + 400).content, "error", untrusted, output.images)
-        return ToolResult(text, "ok", untrusted, output.images)
+            text = _failure(text, self.result_limit + 400).content
+        status: Literal["ok", "error"] = "error" if output.failed else "ok"
+        return ToolResult(text, status, trust != "clean", output.images, trust == "unknown")
 
     def _no_such_tool(self, name: str) -> str:
         close = difflib.get_close_matches(name[:100], self._tools, 3, 0.5)
@@ -325,6 +338,15 @@ def failure_of(name: str, error: BaseException) -> ToolResult:
 
 def _failure(message: str, limit: int = _MAX_MESSAGE, advice: str = ADVICE) -> ToolResult:
     return ToolResult(error_result(cut(message, limit), advice), "error")
+
+
+async def _explained(error: ToolError, name: str, context: CallContext) -> ToolResult:
+    """A failure in the tool's own words, marked where they quote something from outside."""
+    advice = error.advice or ADVICE
+    if error.untrusted:
+        return replace(_failure(marked(str(error), name), advice=advice), untrusted=True)
+    trust = await trust_of(error.contents, context)
+    return replace(_failure(str(error), advice=advice), untrusted=trust != "clean", own_files=trust == "unknown")
 
 
 def error_result(message: str, advice: str = ADVICE) -> str:

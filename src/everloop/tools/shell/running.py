@@ -8,17 +8,19 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...messages import clean
 from ...sandbox.confinement import Confinement, Limits, confinement
 from ...sandbox.launch import Launch, Mode, NoSandbox, Wall, choose_wall, prepare
 from ...sandbox.paths import within_any
 from ...threads import in_thread
-from ..base import ToolError
+from ..base import Output, ToolError
 from ..context import CallContext, current_call
+from ..trust import UNKNOWN, any_exists, changed_files, may_hold_tainted
 from .captures import Fresh
 from .processes import Process
+from .quiet import reads_nothing
 from .steering import State, put_aside, steering_state
 
 
@@ -55,6 +57,7 @@ class Job:
     fresh: Fresh
     steering: State | None = None
     began: float = field(default_factory=time.monotonic)
+    started: int = field(default_factory=time.time_ns)
     watch: asyncio.Task[None] | None = None
 
     @property
@@ -114,6 +117,27 @@ class Shell:
         if before is None:
             return []
         return await in_thread(put_aside, os.fspath(context.workspace), before)
+
+    async def counted(self, output: Output, command: str, network: bool) -> Output:
+        """What a command said, with what is known of where that came from: it may be anything that it has read."""
+        context = current_call()
+        if network:
+            return replace(output, untrusted=True)
+        if context.taint is True and not await in_thread(reads_nothing, command):
+            return replace(output, contents=(UNKNOWN,))
+        if context.taint == "outside" and await in_thread(any_exists, await may_hold_tainted(context)):
+            return replace(output, untrusted=True)
+        return output
+
+    async def mark_changed(self, context: CallContext, since: int, untrusted: bool = False) -> None:
+        """Mark the files that a command has changed after untrusted text was read, or read some itself.
+
+        Where every unknown file is untrusted there is nothing to be marked.
+        """
+        if context.taint != "outside" or context.marks is None or not (context.tainted or untrusted):
+            return
+        if marks := await in_thread(changed_files, os.fspath(context.workspace), since):
+            await context.marks.add(context.owner, marks)
 
     async def _chosen(self) -> Wall:
         async with self._choosing:
@@ -178,6 +202,7 @@ class Shell:
         await job.process.wait()
         await job.process.end(0)
         await self.settle(job.context, job.steering)
+        await self.mark_changed(job.context, job.started, job.network)
         job.fresh.more.set()
 
     def find(self, id: str | None) -> Job:
@@ -197,6 +222,7 @@ class Shell:
         await asyncio.gather(*(job.process.end() for job in jobs))
         for job in jobs:
             await self.settle(job.context, job.steering)
+            await self.mark_changed(job.context, job.started, job.network)
 
 
 def _choose(mode: Mode) -> Wall | NoSandbox:

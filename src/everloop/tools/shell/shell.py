@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import time
 from typing import Any, ClassVar
 
 from ...messages import clean
@@ -82,7 +83,7 @@ class Exec(Tool):
             shown=f"{command}\n(in {folder}, {how}{later})",
             command=command,
             network=network,
-            sends=network or not confined or kept,  # what it makes later, when nobody looks, may steer the agent
+            sends=network or kept,  # what it makes later, when nobody looks, may steer the agent
             unconfined=not confined,
         )
 
@@ -102,7 +103,11 @@ class Exec(Tool):
             until = "the runtime ends" if keep else "this turn is over"
             # It may put what it fetches into files, which look like any others when they are read.
             return Output(f"Started in the background as {job.id}; it runs until it is done or {until}.", network)
-        return await self._run(clean(command), working_dir, timeout, network)
+        began = time.time_ns()
+        output = await self._run(clean(command), working_dir, timeout, network)
+        output = await self._shell.counted(output, clean(command), network)
+        await self._shell.mark_changed(current_call(), began, output.untrusted)
+        return output
 
     async def _run(self, command: str, working_dir: str, timeout: float | None, network: bool) -> Output:
         context, settings = current_call(), self._shell.settings
@@ -212,7 +217,8 @@ class ProcessTool(Tool):
         if job.process.returncode is not None:
             await job.process.wait()  # its last words may come after its end, and who is told of that asks no more
         said = job.fresh.take().rstrip()
-        return Output(f"{said}\n[{job.id}: {job.state}]".lstrip(), untrusted=job.network)
+        output = Output(f"{said}\n[{job.id}: {job.state}]".lstrip(), untrusted=job.network)
+        return await self._shell.counted(output, job.command, job.network) if said else output
 
     def _list(self) -> Output:
         context = current_call()

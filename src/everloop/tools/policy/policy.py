@@ -11,7 +11,6 @@ from typing import Any
 
 from ...config import Decision, Rule
 from ...messages import Message
-from ...sandbox.confinement import STEERING
 from ...sandbox.paths import within, within_any
 from ..base import Plan, ToolError
 from ..context import CallContext
@@ -19,6 +18,7 @@ from .commands import CommandLine, SimpleCommand, read
 from .commands.parts import TEXT, unknown
 from .mentions import mentioned
 from .patterns import Fit, fits_command, fits_past_options, fits_path
+from .steering import steers
 from .visible import shortened, visible
 
 MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
@@ -78,8 +78,8 @@ class Policy:
         if tainted and self.taint and outcome.decision == "allow" and not outcome.tainted:
             if plan.sends and not (plan.url and mentioned(plan.url, conversation)):
                 outcome = _Outcome("ask", "untrusted content was read before, and this call could send data out")
-            elif plan.writes and _steers(plan, context):
-                outcome = _Outcome("ask", "untrusted content was read before, and this file steers the agent")
+            elif plan.writes and (why := _steers(plan, context)):
+                outcome = _Outcome("ask", f"untrusted content was read before, and of this file: {why}")
         if outcome.decision != "ask":
             return Verdict(outcome.decision, outcome.why)
         shown = _shown(name, arguments, plan)
@@ -207,11 +207,11 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
     return _Outcome("allow", "by default")
 
 
-def _steers(plan: Plan, context: CallContext) -> bool:
-    """Whether a file of the workspace is written that the agent is given as instructions."""
+def _steers(plan: Plan, context: CallContext) -> str:
+    """Why a file of the workspace that is written must not be planted; "" where that does not matter."""
     root = os.path.normpath(context.workspace)
     roots = (root, str(context.real_workspace or root))
-    return any((_at(path, *roots).path or "").split("/")[0] in STEERING for path in plan.paths)
+    return next((why for path in plan.paths if (why := steers(_at(path, *roots).path or ""))), "")
 
 
 def _argument_fits(pattern: str, arguments: dict[str, Any], key: str) -> bool:

@@ -20,6 +20,7 @@ import pytest
 from everloop import AgentLoop, MessageBus
 from everloop.config import Config
 from everloop.sandbox import repositories
+from everloop.sandbox.folders import Part
 from everloop.sandbox.git_config import safe_subset, unsafe_settings
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.shell.shell import ShellSettings, shell_tools
@@ -438,6 +439,6 @@ def test_the_pointer_of_a_submodule_is_followed_only_where_no_link_can_be(tmp_pa
         "../.git/modules/s": True, f"{tmp_path}/.git/modules/s": True, "x/../../.git/modules/s": False,
         "../../.git/modules/s": False, "/etc": False, "../.git/modules/t": False,
     }.items():  # fmt: skip
-        part = repositories.Part("file", f"gitdir: {text}\n".encode())
+        part = Part("file", f"gitdir: {text}\n".encode())
         state = {**{folder: {} for folder in folders}, "s/.git": {"": part}}
         assert (repositories.plants({}, state, str(tmp_path)) == []) is safe, text

@@ -63,6 +63,8 @@ class Job:
     @property
     def state(self) -> str:
         code = self.process.returncode
+        if self.process.over_memory:
+            return f"stopped, it used too much memory: {self.process.over_memory}"
         return f"running for {time.monotonic() - self.began:.0f} s" if code is None else ended(code)
 
 

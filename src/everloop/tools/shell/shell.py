@@ -134,6 +134,9 @@ class Exec(Tool):
             note = f"it took longer than {limit:g} seconds and was stopped; a larger timeout (at most "
             note += f"{settings.max_timeout:g}) or background=true gives it more"
             return Output("\n".join([text, f"[{note}]", *aside]).lstrip(), untrusted=network, failed=True)
+        if process.over_memory:
+            note = f"it used {process.over_memory} and was stopped: a command may use {settings.memory_mb} MB of memory"
+            return Output("\n".join([text, f"[{note}]", *aside]).lstrip(), untrusted=network, failed=True)
         if text.startswith("bwrap: ") and process.returncode == 1:
             note = f"The sandbox could not be made, so nothing was run: {text.splitlines()[0]}"
             return Output(note, untrusted=network, failed=True)  # or a command that ran has said that

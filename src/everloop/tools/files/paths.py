@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from itertools import islice
 from threading import Lock
 from typing import Any
@@ -21,6 +22,7 @@ from ...sandbox.paths import normalized, within
 from ...sandbox.reach import FOLDER, OutOfReach, Reach, Target
 from ..base import FunctionTool, Output, Plan, Replay, ToolError
 from ..context import current_call
+from ..policy.steering import steers
 from ..trust import named
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
@@ -64,6 +66,7 @@ def reach() -> Reach:
         call.frozen,
         call.guard,
         call.readable,
+        steers,
     )
 
 
@@ -110,6 +113,39 @@ class Seen:
     def _key(real: str) -> tuple[str, str, str]:
         call = current_call()
         return call.owner, call.session, real
+
+
+class WrittenFiles:
+    """What the file tools have written, by place: the policy has judged it, and a person has been asked where needed.
+    The oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def note(self, real: str, data: bytes) -> None:
+        with self._lock:
+            self._texts[real] = sha256(data).digest()
+            self._texts.move_to_end(real)
+            while len(self._texts) > MAX_REMEMBERED:
+                self._texts.popitem(last=False)
+
+    def wrote(self, real: str, data: bytes | None = None) -> bool:
+        """Whether a file tool wrote this text there; without a text, whether the file has it now."""
+        with self._lock:
+            known = self._texts.get(real)
+        if known is None:
+            return False
+        if data is None:
+            try:
+                with open(os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                    data = file.read(MAX_FILE_BYTES)
+            except OSError:
+                return False
+        return sha256(data).digest() == known
+
+
+written_by_tools = WrittenFiles()  # of this process: commands of another do not run in the meantime
 
 
 def state_of(info: os.stat_result) -> tuple[int, int, int]:
@@ -179,6 +215,7 @@ def replace(target: Target, data: bytes) -> os.stat_result:
             os.fsync(descriptor)
             if unnamed:
                 os.link(f"/proc/self/fd/{descriptor}", draft, dst_dir_fd=target.folder, follow_symlinks=True)
+            written_by_tools.note(target.real, data)
             os.rename(draft, target.name, src_dir_fd=target.folder, dst_dir_fd=target.folder)
             info = os.fstat(descriptor)
     except BaseException:

@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 from ...config import Decision, Rule, Taint
 from ...messages import Message
-from ...sandbox.confinement import STEERING
 from ...sandbox.paths import within, within_any
 from ..base import Plan, ToolError
 from ..context import CallContext
 from .commands import CommandLine, SimpleCommand, read
 from .commands.parts import TEXT, unknown
 from .patterns import Fit, fits_command, fits_past_options, fits_path
+from .steering import steers
 from .taint import objection
 from .visible import shortened, visible
 
@@ -254,11 +254,11 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
     return _Outcome("allow", "by default")
 
 
-def _steers(plan: Plan, context: CallContext) -> bool:
-    """Whether a file of the workspace is written that the agent is given as instructions."""
+def _steers(plan: Plan, context: CallContext) -> str:
+    """Why a file of the workspace that is written must not be planted; "" where that does not matter."""
     root = os.path.normpath(context.workspace)
     roots = (root, str(context.real_workspace or root))
-    return any((_at(path, *roots).path or "").split("/")[0] in STEERING for path in plan.paths)
+    return next((why for path in plan.paths if (why := steers(_at(path, *roots).path or ""))), "")
 
 
 def _argument_fits(pattern: str, arguments: dict[str, Any], key: str) -> bool:

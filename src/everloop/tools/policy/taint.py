@@ -28,12 +28,12 @@ def objection(
     context: CallContext,
     conversation: Sequence[Message],
     settings: Collection[str],
-    steers: Callable[[Plan, CallContext], bool],
+    steers: Callable[[Plan, CallContext], str],
 ) -> Objection | None:
     """What there is against a call after untrusted text; None where it may run.
 
-    `settings` are the addresses that stand in the settings; `steers` says whether the files that a plan writes steer
-    the agent or other programs.
+    `settings` are the addresses that stand in the settings; `steers` says why a file that a plan writes must not
+    be planted, or "".
     """
     if plan.url is not None and plan.sends:
         return _against_address(plan.url, context, conversation, settings)
@@ -44,8 +44,8 @@ def objection(
         return Objection(f"{READ_BEFORE} a command outside of any sandbox could send data out")
     if plan.steers:
         return Objection(f"{READ_BEFORE} this changes {plan.steers}, which steers later sessions")
-    if plan.writes and steers(plan, context):
-        return Objection(f"{READ_BEFORE} this file steers the agent")
+    if plan.writes and (why := steers(plan, context)):
+        return Objection(f"{READ_BEFORE} of this file: {why}")
     return None
 
 

@@ -120,8 +120,8 @@ class Exec(Tool):
             await capture.feed(data)
             return capture.full
 
-        before = await self._shell.steering()
-        process = Process(await self._shell.launch(command, working_dir, network))
+        launch, ticket = await self._shell.launch(command, working_dir, network)
+        process = Process(launch)
         late = False
         aside: list[str] = []
         try:
@@ -132,13 +132,15 @@ class Exec(Tool):
             late = True
         finally:
             ticker.stop()
-            await process.end()
-            aside = await self._shell.settle(context, before)
+            aside = await self._shell.finish(process, ticket)
         await capture.save()
         text = capture.text().rstrip()
         if late:
             note = f"it took longer than {limit:g} seconds and was stopped; a larger timeout (at most "
             note += f"{settings.max_timeout:g}) or background=true gives it more"
+            return Output("\n".join([text, f"[{note}]", *aside]).lstrip(), untrusted=network, failed=True)
+        if process.over_memory:
+            note = f"it used {process.over_memory} and was stopped: a command may use {settings.memory_mb} MB of memory"
             return Output("\n".join([text, f"[{note}]", *aside]).lstrip(), untrusted=network, failed=True)
         if text.startswith("bwrap: ") and process.returncode == 1:
             note = f"The sandbox could not be made, so nothing was run: {text.splitlines()[0]}"
@@ -155,8 +157,7 @@ class Exec(Tool):
         return notes
 
     async def end_turn(self, turn: str) -> None:
-        jobs = [job for job in self._shell.background.values() if job.context.turn == turn and not job.keep]
-        await self._shell.end(jobs)
+        await self._shell.end_turn(turn)
 
     async def close(self) -> None:
         await self._shell.end(list(self._shell.background.values()))
@@ -202,8 +203,7 @@ class ProcessTool(Tool):
             return self._list()
         job = self._shell.find(id)
         if action == "write":
-            if job.steering is None:  # it may have begun before anything untrusted was read
-                job.steering = await self._shell.steering()
+            await self._shell.taint(job)  # it may have begun before anything untrusted was read
             await job.process.write(clean(text).encode())
             return Output(f"Sent to {job.id}." if text else f"The input of {job.id} is closed.")
         if action == "kill":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import difflib
 import inspect
+import json
 import logging
 import math
 import secrets
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -26,6 +27,7 @@ from .trust import Trust, trust_of
 logger = logging.getLogger(__name__)
 ADVICE = "Find the cause of the error, then try again with other arguments or in another way."
 _MAX_MESSAGE = 4_000
+_MAX_REPORT = 100_000  # characters of an object that is looked at for a failure
 _MARK = "[untrusted data from "
 
 
@@ -264,7 +266,7 @@ class ToolRegistry:
 
     async def _result(self, result: Any, tool: Tool, context: CallContext) -> ToolResult:
         """A tool's result as the model gets it: within its budget, and marked when it came from outside."""
-        output = result if isinstance(result, Output) else Output(as_text(result))
+        output = result if isinstance(result, Output) else _output(result, tool)
         text = output.text if output.text.isascii() else clean(output.text)
         if len(text) > self.result_limit:
             text = cut(text, self.result_limit, await _kept(text, tool.name, context))
@@ -374,6 +376,52 @@ async def _kept(text: str, name: str, context: CallContext) -> str:
     except OSError as error:
         return f"; the whole could not be saved: {error.strerror or error}"
     return f"; read_file shows the whole: {place}"
+
+
+def _output(result: Any, tool: Tool) -> Output:
+    """A result as text, and whether it says of itself that the call failed.
+
+    Only an object can say so: one that a tool returns, or the JSON of one from a tool that is not built in. The text of
+    a built-in tool is content (a file, a page, the output of a command): JSON in it says nothing about the call.
+    """
+    text = as_text(result)
+    if isinstance(result, str) and _is_builtin(tool):
+        return Output(text)
+    if not isinstance(result, Mapping):
+        result = _object(text)
+    return Output(text, failed=reports_failure(result))
+
+
+def _object(text: str) -> Any:
+    """The object that a text is the JSON of; None if it is something else."""
+    text = text.strip()
+    if not text.startswith("{") or not text.endswith("}") or len(text) > _MAX_REPORT:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_builtin(tool: Tool) -> bool:
+    """Whether a tool is part of this package."""
+    code = getattr(tool, "function", type(tool))
+    return str(getattr(code, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
+
+
+def reports_failure(result: object) -> bool:
+    """Whether an object says of itself that something failed, by one of the usual keys.
+
+    `success` or `ok` decides if it is a boolean, then `status`; an `error` counts only where nothing else is given.
+    """
+    if not isinstance(result, Mapping):
+        return False
+    for key in ("success", "ok"):
+        if isinstance(said := result.get(key), bool):
+            return not said
+    if isinstance(status := result.get("status"), str) and status:
+        return status.lower() in ("error", "failed", "failure")
+    return bool(result.get("error")) and not any(result.get(key) for key in ("result", "results", "data", "output"))
 
 
 def _describe(error: BaseException) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from everloop import AgentLoop, MessageBus, ToolRegistry, tool
 from everloop.actions import failed_before
@@ -102,3 +105,81 @@ async def test_a_result_beyond_its_budget_is_cut_in_the_middle_and_the_whole_can
     assert str(saved) in result.content
     assert "line 500\n" in saved.read_text()
     assert "line 500\n" not in result.content
+
+
+# ---------------------------------------------------------------------------------------------- failures in results
+
+FAILURES: list[dict[str, Any]] = [
+    {"success": False, "reason": "no luck"},
+    {"success": False, "data": [1]},
+    {"ok": False},
+    {"status": "error", "message": "no luck"},
+    {"status": "Failed"},
+    {"error": "no luck"},
+    {"error": {"code": 3}, "results": []},
+]
+SUCCESSES: list[Any] = [
+    {"success": True, "error": "a warning"},
+    {"ok": True},
+    {"status": "ok", "error": "old"},
+    {"error": "", "beans": 3},
+    {"error": None},
+    {"error": "one of two failed", "results": [1]},
+    {"result": {"success": False}},
+    [{"success": False}],
+    {"success": "no"},
+    {"status": "pending"},
+    "success: false",
+    '{"success": false} was the answer',
+    None,
+]
+
+
+def returning(value: Any) -> Any:
+    @tool(name="report")
+    def report() -> Any:
+        """Return a value."""
+        return value
+
+    return report
+
+
+async def status_of(value: Any) -> str:
+    context = CallContext("me", "s", "", "c", "cli", "direct", Path(), False, "k", lambda text: None)
+    return (await ToolRegistry([returning(value)]).run(Call("c", "report"), context)).status
+
+
+@pytest.mark.parametrize("value", FAILURES)
+async def test_an_object_that_reports_a_failure_is_a_failed_call(value):
+    assert await status_of(value) == "error"
+    assert await status_of(json.dumps(value)) == "error"
+
+
+@pytest.mark.parametrize("value", SUCCESSES)
+async def test_any_other_result_is_not(value):
+    assert await status_of(value) == "ok"
+    assert await status_of(json.dumps(value)) == "ok"
+
+
+async def test_a_repeated_call_that_reports_failure_is_noticed_and_then_the_turn_ends(tmp_path):
+    model = ScriptedProvider([call("report"), call("report"), call("report")])
+    async with AgentLoop(MessageBus(), model, tmp_path, store=tmp_path / "store.db") as agent:
+        agent.tools.register(returning({"success": False, "error": "the shop is closed"}))
+        answer = await agent.process_direct("go")
+        info = await agent.store.session("me", "cli:direct")
+        assert info is not None
+        log = [one.entry for one in await agent.store.read_log(info.id)]
+    assert [("notice" in result) for result in results(model)] == [False, True]
+    assert "the shop is closed" in results(model)[0]["message"]
+    assert [one.status for one in log if isinstance(one, CallEnded)] == ["error"] * 3
+    assert isinstance(log[-1], TurnEnded)
+    assert log[-1].reason == "repeating"
+    assert "report" in answer
+
+
+async def test_a_file_or_an_output_that_holds_such_an_object_is_not_a_failure(tmp_path):
+    (tmp_path / "a.json").write_text('{"success": false}')
+    steps = [call("read_file", path="a.json"), call("exec", command="cat a.json"), "read"]
+    _, answer, log = await turn_of(tmp_path, *steps)
+    assert answer == "read"
+    assert [one.status for one in log if isinstance(one, CallEnded)] == ["ok", "ok"]

@@ -87,6 +87,9 @@ class ToolResult(Protocol):
     @property
     def images(self) -> tuple[str, ...]: ...
 
+    @property
+    def own_files(self) -> bool: ...
+
 
 @dataclass(slots=True, frozen=True)
 class Review:
@@ -424,7 +427,17 @@ async def _run_call(turn: Turn, toolbox: Toolbox, call: Call) -> CallEnded:
     seconds = round(time.monotonic() - turn.running.pop(call.id), 4)
     repeats = failed_before([*turn.entries, *turn.outcome], call) if result.status in FAILED else 0
     content = clean(result.content)
-    ended = CallEnded(call.id, call.name, content, result.status, seconds, result.untrusted, result.images, repeats)
+    ended = CallEnded(
+        call.id,
+        call.name,
+        content,
+        result.status,
+        seconds,
+        result.untrusted,
+        result.images,
+        repeats,
+        own_files=result.own_files,
+    )
     turn.tell(events.ToolEnded(ended.id, ended.name, ended.content, ended.status, seconds))
     return ended
 

@@ -128,6 +128,7 @@ class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     untrusted: bool = False  # it holds what came from outside
     images: tuple[str, ...] = ()  # data URLs that belong to it
     repeats: int = 0  # how often the same call had failed before, with nothing new in between
+    own_files: bool = False  # it is untrusted only because of files that the agent did not write
 
 
 class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="end"):
@@ -167,6 +168,7 @@ class Compacted(msgspec.Struct, frozen=True, omit_defaults=True, tag="compacted"
     aside: dict[str, str] = {}  # the file that holds a result, by call
     trimmed: int = 0  # up to this position no pictures are shown, and of long arguments of calls only the beginning
     untrusted: bool = False  # something that came from outside stood in what is summarised
+    own_files: bool = False  # only files that the agent did not write did
     stopgap: bool = False  # the summary was made without a model, until there is a better one
     usage: dict[str, int] = {}  # what the summary has cost
     follows: int = 0
@@ -303,6 +305,7 @@ def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> No
     messages = transcript.add(entry)
     if isinstance(entry, CallEnded | UserSaid) and entry.untrusted:
         conversation.untrusted = True
+        conversation.outside |= not (isinstance(entry, CallEnded) and entry.own_files)
     if isinstance(entry, UserSaid) and (entry.inside or entry.loaded):
         conversation.own_words[len(conversation) + len(messages) - 1] = "" if entry.inside else entry.content
     conversation.extend(messages)

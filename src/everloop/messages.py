@@ -54,7 +54,8 @@ class Conversation(list[Message]):
         self._parts: list[bytes] = []  # of its JSON, without the brackets
         self._encoded = 0  # how many messages stand in them
         self._size = 0
-        self.untrusted = False  # whether something in it came from outside
+        self.untrusted = False  # whether something in it came from outside, or from files of unknown origin
+        self.outside = False  # whether something came from beyond the person's own files
         self.blind = blind
         self.summary: Message | None = None  # of what stood before
         # Of user's messages that are no person's word, or not all of them: what a person said, by their place.

@@ -156,6 +156,7 @@ class _Result:
     status: Status
     untrusted: bool
     images: tuple[str, ...]
+    own_files: bool
 
 
 class _Tape:
@@ -221,7 +222,7 @@ class _Tape:
         self.at += 1
         # What a crash leaves is the engine's own word, not a tool's.
         content = INTERRUPTED if entry.status == "interrupted" else entry.content
-        return _Result(content, entry.status, entry.untrusted, entry.images)
+        return _Result(content, entry.status, entry.untrusted, entry.images, entry.own_files)
 
     def steered(self) -> Sequence[UserSaid]:
         said: list[UserSaid] = []

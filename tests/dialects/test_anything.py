@@ -26,7 +26,8 @@ WORDS = [
     "<|tool_calls_section_end|>", "functions.read_file:0", "call:read_file{", "<escape>", "path:", "}",
     "<end_function_call>", "<|channel|>", "<|start|>", "assistant", "<|message|>", "<|call|>", "<|end|>",
     "commentary to=functions.read_file ", "analysis", "final", "```json\n", "```tool_code\n", "```python\n",
-    "```", "```\n", "\n", "\n\n", " ", "  ", "\t", "prose", ". You could", "for example", "{", "}", "[", "]",
+    "```", "```\n", "\n", "\n\n", " ", "  ", "\t", "prose", ". You could",
+    "Let me look. ", "I will call ", "This is how it goes.", "I report later.", "for example", "{", "}", "[", "]",
     '"', "'", "\\", ",", ";", ":", "<think>", "</think>", "\n</think>\n", "[THINK]", "[/THINK]", "<", ">", "|",
     "`", "é", "😀", "\ud800", "\x00", "</s>", "print(", "null", "true", "NaN", "1e999", '{"name": "exec"',
     '"arguments": ', "{}", '{"tool_calls": [', "\r\n", "\u2028",
@@ -124,6 +125,8 @@ UNITS = {
     "half a surrogate": "\ud800<",
     "invokes": '<invoke name="exec">',
     "mistral": "[TOOL_CALLS]exec[ARGS]{",
+    "announced beginnings": 'I look. {"name": "exec", ',
+    "announced fences": "let me look: ```json",
 }
 
 

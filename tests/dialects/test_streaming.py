@@ -98,14 +98,14 @@ def test_the_words_before_a_call_are_shown_at_once_and_nothing_of_the_call_ever(
     assert (reading.content, reading.pieces, len(reading.calls)) == ("I look.", [], 1)
 
 
-def test_words_behind_a_fenced_call_show_all_of_it_at_once():
-    text = 'I look.\n```json\n{"name": "exec", "arguments": {"command": "ls"}}\n```\n'
+def test_a_fenced_example_is_shown_as_soon_as_the_line_behind_it_says_so():
+    text = 'The folder.\n```json\n{"name": "exec", "arguments": {"command": "ls"}}\n```\n'
     reader = Reader(TOOLS)
     shown = "".join(piece.text for piece in reader.feed(text))
-    assert shown == "I look.\n"
-    shown += "".join(piece.text for piece in reader.feed("T"))
-    shown += "".join(piece.text for piece in reader.feed("hat"))
-    assert shown == text + "That"
+    assert shown == "The folder.\n"
+    shown += "".join(piece.text for piece in reader.feed("This is how"))
+    shown += "".join(piece.text for piece in reader.feed(" it goes.\n"))
+    assert shown == text + "This is how it goes.\n"
 
 
 def test_no_more_than_512_calls_are_read():

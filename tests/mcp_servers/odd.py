@@ -34,7 +34,21 @@ def tool(name: str, schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
 def plain() -> list[dict[str, Any]]:
     safe = {"annotations": {"readOnlyHint": True}}
     again = {"annotations": {"idempotentHint": True}}
-    names = ["die", "flood", "spill", "wedge", "wait", "steps", "garbage", "big", "pictures", "data", "change", "wrong"]
+    names = [
+        "die",
+        "flood",
+        "spill",
+        "wedge",
+        "wait",
+        "steps",
+        "garbage",
+        "big",
+        "pictures",
+        "data",
+        "refused",
+        "change",
+        "wrong",
+    ]
     return [tool("echo", **safe), tool("env", **safe), tool("seen", **again), *map(tool, names)]
 
 
@@ -112,6 +126,8 @@ def call(id: Any, name: str, arguments: dict[str, Any], meta: dict[str, Any]) ->
         return text("x" * 10_000_000)
     if name == "data":
         return {"content": [], "structuredContent": {"beans": [1, 2]}}
+    if name == "refused":
+        return {"content": [], "structuredContent": {"success": False, "reason": "no beans"}}
     if name == "pictures":
         return pictures()
     if name == "change":

@@ -169,6 +169,14 @@ async def test_structured_content_without_text_is_told_as_json():
         assert json.loads(await text(tools["mcp_odd_data"])) == {"beans": [1, 2]}
 
 
+async def test_structured_content_that_reports_a_failure_is_a_failed_call():
+    async with connected(odd()) as (_, tools):
+        assert not (await run(tools["mcp_odd_data"])).failed
+        refused = await run(tools["mcp_odd_refused"])
+    assert refused.failed
+    assert "no beans" in refused.text
+
+
 async def test_only_pictures_that_can_be_shown_are_and_the_rest_is_named():
     async with connected(odd()) as (_, tools):
         output = await run(tools["mcp_odd_pictures"])

@@ -72,10 +72,9 @@ async def test_a_real_server_works_on_a_git_repository(real, folder):
 
 async def test_what_a_tool_says_about_itself_decides_whether_it_sends_and_may_be_repeated(real):
     reading, adding, committing = (real[f"mcp_git_git_{name}"] for name in ("status", "add", "commit"))
-    assert [tool.sends for tool in (reading, adding, committing)] == [False, True, True]
+    assert [tool.sends for tool in (reading, adding, committing)] == [False] * 3  # they say that their world is closed
     assert [tool.replay for tool in (reading, adding, committing)] == ["safe", "safe", "never"]
-    assert not reading.plan({}).sends
-    assert committing.plan({}).sends
+    assert not committing.plan({}).sends
     assert all(tool.untrusted and tool.timeout == 60 for tool in real.values())
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from everloop.config import Config, Rule
 from everloop.testing import call
 from everloop.tools.shell import processes
 from everloop.tools.shell.shell import ShellSettings, shell_tools
@@ -356,6 +357,34 @@ async def test_a_bomb_of_memory_goes_off_without_harm(attack):
     assert WON not in seen.results[1]
 
 
+async def test_memory_is_limited_for_all_processes_of_a_command_together(attack):
+    """Each stays below the limit, and all of them are far above it."""
+    hold = "import time; x = bytearray(b'x') * (80 * 2**20); time.sleep(20)"
+    many = f'for i in 1 2 3 4 5 6; do python3 -c "{hold}" & done; wait; {SAY}'
+    began = time.monotonic()
+    seen = await attack(many, timeout=30, memory_mb=256)
+    assert WON not in seen.results[0]
+    assert "256 MB" in seen.results[0]
+    assert time.monotonic() - began < 18
+
+
+async def test_memory_that_processes_share_is_counted_once(attack):
+    program = f"""
+import os, time
+x = bytearray(b"x") * (120 * 2**20)
+children = []
+for _ in range(5):
+    pid = os.fork()
+    if not pid:
+        time.sleep(1.5); os._exit(0)
+    children.append(pid)
+print([os.waitpid(pid, 0)[1] for pid in children])
+{SAY_PYTHON}
+"""
+    seen = await attack(python(program), memory_mb=256)
+    assert WON in seen.results[0]
+
+
 async def test_a_file_cannot_fill_the_disk(attack, scene):
     await attack(
         "head -c 50M /dev/zero > big; true", "ulimit -f unlimited; head -c 50M /dev/zero > big2; true", file_mb=2
@@ -435,3 +464,35 @@ for address in ({datagrams!r}, "\\0" + {name!r} + "d"):
 """
     await attack(python(program))
     assert [listener.reached() for listener in listeners] == [False] * 4
+
+
+async def test_no_abstract_socket_of_this_machine_can_be_reached_with_network(scene, wall):
+    """With network, a command is in the host's network namespace, to which such sockets belong."""
+    name = canary()[:40]
+    stream = Listener(socket.AF_UNIX, "\0" + name)
+    datagram = Listener(socket.AF_UNIX, "\0" + name + "d", socket.SOCK_DGRAM)
+    tcp = Listener(socket.AF_INET, ("127.0.0.1", 0))
+    program = f"""
+import socket
+def attempt(action):
+    try:
+        action()
+    except OSError as error:
+        print(error)
+socket.create_connection(("127.0.0.1", {tcp.socket.getsockname()[1]}), 5).close()
+attempt(lambda: socket.socket(socket.AF_UNIX).connect("\\0" + {name!r}))
+attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"x", "\\0" + {name!r} + "d"))
+if {wall!r} == "bubblewrap":
+    own = socket.socket(socket.AF_UNIX)
+    own.bind("\\0own" + {name!r})
+    own.listen()
+    socket.socket(socket.AF_UNIX).connect("\\0own" + {name!r})
+print("among", "themselves")
+"""
+    scene.tools = shell_tools(ShellSettings(mode=wall))
+    allowed = Config(policy=(Rule(do="allow", tool="exec"),))
+    seen = await scene.run(call("exec", command=python(program), network=True), config=allowed)
+    assert "among themselves" in seen.results[0]
+    tcp.socket.close()
+    assert not stream.reached()
+    assert not datagram.reached()

@@ -54,7 +54,7 @@ def test_a_plan_says_exactly_what_will_run(folder):
     assert "with network, in the background, and on after the turn" in networked.shown
     for free in (Desk(folder, ShellSettings(mode="off")), Desk(folder, ShellSettings(), restricted=False)):
         plan = free.plan(command="ls")
-        assert (plan.network, plan.sends, plan.unconfined) == (False, True, True)
+        assert (plan.network, plan.sends, plan.unconfined) == (False, False, True)
 
 
 def test_the_flags_fit_what_the_tools_do(folder):

@@ -25,6 +25,7 @@ Sandbox = Literal["auto", "bubblewrap", "landlock", "off"]
 Vision = Literal["auto", "yes", "no"]
 Missed = Literal["run", "drop"]
 Small = Literal["auto", "on", "off"]
+Taint = bool | Literal["outside"]
 Search = Literal["auto", "brave", "duckduckgo", "searxng"]
 
 
@@ -72,6 +73,7 @@ class McpServer:
     url: str = key("mcp.NAME", "", "the address, for a server that runs elsewhere", url=True)
     headers: dict[str, str] = key("mcp.NAME", {}, "HTTP headers that are sent to it", secret=True)
     tools: tuple[str, ...] = key("mcp.NAME", ("*",), "patterns of the tools that may be used")
+    trusted: bool = key("mcp.NAME", False, "you vouch for its descriptions of tools and its hints; not for its results")
     timeout: float = key("mcp.NAME", 60.0, "seconds that a call may take", above=0)
     connect_timeout: float = key("mcp.NAME", 20.0, "seconds until it must have answered at the start", above=0)
     # fmt: on
@@ -145,7 +147,7 @@ class Config:
     restrict_to_workspace: bool = key("agent", True, "keep files and commands inside the workspace")
     tool_timeout: float = key("agent", 120.0, "seconds a tool call may take", above=0)
     result_limit: int = key("agent", 50_000, "characters of a result; a longer one is saved whole", at_least=1000)
-    taint: bool = key("agent", True, "ask before data is sent out once something untrusted was read")
+    taint: Taint = key("agent", True, "after untrusted text, ask before data is sent out; `outside` leaves files out")
     message_to: tuple[str, ...] = key("agent", (), "patterns of other chats for `message`", each="chat")
 
     compact_at: float = key("context", 0.7, "share of the window that makes older turns a summary", above=0, at_most=1)
@@ -216,6 +218,12 @@ class Config:
                 object.__setattr__(self, item.name, self.home / value.name)
         if self.store != self.home / DEFAULT_STORE:
             object.__setattr__(self, "store_named", True)
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """The web addresses that stand in the settings."""
+        own = (value for item in KEYS if item.url and (value := getattr(self, item.attribute)))
+        return frozenset([*own, *(server.url for server in self.mcp if server.url)])
 
     @classmethod
     def load(

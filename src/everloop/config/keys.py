@@ -98,6 +98,7 @@ KINDS = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
+    "Taint": 'true, false or "outside"',
     "tuple[str, ...]": "a list of texts",
     "dict[str, str]": "a table of texts",
 }
@@ -133,4 +134,4 @@ def _shown_default(key: Key) -> str:
         return ""
     if isinstance(key.default, tuple):
         return f"`{list(key.default)}`".replace("'", '"')
-    return f"`{str(key.default).lower() if key.kind == 'bool' else key.default}`"
+    return f"`{str(key.default).lower() if isinstance(key.default, bool) else key.default}`"

@@ -156,7 +156,7 @@ def from_flags(flags: Mapping[str, Any], keys: Sequence[Key]) -> dict[str, Any]:
 
 def _parsed(key: Key, text: str) -> Any:
     """The value that a variable's or flag's text stands for; text that is none is left for `_typed` to refuse."""
-    if key.kind == "bool":
+    if key.kind in ("bool", "Taint"):
         return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
     if key.kind == "tuple[str, ...]":
         return [part.strip() for part in text.split(",") if part.strip()]
@@ -199,6 +199,8 @@ def _fits(key: Key, value: Any) -> bool:
         return all(isinstance(part, str) and part.isprintable() for part in texts)
     if key.kind == "bool":
         return isinstance(value, bool)
+    if key.kind == "Taint":
+        return isinstance(value, bool) or value == "outside"
     if key.kind == "int":
         return type(value) is int and value >= (key.at_least or 0)
     if key.kind == "float":

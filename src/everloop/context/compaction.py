@@ -42,14 +42,19 @@ class Plan:
         """The entry of the log that does it; `places` are the files of what is put aside."""
         gone = {one.entry.id for one in self.gone if isinstance(one.entry, CallEnded)}
         older = before or Compacted(0)
-        untrusted = any(isinstance(one.entry, CallEnded | UserSaid) and one.entry.untrusted for one in self.gone)
+        untrusted = [
+            one.entry for one in self.gone if isinstance(one.entry, CallEnded | UserSaid) and one.entry.untrusted
+        ]
+        outside = any(not (isinstance(entry, CallEnded) and entry.own_files) for entry in untrusted)
+        outside = outside or (older.untrusted and not older.own_files)
         return Compacted(
             until=self.until,
             summary=summary or older.summary,
             turns=older.turns + self.turns,
             aside={id: place for id, place in older.aside.items() if id not in gone} | places,
             trimmed=max(self.trimmed, older.trimmed),
-            untrusted=older.untrusted or untrusted,
+            untrusted=older.untrusted or bool(untrusted),
+            own_files=(older.untrusted or bool(untrusted)) and not outside,
             stopgap=older.stopgap and not summary,
             follows=follows,
         )

@@ -32,8 +32,9 @@ def conversation_of(
     conversation = Conversation([{"role": "system", "content": system}], blind=blind)
     if compacted is not None:
         conversation.untrusted, conversation.stopgap = compacted.untrusted, compacted.stopgap
+        conversation.outside = compacted.untrusted and not compacted.own_files
         if compacted.summary:
-            head = f"{SUMMARY_HEAD} {FROM_OUTSIDE}" if compacted.untrusted else SUMMARY_HEAD
+            head = f"{SUMMARY_HEAD} {FROM_OUTSIDE}" if conversation.outside else SUMMARY_HEAD
             conversation.summary = user_message(f"[{head}]\n\n{compacted.summary}")
             conversation.own_words[len(conversation)] = ""
             conversation.extend((conversation.summary, assistant_message(SUMMARY_REPLY)))
@@ -66,7 +67,7 @@ def pointer(ended: CallEnded, place: str) -> str:
     """What stands in the place of a long result. Of one from outside no word is left: it would lose its marking."""
     where = f"read_file shows it while it is kept: {place}" if place else "make the call again if you need it"
     note = f"[{ended.name} gave {len(ended.content)} characters here, put aside to save room; {where}]"
-    return note if ended.untrusted else f"{note}\n{ended.content[:EXCERPT].rstrip()} …"
+    return note if ended.untrusted and not ended.own_files else f"{note}\n{ended.content[:EXCERPT].rstrip()} …"
 
 
 def can_be_trimmed(entry: Entry) -> bool:

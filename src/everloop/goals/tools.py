@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
+from ..tools.trust import Marks, MemoryMarks
 from .approvals import always_refused
 from .definitions import AgentDefinition, DefinitionError
 
@@ -48,10 +49,13 @@ class Surroundings:
     frozen: tuple[Path, ...]  # its code, which none may change
     restricted: bool
     own: ToolRegistry  # the tools that were made for this executor
+    marks: Marks = field(default_factory=MemoryMarks)
 
     def context(self, run: str, conversation: Conversation, registry: ToolRegistry, policy: Policy) -> Context:
         """What makes the contexts of a run's calls."""
         session = f"{CHANNEL}:{run}"
+        if registry.described_outside:
+            conversation.untrusted = conversation.outside = True
         outputs = outputs_folder(self.home, OWNER, session)
 
         def make(call: Call, progress: Callable[[str], None], approved: bool = False) -> CallContext:
@@ -67,7 +71,9 @@ class Surroundings:
                 idempotency_key=f"{run}/{call.id}",
                 progress=progress,
                 approved=approved,
-                tainted=policy.taint and conversation.untrusted,
+                tainted=bool(policy.taint) and conversation.untrusted,
+                taint=policy.taint,
+                marks=self.marks,
                 outputs=outputs,
                 readable=(SHIPPED,),
                 protected=self.protected,
@@ -105,7 +111,7 @@ async def goal_registry(
     _check(definition, provider, workspace, tools, config)
     assert workspace is not None
     own_home = settings.home if isinstance(config, Config) else home()
-    policy = await in_thread(Policy, settings.policy, taint=settings.taint)
+    policy = await in_thread(Policy, settings.policy, taint=settings.taint, addresses=settings.addresses)
     made = builtin_tools(settings, _nothing_found, brave_api_key=brave_api_key, exec_config=exec_config)
     registry, own = _listed(definition, made, tools, settings)
     surroundings = await in_thread(

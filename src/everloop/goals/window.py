@@ -51,6 +51,7 @@ class GoalWindow:
             changed = True
         if changed:
             shown = Conversation(messages, blind=conversation.blind)
+            shown.outside = conversation.outside
             shown.untrusted = conversation.untrusted  # what was read is known to the model all the same
             conversation.become(shown)
         return changed

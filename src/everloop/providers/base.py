@@ -93,12 +93,25 @@ class LLMProvider:
     """The base of all providers. A subclass needs `chat` and nothing else.
 
     A provider may also have `stream(messages, tools=None, model=None)`, an async iterator of `Delta`s whose
-    last item is the whole `LLMResponse`. It is used whenever somebody is watching the turn. One that honours request
+    last item is the whole `LLMResponse`. It is used whenever the turn has a subscriber. One that honours request
     options names them in `options`, and both methods take a further `options`, which is only there when some are set.
+
+    The inherited `__init__` keeps its arguments as `api_key`, `base_url` and `model`, which is also the default model.
+    A subclass with an `__init__` of its own need not call it.
     """
 
     default_model: str = ""
     options: frozenset[str] = frozenset()
+    api_key: str | None = None
+    base_url: str | None = None
+    model: str | None = None
+
+    def __init__(self, api_key: str | None = None, base_url: str | None = None, model: str | None = None) -> None:
+        self.api_key = api_key
+        self.base_url = base_url
+        self.model = model
+        if model:
+            self.default_model = model
 
     async def chat(
         self,

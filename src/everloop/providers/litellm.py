@@ -42,15 +42,16 @@ _titles = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | - 
 class LiteLLMProvider(LLMProvider):
     """A model behind any API that litellm speaks, by a name such as `groq/llama-3.3-70b-versatile`.
 
-    Without `api_key`, litellm takes the one that the environment has for the model's API; never with a `base_url`,
-    whose server it need not belong to. It runs on an event loop of its own, for it would hold up the caller's.
+    Without `model`, each call must name one. Without `api_key`, litellm takes the key that the environment has for the
+    model's API; never with a `base_url`, whose server it need not belong to. It runs on an event loop of its own, since
+    it would block the caller's.
     """
 
     options = OPTIONS - NOT_HONOURED
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         api_key: str | None = None,
         base_url: str | None = None,
         *,
@@ -62,7 +63,7 @@ class LiteLLMProvider(LLMProvider):
     ) -> None:
         if find_spec("litellm") is None:
             raise ConfigError(f"provider litellm needs a package that is not installed: {INSTALL}")
-        self.default_model = model
+        super().__init__(api_key, base_url, model)
         self._secret = api_key
         self._timeouts = timeouts
         self._answer_limit = answer_limit
@@ -127,6 +128,10 @@ class LiteLLMProvider(LLMProvider):
         stream: bool,
     ) -> Callable[[], Coroutine[Any, Any, Any]]:
         """The call of litellm that a request becomes, to be made where litellm runs."""
+        if not (model or self.default_model):
+            raise ProviderError(
+                'no model is set: LiteLLMProvider(model="groq/llama-3.3-70b-versatile"), or name one a call'
+            )
         chosen: dict[str, Any] = option_keywords(self, options).get("options", {})
         request = {"model": model or self.default_model, "messages": list(messages), **self._settings, **chosen}
         if tools:

@@ -115,7 +115,7 @@ class AgentLoop:
         self.owner = owner
         self._house = house
         self.store = open_store(store, config, self.workspace)
-        self._policy = Policy(settings.policy, taint=settings.taint)
+        self._policy = Policy(settings.policy, taint=settings.taint, addresses=settings.addresses)
         self._places = Workspace(self.workspace, settings.home, self.restrict_to_workspace, self.store)
         direct = AgentCalls(self._policy, self._places, owner or "me")
         self.tools = ToolRegistry(timeout=settings.tool_timeout, result_limit=settings.result_limit, direct=direct)

@@ -44,6 +44,7 @@ class Histories:
                 return kept.conversation
             renewed = Conversation([{"role": "system", "content": system}, *kept.conversation[1:]], blind=blind)
             renewed.untrusted, renewed.summary = kept.conversation.untrusted, kept.conversation.summary
+            renewed.outside = kept.conversation.outside
             renewed.own_words, renewed.stopgap = kept.conversation.own_words, kept.conversation.stopgap
             return renewed
         if claim.first_seq - 1 <= claim.history_from:

@@ -23,6 +23,7 @@ from ..threads import in_thread
 from ..tools.registry import ToolRegistry
 from .budgets import Budgets
 from .clients import brought_by, discreet
+from .images import Free, ImageFilter, plain_images
 from .measure import Measure
 
 if TYPE_CHECKING:
@@ -83,6 +84,10 @@ class ModelCall:
         return await reader.end(whole)
 
 
+def _all_free(conversation: Conversation) -> Free | None:
+    return None
+
+
 class TurnModelCall(ModelCall):
     """The model as the engine's port: within the budgets of a claimed turn, measured for the model's window."""
 
@@ -97,12 +102,14 @@ class TurnModelCall(ModelCall):
         options: Mapping[str, Any] | None = None,
         text_calls: bool = True,
         compose: Composer | None = None,
+        free: Callable[[Conversation], Free | None] = _all_free,
     ) -> None:
         super().__init__(provider, model, options, text_calls=text_calls, brought=brought_by(claim))
         self._tools = tools
         self._measure = measure
         self._budgets = budgets
         self._claim = claim
+        self._free = free  # which addresses the answer's images may have
         self._compose = compose  # builds the requests, where a subclass of the context builder does
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
@@ -110,13 +117,19 @@ class TurnModelCall(ModelCall):
         tokens = self._measure.tokens(conversation) if limited else 0
         if limited:
             await self._budgets.check(self._claim, self._measure.model, tokens)
+        free = self._free(conversation)
+        images = ImageFilter(emit, free) if emit is not None and free is not None else None
         try:
             request = conversation if self._compose is None else await in_thread(self._compose, conversation)
-            response = await self.ask(request, self._tools.get_definitions() or None, emit)
+            response = await self.ask(request, self._tools.get_definitions() or None, images or emit)
         except Exception as error:
             if (told := discreet(self._claim.owner, error)) is not error:
                 raise told from None
             raise
+        if images is not None:
+            images.end()
+        if free is not None and isinstance(content := getattr(response, "content", None), str):
+            response = dataclasses.replace(response, content=plain_images(content, free))
         usage = counts(response)
         if limited:
             estimate = tokens + len(response.content or "") // 4

@@ -15,7 +15,9 @@ from ..threads import in_thread
 from ..tools.base import Plan
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
+from ..tools.policy.taint import is_free
 from ..tools.registry import ToolRegistry, ToolResult, error_result, failure_of
+from .images import Free, plain_images
 from .outbox import reply
 from .session import Session
 
@@ -86,7 +88,10 @@ class Tools:
         verdicts = list(asked.values())
         grants = tuple(dict.fromkeys(name for verdict in verdicts for name in verdict.grants))
         once = tuple(dict.fromkeys(name for verdict in verdicts for name in verdict.once))
-        return Review(tuple(asked), _question(verdicts), denied, grants, once)
+        question = _question(verdicts)
+        if (free := free_addresses(self._policy, conversation)) is not None:
+            question = plain_images(question, free)  # it shows what the model wrote
+        return Review(tuple(asked), question, denied, grants, once)
 
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> ToolResult:
         if (failed := self._failed.get(call.id)) is not None:
@@ -95,11 +100,21 @@ class Tools:
         if call.id in self._unknown and call.name in self._registry:
             # It could not have run when the policy looked: a server has come back, say, with a tool of that name.
             return ToolResult(error_result(f"{call.name} was not run: it was not there a moment ago.", AGAIN), "error")
-        return await self._registry.run(call, context)
+        result = await self._registry.run(call, context)
+        if context.taint and self._registry.described_outside:  # what the model has read of the tools stays in the log
+            return replace(result, untrusted=True, own_files=False)
+        return result
 
     def _made(self, call: Call, progress: Callable[[str], None], approved: bool = False) -> CallContext:
         made = self._context(call, progress, approved)
         return replace(made, granted=self._granted) if self._granted else made
+
+
+def free_addresses(policy: Policy, conversation: Conversation) -> Free | None:
+    """Which addresses may be loaded by what is said in this conversation; None for all of them."""
+    if not policy.taint or not conversation.untrusted:
+        return None
+    return lambda url: is_free(url, conversation, policy.addresses)
 
 
 async def judged(

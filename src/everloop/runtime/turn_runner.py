@@ -29,19 +29,21 @@ from ..goals.phases import report
 from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded, UserSaid
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
-from ..store.base import Claim, SessionInfo, Store
+from ..store.base import Claim, FileMark, SessionInfo, Store
 from ..threads import in_thread
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
+from ..tools.trust import Mark
 from .budgets import Budgets
-from .clients import ABANDONED, discreet, is_abandoned, request_of, spec_of
+from .clients import ABANDONED, ClientTools, discreet, is_abandoned, request_of, spec_of
 from .compactor import Compactor, Window
 from .histories import Histories, read_conversation, read_shown
+from .images import Free, plain_images
 from .model_call import TurnModelCall
 from .outbox import BackgroundTasks, Outbox, reply
-from .ports import SessionLog, Tools
+from .ports import SessionLog, Tools, free_addresses
 from .session import Session
 from .streaming import TurnStreams
 from .subagents import SubagentManager
@@ -97,10 +99,24 @@ class Models:
     compactor: Compactor
     text_calls: bool = True
 
-    def call(self, claim: Claim, spec: TurnSpec, compose: Composer | None) -> TurnModelCall:
-        measure, model = self.compactor.measure(spec.model), spec.model or self.model
+    def call(
+        self,
+        claim: Claim,
+        spec: TurnSpec,
+        compose: Composer | None,
+        free: Callable[[Conversation], Free | None],
+    ) -> TurnModelCall:
         return TurnModelCall(
-            self.provider, model, spec.tools, measure, self.budgets, claim, spec.options, self.text_calls, compose
+            self.provider,
+            spec.model or self.model,
+            spec.tools,
+            self.compactor.measure(spec.model),
+            self.budgets,
+            claim,
+            spec.options,
+            self.text_calls,
+            compose,
+            free,
         )
 
     def window(self, claim: Claim, spec: TurnSpec) -> Window:
@@ -160,7 +176,8 @@ class TurnRunner:
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             toolbox = self._toolbox(claim, spec, turn, places)
             with deadline(turn, spec.ends_at):
-                model, window = self.models.call(claim, spec, compose), self.models.window(claim, spec)
+                free = partial(self._free_addresses, spec.tools)
+                model, window = self.models.call(claim, spec, compose, free), self.models.window(claim, spec)
                 ended = await run_turn(turn, model, toolbox, spec.limits, window)
             if isinstance(ended, TurnEnded) and _goes_on(claim):
                 self._histories.keep(claim, conversation)
@@ -272,7 +289,9 @@ class TurnRunner:
                 idempotency_key=f"{claim.turn}/{call.id}",
                 progress=progress,
                 approved=approved,
-                tainted=self.policy.taint and conversation.untrusted,
+                tainted=bool(self.policy.taint) and conversation.untrusted,
+                taint=self.policy.taint,
+                marks=_StoreMarks(self.store),
                 outputs=outputs,
                 readable=(SHIPPED,),
                 attended=message.attended,
@@ -283,7 +302,7 @@ class TurnRunner:
                 protected=own.protected,
                 frozen=own.frozen,
                 real_workspace=own.real_workspace,
-                send=partial(self._send, claim, f"{claim.turn}/{call.id}"),
+                send=partial(self._send, claim, conversation, f"{claim.turn}/{call.id}"),
             )
             guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
             return made if guard is None else replace(made, guard=guard)
@@ -295,11 +314,36 @@ class TurnRunner:
         planned = self.tools.plan(call, context)
         return planned[1].paths if planned is not None else ()
 
-    async def _send(self, claim: Claim, key: str, message: OutboundMessage) -> None:
+    def _free_addresses(self, tools: ToolRegistry, conversation: Conversation) -> Free | None:
+        """Which images an answer may show; None for all: also for a client that brings its own tools, which is the
+        agent itself and gets the model's own words."""
+        if tools.described_outside:  # they may have come while the turn ran
+            conversation.untrusted = conversation.outside = True
+        return None if isinstance(tools, ClientTools) else free_addresses(self.policy, conversation)
+
+    async def _send(self, claim: Claim, conversation: Conversation, key: str, message: OutboundMessage) -> None:
         """Put a message of a running turn into the outbox and on its way, once for each call."""
+        if (free := free_addresses(self.policy, conversation)) is not None:
+            message = replace(message, content=plain_images(message.content, free))
         id = await self.store.post(claim, message, key, self.outbox.sender)
         if id is not None:
             self.tasks.start(self.outbox.hand_out(id, message))
+
+
+@dataclass(slots=True, frozen=True)
+class _StoreMarks:
+    """The file contents that the agent wrote, as the store remembers them."""
+
+    store: Store
+
+    async def add(self, owner: str, marks: Sequence[Mark]) -> None:
+        await self.store.mark_files(owner, [FileMark(*mark) for mark in marks])
+
+    async def tainted(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
+        return await self.store.file_marks(owner, digests)
+
+    async def tainted_paths(self, owner: str) -> list[str]:
+        return await self.store.tainted_paths(owner)
 
 
 def _goes_on(claim: Claim) -> bool:

@@ -73,6 +73,17 @@ def make_group(folder: str, limits: Limits) -> str | None:
     return path
 
 
+def limits_memory(path: str | None) -> bool:
+    """Whether a group, or those made in this folder, limits the memory of all its processes together."""
+    if path is None:
+        return False
+    if os.path.exists(os.path.join(path, "memory.max")):
+        return True
+    with suppress(OSError), open(os.path.join(path, "cgroup.subtree_control")) as file:
+        return "memory" in file.read().split()
+    return False
+
+
 def remove_group(path: str) -> None:
     """End whoever is still in the group, and take it away. Call it in a thread."""
     with suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from .system import system
 Mode = Literal["auto", "bubblewrap", "landlock", "off"]
 Wall = Literal["bubblewrap", "landlock", "off"]
 LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+SCOPE = str(Path(__file__).with_name("scope.py"))
 _PROBE_SECONDS = 20.0
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 # Root needs its control group before anything else runs. Out of memory, the kernel ends the command, not the runtime.
@@ -52,6 +54,7 @@ class Launch:
     world: Confinement | None = None
     group: str | None = None
     private: str | None = None
+    memory: int | None = None  # bytes that all its processes may use, where no control group sees to it
 
     def started(self) -> None:
         """The program has its copies of the descriptors."""
@@ -112,7 +115,21 @@ def prepare(
         launch.close()
         launch.clean_up()
         raise
+    if wall != "off" and not cgroups.limits_memory(launch.group):
+        launch.memory = world.limits.memory_mb * 2**20
     return launch
+
+
+def guarantees(wall: Wall) -> list[str]:
+    """What depends on this machine, in words for a person. Call it in a thread."""
+    if cgroups.limits_memory(cgroups.parent_group()):
+        memory = "memory_mb is held by the kernel for all processes of a command (control group)"
+    else:
+        memory = "memory_mb is held by adding up a command's processes several times a second (no cgroup v2 here)"
+    sockets = "with network, a command cannot reach abstract Unix sockets of other programs"
+    if wall == "bubblewrap" and not scopes_sockets(bubblewrap.find_bwrap()):
+        sockets = "with network, a command can reach abstract Unix sockets of other programs (Linux 6.12 prevents it)"
+    return [memory, sockets]
 
 
 def find_shell() -> str:
@@ -141,10 +158,22 @@ def _by_bubblewrap(launch: Launch, world: Confinement, folder: str, command: str
     blocks = limits.file_mb * (1024 if shell.endswith("bash") else 2048)
     script += _LIMIT.format(data=limits.memory_mb * 1024, file=blocks, processes=limits.processes)
     arguments = [bwrap, "--args", str(inner), "--", shell, "-c", script, shell, command]
+    if world.network and scopes_sockets(bwrap):
+        arguments = [sys.executable, "-I", "-S", SCOPE, *arguments]
     launch.group = _group(limits)
     if launch.group is not None:
         arguments = ["/bin/sh", "-c", _JOIN, "sh", launch.group, *arguments]
     launch.arguments = arguments
+
+
+def scopes_sockets(bwrap: str | None) -> bool:
+    """Whether commands with network can be kept from the host's abstract Unix sockets under bubblewrap.
+
+    A bwrap that gets root's rights from its file cannot run below Landlock.
+    """
+    if bwrap is None or landlock.abi() < landlock.SIGNALS_SCOPED:
+        return False
+    return not os.stat(bwrap).st_mode & stat.S_ISUID or os.geteuid() == 0
 
 
 def _by_launcher(launch: Launch, world: Confinement, folder: str, command: str, outer: dict[str, str]) -> None:

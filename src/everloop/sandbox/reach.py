@@ -23,6 +23,18 @@ from .paths import normalized, within
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ANY = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC  # to look at, whatever it is
+_GIT_NAMES = (
+    "HEAD",
+    "objects",
+    "refs",
+    "commondir",
+    "config",
+    "config.worktree",
+    "hooks",
+    "info",
+    "worktrees",
+    "modules",
+)
 _CONFINED = BENEATH | NO_MAGICLINKS
 
 
@@ -59,6 +71,7 @@ class Reach:
     frozen: tuple[Path, ...] = ()  # not to be written where restricted
     guard: Callable[[str, bool], None] | None = None
     readable: tuple[Path, ...] = ()  # further folders that may be read, never written
+    steers: Callable[[str], str] = lambda path: ""  # why a file of the workspace must be written by its own name only
 
     @contextmanager
     def open(self, path: str, flags: int = READ) -> Iterator[Opened]:
@@ -212,15 +225,40 @@ class Reach:
             if writing and not shown and _is_gits(real.removeprefix(own[0])):
                 # What stands there makes a person's own git, and their editor's, run commands outside of any sandbox.
                 raise OutOfReach(f"{path} is git's own: change it by a git command, or let a person do it.")
+            if writing and not self.approved and _makes_repository(real, own[0]):
+                raise OutOfReach(f"{path} would be part of a git repository's own folder: use git commands for that.")
         if writing and (name := self._steering(real)) and name != self._steering(self._place(path), real=False):
             # The policy judges the name that was given: what steers the agent is written by no other.
             raise OutOfReach(f"{path} is the same file as {name}, which steers the agent: write to it by that name.")
+        if writing and (why := self._steering_file(real)) and not self._steering_file(self._place(path)):
+            raise OutOfReach(f"{path} is the same file as {real}, and {why}: write to it by that name.")
         if self.guard is not None:
             self.guard(real, writing)
+
+    def _steering_file(self, place: str) -> str:
+        for root in (os.path.realpath(self.workspace), os.path.abspath(self.workspace)):
+            if within(place, root):
+                return self.steers(os.path.relpath(place, root))
+        return ""
 
 
 def _is_gits(path: str) -> bool:
     return ".git" in path.lower().split("/")
+
+
+def _makes_repository(real: str, workspace: str) -> bool:
+    """Whether a folder that the file lies in is, or becomes, one that git takes for a repository's own folder.
+
+    Such a folder need not be called `.git`: git looks for HEAD and objects in any folder that it is run in.
+    """
+    parts = real.removeprefix(workspace).strip("/").split("/")
+    for count, name in enumerate(parts):
+        if name in _GIT_NAMES:
+            folder = os.path.join(workspace, *parts[:count])
+            there = {other for other in _GIT_NAMES if other == name or os.path.lexists(os.path.join(folder, other))}
+            if "HEAD" in there and ("commondir" in there or {"objects", "refs"} <= there):
+                return True
+    return False
 
 
 def _open_below(root: str, place: str, flags: int, rules: int) -> int:

@@ -25,9 +25,13 @@ FOR_A_PERSON = "Tell the user what is needed: only a person can change that."
 class ToolError(Exception):
     """A failure that a tool explains to the model itself: what is wrong and what to do instead."""
 
-    def __init__(self, message: str, advice: str = "") -> None:
+    def __init__(
+        self, message: str, advice: str = "", *, untrusted: bool = False, contents: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.advice = advice  # in place of the usual one, to find the cause and try again
+        self.untrusted = untrusted  # it quotes what came from outside
+        self.contents = contents  # as those of an `Output`
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,6 +42,7 @@ class Output:
     untrusted: bool = False  # it came from outside: data, never instructions
     images: tuple[str, ...] = ()  # data URLs that the model is shown after the round's results
     failed: bool = False  # an error result; `text` says what went wrong
+    contents: tuple[str, ...] = ()  # SHA-256 of each file content that it shows; "" for text of unknown origin
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,6 +58,7 @@ class Plan:
     url: str | None = None  # the address that is fetched
     unconfined: bool = False  # a command outside of any sandbox
     failure: Exception | None = None  # why no plan could be made; then nothing else here is known
+    steers: str = ""  # what it changes that later sessions are steered by, such as "the memory"
 
 
 class Tool:
@@ -67,6 +73,7 @@ class Tool:
     timeout: float | None = None  # seconds; None: the registry's default; inf: none
     untrusted: bool = False  # all its results come from outside
     sends: bool = False  # a call could carry data off this machine
+    described_outside: bool = False  # its description and schema are text from outside
 
     if TYPE_CHECKING:  # to a type checker these are properties, which attributes may override; not the other way round
 

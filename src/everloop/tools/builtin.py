@@ -47,6 +47,7 @@ def shell_settings(config: Config, exec_config: Any = None) -> ShellSettings:
         environment=config.environment,
         memory_mb=config.memory_mb,
         processes=config.processes,
+        records=config.home / "commands",
     )
     known = {item.name for item in fields(ShellSettings)}
     if isinstance(exec_config, Mapping):

@@ -6,8 +6,13 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..bus import OutboundMessage
+
+if TYPE_CHECKING:
+    from ..config import Taint
+    from .trust import Marks
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,6 +32,8 @@ class CallContext:
     real_workspace: Path | None = None  # the same without links, where it is known
     approved: bool = False  # a person has seen this very call and allowed it
     tainted: bool = False  # untrusted content was read before, and that counts
+    taint: Taint = False  # what counts as untrusted; False: nothing does
+    marks: Marks | None = None  # which file contents the agent wrote itself
     granted: frozenset[str] = frozenset()  # what a person allowed for the rest of the session, as `Store.grants`
     outputs: Path | None = None  # the session's own folder for texts too long for a result; it can be read, not written
     readable: tuple[Path, ...] = ()  # further folders that can be read, not written

@@ -110,7 +110,8 @@ class RememberTool(Tool):
         text, old = _one_line(arguments["text"]), arguments.get("instead_of", "")
         shown = f"remember, in {MEMORY_FILE}:\n{text}" if text else f"remove from {MEMORY_FILE}:"
         shown += f"\ninstead of:\n{old}" if old and text else f"\n{old}"
-        return Plan(shown=shown, paths=(normalized(MEMORY_FILE, current_call().workspace),), writes=True)
+        paths = (normalized(MEMORY_FILE, current_call().workspace),)
+        return Plan(shown=shown, paths=paths, writes=True, steers="the memory")
 
     async def execute(self, text: str, instead_of: str = "") -> str:
         return await in_thread(self._remember, _one_line(text), clean(instead_of).replace("\r\n", "\n").strip("\n"))

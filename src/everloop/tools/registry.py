@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import difflib
 import inspect
+import json
 import logging
 import math
 import secrets
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,10 +22,12 @@ from .base import Output, Plan, Tool, ToolError, check_name
 from .context import CallContext, current
 from .outputs import keep_output
 from .schema import InvalidArguments, compile_schema
+from .trust import Trust, trust_of
 
 logger = logging.getLogger(__name__)
 ADVICE = "Find the cause of the error, then try again with other arguments or in another way."
 _MAX_MESSAGE = 4_000
+_MAX_REPORT = 100_000  # characters of an object that is looked at for a failure
 _MARK = "[untrusted data from "
 
 
@@ -34,8 +37,9 @@ class ToolResult:
 
     content: str
     status: Literal["ok", "error"] = "ok"
-    untrusted: bool = False  # it holds what came from outside
+    untrusted: bool = False  # it holds what came from outside, or from files of unknown origin
     images: tuple[str, ...] = ()
+    own_files: bool = False  # it is untrusted only because of files of unknown origin
 
 
 @dataclass(slots=True, frozen=True)
@@ -176,6 +180,11 @@ class ToolRegistry:
         finally:
             current.reset(token)
 
+    @property
+    def described_outside(self) -> bool:
+        """Whether a model that is offered these tools reads text from outside."""
+        return any(registered.tool.described_outside for registered in self._tools.values())
+
     async def end_turn(self, turn: str) -> None:
         """Let the tools go of what they hold for a turn that is over."""
         await self._tell_all("end_turn", turn)
@@ -237,8 +246,10 @@ class ToolRegistry:
             async with deadline:
                 result = await registered.execute(**arguments)
             return await self._result(result, registered.tool, context)
-        except (InvalidArguments, ToolError) as error:
+        except InvalidArguments as error:
             return failure_of(name, error)
+        except ToolError as error:
+            return await _explained(error, name, context)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -249,20 +260,24 @@ class ToolRegistry:
                 done = "what it had begun may still take effect"
                 return _failure(f"{name} was given up because it took longer than {limit:g} seconds; {done}.")
             logger.debug("tool %s failed", name, exc_info=True)
+            if registered.tool.untrusted:  # it may quote what the tool got from outside
+                return replace(_failure(marked(f"{name} failed: {_describe(error)}", name)), untrusted=True)
             return failure_of(name, error)
 
     async def _result(self, result: Any, tool: Tool, context: CallContext) -> ToolResult:
         """A tool's result as the model gets it: within its budget, and marked when it came from outside."""
-        output = result if isinstance(result, Output) else Output(as_text(result))
+        output = result if isinstance(result, Output) else _output(result, tool)
         text = output.text if output.text.isascii() else clean(output.text)
         if len(text) > self.result_limit:
             text = cut(text, self.result_limit, await _kept(text, tool.name, context))
-        untrusted = output.untrusted or tool.untrusted
-        if untrusted:
+        outside = output.untrusted or tool.untrusted
+        trust: Trust = "tainted" if outside else await trust_of(output.contents, context)
+        if outside:
             text = marked(text, tool.name)
         if output.failed:
-            return ToolResult(_failure(text, self.result_limit + 400).content, "error", untrusted, output.images)
-        return ToolResult(text, "ok", untrusted, output.images)
+            text = _failure(text, self.result_limit + 400).content
+        status: Literal["ok", "error"] = "error" if output.failed else "ok"
+        return ToolResult(text, status, trust != "clean", output.images, trust == "unknown")
 
     def _no_such_tool(self, name: str) -> str:
         close = difflib.get_close_matches(name[:100], self._tools, 3, 0.5)
@@ -327,6 +342,15 @@ def _failure(message: str, limit: int = _MAX_MESSAGE, advice: str = ADVICE) -> T
     return ToolResult(error_result(cut(message, limit), advice), "error")
 
 
+async def _explained(error: ToolError, name: str, context: CallContext) -> ToolResult:
+    """A failure in the tool's own words, marked where they quote something from outside."""
+    advice = error.advice or ADVICE
+    if error.untrusted:
+        return replace(_failure(marked(str(error), name), advice=advice), untrusted=True)
+    trust = await trust_of(error.contents, context)
+    return replace(_failure(str(error), advice=advice), untrusted=trust != "clean", own_files=trust == "unknown")
+
+
 def error_result(message: str, advice: str = ADVICE) -> str:
     """The one form in which the model reads that a call failed."""
     return encode_json({"status": "error", "message": clean(message), "advice": advice}).decode()
@@ -352,6 +376,52 @@ async def _kept(text: str, name: str, context: CallContext) -> str:
     except OSError as error:
         return f"; the whole could not be saved: {error.strerror or error}"
     return f"; read_file shows the whole: {place}"
+
+
+def _output(result: Any, tool: Tool) -> Output:
+    """A result as text, and whether it says of itself that the call failed.
+
+    Only an object can say so: one that a tool returns, or the JSON of one from a tool that is not built in. The text of
+    a built-in tool is content (a file, a page, the output of a command): JSON in it says nothing about the call.
+    """
+    text = as_text(result)
+    if isinstance(result, str) and _is_builtin(tool):
+        return Output(text)
+    if not isinstance(result, Mapping):
+        result = _object(text)
+    return Output(text, failed=reports_failure(result))
+
+
+def _object(text: str) -> Any:
+    """The object that a text is the JSON of; None if it is something else."""
+    text = text.strip()
+    if not text.startswith("{") or not text.endswith("}") or len(text) > _MAX_REPORT:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_builtin(tool: Tool) -> bool:
+    """Whether a tool is part of this package."""
+    code = getattr(tool, "function", type(tool))
+    return str(getattr(code, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
+
+
+def reports_failure(result: object) -> bool:
+    """Whether an object says of itself that something failed, by one of the usual keys.
+
+    `success` or `ok` decides if it is a boolean, then `status`; an `error` counts only where nothing else is given.
+    """
+    if not isinstance(result, Mapping):
+        return False
+    for key in ("success", "ok"):
+        if isinstance(said := result.get(key), bool):
+            return not said
+    if isinstance(status := result.get("status"), str) and status:
+        return status.lower() in ("error", "failed", "failure")
+    return bool(result.get("error")) and not any(result.get(key) for key in ("result", "results", "data", "output"))
 
 
 def _describe(error: BaseException) -> str:

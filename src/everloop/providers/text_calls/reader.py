@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..base import ToolCallRequest
-from . import harmony, scanning, thoughts
-from .blocks import Answer, bare_block, fenced_block, marked_block, python_block
+from . import harmony, prose, scanning, thoughts
+from .blocks import Answer, bare_block, fenced_block, marked_block, may_be_call, python_block
 from .families import NOISE, OPENINGS, after
 from .mending import Mender
 from .offered import Offered
@@ -24,8 +24,9 @@ _FENCE_MAY = re.compile(r"^[ \t]*`*[ \t\r]*\Z", re.M)
 _FENCE_LINE = 200  # characters, at most
 _CALL_LANGUAGES = frozenset({"", "json", "jsonc", "json5", "xml", "text", "plaintext"})
 _PYTHON_LANGUAGES = frozenset({"tool_code", "tool_call", "tool_calls", "function_call"})
-# Words with which a text shows something and does not do it.
-_EXAMPLE = re.compile(r"\b(?:examples?|e\.g\.|for instance|could|sample|schemas?|illustrat\w+|template)", re.IGNORECASE)
+_STRUCTURE = re.compile(r"[{}\[\]]")
+_PROSE = 80  # characters without brackets that announce a call in the middle of a line; keeps hostile texts cheap
+_LINE = re.compile(rf"[^\n]{{0,{prose.WINDOW}}}")
 _TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
 _STRAY = re.compile(rf"^[ \t]{{0,80}}(?i:{thoughts.STRAY})", re.M)
 
@@ -65,6 +66,7 @@ class Reader:
         self._shows = False  # what looked like a call was followed by words: this answer shows examples
         self._group: list[Block] = []
         self._cursor = 0  # behind the group, counted from _at
+        self._lead: prose.Lead = "neutral"  # what the prose before the group says of it
         self._marked = False  # the group's calls have marks
         self._calls: list[ToolCallRequest] = []
         self._cut = False  # words followed the calls
@@ -124,7 +126,8 @@ class Reader:
         while (found := self._tokens.search(text, place)) is not None:
             kind = found.lastgroup or ""
             place = found.end()
-            if kind in scanning.LINE_TOKENS and not self._begins_line(found.start()):
+            inline = kind in scanning.LINE_TOKENS and not self._begins_line(found.start())
+            if inline and not self._is_announced(found, final):
                 continue
             if kind in ("mark", "bracket", "tools", "list", "object"):
                 if self._shows and kind not in ("mark", "bracket"):
@@ -142,12 +145,29 @@ class Reader:
             if kind == "harmony" and not self._is_message(found, final):
                 continue
             self._say(found.start())
-            return self._other(kind, found, final)
+            return self._other(kind, found, final, inline)
         self._say(len(text) if final else scanning.begun(text, self._at))
         return False
 
     def _begins_line(self, place: int) -> bool:
         return scanning.begins_line(self._text, place, self._at, self._telling.inline)
+
+    def _is_announced(self, found: re.Match[str], final: bool) -> bool:
+        """Whether a call may begin here, in the middle of a line: only behind words that announce it."""
+        kind, place = found.lastgroup, found.start()
+        if self._shows or not self._offered or kind not in ("object", "list", "fence"):
+            return False
+        before = self._before(place)
+        if not before[-1:].isspace() or _STRUCTURE.search(before, len(before) - _PROSE):
+            return False
+        if kind != "fence" and may_be_call(self._text, place, final, self._offered) is False:
+            return False
+        return prose.lead_of(before) == "intent"
+
+    def _before(self, place: int) -> str:
+        """The end of what was said before this place."""
+        said = self._text[max(self._at, place - prose.WINDOW) : place]
+        return said if len(said) >= prose.WINDOW else (self._telling.recent + said)[-prose.WINDOW :]
 
     def _block(self, found: re.Match[str], final: bool) -> Answer:
         """What stands at a place where a call may begin."""
@@ -158,7 +178,7 @@ class Reader:
             return fenced_block(text, found.end(), final, self._offered, self._mender, tools=True)
         return bare_block(text, found.start(), final, self._offered, self._mender)
 
-    def _other(self, kind: str, found: re.Match[str], final: bool) -> bool:
+    def _other(self, kind: str, found: re.Match[str], final: bool, inline: bool) -> bool:
         """A thought, a fence, or a channel begins."""
         if kind in ("think", "thought"):
             self._opened = True
@@ -171,7 +191,7 @@ class Reader:
             return self._stray(found, final)
         if kind == "harmony":
             return self._message(found[0], final)
-        return self._open_fence(final)
+        return self._open_inline_fence(found, final) if inline else self._open_fence(final)
 
     def _in_thought(self, final: bool) -> bool:
         found = self._close.search(self._text, self._at)
@@ -214,6 +234,20 @@ class Reader:
         if block:
             return self._accept(block, False)
         self._skip_fence(line)
+        return True
+
+    def _open_inline_fence(self, found: re.Match[str], final: bool) -> bool:
+        """A fence opens in the middle of a line: calls in it count, and anything else is text like any other."""
+        line = _FENCE.match(self._text, self._at)
+        short = not final and len(self._text) - self._at < _FENCE_LINE
+        if line is None and short and self._text.find("\n", self._at) < 0:
+            return False
+        block = self._fenced(line, final) if line is not None else False
+        if block is None:
+            return False
+        if block:
+            return self._accept(block, False)
+        self._say(self._at + len(found[0]))
         return True
 
     def _fenced(self, line: re.Match[str], final: bool) -> Answer:
@@ -273,9 +307,11 @@ class Reader:
 
     def _accept(self, block: Block, marked: bool) -> bool:
         """Begin a group of calls with this one, unless it is a quotation or an example."""
-        if self._is_quoted(block) or (not marked and self._announces_example()):
+        lead = prose.lead_of(self._telling.recent) if self._telling.spoken and not marked else "neutral"
+        if self._is_quoted(block) or lead == "example":
             self._say(block.end)
             return True
+        self._lead = lead
         self._group, self._marked = [block], marked
         self._cursor = block.end - self._at
         self._step = self._in_group
@@ -284,14 +320,10 @@ class Reader:
     def _is_quoted(self, block: Block) -> bool:
         return self._quoted is not None and self._quoted(block.source)
 
-    def _announces_example(self) -> bool:
-        last_line = self._telling.recent.strip().rpartition("\n")[2]
-        return self._telling.spoken and _EXAMPLE.search(last_line) is not None
-
     def _in_group(self, final: bool) -> bool:
         """Behind a call: another one, the end, or words. Words decide what the calls were."""
         text, end = self._text, self._at + self._cursor
-        if not self._marked and not self._telling.spoken:
+        if not self._marked and (not self._telling.spoken or self._lead == "intent"):
             end = after(_TOO_MANY, text, end)
         place = after(NOISE, text, end)
         ahead = text[place : place + scanning.LONGEST]
@@ -309,9 +341,27 @@ class Reader:
         if self._marked:
             counts = not (same_line and self._telling.inline)
         else:
-            counts = not ahead or (not self._telling.spoken and not same_line)
+            line = _LINE.match(text, place)
+            if not final and (line is None or line.end() == len(text)) and len(text) - place < prose.WINDOW:
+                return False
+            counts = self._counts(line[0].strip() if line else "", same_line)
         self._cut = bool(ahead)
         return self._call() if counts else self._let_go()
+
+    def _counts(self, behind: str, same_line: bool) -> bool:
+        """Whether JSON calls were made and not shown, by the prose before them and by the line behind them."""
+        if prose.is_only_punctuation(behind):
+            return True
+        if prose.is_retracted(behind):
+            return False
+        if same_line and (prose.is_continued(behind) or not self._before_ends_sentence()):
+            return False
+        if not self._telling.spoken and not same_line:
+            return True
+        return self._lead == "intent" or prose.is_announced(behind)
+
+    def _before_ends_sentence(self) -> bool:
+        return not self._telling.inline or prose.ends_sentence(self._telling.recent)
 
     def _next(self, place: int, final: bool) -> Answer:
         """A further call of the same kind."""

@@ -6,6 +6,7 @@ look-alikes of quotes, dashes and spaces. Each tier must find it exactly once. N
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from bisect import bisect_left
@@ -15,9 +16,23 @@ from typing import Annotated
 
 from ...messages import clean
 from ...sandbox.reach import READ
+from ...threads import in_thread
 from ..base import Tool, ToolError
+from ..context import current_call
+from ..trust import mark_written
 from .closest import closest
-from .paths import Seen, alone, check_kind, explained, opened_target, path_tool, reach, replace, state_of
+from .paths import (
+    Seen,
+    alone,
+    changed_meanwhile,
+    check_kind,
+    explained,
+    opened_target,
+    path_tool,
+    reach,
+    replace,
+    state_of,
+)
 from .texts import BINARY_HEAD, form_of, is_binary
 
 MAX_EDIT_BYTES = 8 * 1024 * 1024
@@ -55,26 +70,17 @@ def edit_tool(seen: Seen) -> Tool:
 
     # Not safe to repeat: after an edit that was cut off, the old text is gone, or is found inside the new one.
     @path_tool(replay="never", parallel=False, writes=True)
-    def edit_file(
+    async def edit_file(
         path: Annotated[str, "The file, relative to the workspace."],
         old_text: Annotated[str, "The text to replace, as it stands in the file, without line numbers."],
         new_text: Annotated[str, "What is to stand there instead."],
         replace_all: Annotated[bool, "Replace it wherever it stands, rather than in its only place."] = False,
     ) -> str:
         """Replace a text in a file. It must stand there exactly once, unless replace_all is set."""
-        with explained(path):
-            info, data = _load(seen, path)
-            form = form_of(data)
-            try:
-                text = form.decode(data)
-            except UnicodeDecodeError:
-                raise ToolError(f"{path} is not valid {form.encoding.upper()}: it cannot be edited.") from None
-            edited = replace_text(text, clean(old_text), clean(new_text), replace_all, form.newline)
-            with opened_target(path) as target, alone(target):
-                now = os.stat(target.name, dir_fd=target.folder, follow_symlinks=False)
-                if state_of(now) != state_of(info):
-                    raise ToolError(f"{path} was changed at the same time by something else: read it again.")
-                seen.note(target.real, replace(target, form.encode(edited.text)))
+        real, info, old, data, edited = await in_thread(_edited, seen, path, old_text, new_text, replace_all)
+        # Before the content is there for others to read.
+        await mark_written(hashlib.sha256(data).hexdigest(), real, current_call(), old)
+        await in_thread(_written, seen, path, info, data)
         places = f"{len(edited.lines)} places, lines" if len(edited.lines) > 1 else "line"
         numbers = ", ".join(map(str, edited.lines[:20])) + (", …" if len(edited.lines) > 20 else "")
         overlooked = f" The old text was found apart from {edited.apart_from}." if edited.apart_from else ""
@@ -83,7 +89,34 @@ def edit_tool(seen: Seen) -> Tool:
     return edit_file
 
 
-def _load(seen: Seen, path: str) -> tuple[os.stat_result, bytes]:
+def _edited(
+    seen: Seen, path: str, old_text: str, new_text: str, replace_all: bool
+) -> tuple[str, os.stat_result, str, bytes, Edited]:
+    """The real path of a file, how it stands, the digest of its content, and the new content."""
+    with explained(path):
+        real, info, data = _load(seen, path)
+    digest = hashlib.sha256(data).hexdigest()
+    form = form_of(data)
+    try:
+        text = form.decode(data)
+    except UnicodeDecodeError:
+        raise ToolError(f"{path} is not valid {form.encoding.upper()}: it cannot be edited.") from None
+    try:
+        edited = replace_text(text, clean(old_text), clean(new_text), replace_all, form.newline)
+    except ToolError as error:  # it may show lines of the file
+        raise ToolError(str(error), error.advice, contents=(digest,)) from None
+    return real, info, digest, form.encode(edited.text), edited
+
+
+def _written(seen: Seen, path: str, info: os.stat_result, data: bytes) -> None:
+    with explained(path), opened_target(path) as target, alone(target):
+        now = os.stat(target.name, dir_fd=target.folder, follow_symlinks=False)
+        if state_of(now) != state_of(info):
+            raise changed_meanwhile(path)
+        seen.note(target.real, replace(target, data))
+
+
+def _load(seen: Seen, path: str) -> tuple[str, os.stat_result, bytes]:
     with reach().open(path, READ) as opened:
         info = os.fstat(opened.descriptor)
         check_kind(info, path, MAX_EDIT_BYTES)
@@ -93,7 +126,7 @@ def _load(seen: Seen, path: str) -> tuple[os.stat_result, bytes]:
             data = file.read(MAX_EDIT_BYTES + 1)
     if is_binary(data[:BINARY_HEAD]):
         raise ToolError(f"{path} is a binary file: only text can be edited.")
-    return info, data
+    return opened.real, info, data
 
 
 def replace_text(text: str, old: str, new: str, everywhere: bool = False, newline: str = "\n") -> Edited:

@@ -5,16 +5,21 @@ The work is done in threads. Paths are relative to the workspace of the call; `s
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
+from dataclasses import replace as replace_fields
 from itertools import islice
 from typing import Annotated, Any, BinaryIO
 
 from ...messages import clean
-from ...sandbox.reach import FOLDER, Target
+from ...sandbox.reach import FOLDER, Opened, Target
+from ...threads import in_thread
 from ..base import Output, Tool, ToolError
 from ..children import Child, beside_child
+from ..context import current_call
+from ..trust import digest_of, mark_written, named
 from .documents import Documents, document_kind
 from .edit import edit_tool
 from .find import find_tools
@@ -23,6 +28,7 @@ from .paths import (
     MAX_FILE_BYTES,
     Seen,
     alone,
+    changed_meanwhile,
     check_kind,
     explained,
     marked_output,
@@ -30,6 +36,7 @@ from .paths import (
     path_tool,
     reach,
     replace,
+    shipped,
     size,
 )
 from .texts import BINARY_HEAD, HEAD, Form, form_of, is_binary
@@ -64,29 +71,55 @@ def _read_tool(seen: Seen, documents: Documents) -> Tool:
     return read_file
 
 
-def _read(child: Child, seen: Seen, documents: Documents, path: str, offset: int, limit: int) -> str | Output:
+def _read(child: Child, seen: Seen, documents: Documents, path: str, offset: int, limit: int) -> Output:
     with explained(path), reach().open(path) as opened:
         info = os.fstat(opened.descriptor)
         check_kind(info, path)
-        with open(opened.descriptor, "rb", closefd=False) as file:
-            head = file.read(BINARY_HEAD) or b""  # None where there is nothing yet, as in /proc/kmsg
-            file.seek(0)
-            if image_kind(head):
-                return read_image(child, opened.descriptor, path)
-            if document := document_kind(head, path):
-                text = documents.read(child, opened.descriptor, info, document, path)
-                return _pages(io.BytesIO(text), path, offset, limit)
-            if is_binary(head):
-                raise ToolError(f"{path} is a binary file: only text, PDF, DOCX, XLSX and images can be read.")
-            seen.note(opened.real, info)
-            return _pages(_as_utf8(opened.descriptor, form_of(head)), path, offset, limit)
+        output = _shown(child, seen, documents, path, opened, info, offset, limit)
+        return replace_fields(output, contents=()) if shipped(opened.real) else output
+
+
+def _shown(
+    child: Child,
+    seen: Seen,
+    documents: Documents,
+    path: str,
+    opened: Opened,
+    info: os.stat_result,
+    offset: int,
+    limit: int,
+) -> Output:
+    with open(opened.descriptor, "rb", closefd=False) as file:
+        head = file.read(BINARY_HEAD) or b""  # None where there is nothing yet, as in /proc/kmsg
+        file.seek(0)
+        if image_kind(head):
+            digest = digest_of(opened.descriptor, MAX_FILE_BYTES)
+            return replace_fields(read_image(child, opened.descriptor, path), contents=(digest,))
+        if document := document_kind(head, path):
+            digest = digest_of(opened.descriptor, MAX_FILE_BYTES)
+            text = documents.read(child, opened.descriptor, info, document, path)
+            return Output(_pages(io.BytesIO(text), path, offset, limit), contents=(digest,))
+        if is_binary(head):
+            raise ToolError(f"{path} is a binary file: only text, PDF, DOCX, XLSX and images can be read.")
+        seen.note(opened.real, info)
+        form = form_of(head)
+        whole = _Limited(opened.descriptor, form.mark)
+        page = _pages(_as_utf8(whole, form), path, offset, limit)
+        return Output(page, contents=(whole.digest,))
 
 
 class _Limited(io.RawIOBase):
     """An open file up to the limit: it may grow, and some of /proc have no end and say that they are empty."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, mark: bytes) -> None:
         self._descriptor, self._room = descriptor, MAX_FILE_BYTES
+        os.lseek(descriptor, len(mark), os.SEEK_SET)
+        self._hash = hashlib.sha256(mark)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the bytes that were read, which is that of the file once all of it was."""
+        return self._hash.hexdigest()
 
     def readable(self) -> bool:
         return True
@@ -95,13 +128,13 @@ class _Limited(io.RawIOBase):
         data = os.read(self._descriptor, min(len(buffer), self._room))
         buffer[: len(data)] = data
         self._room -= len(data)
+        self._hash.update(data)
         return len(data)
 
 
-def _as_utf8(descriptor: int, form: Form) -> BinaryIO:
+def _as_utf8(whole: _Limited, form: Form) -> BinaryIO:
     """A text file as UTF-8 bytes without a mark."""
-    os.lseek(descriptor, len(form.mark), os.SEEK_SET)
-    file = io.BufferedReader(_Limited(descriptor), 1 << 16)
+    file = io.BufferedReader(whole, 1 << 16)
     if form.encoding == "utf-8":
         return file
     return io.BytesIO(file.read().decode(form.encoding, "replace").encode("utf-8", "replace"))
@@ -151,7 +184,7 @@ def _count_lines(file: BinaryIO) -> int:
 def _write_tool(seen: Seen) -> Tool:
     # Safe to repeat: the whole content is in the call, so a second run leaves what the first one did.
     @path_tool(parallel=False, writes=True)
-    def write_file(
+    async def write_file(
         path: Annotated[str, "The file, relative to the workspace."],
         content: Annotated[str, "The whole new content."],
     ) -> str:
@@ -159,16 +192,32 @@ def _write_tool(seen: Seen) -> Tool:
 
         A file that is there keeps its mode, byte-order mark and kind of line endings.
         """
-        with explained(path), opened_target(path) as target, alone(target):
-            form = _form_of_old(target)
-            text = clean(content)
-            data = form.encode(form.with_newlines(text))
-            seen.note(target.real, replace(target, data))
+        text = clean(content)
+        real, form, data, digest = await in_thread(_encoded, path, text)
+        await mark_written(digest, real, current_call())  # before the content is there for others to read
+        created = await in_thread(_written, seen, path, form, data)
         lines = text.count("\n") + (not text.endswith("\n") and bool(text))
         many = "1 line" if lines == 1 else f"{lines} lines"
-        return f"{'Created' if target.old is None else 'Replaced'} {path} ({many}, {size(len(data))})."
+        return f"{'Created' if created else 'Replaced'} {path} ({many}, {size(len(data))})."
 
     return write_file
+
+
+def _encoded(path: str, text: str) -> tuple[str, Form, bytes, str]:
+    """The real path of a file to be written, and a text in the form that the file has: with its digest."""
+    with explained(path), opened_target(path) as target:
+        form = _form_of_old(target)
+        data = form.encode(form.with_newlines(text))
+        return target.real, form, data, hashlib.sha256(data).hexdigest()
+
+
+def _written(seen: Seen, path: str, form: Form, data: bytes) -> bool:
+    """Put the file in place; whether it is a new one."""
+    with explained(path), opened_target(path) as target, alone(target):
+        if _form_of_old(target) != form:
+            raise changed_meanwhile(path)
+        seen.note(target.real, replace(target, data))
+        return target.old is None
 
 
 def _form_of_old(target: Target) -> Form:
@@ -188,7 +237,7 @@ def _form_of_old(target: Target) -> Form:
 
 
 @path_tool()
-def list_dir(path: Annotated[str, "The folder, relative to the workspace."] = ".") -> str:
+def list_dir(path: Annotated[str, "The folder, relative to the workspace."] = ".") -> Output:
     """List a folder: its folders first, then its files with their sizes."""
     path = path or "."
     with explained(path), reach().open(path, FOLDER) as opened, os.scandir(opened.descriptor) as entries:
@@ -196,12 +245,15 @@ def list_dir(path: Annotated[str, "The folder, relative to the workspace."] = ".
         more = next(entries, None) is not None
         folders = sorted((entry.name for entry in found if _is_folder(entry)), key=str.casefold)
         files = sorted((entry for entry in found if not _is_folder(entry)), key=lambda entry: entry.name.casefold())
-        lines = [f"{name}/" for name in folders[:MAX_ENTRIES]]
-        lines += [f"{entry.name}  {_size_of(entry)}" for entry in files[: MAX_ENTRIES - len(lines)]]
+        folders = folders[:MAX_ENTRIES]
+        files = files[: MAX_ENTRIES - len(folders)]
+        lines = [f"{name}/" for name in folders]
+        lines += [f"{entry.name}  {_size_of(entry)}" for entry in files]
+        contents = () if shipped(opened.real) else named([*folders, *(entry.name for entry in files)])
     if len(found) > len(lines):
         count = f"more than {len(found)}" if more else str(len(found))
         lines.append(f"[{len(lines)} of {count} entries shown]")
-    return clean("\n".join(lines)) or "(empty folder)"
+    return Output(clean("\n".join(lines)) or "(empty folder)", contents=contents)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -21,8 +21,10 @@ from ...sandbox.paths import normalized, within
 from ...sandbox.reach import READ, Opened, OutOfReach, Reach
 from ..base import Output, Tool, ToolError
 from ..children import Child, Ended, beside_child
+from ..context import current_call
+from ..trust import UNKNOWN, digest_of, named
 from . import searcher
-from .paths import MAX_FILE_BYTES, check_kind, explained, marked_output, path_tool, reach
+from .paths import MAX_FILE_BYTES, check_kind, explained, marked_output, path_tool, reach, shipped
 
 MAX_FOUND = 1_000  # paths
 MAX_MATCHES = 400  # lines
@@ -32,6 +34,7 @@ MAX_PATTERN = 5_000
 MAX_CONTEXT = 10
 SECONDS = 20.0
 SKIPPED = (".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+MAX_HASHED = 64 * 1024 * 1024  # bytes of files that lines are shown of; beyond, the result is of unknown origin
 _MEMORY = 1 << 30
 _SEARCHER = (sys.executable, "-I", "-S", searcher.__file__)
 _RIPGREP = (
@@ -49,7 +52,7 @@ def find_tools() -> list[Tool]:
 async def find_files(
     pattern: Annotated[str, "A glob: `*.py` for a name in any folder, `src/**/*.py` for a path."],
     path: Annotated[str, "The folder to look in, relative to the workspace."] = ".",
-) -> str:
+) -> Output:
     """Find files by their names. Folders such as .git and node_modules are left out unless `path` leads into them."""
     return await beside_child(_find, _checked(pattern), path or ".")
 
@@ -62,7 +65,7 @@ async def grep(
     ignore_case: Annotated[bool, "Take upper and lower case for the same."] = False,
     context: Annotated[int, "How many lines to show before and after each."] = 0,
     literal: Annotated[bool, "The pattern is plain text."] = False,
-) -> str | Output:
+) -> Output:
     """Find lines in text files. Folders such as .git and node_modules are left out unless `path` leads into them."""
     wanted = Wanted(_checked(pattern), glob, ignore_case, max(0, min(context, MAX_CONTEXT)), literal)
     return marked_output(path, await beside_child(_grep, wanted, path or "."))
@@ -85,7 +88,7 @@ def _checked(pattern: str) -> str:
     return clean(pattern)
 
 
-def _find(child: Child, pattern: str, path: str) -> str:
+def _find(child: Child, pattern: str, path: str) -> Output:
     with explained(path), reach().open(path, READ) as opened:
         if not stat.S_ISDIR(os.fstat(opened.descriptor).st_mode):
             raise ToolError(f"{path} is not a folder: give the folder to look in, or read the file.")
@@ -94,21 +97,46 @@ def _find(child: Child, pattern: str, path: str) -> str:
     found = [name for name, _ in _allowed(_records(ended), opened.real)]
     prefix = _prefix(path)
     lines = [prefix + name for name in found[:MAX_FOUND]]
-    return _shown(lines, ended, len(found) > MAX_FOUND, "(no file matches)")
+    contents = () if shipped(opened.real) else named(found[:MAX_FOUND])
+    return Output(_shown(lines, ended, len(found) > MAX_FOUND, "(no file matches)"), contents=contents)
 
 
-def _grep(child: Child, wanted: Wanted, path: str) -> str:
+def _grep(child: Child, wanted: Wanted, path: str) -> Output:
     with explained(path), reach().open(path, READ) as opened:
         is_folder = stat.S_ISDIR(os.fstat(opened.descriptor).st_mode)
         if not is_folder:
             check_kind(os.fstat(opened.descriptor), path)
         ended = _ripgrep(child, wanted, opened, is_folder) or _python_grep(child, wanted, opened, is_folder)
+        records = list(_allowed(_records(ended), opened.real)) if is_folder else [("", line) for line in _lines(ended)]
+        names = list(dict.fromkeys(name for name, _ in records[:MAX_MATCHES]))
+        contents = _contents(opened, names, is_folder) if current_call().taint and not shipped(opened.real) else ()
     if not ended.output and ended.status in (searcher.UNREADABLE_PATTERN, _BAD_PATTERN_OF_RIPGREP) and ended.errors:
         raise ToolError(f"The pattern cannot be used: {ended.errors.decode('utf-8', 'replace').strip()}")
-    records = list(_allowed(_records(ended), opened.real)) if is_folder else [("", line) for line in _lines(ended)]
     prefix = _prefix(path) if is_folder else path
     lines = ["--" if line == "--" else f"{prefix}{name}:{line}" for name, line in records[:MAX_MATCHES]]
-    return _shown(lines, ended, len(records) > MAX_MATCHES, "(no line matches)")
+    return Output(_shown(lines, ended, len(records) > MAX_MATCHES, "(no line matches)"), contents=contents)
+
+
+def _contents(opened: Opened, names: list[str], is_folder: bool) -> tuple[str, ...]:
+    """The digests of the files that lines are shown of, and UNKNOWN for one that is gone by now or too much to read."""
+    if not is_folder:
+        return (digest_of(opened.descriptor, MAX_FILE_BYTES),) if names else ()
+    found, room = list(named(names)), MAX_HASHED
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    for name in filter(None, names):
+        try:
+            descriptor = os.open(name, flags, dir_fd=opened.descriptor)
+        except (OSError, ValueError):
+            return (UNKNOWN,)
+        try:
+            info = os.fstat(descriptor)
+            room -= info.st_size
+            found.append(digest_of(descriptor, MAX_FILE_BYTES) if room > 0 and stat.S_ISREG(info.st_mode) else UNKNOWN)
+        finally:
+            os.close(descriptor)
+        if found[-1] == UNKNOWN:
+            return (UNKNOWN,)
+    return tuple(found)
 
 
 def _may_use(program: str, opened: Opened, is_folder: bool) -> bool:

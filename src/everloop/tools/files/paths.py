@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import fcntl
 import os
@@ -11,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from itertools import islice
 from threading import Lock
 from typing import Any
@@ -20,6 +22,8 @@ from ...sandbox.paths import normalized, within
 from ...sandbox.reach import FOLDER, OutOfReach, Reach, Target
 from ..base import FunctionTool, Output, Plan, Replay, ToolError
 from ..context import current_call
+from ..policy.steering import steers
+from ..trust import named
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
 MAX_REMEMBERED = 4_096  # files of all sessions
@@ -62,16 +66,26 @@ def reach() -> Reach:
         call.frozen,
         call.guard,
         call.readable,
+        steers,
     )
 
 
-def marked_output(path: str, result: str | Output) -> str | Output:
+def marked_output(path: str, result: Output) -> Output:
     """What was read. Of the long results that are saved for a session nobody knows any more where they came from, so
     they count as untrusted."""
     call = current_call()
     if call.outputs is None or not within(normalized(path, call.workspace), os.path.normpath(call.outputs)):
         return result
-    return Output(result, untrusted=True) if isinstance(result, str) else result
+    return dataclasses.replace(result, untrusted=True)
+
+
+def shipped(real: str) -> bool:
+    """Whether a file belongs to the program itself, as the skills do that it ships with."""
+    return any(within(real, os.path.realpath(folder)) for folder in current_call().readable)
+
+
+def changed_meanwhile(path: str) -> ToolError:
+    return ToolError(f"{path} was changed at the same time by something else: read it again.")
 
 
 class Seen:
@@ -99,6 +113,39 @@ class Seen:
     def _key(real: str) -> tuple[str, str, str]:
         call = current_call()
         return call.owner, call.session, real
+
+
+class WrittenFiles:
+    """What the file tools have written, by place: the policy has judged it, and a person has been asked where needed.
+    The oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def note(self, real: str, data: bytes) -> None:
+        with self._lock:
+            self._texts[real] = sha256(data).digest()
+            self._texts.move_to_end(real)
+            while len(self._texts) > MAX_REMEMBERED:
+                self._texts.popitem(last=False)
+
+    def wrote(self, real: str, data: bytes | None = None) -> bool:
+        """Whether a file tool wrote this text there; without a text, whether the file has it now."""
+        with self._lock:
+            known = self._texts.get(real)
+        if known is None:
+            return False
+        if data is None:
+            try:
+                with open(os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                    data = file.read(MAX_FILE_BYTES)
+            except OSError:
+                return False
+        return sha256(data).digest() == known
+
+
+written_by_tools = WrittenFiles()  # of this process: commands of another do not run in the meantime
 
 
 def state_of(info: os.stat_result) -> tuple[int, int, int]:
@@ -168,6 +215,7 @@ def replace(target: Target, data: bytes) -> os.stat_result:
             os.fsync(descriptor)
             if unnamed:
                 os.link(f"/proc/self/fd/{descriptor}", draft, dst_dir_fd=target.folder, follow_symlinks=True)
+            written_by_tools.note(target.real, data)
             os.rename(draft, target.name, src_dir_fd=target.folder, dst_dir_fd=target.folder)
             info = os.fstat(descriptor)
     except BaseException:
@@ -195,7 +243,8 @@ def explained(path: str) -> Iterator[None]:
     except OutOfReach as error:
         raise ToolError(str(error)) from None
     except FileNotFoundError:
-        raise ToolError(f"{path} does not exist. {_nearby(path)}") from None
+        nearby, names = _nearby(path)
+        raise ToolError(f"{path} does not exist. {nearby}", contents=named(names)) from None
     except NotADirectoryError:
         raise ToolError(f"{path} is not a folder, or goes through something that is none.") from None
     except PermissionError:
@@ -204,8 +253,9 @@ def explained(path: str) -> Iterator[None]:
         raise ToolError(f"{path}: {error.strerror or error}.") from None
 
 
-def _nearby(path: str) -> str:
-    """What there is instead of a missing path: similar names beside it, or how far the path does exist."""
+def _nearby(path: str) -> tuple[str, list[str]]:
+    """What there is instead of a missing path: similar names beside it, or how far the path does exist. And the names
+    that this shows."""
     folder, name = os.path.split(normalized(path, current_call().workspace))
     missing = ""
     while True:
@@ -216,14 +266,15 @@ def _nearby(path: str) -> str:
         except (FileNotFoundError, NotADirectoryError):
             folder, missing = os.path.split(folder)
             if not missing:
-                return "Nor does any folder on the way to it."
+                return "Nor does any folder on the way to it.", []
         except (OSError, OutOfReach, ToolError):
-            return "Its folder cannot be listed."
+            return "Its folder cannot be listed.", []
     close = difflib.get_close_matches((missing or name).casefold(), names, 3, 0.5)
-    similar = f"Similar names: {clean(', '.join(names[match] for match in close))}." if close else ""
+    shown = [names[match] for match in close]
+    similar = f"Similar names: {clean(', '.join(shown))}." if close else ""
     if missing:
-        return f"Neither does the folder {clean(missing)}. {similar or 'Use list_dir to see what there is.'}"
-    return similar or "Use list_dir to see what there is."
+        return f"Neither does the folder {clean(missing)}. {similar or 'Use list_dir to see what there is.'}", shown
+    return similar or "Use list_dir to see what there is.", shown
 
 
 def size(count: float) -> str:

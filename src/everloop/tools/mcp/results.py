@@ -12,6 +12,7 @@ from mcp import types
 
 from ...messages import encode_json
 from ..base import Output
+from ..registry import reports_failure
 from .limits import one_line, printable
 
 MAX_DESCRIPTION = 8_000
@@ -96,7 +97,8 @@ def output_of(result: types.CallToolResult) -> Output:
         texts.append(encode_json(result.structured_content).decode())
     if not texts:
         texts.append(f"({len(images)} images)" if images else "(no output)")
-    return Output("\n".join(texts), untrusted=True, images=tuple(images), failed=result.is_error)
+    failed = result.is_error or reports_failure(result.structured_content)
+    return Output("\n".join(texts), untrusted=True, images=tuple(images), failed=failed)
 
 
 def _add(part: types.ContentBlock, texts: list[str], images: list[str]) -> None:

@@ -133,7 +133,8 @@ class RemoteTool(Tool):
         self.description = results.description_of(tool) or name
         self.parameters = results.parameters_of(tool)
         self.timeout = connection.server.timeout
-        self.sends = not read_only
+        self.described_outside = not connection.server.trusted
+        self.sends = not _stays(hints, connection.server)
         self.replay: Replay = "safe" if read_only or (hints and hints.idempotent_hint) else "never"
         self._tool = tool
         self._connection = connection
@@ -154,6 +155,13 @@ class RemoteTool(Tool):
 
         output: Output = await self._run(call)
         return output
+
+
+def _stays(hints: types.ToolAnnotations | None, server: McpServer) -> bool:
+    """Whether a call carries nothing away: a server that runs elsewhere has it as soon as it is called, whatever it
+    says of itself, unless a person vouches for it."""
+    closed = hints is not None and hints.open_world_hint is False
+    return closed and (server.trusted or not server.url)
 
 
 class _Progress:

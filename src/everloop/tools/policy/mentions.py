@@ -1,4 +1,4 @@
-"""Whether an address stands word for word in what a person wrote or a search found."""
+"""Whether an address stands word for word in what a person wrote, in what a search found, or on a page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,25 @@ def mentioned(url: str, conversation: Sequence[Message]) -> bool:
     """Whether a user's message or the result of a web search has this very address, not only a part of a longer one."""
     if not url or any(character.isspace() for character in url):
         return False
-    forms = {url, *_same(url)}
+    forms = {url, *same_site(url)}
     return any(_stands(form, text) for text in _texts(conversation) for form in forms if form in text)
 
 
-def _same(url: str) -> Iterator[str]:
+def on_a_page(url: str, conversation: Sequence[Message]) -> bool:
+    """Whether a page that was fetched has this very address.
+
+    Files, commands and other tools do not count: the model may have written there what it finds there.
+    """
+    pages = (
+        str(message["content"])
+        for message in conversation
+        if message.get("role") == "tool" and message.get("name") == "web_fetch" and is_marked(message.get("content"))
+    )
+    forms = {url, *same_site(url)} if url else set()
+    return any(_stands(form, page) for page in pages for form in forms if form in page)
+
+
+def same_site(url: str) -> Iterator[str]:
     """An address of a whole site is the same with and without its slash."""
     try:
         parts = urlsplit(url)

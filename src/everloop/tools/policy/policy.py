@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import quote
 
-from ...config import Decision, Rule
+from ...config import Decision, Rule, Taint
 from ...messages import Message
-from ...sandbox.confinement import STEERING
 from ...sandbox.paths import within, within_any
 from ..base import Plan, ToolError
 from ..context import CallContext
 from .commands import CommandLine, SimpleCommand, read
 from .commands.parts import TEXT, unknown
-from .mentions import mentioned
 from .patterns import Fit, fits_command, fits_past_options, fits_path
+from .steering import steers
+from .taint import objection
 from .visible import shortened, visible
 
 MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
@@ -67,9 +67,12 @@ class _Outcome:
 class Policy:
     """Judges calls by the rules, in order: the first that fits decides, and of several parts the strictest."""
 
-    def __init__(self, rules: Sequence[Rule] = (), *, taint: bool = True) -> None:
+    def __init__(
+        self, rules: Sequence[Rule] = (), *, taint: Taint = True, addresses: Collection[str] = frozenset()
+    ) -> None:
         self.rules = tuple(enumerate(rules, 1))
         self.taint = taint
+        self.addresses = frozenset(addresses)  # that stand in the settings
         self._paths = any(rule.path for rule in rules)
         if any(rule.command or rule.path for rule in rules):
             from .commands import grammar  # noqa: F401 - now, and not while an event loop waits
@@ -90,10 +93,9 @@ class Policy:
         if outcome.decision == "ask":
             outcome = replace(outcome, grants=_grants(name, arguments, plan))
         if tainted and self.taint and outcome.decision == "allow" and not outcome.tainted:
-            if plan.sends and not (plan.url and mentioned(plan.url, conversation)):
-                outcome = _Outcome("ask", "untrusted content was read before, and this call could send data out")
-            elif plan.writes and _steers(plan, context):
-                outcome = _Outcome("ask", "untrusted content was read before, and this file steers the agent")
+            against = objection(plan, context, conversation, self.addresses, _steers)
+            if against is not None:
+                outcome = _Outcome("ask", against.why, grants=against.always, once=against.once)
         if outcome.decision != "ask":
             return Verdict(outcome.decision, outcome.why)
         if outcome.grants and context.granted.issuperset(outcome.grants):
@@ -252,11 +254,11 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
     return _Outcome("allow", "by default")
 
 
-def _steers(plan: Plan, context: CallContext) -> bool:
-    """Whether a file of the workspace is written that the agent is given as instructions."""
+def _steers(plan: Plan, context: CallContext) -> str:
+    """Why a file of the workspace that is written must not be planted; "" where that does not matter."""
     root = os.path.normpath(context.workspace)
     roots = (root, str(context.real_workspace or root))
-    return any((_at(path, *roots).path or "").split("/")[0] in STEERING for path in plan.paths)
+    return next((why for path in plan.paths if (why := steers(_at(path, *roots).path or ""))), "")
 
 
 def _argument_fits(pattern: str, arguments: dict[str, Any], key: str) -> bool:

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from ...sandbox.bubblewrap import misplaced
 from ...sandbox.launch import Launch
+from ...sandbox.memory import memory_in_use
 from ...threads import in_thread
 from ..base import ToolError
 
@@ -24,6 +25,7 @@ _LAST_WORDS_SECONDS = 10.0 if sys.platform == "linux" else 0.5
 _END_SECONDS = 10.0
 _HOLD_SECONDS = 0.2
 _CHUNK = 256 * 1024
+_MEMORY_SECONDS = 0.2  # between two looks at the memory of a command
 _PAUSE = 0.002  # a command that says more than anybody keeps is not worth all of a processor
 
 Listener = Callable[[bytes], Awaitable[bool]]  # takes output; True: no hurry any more
@@ -39,6 +41,8 @@ class Process:
         self._output: asyncio.ReadTransport | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[None] | None = None
+        self.over_memory = ""  # how much it used, if that was too much and it was stopped
 
     @property
     def returncode(self) -> int | None:
@@ -71,6 +75,20 @@ class Process:
         self._reading = asyncio.create_task(self._listen(reader, listener))
         if self._launch.gate is not None:
             await self._open_gate()
+        if self._launch.memory is not None:
+            self._measuring = asyncio.create_task(self._measure(self._launch.memory))
+
+    async def _measure(self, limit: int) -> None:
+        """Stop the command when all its processes together use more memory than they may."""
+        assert self._process is not None
+        pid, namespaced = self._process.pid, self._launch.wall == "bubblewrap"
+        while self._process.returncode is None:
+            await asyncio.sleep(_MEMORY_SECONDS)
+            used, count = await in_thread(memory_in_use, pid, limit, namespaced=namespaced)
+            if used > limit and self._process.returncode is None:
+                self.over_memory = f"{used >> 20} MB in {count} processes"
+                await in_thread(self._kill)
+                return
 
     async def _spawn(self, writing: int, stdin: bool) -> asyncio.subprocess.Process:
         try:
@@ -131,6 +149,8 @@ class Process:
                 self._process.kill()
             if self._process.stdin is not None:
                 self._process.stdin.close()
+        if self._measuring is not None:
+            self._measuring.cancel()
         if self._reading is not None:
             await asyncio.wait([self._reading], timeout=_LAST_WORDS_SECONDS)
             self._reading.cancel()

@@ -7,19 +7,23 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from ...messages import clean
 from ...sandbox.confinement import Confinement, Limits, confinement
 from ...sandbox.launch import Launch, Mode, NoSandbox, Wall, choose_wall, prepare
 from ...sandbox.paths import within_any
 from ...threads import in_thread
-from ..base import ToolError
+from ..base import Output, ToolError
 from ..context import CallContext, current_call
+from ..trust import UNKNOWN, any_exists, changed_files, may_hold_tainted
 from .captures import Fresh
 from .processes import Process
-from .steering import State, put_aside, steering_state
+from .quiet import reads_nothing
+from .workspace_checks import Ticket, WorkspaceChecks
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,6 +44,7 @@ class ShellSettings:
     saved_limit: int = 16 * 1024 * 1024  # bytes of a long output that are kept for read_file
     session_background: int = 8  # commands in the background at once
     total_background: int = 32
+    records: Path | None = None  # the folder that tells the next runtime which workspaces commands ran in
 
 
 @dataclass(slots=True)
@@ -53,14 +58,27 @@ class Job:
     network: bool
     process: Process
     fresh: Fresh
-    steering: State | None = None
+    ticket: Ticket | None = None  # None: it is not confined, and nothing is checked after it
     began: float = field(default_factory=time.monotonic)
+    started: int = field(default_factory=time.time_ns)
     watch: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> str:
         code = self.process.returncode
+        if self.process.over_memory:
+            return f"stopped, it used too much memory: {self.process.over_memory}"
         return f"running for {time.monotonic() - self.began:.0f} s" if code is None else ended(code)
+
+
+class Prepared(NamedTuple):
+    """A command ready to start, and what is checked after it."""
+
+    launch: Launch
+    ticket: Ticket | None
+
+
+T = TypeVar("T")
 
 
 class Shell:
@@ -72,14 +90,15 @@ class Shell:
         self._numbers = itertools.count(1)
         self._wall: Wall | NoSandbox | None = None
         self._choosing = asyncio.Lock()
-        self._cleaning: set[asyncio.Future[None]] = set()
+        self._cleaning: set[asyncio.Future[Any]] = set()
+        self._checks = WorkspaceChecks(settings.records)
 
     def confined(self, context: CallContext) -> bool:
         if self.settings.mode == "off":
             return False
         return context.restricted if self.settings.confine is None else self.settings.confine
 
-    async def launch(self, command: str, working_dir: str, network: bool) -> Launch:
+    async def launch(self, command: str, working_dir: str, network: bool) -> Prepared:
         """A command ready to start; a ToolError if it cannot be confined as it must be."""
         context = current_call()
         wall = await self._chosen() if self.confined(context) else "off"
@@ -94,26 +113,65 @@ class Shell:
         except OSError as error:
             raise ToolError(f"The command could not be started: {error}.") from None
 
-    def _let_go(self, prepared: asyncio.Future[Launch]) -> None:
+    def _let_go(self, prepared: asyncio.Future[Prepared]) -> None:
         if prepared.cancelled() or prepared.exception() is not None:
             return
-        prepared.result().close()
-        cleaning = asyncio.ensure_future(in_thread(prepared.result().clean_up))
-        self._cleaning.add(cleaning)
-        cleaning.add_done_callback(self._cleaning.discard)
+        launch, ticket = prepared.result()
+        launch.close()
+        self._unheard(in_thread(launch.clean_up))
+        self._unheard(self._end_ticket(ticket))
 
-    async def steering(self) -> State | None:
-        """What steers the agent before a command of this call; None where the command may make such files."""
+    def _unheard(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Work that is done even if the call that wants it is cancelled."""
+        task = asyncio.ensure_future(work)
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
+        return task
+
+    async def finish(self, process: Process, ticket: Ticket | None, grace: float | None = None) -> list[str]:
+        """End a command and put aside what it planted; gives notes for the model. A cancellation does not stop it."""
+        return await asyncio.shield(self._unheard(self._finish(process, ticket, grace)))
+
+    async def _finish(self, process: Process, ticket: Ticket | None, grace: float | None) -> list[str]:
+        await process.end(grace)
+        return await self._end_ticket(ticket)
+
+    async def _end_ticket(self, ticket: Ticket | None) -> list[str]:
+        return await in_thread(self._checks.end, ticket) if ticket is not None else []
+
+    async def taint(self, job: Job) -> None:
+        """A background command is sent text: if untrusted content was read by now, what it makes is checked."""
+        if job.ticket is not None and _is_tainted(current_call()):
+            await in_thread(self._checks.taint, job.ticket)
+
+    async def end_turn(self, turn: str) -> None:
+        """End the background commands of a turn, and check after those that run on."""
+        jobs = [job for job in self.background.values() if job.context.turn == turn]
+        await self.end([job for job in jobs if not job.keep])
+        for job in jobs:
+            if job.keep and job.ticket is not None:
+                self._tell(job, await in_thread(self._checks.check, job.ticket))
+
+    async def counted(self, output: Output, command: str, network: bool) -> Output:
+        """What a command said, with what is known of where that came from: it may be anything that it has read."""
         context = current_call()
-        if not context.tainted or context.approved or not self.confined(context):
-            return None
-        return await in_thread(steering_state, os.fspath(context.workspace))
+        if network:
+            return replace(output, untrusted=True)
+        if context.taint is True and not await in_thread(reads_nothing, command):
+            return replace(output, contents=(UNKNOWN,))
+        if context.taint == "outside" and await in_thread(any_exists, await may_hold_tainted(context)):
+            return replace(output, untrusted=True)
+        return output
 
-    async def settle(self, context: CallContext, before: State | None) -> list[str]:
-        """Put aside what a command that is over has made to steer the agent; in words."""
-        if before is None:
-            return []
-        return await in_thread(put_aside, os.fspath(context.workspace), before)
+    async def mark_changed(self, context: CallContext, since: int, untrusted: bool = False) -> None:
+        """Mark the files that a command has changed after untrusted text was read, or read some itself.
+
+        Where every unknown file is untrusted there is nothing to be marked.
+        """
+        if context.taint != "outside" or context.marks is None or not (context.tainted or untrusted):
+            return
+        if marks := await in_thread(changed_files, os.fspath(context.workspace), since):
+            await context.marks.add(context.owner, marks)
 
     async def _chosen(self) -> Wall:
         async with self._choosing:
@@ -125,7 +183,7 @@ class Shell:
             raise ToolError(str(wall))
         return wall
 
-    def _prepare(self, wall: Wall, context: CallContext, command: str, working_dir: str, network: bool) -> Launch:
+    def _prepare(self, wall: Wall, context: CallContext, command: str, working_dir: str, network: bool) -> Prepared:
         settings, outer = self.settings, dict(os.environ)
         limits = Limits(settings.memory_mb, settings.processes, settings.file_mb)
         if wall == "off":
@@ -142,26 +200,34 @@ class Shell:
                 limits=limits,
             )
         folder = find_folder(world, working_dir, restricted=context.restricted or wall != "off")
-        return prepare(wall, world, folder, command, outer=outer, names=settings.environment)
+        ticket = None
+        if wall != "off":
+            ticket = self._checks.begin(world.workspace, world.frozen, tainted=_is_tainted(context))
+        try:
+            return Prepared(prepare(wall, world, folder, command, outer=outer, names=settings.environment), ticket)
+        except BaseException:
+            if ticket is not None:
+                self._checks.end(ticket)
+            raise
 
     async def start_background(self, command: str, working_dir: str, network: bool, keep: bool) -> Job:
         context = current_call()
         self._make_room(context)
         fresh = Fresh(self.settings.output_limit)
-        before = await self.steering()
-        process = Process(await self.launch(command, working_dir, network))
+        launch, ticket = await self.launch(command, working_dir, network)
+        process = Process(launch)
 
         async def listen(data: bytes) -> bool:
             fresh.feed(data)
             return True
 
-        job = Job(f"p{next(self._numbers)}", command, context, keep, network, process, fresh, before)
+        job = Job(f"p{next(self._numbers)}", command, context, keep, network, process, fresh, ticket)
         self.background[job.id] = job
         try:
             await process.start(listen, stdin=True)
         except BaseException:
             del self.background[job.id]
-            await process.end(0)
+            await self.finish(process, ticket, 0)
             raise
         job.watch = asyncio.create_task(self._watch(job))
         return job
@@ -176,9 +242,14 @@ class Shell:
 
     async def _watch(self, job: Job) -> None:
         await job.process.wait()
-        await job.process.end(0)
-        await self.settle(job.context, job.steering)
+        self._tell(job, await self.finish(job.process, job.ticket, 0))
+        await self.mark_changed(job.context, job.started, job.network)
         job.fresh.more.set()
+
+    @staticmethod
+    def _tell(job: Job, notes: list[str]) -> None:
+        for note in notes:
+            job.fresh.feed(f"\n{note}\n".encode())
 
     def find(self, id: str | None) -> Job:
         """A background command of the same owner and session."""
@@ -194,9 +265,10 @@ class Shell:
         """End these and forget them."""
         for job in jobs:
             self.background.pop(job.id, None)
-        await asyncio.gather(*(job.process.end() for job in jobs))
-        for job in jobs:
-            await self.settle(job.context, job.steering)
+        ended = await asyncio.gather(*(self.finish(job.process, job.ticket) for job in jobs))
+        for job, notes in zip(jobs, ended, strict=True):
+            self._tell(job, notes)
+            await self.mark_changed(job.context, job.started, job.network)
 
 
 def _choose(mode: Mode) -> Wall | NoSandbox:
@@ -204,6 +276,11 @@ def _choose(mode: Mode) -> Wall | NoSandbox:
         return choose_wall(mode)
     except NoSandbox as error:
         return error
+
+
+def _is_tainted(context: CallContext) -> bool:
+    """Whether a command acts on untrusted content, and no person has seen it."""
+    return context.tainted and not context.approved
 
 
 def same_session(one: CallContext, other: CallContext) -> bool:

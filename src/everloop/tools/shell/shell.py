@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import time
 from typing import Any, ClassVar
 
 from ...messages import clean
@@ -82,7 +83,7 @@ class Exec(Tool):
             shown=f"{command}\n(in {folder}, {how}{later})",
             command=command,
             network=network,
-            sends=network or not confined or kept,  # what it makes later, when nobody looks, may steer the agent
+            sends=network or kept,  # what it makes later, when nobody looks, may steer the agent
             unconfined=not confined,
         )
 
@@ -102,7 +103,11 @@ class Exec(Tool):
             until = "the runtime ends" if keep else "this turn is over"
             # It may put what it fetches into files, which look like any others when they are read.
             return Output(f"Started in the background as {job.id}; it runs until it is done or {until}.", network)
-        return await self._run(clean(command), working_dir, timeout, network)
+        began = time.time_ns()
+        output = await self._run(clean(command), working_dir, timeout, network)
+        output = await self._shell.counted(output, clean(command), network)
+        await self._shell.mark_changed(current_call(), began, output.untrusted)
+        return output
 
     async def _run(self, command: str, working_dir: str, timeout: float | None, network: bool) -> Output:
         context, settings = current_call(), self._shell.settings
@@ -115,8 +120,8 @@ class Exec(Tool):
             await capture.feed(data)
             return capture.full
 
-        before = await self._shell.steering()
-        process = Process(await self._shell.launch(command, working_dir, network))
+        launch, ticket = await self._shell.launch(command, working_dir, network)
+        process = Process(launch)
         late = False
         aside: list[str] = []
         try:
@@ -127,13 +132,15 @@ class Exec(Tool):
             late = True
         finally:
             ticker.stop()
-            await process.end()
-            aside = await self._shell.settle(context, before)
+            aside = await self._shell.finish(process, ticket)
         await capture.save()
         text = capture.text().rstrip()
         if late:
             note = f"it took longer than {limit:g} seconds and was stopped; a larger timeout (at most "
             note += f"{settings.max_timeout:g}) or background=true gives it more"
+            return Output("\n".join([text, f"[{note}]", *aside]).lstrip(), untrusted=network, failed=True)
+        if process.over_memory:
+            note = f"it used {process.over_memory} and was stopped: a command may use {settings.memory_mb} MB of memory"
             return Output("\n".join([text, f"[{note}]", *aside]).lstrip(), untrusted=network, failed=True)
         if text.startswith("bwrap: ") and process.returncode == 1:
             note = f"The sandbox could not be made, so nothing was run: {text.splitlines()[0]}"
@@ -150,8 +157,7 @@ class Exec(Tool):
         return notes
 
     async def end_turn(self, turn: str) -> None:
-        jobs = [job for job in self._shell.background.values() if job.context.turn == turn and not job.keep]
-        await self._shell.end(jobs)
+        await self._shell.end_turn(turn)
 
     async def close(self) -> None:
         await self._shell.end(list(self._shell.background.values()))
@@ -197,8 +203,7 @@ class ProcessTool(Tool):
             return self._list()
         job = self._shell.find(id)
         if action == "write":
-            if job.steering is None:  # it may have begun before anything untrusted was read
-                job.steering = await self._shell.steering()
+            await self._shell.taint(job)  # it may have begun before anything untrusted was read
             await job.process.write(clean(text).encode())
             return Output(f"Sent to {job.id}." if text else f"The input of {job.id} is closed.")
         if action == "kill":
@@ -212,7 +217,8 @@ class ProcessTool(Tool):
         if job.process.returncode is not None:
             await job.process.wait()  # its last words may come after its end, and who is told of that asks no more
         said = job.fresh.take().rstrip()
-        return Output(f"{said}\n[{job.id}: {job.state}]".lstrip(), untrusted=job.network)
+        output = Output(f"{said}\n[{job.id}: {job.state}]".lstrip(), untrusted=job.network)
+        return await self._shell.counted(output, job.command, job.network) if said else output
 
     def _list(self) -> Output:
         context = current_call()

@@ -42,7 +42,10 @@ _ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15, "identity": 0, "": 0}  # 
 
 
 class FetchError(ToolError):
-    """A page that was not fetched; the text says why and, where there is a way, what to do."""
+    """A page that was not fetched; the text says why and, where there is a way, what to do.
+
+    One that was raised after a server had answered quotes that server: a media type, the host of a redirect.
+    """
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,19 +105,25 @@ class Fetcher:
         self, url: URL, wanted: Callable[[str], bool], headers: Mapping[str, str], trusted: bool, redirects: int
     ) -> Page:
         listed = trusted or self._is_listed(url)
-        for _ in range(redirects + 1):
-            found = await self._hop(url, listed, wanted, headers)
+        for hop in range(redirects + 1):
+            try:
+                found = await self._hop(url, listed, wanted, headers)
+            except FetchError as error:
+                error.untrusted |= hop > 0  # the host is one that a server has named
+                raise
             if isinstance(found, Page):
                 return found
             try:
                 url = url.join(found)
             except BadURL as error:
-                raise FetchError(f"{url.host} redirects to an address that is not followed: {error}.") from None
+                raise FetchError(
+                    f"{url.host} redirects to an address that is not followed: {error}.", untrusted=True
+                ) from None
             # A listed host may be entered by a redirect from a listed one only: a page on the internet gets no
             # way into the network here that the model was not given itself.
             listed, headers = listed and self._is_listed(url), {}  # and no key goes on to another address
         often = f"more than {redirects} times" if redirects else "elsewhere"
-        raise FetchError(f"{url.host} redirects {often}: ask for the page by its own address.")
+        raise FetchError(f"{url.host} redirects {often}: ask for the page by its own address.", untrusted=True)
 
     def _is_listed(self, url: URL) -> bool:
         """Whether the person has listed this host and port; without a port, the usual ones of the web are meant."""
@@ -162,7 +171,7 @@ class Fetcher:
                 return await self._page(url, response, wanted)
         except aiohttp.ClientConnectorCertificateError as error:
             reason = getattr(error.certificate_error, "verify_message", "") or "it is not valid"
-            raise FetchError(f"{url.host}: its certificate is refused ({reason}).") from None
+            raise FetchError(f"{url.host}: its certificate is refused ({reason}).", untrusted=True) from None
         except aiohttp.ServerTimeoutError:
             raise FetchError(f"{url.host} fell silent for {SILENCE_SECONDS:g} seconds: try again later.") from None
         except aiohttp.ClientConnectorError as error:
@@ -199,10 +208,14 @@ class Fetcher:
         if not wanted(media_type):
             length = response.content_length
             much = f" ({length} bytes)" if length is not None else ""
-            raise FetchError(f"{url.host} sent {_named(media_type)}{much}: only pages of text and PDF can be read.")
+            raise FetchError(
+                f"{url.host} sent {_named(media_type)}{much}: only pages of text and PDF can be read.", untrusted=True
+            )
         encoding = ",".join(response.headers.getall("Content-Encoding", ())).strip().lower()
         if encoding not in _ENCODINGS:
-            raise FetchError(f"{url.host} packs the page in a way that was not asked for: {_named(encoding)}.")
+            raise FetchError(
+                f"{url.host} packs the page in a way that was not asked for: {_named(encoding)}.", untrusted=True
+            )
         pieces: list[bytes] = []
         left = self.max_bytes
         async for piece in response.content.iter_any():

@@ -105,8 +105,15 @@ class WebFetch(Tool):
             raise ToolError(f"{ascii(url)[:200]} cannot be fetched: {error}.") from None
         page = await self._fetcher.get(asked, wanted=lambda kind: reading_of(kind) is not None)
         if not 200 <= page.status < 300:
-            raise ToolError(f"{page.url.host} answered {page.status_text}: check the address, or look elsewhere.")
-        return _present(page, asked, await _read(page))
+            raise ToolError(
+                f"{page.url.host} answered {page.status_text}: check the address, or look elsewhere.",
+                untrusted=True,
+            )
+        try:
+            return _present(page, asked, await _read(page))
+        except ToolError as error:  # about what a server has sent
+            error.untrusted = True
+            raise
 
 
 class WebSearch(Tool):

@@ -1,0 +1,145 @@
+"""What the prose around a JSON call says about it: that the model makes the call, or that it only shows one.
+
+A call between marks (`<tool_call>`) needs none of this. A bare object does: "Let me look. {…}" is a call, and
+"a call looks like this: {…}" is not. The lists cover the languages that models answer in most; in any other, a call
+counts where nothing but white space stands before it on its line and nothing follows it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Lead = Literal["intent", "example", "neutral"]
+
+WINDOW = 300  # characters of the prose before a call, and of the line behind it, that are looked at
+
+
+def _any(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE | re.MULTILINE)
+
+
+_RUN = r"(?:\w+ )?(?:run|call|called|execute|executed|use|send|sent|invoke|invoked|make|made|issue)\b"
+_NOT = r"\b(?:not|don['’]t|didn['’]t|never|cannot|can['’]t|won['’]t)"
+
+# The text shows a call and does not make it.
+_EXAMPLE = _any(
+    r"\b(?:examples?|e\.g\.|for instance|samples?|schemas?|illustrat\w+|templates?|hypothetical\w*|placeholder)\b",
+    r"\b(?:could|might|would(?! like to)|imagine|suppose|pretend|instead of|rather than|such as)\b",
+    r"\bI['’]d\b(?! like to)",
+    r"\b(?:looks?|looked|goe?s?|works?|written|something|call|use) like\b|\blike (?:this|so|that)\b",
+    r"\bhow (?:to|you|one|it|a|the|this|that)\b|\b(?:this|that) is how\b",
+    r"\b(?:show|tell|give) you\b|\b(?:explain|demonstrat|describ)\w*",
+    r"\byou (?:can|may|should|must|need|will|have|write|call|send|get|use)\b",
+    r"\bone (?:can|would|writes|calls|sends|uses)\b",
+    rf"{_NOT} (?:going to )?{_RUN}",
+    r"\b(?:I|we|it|he|she|they|you) (?:called|wrote|sent|used|ran|made|tried|executed|invoked|issued|answered)\b",
+    r"\bbeispiele?\b|\bbeispielsweise\b|\bz\. ?B\.|\bkönnten?\b|\bwürden?\b|\bsieht so\b|\bsähe\b",
+    r"\bnicht (?:ausführen|aufrufen)\b",
+    r"\bexemples?\b|\bpourrai\w*|\bressembl\w*|\bejemplos?\b|\bpodrí\w*|\besempi\w*|\bpotrebb\w*",
+    r"\bexemplos?\b|\bpoderia\b|\bvoorbeeld\w*|\bzou\b|пример|例如|比如|示例|例子|例えば|예시|예를",
+)
+
+# The text speaks about calls. It counts only where nothing says that the model makes this one.
+_ABOUT_CALLS = _any(
+    r"\b(?:arguments?|parameters?|formats?|formatted|syntax|json|snippets?|payloads?|object|encoded|usage)\b",
+    r"\b(?:sends?|sent|emits?|emitted|wrote|writes|written|logged|recorded|answered|returned|replied|responded)\b",
+    r"\b(?:accepts?|expects?|takes|means|corresponds?|equivalent|defined|definitions?|config\w*|settings?)\b",
+    r"\b(?:transcripts?|protocol|fixtures?|readme|documentation|docs|requests?|body|bodies|clients?|prompts?)\b",
+    r"\b(?:training|dataset|specification|spec|standard)\b",
+    r"\b(?:has|contains|says|reads|shows|is|are|was|gives|becomes|lautet|enthält|ist)\s*:\W*$",
+    r"^#{1,6}\s(?!.*\b(?:call|action|step|tool)\b)",
+)
+
+_GERUND = (
+    r"(?:calling|checking|creating|executing|fetching|finding|getting|inspecting|invoking|listing|loading|looking"
+    r"|opening|querying|reading|running|scanning|searching|starting|trying|using|viewing|waiting|writing)\b"
+)
+
+# The model announces what it does next.
+_INTENT = _any(
+    # Not of the past: "I called", "I have found".
+    r"\bI(?:['’](?:ll|m)\b|(?= ))"
+    r"(?! (?:(?!need)\w+ed|said|wrote|sent|saw|had|did|was|made|got|gave|ran|have(?! to))\b)",
+    r"\b(?:let me|let['’]s|let us|allow me)\b|\bwe(?:['’]ll|['’]re| (?:need|should|must|will|have to|first|now))\b",
+    r"\b(?:going|time|about) to\b|\bneeds? to be\b",
+    # "Reading the file." announces; "Reading a file:" may be a heading.
+    rf"^\W*(?:(?:now|first|next|then|currently|just)\b\W*)?{_GERUND}[^:]*$",
+    rf"^\W*{_GERUND} (?:it|them|that|the (?:tool|function))\b|^\W*now\b|\bnow\W*$",
+    r"^\W*(?:one|just a|a) (?:moment|second)\b|^\W*(?:please )?(?:wait|hold on)\b",
+    r"\b(?:on it|right away)\W*$|\bhere (?:goes|we go)\b",
+    # A sentence of its own, not "Sure, here is the JSON".
+    r"^\W*(?:ok(?:ay)?|sure(?: thing)?|certainly|of course|alright|all right|got it|understood|absolutely|yes|gladly"
+    r"|no problem|gerne|klar|natürlich|gut|verstanden|bien sûr|d['’]accord|claro|vale|certo|va bene)\W*$",
+    r"^\W*(?:my |the )?(?:next )?(?:(?:tool|function)[ _-]?(?:calls?|use)|action|step \d+)\W*$",
+    r"\b(?:ich|wir)\b(?! (?:habe|haben|hatte|hatten)\b)|\blasst? (?:mich|uns)\b|\bmoment\W*$|\bschaue?\b",
+    r"\b(?:je |j['’])(?:vais|regarde|vérifie|lis|cherche|dois|commence|liste|ouvre|appelle|lance)\b",
+    r"\blaissez?[- ]moi\b|\bvoyons\b",
+    r"\b(?:voy a|déjame|déjeme|vamos a|permíteme|necesito|veamos|miro|busco|leo)\b",
+    r"\b(?:vou|deixe-me|deixa-me|preciso|vamos)\b",
+    r"\b(?:controllo|guardo|vediamo|leggo|cerco|devo|fammi|lasciami)\b|\b(?:ik|laat me)\b",
+    r"\b(?:сейчас|давайте|посмотрю|проверю|прочитаю|мне нужно)\b",
+    r"让我|我来|我将|我会|我先|我需要|首先|確認し|見てみ|調べ|読みます|확인|살펴",
+)
+
+# The line behind a call says that it was shown and not made.
+_SHOWN = _any(
+    r"\b(?:this|that|it|which|here) (?:is|was|would be) (?:(?:just|only|merely|simply) )?"
+    r"(?:how|what|an?|one|the (?:way|format|form|shape))\b",
+    r"\bis how\b|\b(?:this|that|it|which|above|call|object|json|snippet|command|one) (?:would|could|might)\b",
+    r"\b(?:this|that|which|above|call|object|json|snippet|command) (?:shows|illustrates|demonstrates|means|says)\b",
+    r"\bthe above\b|\babove (?:call|json|example|snippet|object|command)\b",
+    r"\bexamples?\b.{0,20}\b(?:call|only|above|json)|\bthis example\b|\bfor (?:example|instance)\b|\be\.g\.",
+    r"\byou (?:can|could|may|might|would|should|must|need|will|have)\b",
+    r"^\W*(?:replace|adjust|substitute|change|note that|note:|where|here,|with this|in this)\b",
+    r"^\W*and (?:so|then) (?:on|the)\b",
+    r"^\W*the (?:name|path|arguments?|parameters?|field|key|value)s?\b",
+    rf"{_NOT} {_RUN}",
+    r"\bso (?:sieht|funktioniert|geht|ruft|würde)\b|\bbeispiel|\bwürden?\b|\bkönnten?\b|\bkannst\b|\bkönnen sie\b",
+    r"\bpar exemple\b|\bpor ejemplo\b|\bad esempio\b|\bpor exemplo\b|\bbijvoorbeeld\b",
+    r"\bvoilà comment\b|\basí es como\b|\becco come\b|пример|例如|示例|例えば|예시",
+)
+
+_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)*_]*\s+|\n\s*|(?<=[。！？])\s*(?!\Z)")
+_PARAGRAPH = re.compile(r"\n[ \t]*\n")
+_ENDS_SENTENCE = re.compile(r"[.!?…:。！？：][\"'”’)*_]*\s*\Z")
+_ONLY_PUNCTUATION = re.compile(r"[\s.!…。]*\Z")
+
+
+def lead_of(before: str) -> Lead:
+    """What the prose before a call announces: a call, an example, or nothing of the kind.
+
+    The last sentence counts most; where it announces nothing, an example in the last paragraph counts too.
+    """
+    before = before[-WINDOW:].strip()
+    last = _SENTENCE_END.split(before)[-1]
+    if _EXAMPLE.search(last):
+        return "example"
+    if _INTENT.search(last):
+        return "intent"
+    paragraph = "\n".join(_PARAGRAPH.split(before)[-2 if last.endswith(":") else -1 :])
+    return "example" if _EXAMPLE.search(paragraph) or _ABOUT_CALLS.search(last) else "neutral"
+
+
+def ends_sentence(before: str) -> bool:
+    """Whether the prose before a call is a whole sentence, or introduces the call with a colon."""
+    return _ENDS_SENTENCE.search(before) is not None
+
+
+def is_retracted(behind: str) -> bool:
+    """Whether the line behind a call says that the call was an example."""
+    return _SHOWN.search(behind) is not None
+
+
+def is_announced(behind: str) -> bool:
+    """Whether the line behind a call says that the model makes it, as "I will report what I find" does."""
+    return _INTENT.search(_SENTENCE_END.split(behind.strip())[0]) is not None and _EXAMPLE.search(behind) is None
+
+
+def is_continued(behind: str) -> bool:
+    """Whether the line behind a call continues the sentence that the call stands in."""
+    return behind[:1].islower() or behind[:1] in ",;)]`\"'"
+
+
+def is_only_punctuation(behind: str) -> bool:
+    return _ONLY_PUNCTUATION.match(behind) is not None

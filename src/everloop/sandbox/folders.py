@@ -1,0 +1,220 @@
+"""The folders of a workspace, read again only where they have changed.
+
+A command can make a file anywhere below the workspace, so after it every folder must be looked at. To list them all
+would take too long. A folder whose inode and change time are the same has the same entries: one `stat` is enough.
+No process but a privileged one can set a change time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_BYTES = 1024 * 1024
+ASIDE = re.compile(r"\.untrusted-[0-9a-f]{6}$")
+_SETTLED_NS = 2_000_000_000  # two changes closer together than the clock's tick may share one change time
+_GIT_FOLDER = frozenset({"objects", "refs"})
+
+
+@dataclass(slots=True, frozen=True)
+class Folder:
+    """What matters of one folder."""
+
+    stamp: tuple[int, int, int, int] | None  # None: changed so recently that it must be read again
+    folders: tuple[str, ...]  # names; links are not followed
+    pointer: bool  # it has a `.git` that is no folder
+    is_git: bool  # git would take it for a repository's own folder
+    steering: tuple[str, ...]  # names of files that other programs run or take as settings
+    readable: bool = True
+
+
+class FolderTree:
+    """The folders of a workspace. `refresh` brings it up to date; it does file I/O, so call it in a thread."""
+
+    def __init__(self, root: str, steers: Callable[[str], bool], generated: Callable[[str], bool]) -> None:
+        self.root = root
+        self._steers = steers
+        self._generated = generated
+        self._folders: dict[str, Folder] = {}
+
+    def refresh(self, *, unlock: bool = False) -> None:
+        """Read the folders that have changed. With `unlock`, make those readable that a command has just locked."""
+        found: dict[str, Folder] = {}
+        open_folders = [("", False)]
+        while open_folders:
+            path, generated = open_folders.pop()
+            place = f"{self.root}/{path}" if path else self.root
+            try:
+                info = os.lstat(place)
+            except OSError:
+                continue
+            if not stat.S_ISDIR(info.st_mode):
+                continue
+            stamp = (info.st_dev, info.st_ino, info.st_ctime_ns, info.st_mtime_ns)
+            folder = self._folders.get(path)
+            if folder is None or folder.stamp != stamp:
+                locked = unlock and (folder is None or folder.readable)
+                folder = self._read(path, place, stamp, generated, unlock=locked)
+            found[path] = folder
+            prefix = f"{path}/" if path else ""
+            for name in folder.folders:
+                below = prefix + name
+                open_folders.append((below, generated or self._generated(below)))
+        self._folders = found
+
+    def repositories(self) -> Iterator[str]:
+        """The folders that are, or would be taken for, a repository's own folder (`.git`, a bare repository)."""
+        for path, folder in self._folders.items():
+            if folder.is_git or path == ".git" or path.endswith("/.git"):
+                yield path
+
+    def pointers(self) -> Iterator[str]:
+        """The paths of each `.git` that is a file or a link."""
+        for path, folder in self._folders.items():
+            if folder.pointer:
+                yield f"{path}/.git" if path else ".git"
+
+    def steering(self) -> Iterator[str]:
+        """The paths of files that other programs run or take as settings, outside of generated folders."""
+        for path, folder in self._folders.items():
+            for name in folder.steering:
+                yield f"{path}/{name}" if path else name
+
+    def has(self, path: str) -> bool:
+        return path in self._folders
+
+    def _read(
+        self, path: str, place: str, stamp: tuple[int, int, int, int], generated: bool, *, unlock: bool
+    ) -> Folder:
+        began = time.time_ns()
+        try:
+            entries = list(os.scandir(place))
+        except PermissionError:
+            if not (unlock and _unlock(place)):
+                return Folder(stamp, (), False, False, (), readable=False)
+            return self._read(path, place, stamp, generated, unlock=False)
+        except OSError:
+            return Folder(None, (), False, False, ())
+        names = {entry.name for entry in entries}
+        folders = tuple(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        is_git = "HEAD" in names and ("commondir" in names or names >= _GIT_FOLDER)
+        steering: tuple[str, ...] = ()
+        if not generated:
+            prefix, inside = (f"{path}/" if path else ""), set(folders)
+            steering = tuple(name for name in names - inside if self._steers(prefix + name))
+        settled = max(stamp[2], stamp[3]) < began - _SETTLED_NS
+        return Folder(stamp if settled else None, folders, ".git" in names and ".git" not in folders, is_git, steering)
+
+
+def _unlock(place: str) -> bool:
+    """Give the owner of a folder access to it; False where that is not us. A link in its place is not followed."""
+    try:
+        descriptor = os.open(place, getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        info = os.fstat(descriptor)
+        if info.st_uid != os.geteuid() or not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o500 == 0o500:
+            return False
+        os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IMODE(info.st_mode) | 0o700)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ single files
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """A file, or what stands in its place."""
+
+    kind: str  # "file", "link" or "other"
+    data: bytes | None = None  # the text of a file (None if it is too long) or where a link leads
+    mode: int = 0o644
+
+
+def aside_name(name: str) -> str:
+    """The name under which a planted file is kept; no program looks for files with such an ending."""
+    return f"{name}.untrusted-{secrets.token_hex(3)}"
+
+
+def read_part(folder: int, name: str) -> Part | None:
+    """What stands at a name in an open folder; None for nothing."""
+    info = lstat(folder, name)
+    if info is None:
+        return None
+    if stat.S_ISLNK(info.st_mode):
+        with suppress(OSError):
+            return Part("link", os.fsencode(os.readlink(name, dir_fd=folder)))
+        return Part("other")
+    if not stat.S_ISREG(info.st_mode):
+        return Part("other")
+    try:
+        descriptor = os.open(name, _FILE, dir_fd=folder)
+    except OSError:
+        return Part("other")
+    with open(descriptor, "rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    return Part("file", data if len(data) <= _MAX_BYTES else None, stat.S_IMODE(info.st_mode))
+
+
+def put_back(folder: int, name: str, part: Part) -> None:
+    if part.kind == "link" and part.data is not None:
+        os.symlink(os.fsdecode(part.data), name, dir_fd=folder)
+    if part.kind != "file" or part.data is None:
+        return
+    descriptor = os.open(
+        name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
+    )
+    with open(descriptor, "wb") as file:
+        file.write(part.data)
+        os.fchmod(descriptor, part.mode & 0o777)
+
+
+def move_aside(folder: int, name: str) -> str:
+    """Give a planted file another name and return that. An OSError if that cannot be done."""
+    aside = aside_name(name)
+    try:
+        os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+    except PermissionError:  # a command can take the right to write away from its own folder
+        os.fchmod(folder, stat.S_IMODE(os.fstat(folder).st_mode) | 0o700)
+        os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+    return aside
+
+
+def lstat(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return None
+
+
+@contextmanager
+def opened_folder(root: int | str | None, path: str) -> Iterator[int | None]:
+    """A folder below another, opened one component at a time without following links; None if it is none."""
+    held: list[int] = []
+    try:
+        if isinstance(root, str):
+            held.append(os.open(root, _FOLDER))
+            root = held[-1]
+        for name in path.split("/") if path and root is not None else ():
+            held.append(os.open(name, _FOLDER, dir_fd=held[-1] if held else root))
+        found = held[-1] if held else root
+    except OSError:
+        found = None
+    try:
+        yield found
+    finally:
+        for descriptor in held:
+            os.close(descriptor)

@@ -1,0 +1,210 @@
+"""The git repositories of a workspace, and what in them makes git run programs.
+
+A person's own git runs hooks, filters, file system monitors and pagers that a repository names, outside of any sandbox
+and already for `git status`. A command may make repositories and commit to them, so it can write such names. After
+each command the repositories are compared with how they were before, and what is new and unsafe is put aside.
+
+Other commands may be running meanwhile and swap files for links: everything is opened through descriptors of folders,
+one component at a time, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .folders import ASIDE, FolderTree, Part, lstat, move_aside, opened_folder, put_back, read_part
+from .git_config import safe_subset, unsafe_settings
+
+_MAX_HOOKS = 200
+_TRIES = 3
+_SINGLE = ("config", "config.worktree", "commondir", "info/attributes")
+_INNER = ("info", "hooks")  # folders, through which a link would lead
+
+
+Parts = dict[str, Part]  # by path in the repository's folder; that of a `.git` file or link by ""
+State = dict[str, Parts]  # by the path of the folder, file or link in the workspace
+
+
+@dataclass(slots=True, frozen=True)
+class Plant:
+    """Something unsafe that came to be: where, and why it is unsafe."""
+
+    place: str
+    name: str
+    why: str
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.place, self.name) if self.name else self.place
+
+
+def read_state(tree: FolderTree) -> State:
+    """What steers git in the repositories of a tree that was just refreshed."""
+    state: State = {}
+    with opened_folder(tree.root, "") as root:
+        if root is None:
+            return state
+        for path in tree.repositories():
+            with opened_folder(root, path) as folder:
+                if folder is not None:
+                    state[path] = _parts(folder)
+        for path in tree.pointers():
+            above, name = os.path.split(path)
+            with opened_folder(root, above) as folder:
+                if folder is not None and (part := read_part(folder, name)) is not None:
+                    state[path] = {"": part}
+    return state
+
+
+def plants(before: State, after: State, workspace: str, frozen: Collection[str] = ()) -> list[Plant]:
+    """What is unsafe in the state after a command and was not there before. `frozen` paths were out of its reach."""
+    found: list[Plant] = []
+    folders = {path for path, parts in after.items() if "" not in parts}
+    for place, parts in after.items():
+        old = before.get(place, {})
+        for name, part in parts.items():
+            path = os.path.join(workspace, place, name) if name else os.path.join(workspace, place)
+            if old.get(name) == part or any(path == each or path.startswith(each + "/") for each in frozen):
+                continue
+            if why := _why_unsafe(place, name, part, old.get(name), folders, workspace):
+                found.append(Plant(place, name, why))
+    return found
+
+
+def put_aside(workspace: str, before: State, found: list[Plant]) -> list[str]:
+    """Take plants out of git's way: each gets another name, and what was there before is put back. Gives notes."""
+    notes = []
+    with opened_folder(workspace, "") as root:
+        for plant in found if root is not None else ():
+            inside, name = os.path.split(plant.path)
+            with opened_folder(root, inside) as folder:
+                if folder is None:
+                    continue
+                try:
+                    text = read_part(folder, name)
+                    aside = move_aside(folder, name)
+                    old = before.get(plant.place, {}).get(plant.name)
+                    if old is None and plant.name == "config" and text is not None and text.kind == "file":
+                        old = Part("file", safe_subset(text.data or b""), text.mode)
+                    if old is not None:
+                        put_back(folder, name, old)
+                    notes.append(f"[{plant.path} {plant.why}; it is now {os.path.join(inside, aside)}]")
+                except FileNotFoundError:
+                    continue  # another command has just removed it
+                except OSError as error:
+                    notes.append(f"[{plant.path} {plant.why}, and cannot be renamed ({error.strerror}): remove it]")
+    return notes
+
+
+def check(tree: FolderTree, before: State, frozen: Collection[str] = ()) -> list[str]:
+    """Put aside what commands planted in the repositories of a workspace since `before`. Gives notes; may be slow."""
+    notes: list[str] = []
+    for _ in range(_TRIES):  # another command may plant again meanwhile; its own end is checked too
+        tree.refresh(unlock=True)
+        found = plants(before, read_state(tree), tree.root, frozen)
+        if not found:
+            return notes
+        notes += put_aside(tree.root, before, found)
+    return notes
+
+
+def to_json(state: State) -> dict[str, Any]:
+    """A state that can be written to disk."""
+    return {
+        place: {
+            name: [part.kind, None if part.data is None else base64.b64encode(part.data).decode(), part.mode]
+            for name, part in parts.items()
+        }
+        for place, parts in state.items()
+    }
+
+
+def from_json(value: Mapping[str, Any]) -> State:
+    return {
+        place: {
+            name: Part(kind, None if data is None else base64.b64decode(data), mode)
+            for name, (kind, data, mode) in parts.items()
+        }
+        for place, parts in value.items()
+    }
+
+
+def _why_unsafe(place: str, name: str, part: Part, old: Part | None, folders: set[str], workspace: str) -> str:
+    """Why a new or changed part is unsafe; "" where it is not."""
+    if name in ("config", "config.worktree"):
+        if part.kind != "file" or part.data is None:
+            return "is not an ordinary file of settings"
+        trusted = old.data if old is not None and old.kind == "file" else None
+        bad = unsafe_settings(part.data, trusted, worktree=_worktree(place, workspace))
+        return f"would make your git run programs ({', '.join(bad[:5])})" if bad else ""
+    if name == "commondir":
+        above = os.path.dirname(os.path.dirname(place))
+        linked = os.path.basename(os.path.dirname(place)) == "worktrees" and above in folders
+        usual = part.kind == "file" and part.data is not None and part.data.strip() == b"../.."
+        return "" if linked and usual else "leads your git to other settings"
+    if name == "":
+        return "" if _target(place, part, workspace) in folders else "leads your git to another place"
+    if name.startswith("hooks"):
+        return "would be run by your git"
+    return "leads your git to other settings"
+
+
+def _worktree(place: str, workspace: str) -> bytes:
+    """The value of core.worktree that git itself writes for a submodule."""
+    above, modules, inside = place.partition("/modules/")
+    if not modules or os.path.basename(above) != ".git":
+        return b""
+    tree = os.path.join(os.path.dirname(above), inside.replace("/modules/", "/"))
+    return os.fsencode(os.path.relpath(os.path.join(workspace, tree), os.path.join(workspace, place)))
+
+
+def _target(place: str, part: Part, workspace: str) -> str | None:
+    """The folder in the workspace that a `.git` file leads to, where no link can be on the way."""
+    if part.kind != "file" or part.data is None or not part.data.startswith(b"gitdir: "):
+        return None
+    text = os.fsdecode(part.data[8:].rstrip(b"\n"))
+    if text.startswith(workspace + "/"):
+        text = os.path.relpath(text, os.path.join(workspace, os.path.dirname(place)))
+    parts = text.split("/")
+    while parts and parts[0] == "..":
+        del parts[0]
+    if not parts or any(each in ("", ".", "..") for each in parts):
+        return None
+    target = os.path.normpath(os.path.join("/", os.path.dirname(place), text))
+    ups = text.count("../")
+    return target[1:] if ups <= os.path.dirname(place).count("/") + bool(os.path.dirname(place)) else None
+
+
+def _parts(folder: int) -> Parts:
+    parts: Parts = {}
+    linked = set()
+    for name in _INNER:
+        info = lstat(folder, name)
+        if info is not None and not stat.S_ISDIR(info.st_mode):
+            linked.add(name)
+            if (part := read_part(folder, name)) is not None:
+                parts[name] = part
+    for name in _SINGLE:
+        if name.split("/")[0] in linked:
+            continue
+        above, last = os.path.split(name)
+        with opened_folder(folder, above) as inner:
+            if inner is not None and (part := read_part(inner, last)) is not None:
+                parts[name] = part
+    if "hooks" not in linked:
+        with opened_folder(folder, "hooks") as hooks:
+            names = [] if hooks is None else [name for name in os.listdir(hooks) if _is_hook(name)]
+            for count, name in enumerate(names):  # the texts of more than a person has are not worth the memory
+                part = read_part(hooks, name) if hooks is not None and count < _MAX_HOOKS else Part("other")
+                if part is not None:
+                    parts[f"hooks/{name}"] = part
+    return parts
+
+
+def _is_hook(name: str) -> bool:
+    return not name.endswith(".sample") and not ASIDE.search(name)

@@ -17,11 +17,15 @@ AT_ONCE = 10  # messages taken for sending; all of them count as possible repeat
 
 
 class DurableBus(MessageBus):
-    """A message is on disk when `publish_inbound` returns, and out of the outbox once `sent` says so."""
+    """A message is on disk when `publish_inbound` returns, and out of the outbox once `sent` says so.
 
-    def __init__(self, store: Store) -> None:
+    With a `channel`, only the messages to that channel are consumed here: others have their own bus over the store.
+    """
+
+    def __init__(self, store: Store, channel: str | None = None) -> None:
         super().__init__()
         self._store = store
+        self._channels = None if channel is None else [channel]
         self._worker = new_worker()
         self._more = asyncio.Event()  # there may be something in the outbox
         self._neighbours: Neighbours | None = None  # whoever answers, and whoever else sends
@@ -67,7 +71,7 @@ class DurableBus(MessageBus):
                 await neighbours.join()
                 self._neighbours = neighbours
             self._more.clear()  # before looking: what comes in meanwhile sets it again
-            found = await self._store.take_outgoing(self._worker, AT_ONCE)
+            found = await self._store.take_outgoing(self._worker, AT_ONCE, None, self._channels)
             self._taken.extend(found)
             return bool(found)
         finally:

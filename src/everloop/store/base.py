@@ -298,8 +298,15 @@ class Store(Protocol):
         ...
 
     # outbox
-    async def take_outgoing(self, worker: str, limit: int = 100, chat: tuple[str, str] | None = None) -> list[Outgoing]:
-        """Messages to send that no living worker is sending, oldest first, now this worker's; of one chat, if given."""
+    async def take_outgoing(
+        self,
+        worker: str,
+        limit: int = 100,
+        chat: tuple[str, str] | None = None,
+        channels: Sequence[str] | None = None,
+    ) -> list[Outgoing]:
+        """Take messages to send that no living worker is sending, oldest first: of one chat or of some channels, if
+        given. A row that cannot be decoded is set aside, and the others are taken all the same."""
         ...
 
     async def sent(self, ids: Sequence[int]) -> None: ...

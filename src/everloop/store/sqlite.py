@@ -21,7 +21,7 @@ import msgspec
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StoreError
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry, encode_entry, kind_of
-from . import forks, parking, rates, trust
+from . import commit_mark, forks, parking, rates, trust
 from . import search as searching
 from . import tokens as tokening
 from . import transactions as tx
@@ -40,6 +40,7 @@ from .base import (
     TurnInfo,
     Waiting,
 )
+from .commit_mark import CommitMark
 from .counting import look
 from .migrations import NewerSchema, migrate
 from .overview import Overview
@@ -81,7 +82,7 @@ class SQLiteStore:
     def __init__(self, path: str | Path | Callable[[], Path], *, lock_seconds: float = LOCK_SECONDS) -> None:
         self._path = path
         self._lock_seconds = lock_seconds
-        self.writer = Writer(self._connect, self._explain)
+        self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path))
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
         self._open: list[sqlite3.Connection] = []
@@ -154,7 +155,7 @@ class SQLiteStore:
     def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
         rows = _rows(claim, entries)
         if not took and not claim.spent and not isinstance(entries[-1], Compacted):
-            return self.writer.submit(lambda db: tx.append(db, claim, rows), "single")
+            return self.writer.submit(lambda db: tx.append(db, claim, rows))
         claim.inbox += took
         spent, claim.spent = claim.spent, []
         return self.writer.submit(lambda db: tx.append_taking(db, claim, rows, took, spent))
@@ -222,8 +223,16 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------------------------------ outbox
 
-    async def take_outgoing(self, worker: str, limit: int = 100, chat: tuple[str, str] | None = None) -> list[Outgoing]:
-        return await self.writer.submit(partial(tx.take_outgoing, worker=worker, limit=limit, chat=chat))
+    async def take_outgoing(
+        self,
+        worker: str,
+        limit: int = 100,
+        chat: tuple[str, str] | None = None,
+        channels: Sequence[str] | None = None,
+    ) -> list[Outgoing]:
+        taken = await self.writer.submit(lambda db: tx.take_outgoing(db, worker, limit, chat, channels))
+        taken.log_damaged()
+        return taken.rows
 
     async def sent(self, ids: Sequence[int]) -> None:
         now = time.time()
@@ -434,6 +443,7 @@ class SQLiteStore:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with contextlib.suppress(FileExistsError):  # private from its first byte on
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+                commit_mark.forget(self.path)
             connection = sqlite3.connect(
                 self.path, timeout=self._lock_seconds, isolation_level=None, check_same_thread=False
             )
@@ -446,6 +456,7 @@ class SQLiteStore:
             # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             migrate(connection)
+            commit_mark.verify(connection, self.path)
         except NewerSchema:
             connection.close()
             raise StoreError(

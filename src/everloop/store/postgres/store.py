@@ -30,6 +30,7 @@ from ..base import (
     Waiting,
 )
 from ..news import ANY, News
+from ..outbox import Taken, encoded
 from ..overview import Overview
 from ..tokens import COLUMNS, NOTED_EVERY
 from ..transactions import Behind, Held, incoming
@@ -44,7 +45,7 @@ from .migrations import migrate
 from .pooling import refuse_transaction_mode
 from .pulse import Pulse
 from .relay import Relay
-from .rows import NOW, Rows, accept, encode, lives, living, rows_of, spend
+from .rows import NOW, Rows, accept, lives, living, rows_of, spend
 from .waking import Waking
 
 if TYPE_CHECKING:
@@ -193,8 +194,8 @@ class PostgresStore:
         return await self._write(lambda db: turns.decide(db, owner, key, allowed, by, note, word), (owner, key))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        data = encode(message).decode()
-        return self._write(lambda db: turns.post(db, claim, data, key, sender), (claim.owner, claim.key))
+        (row,) = encoded([message])
+        return self._write(lambda db: turns.post(db, claim, row, key, sender), (claim.owner, claim.key))
 
     async def release(self, claim: Claim) -> None:
         await self._write(_does(sql.RELEASE, claim.session, claim.fence), (claim.owner, claim.key))
@@ -209,16 +210,24 @@ class PostgresStore:
 
     # ------------------------------------------------------------------------------------------ outbox
 
-    async def take_outgoing(self, worker: str, limit: int = 100, chat: tuple[str, str] | None = None) -> list[Outgoing]:
-        def work(db: Connection) -> list[Outgoing]:
-            taken = writes.take_outgoing(db, worker, limit, chat, self._lease)
-            if taken and not self.pulse.knows(worker):
+    async def take_outgoing(
+        self,
+        worker: str,
+        limit: int = 100,
+        chat: tuple[str, str] | None = None,
+        channels: Sequence[str] | None = None,
+    ) -> list[Outgoing]:
+        def work(db: Connection) -> Taken:
+            taken = writes.take_outgoing(db, worker, limit, chat, channels, self._lease)
+            if taken.rows and not self.pulse.knows(worker):
                 db.execute(turns.RENEW, (worker,))
             return taken
 
-        if taken := await self._write(work, ("outbox", worker)):
+        taken = await self._write(work, ("outbox", worker))
+        taken.log_damaged()
+        if taken.rows:
             self.pulse.keep(worker)
-        return taken
+        return taken.rows
 
     async def sent(self, ids: Sequence[int]) -> None:
         await self._write(_does(f"UPDATE outbox SET sent_at = {NOW} WHERE id = ANY(%s)", list(ids)))

@@ -10,8 +10,8 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.log import CallsAsked, TurnEnded
-from everloop.runtime.dispatcher import WAITS, Dispatcher
-from everloop.runtime.session import Live
+from everloop.runtime.dispatcher import Dispatcher
+from everloop.runtime.session import WAITS, Session
 from everloop.store.base import Busy, Claim
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.workers import new_worker, retire
@@ -23,7 +23,27 @@ def said(text: str) -> InboundMessage:
     return InboundMessage("test", "user", "one", text, reply=False).addressed()
 
 
-class Desk:
+class Host:
+    """A host whose sessions are told of nothing."""
+
+    async def run_claim(self, claim: Claim, session: Session) -> str:
+        raise NotImplementedError
+
+    def system_prompt(self) -> str:
+        return ""
+
+    def on_held(self, worker: str, awaited: bool) -> None: ...
+
+    def on_handoff(self, session: int | None) -> None: ...
+
+    def on_unclaimed_answer(self, row: int) -> None: ...
+
+    def on_message_behind_question(self, message: InboundMessage) -> None: ...
+
+    async def stop_elsewhere(self, owner: str, key: str, target: str | int | None) -> None: ...
+
+
+class Desk(Host):
     """A dispatcher that answers a message with its own words, and the store that it shares with another worker."""
 
     def __init__(self, store: SQLiteStore) -> None:
@@ -31,16 +51,16 @@ class Desk:
         self.other = new_worker()
         self.reached, self.go = asyncio.Event(), asyncio.Event()
         self.held: set[str] = set()  # messages whose turns wait for `go`
-        self.dispatcher = Dispatcher(store, self._run, str)
+        self.dispatcher = Dispatcher(store, self)
 
-    async def _run(self, claim: Claim, live: Live) -> str:
+    async def run_claim(self, claim: Claim, session: Session) -> str:
         text = claim.message.content
         if text in self.held:
             self.held.discard(text)
             self.reached.set()
             await self.go.wait()
         finished = await self.store.finish(claim, [TurnEnded("answer", text)])
-        live.again |= finished.more
+        session.again |= finished.more
         return text
 
 
@@ -109,13 +129,13 @@ async def test_who_has_gone_while_told_that_a_question_is_open_takes_nobody_else
     patient = desk.dispatcher.wait_for(row.id, row.message)
     hasty = await desk.dispatcher.submit(said("hasty"))
     hasty.cancel()
-    await until(lambda: desk.dispatcher.live("me", "test:one") is None)
+    await until(lambda: desk.dispatcher.session("me", "test:one") is None)
     assert not patient.done()
     assert await (await desk.dispatcher.submit(said("another"))) == WAITS
 
 
 @pytest.mark.parametrize(("meant", "stopped"), [(None, True), ("t1", True), (5, True), ("t2", False), (6, False)])
-def test_a_stop_that_is_meant_for_one_turn_stops_no_other(meant, stopped):
+async def test_a_stop_that_is_meant_for_one_turn_stops_no_other(desk, meant, stopped):
     """Also where that turn has just begun, and the stop names the row of the inbox that opened it."""
     told: list[str] = []
 
@@ -126,6 +146,7 @@ def test_a_stop_that_is_meant_for_one_turn_stops_no_other(meant, stopped):
             told.append(reason)
 
     turn: Any = Running()
-    live = Live("me", "test:one", turn=turn, rows=[5])
-    live.stop("cancelled", "Stopped.", meant)
+    session = desk.dispatcher._start("me", "test:one")
+    session.turn, session.rows = turn, [5]
+    session.stop("cancelled", "Stopped.", meant)
     assert bool(told) is stopped

@@ -67,9 +67,9 @@ async def test_a_message_of_another_process_steers_the_turn_that_runs(tmp_path):
         await chat.channel.publish_inbound(said("one"))
         await gate.reached.wait()
         await chat.channel.publish_inbound(said("and two"))
-        live = chat.agent._dispatcher.live("me", "test:one")
-        assert live is not None
-        await until(lambda: bool(live.steer))  # the worker has heard of it
+        session = chat.agent._dispatcher.session("me", "test:one")
+        assert session is not None
+        await until(lambda: bool(session.steering))  # the worker has heard of it
         gate.open.set()
         assert await chat.hear() == "both answered"
         assert [m["content"] for m in chat.provider.requests[-1].messages[1:]] == ["one", "first answer", "and two"]
@@ -82,9 +82,9 @@ async def test_a_message_that_is_read_while_the_turn_takes_it_steers_it_once(tmp
         await chat.channel.publish_inbound(said("one"))
         await gates[0].reached.wait()
         await chat.channel.publish_inbound(said("and two"))
-        live = chat.agent._dispatcher.live("me", "test:one")
-        assert live is not None
-        await until(lambda: bool(live.steer))
+        session = chat.agent._dispatcher.session("me", "test:one")
+        assert session is not None
+        await until(lambda: bool(session.steering))
         waiting, read, passed = chat.store.waiting, asyncio.Event(), asyncio.Event()
 
         async def slow(owner: str, key: str) -> Any:
@@ -101,7 +101,7 @@ async def test_a_message_that_is_read_while_the_turn_takes_it_steers_it_once(tmp
         await gates[-1].reached.wait()
         passed.set()
         if answers == 1:  # if not, the turn that runs is that of the third
-            await until(lambda: "and three" in str(live.steer))
+            await until(lambda: "and three" in str(session.steering))
         await asyncio.sleep(0.1)  # nobody hears of anything a second time
         gates[-1].open.set()
         for _ in range(answers):

@@ -108,9 +108,9 @@ async def test_steered_messages_come_where_they_came(tmp_path):
         while not made.model.requests:
             await asyncio.sleep(0.01)
         second = asyncio.create_task(agent.process_direct("two"))
-        live = agent._dispatcher.live("me", KEY)
-        assert live is not None
-        await until(lambda: live.steer)
+        session = agent._dispatcher.session("me", KEY)
+        assert session is not None
+        await until(lambda: session.steering)
         ready.set()
         await asyncio.gather(first, second)
         entries, history = await made.turn()

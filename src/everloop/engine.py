@@ -190,7 +190,8 @@ class Turn:
             self.partial.append(event.text)
         elif isinstance(event, events.Restarted):
             self.partial.clear()
-        self.tell(event)
+        if self.emit is not None:
+            self.emit(event)
 
     def asks(self) -> None:
         """The model is asked now."""

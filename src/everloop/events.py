@@ -126,3 +126,4 @@ Event = (
     | TurnEnded
 )
 Emit = Callable[[Event], None]
+Show = Callable[[int, Event], None]  # told the log's last entry before the event's round, and the event

@@ -70,9 +70,9 @@ async def steers() -> str:
     """Have something said while it runs."""
     agent = running[0]
     said.append(asyncio.create_task(agent.process_direct("and in green")))
-    live = agent._dispatcher.live("me", "cli:direct")
-    assert live is not None
-    await until(lambda: bool(live.steer))
+    session = agent._dispatcher.session("me", "cli:direct")
+    assert session is not None
+    await until(lambda: bool(session.steering))
     return "steered"
 
 

@@ -23,7 +23,7 @@ from everloop import events as ev
 from everloop.messages import Conversation
 from everloop.providers.base import Delta
 from everloop.providers.openai import OpenAIProvider
-from everloop.runtime.asking import ask
+from everloop.runtime.model_call import ModelCall
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
 from everloop.tools.registry import marked
@@ -126,8 +126,9 @@ class Says(LLMProvider):
 async def answers(provider: LLMProvider, tools=TOOLS, **options) -> list[LLMResponse]:
     """The answer in one piece and the answer streamed."""
     conversation = options.pop("conversation", Conversation())
-    whole = await ask(provider, conversation, tools, None, None, **options)
-    return [whole, await ask(provider, conversation, tools, None, lambda event: None, **options)]
+    model_call = ModelCall(provider, **options)
+    whole = await model_call.ask(conversation, tools, None)
+    return [whole, await model_call.ask(conversation, tools, lambda event: None)]
 
 
 async def test_calls_in_the_text_count_and_the_reason_says_so():
@@ -158,7 +159,7 @@ async def test_a_lost_answer_leaves_nothing_behind():
             yield LLMResponse("plain `text`")
 
     seen: list[ev.Event] = []
-    answer = await ask(Flaky(), Conversation(), TOOLS, None, seen.append)
+    answer = await ModelCall(Flaky()).ask(Conversation(), TOOLS, seen.append)
     assert (answer.content, answer.tool_calls) == ("plain `text`", [])
     assert "".join(event.text for event in seen if isinstance(event, ev.Text)) == "plain `text`"
 
@@ -168,14 +169,14 @@ async def test_a_provider_that_returns_something_else_is_left_to_the_engine():
         async def chat(self, messages, tools=None, model=None):
             return "<think>"
 
-    assert await ask(Odd(), Conversation(), TOOLS, None, None) == "<think>"  # type: ignore[comparison-overlap]
+    assert await ModelCall(Odd()).ask(Conversation(), TOOLS, None) == "<think>"  # type: ignore[comparison-overlap]
 
 
 async def test_a_plain_answer_loads_nothing():
     program = """
 import asyncio, sys
 from everloop import LLMProvider, LLMResponse
-from everloop.runtime.asking import ask
+from everloop.runtime.model_call import ModelCall
 from everloop.messages import Conversation
 from everloop.providers.base import Delta
 class Plain(LLMProvider):
@@ -185,7 +186,7 @@ class Plain(LLMProvider):
         yield Delta("Water the beans")
         yield LLMResponse("Water the beans")
 for emit in (None, print):
-    asyncio.run(ask(Plain(), Conversation(), [], None, emit))
+    asyncio.run(ModelCall(Plain()).ask(Conversation(), [], emit))
 assert not [name for name in sys.modules if "dialects" in name or "json_repair" in name]
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
@@ -232,7 +233,7 @@ async def test_an_answer_that_differs_from_what_was_streamed_is_read_itself():
             yield Delta("<b>shown")
             yield LLMResponse(READ)
 
-    answer = await ask(Differs(), Conversation(), TOOLS, None, lambda event: None)
+    answer = await ModelCall(Differs()).ask(Conversation(), TOOLS, lambda event: None)
     assert [one.name for one in answer.tool_calls] == ["read_file"]
 
 

@@ -88,8 +88,8 @@ class Chat:
         """Wait until it is settled of so many messages what they do to the turn that runs."""
 
         def settled() -> bool:
-            live = self.agent._dispatcher.live("me", "test:1")
-            return live is not None and len(live.steer) + len(live.behind) == count
+            session = self.agent._dispatcher.session("me", "test:1")
+            return session is not None and len(session.steering) + len(session.behind) == count
 
         await until(settled)
 

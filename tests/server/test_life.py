@@ -15,12 +15,12 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.log import CallEnded, Entry, Request, TurnEnded
 from everloop.runtime.dispatcher import Dispatcher
-from everloop.runtime.session import Live
-from everloop.runtime.waiters import Stopped
+from everloop.runtime.session import Session, Stopped
 from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
+from ..test_dispatcher import Host
 from .serving import Client, Serving, call, process, refuses, serving, text_of
 
 ONCE = {"X-Session": "ada", "Idempotency-Key": "k1"}
@@ -309,12 +309,13 @@ async def test_a_request_that_had_not_begun_when_the_server_stopped_is_run_later
     store = SQLiteStore(tmp_path / "store.db")
     began: list[str] = []
 
-    async def hang(claim: Claim, live: Live) -> str:
-        began.append(claim.key)
-        await asyncio.sleep(60)
-        return ""
+    class Hangs(Host):
+        async def run_claim(self, claim: Claim, session: Session) -> str:
+            began.append(claim.key)
+            await asyncio.sleep(60)
+            return ""
 
-    dispatcher = Dispatcher(store, hang, lambda: "", at_once=1)
+    dispatcher = Dispatcher(store, Hangs(), at_once=1)
     answers = [
         await dispatcher.submit(
             InboundMessage("api", "client", id, "go", id=id, request=Request(kept=kept)).addressed()

@@ -12,7 +12,7 @@ import pytest
 
 from everloop import events
 from everloop.server.answers import Chunks
-from everloop.server.sse import MANY, RESTARTED, Feed
+from everloop.server.sse import MANY, RESTARTED, AnswerStream
 
 from .serving import Client, Serving, Streamed, call, function, serving
 
@@ -218,7 +218,7 @@ async def test_no_comment_is_an_event_of_its_own_after_one_with_an_id(server: Se
 
 
 def test_a_client_that_reads_slowly_costs_no_more_than_the_text():
-    feed = Feed(Chunks("id", 0, "m"), 15.0, resumable=True)
+    feed = AnswerStream(Chunks("id", 0, "m"), 15.0, resumable=True)
     for _ in range(20_000):
         feed.show(3, events.Text("ab"))
         feed.show(3, events.Reasoning("c"))

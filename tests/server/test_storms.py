@@ -9,7 +9,7 @@ import os
 import random
 from pathlib import Path
 
-from everloop.server.sse import Feed
+from everloop.server.sse import AnswerStream
 from everloop.tools.context import CallContext, current
 from everloop.tools.shell.running import ShellSettings
 from everloop.tools.shell.shell import shell_tools
@@ -55,17 +55,17 @@ async def test_a_crowd_that_leaves_leaves_nothing_behind(tmp_path: Path):
             door, dispatcher = server.server._door, agent._dispatcher
             assert door is not None
             await until(lambda door=door: not door.under_way)
-            await until(lambda dispatcher=dispatcher: not dispatcher._live)
+            await until(lambda dispatcher=dispatcher: not dispatcher._sessions)
             assert not list(dispatcher._waiters)
             assert not dispatcher._taking
-            assert not agent._turns.watchers
+            assert not agent._streams._topics
             assert await server.store.ready("nobody") == []
             await until(lambda: descriptors() < 60)
             server.fake.replies.clear()
             before = before or descriptors()
         assert descriptors() < before + 30
         gc.collect()
-        assert sum(isinstance(one, Feed) for one in gc.get_objects()) < 30
+        assert sum(isinstance(one, AnswerStream) for one in gc.get_objects()) < 30
         await asyncio.sleep(1.2)  # a command that went on would be done by now
         assert not (server.household.config.workspace / "survived").exists()
         server.fake.reply("still here")

@@ -20,7 +20,7 @@ from ..engine import Turn, run_turn
 from ..log import Call, TurnEnded, UserSaid, day_in_words
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider, LLMResponse
-from ..runtime.asking import ask
+from ..runtime.model_call import ModelCall
 from ..runtime.ports import Tools
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry, ToolResult
@@ -140,7 +140,7 @@ class AgentExecutor:
         self, conversation: Conversation, tools: list[dict[str, Any]] | None, emit: events.Emit | None = None
     ) -> LLMResponse:
         """Ask the model once; `tools` are the definitions that it is offered. With `emit` its answer is streamed."""
-        return await ask(self.provider, conversation, tools, self.model, emit, text_calls=self._text_calls)
+        return await ModelCall(self.provider, self.model, text_calls=self._text_calls).ask(conversation, tools, emit)
 
     async def process_function_calls(self, calls: Sequence[Call], run: RunCall) -> Sequence[ToolResult]:
         """Run calls of one answer that may start together, each by `run(call)`; a result for each, in order."""

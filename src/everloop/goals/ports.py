@@ -12,7 +12,7 @@ from ..engine import Review
 from ..log import Call, Entry, UserSaid, Written
 from ..messages import Conversation, clean
 from ..providers.base import LLMResponse
-from ..runtime.model_call import heard
+from ..runtime.model_call import read_text_calls
 from ..runtime.ports import Tools
 from ..tools.registry import ToolRegistry, ToolResult, as_text, error_result
 from .activities import Activities
@@ -69,7 +69,7 @@ class GoalModel:
         watch = _Watch(emit) if emit is not None else None
         response = await self._call_model(conversation, self._tools, watch)
         self._window.observe(conversation, response)
-        response = await heard(response, conversation, None)  # a step of a subclass may not have come by it
+        response = await read_text_calls(response, conversation, None)  # a step of a subclass may not have come by it
         if watch is not None and not watch.thought and (thoughts := getattr(response, "reasoning", None)):
             watch(events.Reasoning(clean(thoughts)))
         return response

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from ..text_cursor import TextCursor
 from .base import Delta, LLMProvider, LLMResponse, ProviderError, honours, option_keywords
 
 Failure = ProviderError | ConnectionError | TimeoutError
@@ -75,7 +76,7 @@ class Resilient(LLMProvider):
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
         keywords = option_keywords(self, options)
         failed: list[str] = []
-        screen = Screen()
+        shown = ShownAnswer()
         for place, (provider, own) in enumerate(self._providers):
             for attempt in range(self._retries + 1):
                 pieces: AsyncIterator[Delta | LLMResponse] | None = None
@@ -83,11 +84,11 @@ class Resilient(LLMProvider):
                     pieces = _pieces(provider, messages, tools, own if place else model or own, keywords)
                     async for piece in pieces:
                         if isinstance(piece, LLMResponse):
-                            for delta in screen.finish():
+                            for delta in shown.finish():
                                 yield delta
                             yield self._signed(piece, place)
                             return
-                        for delta in screen.show(piece):
+                        for delta in shown.show(piece):
                             yield delta
                     raise ProviderError("the stream ended without an answer", retryable=True)
                 except FAILURES as error:
@@ -95,7 +96,7 @@ class Resilient(LLMProvider):
                 finally:
                     if (close := getattr(pieces, "aclose", None)) is not None:
                         await close()
-                screen.lost(str(last))
+                shown.fail(str(last))
                 if (wait := self._wait(last, attempt)) is None:
                     break
                 await self._sleep(wait)
@@ -154,80 +155,43 @@ class Resilient(LLMProvider):
         )
 
 
-class Screen:
-    """What a watcher has been shown of an answer that may have to be asked for again.
+class ShownAnswer:
+    """What has been shown of an answer that may have to be asked for again: its text and its reasoning.
 
-    While a new try repeats what is shown, nothing is shown; when it goes on beyond, only the new part is; when it
-    differs, one `restart` comes first and then the new try from its start.
+    While an attempt repeats what was shown, nothing is shown; beyond it, only the new part. When it differs, one
+    `restart` comes first and then the attempt from its start.
     """
 
     def __init__(self) -> None:
-        self._tracks = (Track(), Track())  # text, reasoning
-        self._repeating = False
+        self._text = TextCursor()
+        self._reasoning = TextCursor()
         self._reason = ""
 
     def show(self, delta: Delta) -> tuple[Delta, ...]:
-        """What a watcher gets to see for this piece of the try that runs."""
+        """What to show for this piece of the running attempt."""
         if delta.restart:  # the provider begins again by itself, and says so
-            self._tracks = (Track(), Track())
-            self._repeating = False
-        text, reasoning = self._tracks
-        if not self._repeating:
-            text.parts.append(delta.text)
-            reasoning.parts.append(delta.reasoning)
-            return (delta,)
-        new_text, new_reasoning = text.repeat(delta.text), reasoning.repeat(delta.reasoning)
-        if new_text is None or new_reasoning is None:
+            self._text, self._reasoning = TextCursor(), TextCursor()
+        text, reasoning = self._text.feed(delta.text), self._reasoning.feed(delta.reasoning)
+        if text is None or reasoning is None:
             return self._restart()
-        self._repeating = text.behind() or reasoning.behind()
-        return (Delta(new_text, new_reasoning),) if new_text or new_reasoning else ()
+        if delta.restart:
+            return (delta,)
+        return (Delta(text, reasoning),) if text or reasoning else ()
 
     def finish(self) -> tuple[Delta, ...]:
-        """The answer is whole: if it is shorter than what is shown, that was another one."""
-        return self._restart() if self._repeating else ()
+        """The answer is whole: if it is shorter than what was shown, that was another one."""
+        return self._restart() if self._text.is_behind or self._reasoning.is_behind else ()
 
-    def lost(self, reason: str) -> None:
-        """The try that ran has failed; the next one should repeat what is shown by now."""
+    def fail(self, reason: str) -> None:
+        """The running attempt has failed; the next one should repeat what was shown so far."""
         self._reason = reason
-        for track in self._tracks:
-            track.rewind()
-        self._repeating = any(track.shown for track in self._tracks)
+        self._text.begin()
+        self._reasoning.begin()
 
     def _restart(self) -> tuple[Delta, ...]:
-        self._repeating = False
-        text, reasoning = (track.give_up() for track in self._tracks)
+        text, reasoning = self._text.restart(), self._reasoning.restart()
         whole = (Delta(text, reasoning),) if text or reasoning else ()
         return (Delta(restart=self._reason), *whole)
-
-
-class Track:
-    """One of the two texts of an answer: what tries before have shown of it, and what this try has brought."""
-
-    def __init__(self) -> None:
-        self.shown = ""
-        self.parts: list[str] = []
-        self._size = 0  # of the parts, while they repeat what is shown
-
-    def repeat(self, piece: str) -> str | None:
-        """The part of a piece that goes beyond what is shown; None if it is not what was shown."""
-        self.parts.append(piece)
-        start, self._size = self._size, self._size + len(piece)
-        known = self.shown[start : self._size]
-        return piece[len(known) :] if piece.startswith(known) else None
-
-    def behind(self) -> bool:
-        return self._size < len(self.shown)
-
-    def rewind(self) -> None:
-        now = "".join(self.parts)
-        if len(now) > len(self.shown):
-            self.shown = now
-        self.parts, self._size = [], 0
-
-    def give_up(self) -> str:
-        """Forget what was shown; returns all that this try has brought."""
-        self.shown = ""
-        return "".join(self.parts)
 
 
 def _pieces(

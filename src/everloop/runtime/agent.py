@@ -24,7 +24,7 @@ from ..goals.phases import CHANNEL as SUBAGENTS
 from ..log import Cleared, Entry
 from ..messages import clean
 from ..providers.base import LLMProvider
-from ..store.base import Claim, Incoming, Outgoing, Store
+from ..store.base import Claim, Gathering, Incoming, Outgoing, Store
 from ..store.location import home
 from ..store.news import ENDED, SENDING, WORK
 from ..store.sessions import PlainStore, SessionManager
@@ -33,20 +33,20 @@ from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
-from .api_requests import Requests
+from .api_requests import CLIENT_LEFT, Requests
 from .budgets import Budgets
 from .chat_commands import Urgent
 from .compactor import Compactor
-from .dispatcher import RETRY_SECONDS, WAITS, Dispatcher, Leaves
+from .dispatcher import RETRY_SECONDS, Dispatcher
 from .durable_bus import DurableBus
 from .listening import House, Listening
 from .parts import allowed, mcp_servers, open_store, tracer
 from .peers import wake_all
 from .ports import reply
-from .session import Live
+from .session import WAITS, HandedOff, Session, Stopped, StopTarget
+from .streaming import TurnStreams
 from .subagents import SubagentManager
 from .turn_runner import APOLOGY, TurnRunner
-from .waiters import Stopped
 
 log = logging.getLogger(__name__)
 
@@ -112,13 +112,15 @@ class AgentLoop:
         own_home = settings.home if isinstance(config, Config) else home()
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
-        self._turns = self._turn_runner(settings, own_home, budgets, on_event)
+        relay = self.store.relay if isinstance(self.store, Gathering) else None
+        self._streams = TurnStreams(relay, partial(self._dispatcher.withdraw, text=CLIENT_LEFT), on_event)
+        self._turns = self._turn_runner(settings, own_home, budgets)
         place = f"{self.workspace}{' (restricted)' if restrict_to_workspace else ''}"
         self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
         self._listening = Listening(
             self.store, self._dispatcher, self.subagents, self._answer_urgent, self._spawn, house
         )
-        self.requests = Requests(self.store, self._dispatcher, self._urgent, self._turns)
+        self.requests = Requests(self.store, self._dispatcher, self._urgent, self._streams)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
         self._background: set[asyncio.Task[None]] = set()
@@ -126,20 +128,14 @@ class AgentLoop:
 
     def _dispatch(self, busy: str) -> Dispatcher:
         house = self._house
-        made = Dispatcher(
+        return Dispatcher(
             self.store,
-            self._run_claim,
-            lambda: self.context.standing_prompt(),
+            self,
             busy=busy,
             owner=self.owner,
             worker=house.worker if house is not None else None,
             runs=house is None or house.runs,
         )
-        made.on_held = lambda worker, awaited: self._listening.held(worker, awaited)
-        made.on_waiting = lambda message: self._say(message, WAITS)
-        made.on_stranger = lambda row: self._tell_others(ENDED, row)
-        made.on_left = self._leave_to_others
-        return made
 
     def _family(self, settings: Config) -> SubagentManager:
         made = SubagentManager(self.store, self._dispatcher, self.tools, settings, lambda: self._turns.reach())
@@ -154,7 +150,6 @@ class AgentLoop:
         settings: Config,
         own_home: Path,
         budgets: Budgets,
-        on_event: Callable[[str, events.Event], None] | None,
     ) -> TurnRunner:
         return TurnRunner(
             store=self.store,
@@ -172,8 +167,8 @@ class AgentLoop:
             brief=self.subagents.brief,
             sender=None if isinstance(self.bus, DurableBus) else self._dispatcher.worker,
             hand_out=lambda id, message: self._spawn(self._hand_out(id, message)),
-            awaited=self._dispatcher.awaits,
-            on_event=on_event,
+            awaited=self._dispatcher.is_awaited,
+            streams=self._streams,
             request_rounds=settings.server_rounds,
             allowed_model=partial(allowed, settings.server_models),
             tracer=self._tracer,
@@ -310,18 +305,19 @@ class AgentLoop:
         message = InboundMessage(
             channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
         ).addressed()
+        show = _without_place(on_event) if on_event is not None else None
         if (kind := kind_of(message)) == "urgent":
-            return await self._urgent.answer(message, on_event)
-        return await (await self._dispatcher.submit(message, kind, on_event))
+            return await self._urgent.answer(message, show)
+        return await (await self._dispatcher.submit(message, kind, show))
 
     async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
         """Go on with a session's open turn, and with what waits behind it, if an earlier process left any; and with its
         sub-agents, beside it."""
         await self.subagents.resume(owner, session_key)
         self._dispatcher.kick(owner, session_key)
-        live = self._dispatcher.live(owner, session_key)
-        if live is not None and live.task is not None:
-            await asyncio.wait([live.task])
+        session = self._dispatcher.session(owner, session_key)
+        if session is not None and session.task is not None:
+            await asyncio.wait([session.task])
 
     async def undelivered(self, channel: str, chat_id: str) -> list[Outgoing]:
         """What was said in a chat while nobody was there to send it, a job's answer say. The store must be told when it
@@ -340,8 +336,7 @@ class AgentLoop:
 
     def watch(self, session_key: str, emit: events.Emit, owner: str = "me") -> Callable[[], None]:
         """Tell `emit` what happens in a session's turns, until the function that comes back is called."""
-        self._turns.watch(self._dispatcher.live(owner, session_key), owner, session_key, emit)
-        return lambda: self._turns.unwatch(owner, session_key, emit)
+        return self._streams.watch(owner, session_key, _without_place(emit))
 
     async def _feed_memory(self) -> None:
         await self._dispatcher.scan()
@@ -390,7 +385,7 @@ class AgentLoop:
 
     def waits(self) -> list[int]:
         """Rows of the inbox whose answers other processes give to somebody who waits here."""
-        return self._dispatcher.waits()
+        return self._dispatcher.awaited_elsewhere()
 
     async def settle(self, rows: Sequence[int]) -> None:
         """These rows of the inbox are done."""
@@ -406,16 +401,16 @@ class AgentLoop:
 
     # ------------------------------------------------------------------------------------------ turns and commands
 
-    async def _run_claim(self, claim: Claim, live: Live) -> str:
+    async def run_claim(self, claim: Claim, session: Session) -> str:
         """Take what was claimed to its end; the answer is on its way when this returns."""
         if claim.command:
-            return await self._run_command(claim, live)
+            return await self._run_command(claim, session)
         await self.subagents.tell_broken()
         if self._mcp is not None:
             await self._mcp.provide(self.tools)
-        ended, session_log = await self._turns.run(claim, live)
+        ended, session_log = await self._turns.run(claim, session)
         if isinstance(ended, Left):
-            raise Leaves
+            raise HandedOff
         await self.subagents.ended(claim, ended)
         for id, message in session_log.outgoing():
             await self._hand_out(id, message)
@@ -423,16 +418,16 @@ class AgentLoop:
             self._dispatcher.kick(follows.owner, follows.session_key)
         return ended.question if isinstance(ended, Parked) else ended.text
 
-    async def _run_command(self, claim: Claim, live: Live) -> str:
+    async def _run_command(self, claim: Claim, session: Session) -> str:
         """A command that waits for its place in the session: `/new` or `/compact`."""
         entries: list[Entry] = [Cleared()]
         text = NEW_CONVERSATION
         if command_of(claim.message.content) == "compact":
-            made, text = await self._turns.compact(claim, live)
+            made, text = await self._turns.compact(claim, session)
             entries = [made] if made is not None else []
         outgoing = reply(claim.message, text)
         finished = await self.store.finish(claim, entries, outgoing, self._turns.sender)
-        live.again |= finished.more
+        session.again |= finished.more
         for id, message in zip(finished.outbox, outgoing, strict=True):
             await self._hand_out(id, message)
         return text
@@ -461,10 +456,25 @@ class AgentLoop:
             self._handed_out.discard(id)
             raise
 
-    def _leave_to_others(self, session: int | None) -> None:
+    def system_prompt(self) -> str:
+        return self.context.standing_prompt()
+
+    def on_held(self, worker: str, awaited: bool) -> None:
+        self._listening.held(worker, awaited)
+
+    def on_handoff(self, session: int | None) -> None:
         self._tell_others(WORK, session)
         if self._house is not None:
             self._house.awaits()
+
+    def on_unclaimed_answer(self, row: int) -> None:
+        self._tell_others(ENDED, row)
+
+    def on_message_behind_question(self, message: InboundMessage) -> None:
+        self._say(message, WAITS)
+
+    async def stop_elsewhere(self, owner: str, key: str, target: StopTarget) -> None:
+        await self._urgent.stop_elsewhere(owner, key, target)
 
     def _tell_others(self, what: str, id: int | None = None) -> None:
         """Tell other processes what has changed, and where."""
@@ -497,3 +507,8 @@ class AgentLoop:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s", error)
+
+
+def _without_place(emit: events.Emit) -> events.Show:
+    """Tell `emit` events without their places in the log."""
+    return lambda _, event: emit(event)

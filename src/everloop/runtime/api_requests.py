@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import msgspec
-
-from .. import events
 from ..bus import InboundMessage
 from ..commands import kind_of
 from ..errors import StoreError
-from ..log import Call, Entry, Logged, ModelAnswered, TurnEnded
-from ..store.base import Gathering, Store
+from ..events import Show
+from ..log import Call, Entry, ModelAnswered, TurnEnded
+from ..store.base import Store
 from .chat_commands import Urgent
 from .dispatcher import Dispatcher
-from .turn_runner import TurnRunner
-from .watching import Follower, Show
+from .streaming import TurnStreams, TurnSubscriber
 
 log = logging.getLogger(__name__)
 UNANSWERED = frozenset({"cancelled", "aborted", "replaced", "abandoned", "timeout", "error"})
@@ -94,15 +90,13 @@ class Outcome:
 class Requests:
     """Runs the turns of an agent's API clients."""
 
-    def __init__(self, store: Store, dispatcher: Dispatcher, urgent: Urgent, turns: TurnRunner) -> None:
+    def __init__(self, store: Store, dispatcher: Dispatcher, urgent: Urgent, streams: TurnStreams) -> None:
         self._store = store
-        self._relay = store.relay if isinstance(store, Gathering) else None
         self._dispatcher = dispatcher
         self._urgent = urgent
-        self._turns = turns
+        self._streams = streams
         self._waiting: Counter[tuple[str, str]] = Counter()  # who waits here, by the message's owner and id
         self._dropping: set[asyncio.Task[None]] = set()  # messages that nobody waits for any more
-        turns.on_withdrawn = partial(dispatcher.withdraw, text=CLIENT_LEFT)
 
     async def run(self, message: InboundMessage, show: Show | None = None) -> Outcome:
         """The outcome of a request's turn, wherever it runs. One whose id is known is not run again: it gives what came
@@ -115,24 +109,27 @@ class Requests:
         kind = kind_of(message) if kept else "message"
         message = message.addressed()
         if kind == "urgent":
-            return Outcome(await self._urgent.answer(message, partial(show, 0) if show is not None else None))
+            return Outcome(await self._urgent.answer(message, _without_place(show) if show is not None else None))
         self._waiting[message.owner, id] += 1
-        following = Following(self, message, show) if show is not None else None
+        where = (message.owner, message.session_key)
+        subscriber = TurnSubscriber(self._store, self._streams, *where, show) if show is not None else None
         try:
-            told = following.elsewhere if following is not None else None
-            emit = following.here if following is not None else None
-            text = await (await self._dispatcher.submit(message, kind, emit, told))
+            if subscriber is None:
+                answer = await self._dispatcher.submit(message, kind)
+            else:
+                answer = await self._dispatcher.submit(message, kind, subscriber.on_event, subscriber.follow)
+            text = await answer
         finally:
             self._waiting[message.owner, id] -= 1
             self._waiting += Counter()  # without those that nobody waits for
-            if following is not None:
-                following.stop()
+            if subscriber is not None:
+                subscriber.close()
         row = await self._store.find(message.owner, id)
         if row is None or row.first_seq is None:
             return Outcome(text)
         logged = await self._store.read_turn(row.session, row.first_seq)
-        if following is not None:
-            following.end(logged)
+        if subscriber is not None:
+            subscriber.finish(logged)
         return Outcome(text, [one.entry for one in logged])
 
     async def earlier(self, owner: str, id: str) -> Earlier | None:
@@ -165,14 +162,14 @@ class Requests:
         or elsewhere. Of one that is not `known` to anybody else, no turn is begun any more, wherever that would be."""
         assert message.id is not None
         where = (message.owner, message.session_key)
-        live, showing = self._dispatcher.live(*where), self._turns.shown(*where)
-        here = live is not None and live.message == message.id
-        if here and showing is not None and showing.followed_elsewhere:
+        session, publisher = self._dispatcher.session(*where), self._streams.publisher(*where)
+        here = session is not None and session.message == message.id
+        if here and publisher is not None and publisher.is_followed_elsewhere:
             return
         self._dispatcher.withdraw(*where, message.id, CLIENT_LEFT)
-        if self._relay is not None and not here and not self._waiting[message.owner, message.id]:
-            self._relay.tell(*where, msgspec.json.encode(message.id))
-        if not known and live is None:
+        if not here and not self._waiting[message.owner, message.id]:
+            self._streams.tell_withdrawn(*where, message.id)
+        if not known and session is None:
             task = asyncio.get_running_loop().create_task(self._drop(message))
             self._dropping.add(task)
             task.add_done_callback(self._dropping.discard)
@@ -187,41 +184,6 @@ class Requests:
             log.warning("%s", error)
 
 
-class Following:
-    """Shows a request's turn to its client: as it is told of one that is begun for it here, else by following it."""
-
-    def __init__(self, requests: Requests, message: InboundMessage, show: Show) -> None:
-        self._requests = requests
-        self._where = (message.owner, message.session_key)
-        self._follower = Follower(requests._store, show)
-        self._followed = False
-        self._task: asyncio.Task[None] | None = None
-        self._ends: list[Callable[[], None]] = []
-
-    def here(self, event: events.Event) -> None:
-        showing = self._requests._turns.shown(*self._where)
-        self._follower.pass_on(showing.seq if showing is not None else 0, event)
-
-    def elsewhere(self, row: int) -> None:
-        """Its turn is none that begins here now, or goes on elsewhere: follow it, wherever it is."""
-        follower = self._follower
-        follower.row, self._followed = row, True
-        if self._requests._relay is not None:  # before the log is looked at, so that nothing falls in between
-            following = self._requests._relay.follow(*self._where, follower.hear)
-            follower.ask = following.ask
-            self._ends.append(following.close)
-        self._ends.append(self._requests._turns.follow(*self._where, follower.take))
-        self._task = asyncio.get_running_loop().create_task(follower.run())
-
-    def stop(self) -> None:
-        """Nobody waits any more, or the turn is over."""
-        for end in self._ends:
-            end()
-        self._ends.clear()
-        if self._task is not None:
-            self._task.cancel()
-
-    def end(self, logged: Sequence[Logged]) -> None:
-        """The turn is over, and this is all of it."""
-        if self._followed:
-            self._follower.end(logged)
+def _without_place(show: Show) -> Show:
+    """Show the events of a command without their places: a client cannot resume it."""
+    return lambda _, event: show(0, event)

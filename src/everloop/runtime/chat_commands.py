@@ -32,10 +32,9 @@ class Urgent:
         self._turns = turns
         self._subagents = subagents
         self._workspace = workspace
-        dispatcher.on_unstopped = self._stop_elsewhere
 
     async def answer(
-        self, message: InboundMessage, emit: events.Emit | None = None, word: Incoming | InboundMessage | None = None
+        self, message: InboundMessage, emit: events.Show | None = None, word: Incoming | InboundMessage | None = None
     ) -> str:
         """Do what a message says that is a command, and say so. `word` is the message as it came in."""
         match command_of(message.content):
@@ -59,7 +58,7 @@ class Urgent:
         self,
         message: InboundMessage,
         allowed: bool,
-        emit: events.Emit | None,
+        emit: events.Show | None,
         word: Incoming | InboundMessage | None,
     ) -> str:
         """Take a person's word on what the session's turn asked for. The turn goes on; who called directly waits."""
@@ -103,7 +102,7 @@ class Urgent:
         """Whether this inbox row has opened this turn."""
         return isinstance(row, int) and (await self._store.incoming(row)).turn == turn
 
-    async def _stop_elsewhere(self, owner: str, key: str, meant: str | int | None) -> None:
+    async def stop_elsewhere(self, owner: str, key: str, meant: str | int | None) -> None:
         """Another process was quicker to take up what was to be stopped here."""
         try:
             await stop_elsewhere(self._store, self._dispatcher, owner, key, meant, wait=False)
@@ -112,8 +111,8 @@ class Urgent:
 
     async def _status(self, message: InboundMessage) -> str:
         info = await self._store.session(message.owner, message.session_key)
-        live = self._dispatcher.live(message.owner, message.session_key)
-        turn = live.turn if live is not None else None
+        session = self._dispatcher.session(message.owner, message.session_key)
+        turn = session.turn if session is not None else None
         running = f"turn {turn.id}, {len(turn.entries)} entries" if turn else "nothing"
         if turn is None and info is not None and info.open_turn is not None:
             running = f"turn {info.open_turn}, in another process"

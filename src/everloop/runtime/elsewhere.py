@@ -18,8 +18,11 @@ PATIENCE = 10.0  # seconds until a stop counts as under way
 class Sessions(Protocol):
     """What runs sessions in this process."""
 
-    worker: str
-    runs: bool  # whether it does; else all is for other processes
+    @property
+    def worker(self) -> str: ...
+
+    @property
+    def runs(self) -> bool: ...
 
     def kick(self, owner: str, key: str) -> None: ...
 

@@ -108,8 +108,8 @@ class Listening:
     async def _look(self) -> None:
         """Without a durable bus: what other processes have done that concerns this one."""
         for row in await self._store.urgent(self._dispatcher.worker):
-            live = self._dispatcher.live(row.message.owner, row.message.session_key)
-            if live is not None and live.running and not row.message.reply:
+            session = self._dispatcher.session(row.message.owner, row.message.session_key)
+            if session is not None and session.running and not row.message.reply:
                 await self._answer(row)
         self._subagents.look_again()
         if self._scans:

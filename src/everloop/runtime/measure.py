@@ -65,10 +65,11 @@ class Measure:
         """Whether a request surely fills less than this share of the room, without weighing anything."""
         return MOST_OF_A_CHARACTER * (conversation.characters + self._weigh_tools()) < share * self.room
 
-    def learns(self) -> bool:
-        """Whether the next answer is one to learn from: the first few, and then every eighth."""
+    def learn(self, answered: str | None, conversation: Conversation, counted: int) -> None:
+        """Take in what the provider counted for a request: of the first few answers, then of every eighth."""
         self._answers += 1
-        return self._answers <= 4 or self._answers % 8 == 0
+        if self._answers <= 4 or self._answers % 8 == 0:
+            self.observe(answered, self.weight(conversation), counted)
 
     def tokens(self, conversation: Conversation) -> int:
         return self._meter.tokens(self.model, self.weight(conversation))

@@ -1,6 +1,7 @@
-"""An answer as it is heard: thoughts parted from it, and calls of tools read out of its text where it has any.
+"""One model call: the request, the answer streamed or whole, and the tool calls that a model wrote into its text.
 
-What reads them is loaded when a character turns up that a call or a tag could begin with. Most answers have none.
+Calls and reasoning in the text are read by `providers.text_calls`. It is loaded when a character comes that one could
+begin with; most answers have none.
 """
 
 from __future__ import annotations
@@ -9,61 +10,162 @@ import dataclasses
 import importlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import events
 from ..messages import Conversation
-from ..providers.base import LLMResponse
+from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider, counts, option_keywords
+from ..store.base import Claim
 from ..threads import in_thread
+from ..tools.registry import ToolRegistry
+from .budgets import Budgets
+from .clients import brought_by, discreet
+from .measure import Measure
 
 if TYPE_CHECKING:
     from ..providers.text_calls import Piece, Reader, Reading
 
 _SUSPICIOUS = re.compile(r"[<{\[`]")
-_DIALECTS = "everloop.providers.text_calls"
+_TEXT_CALLS = "everloop.providers.text_calls"
 
-LARGE = 50_000  # characters of an answer, or of what is held back of one, that are read beside the event loop
-LONG = 1_000_000  # characters of a conversation that is looked through for quotations there too
+LARGE = 50_000  # characters of an answer, or of its part that is held back, that are read in a thread
+LONG = 1_000_000  # characters of a conversation that is searched for quotations in a thread
 
 Tools = Sequence[dict[str, Any]] | None
 
 
-async def heard(
+class ModelCall:
+    """Asks a model: streamed where there is a subscriber and the provider can stream, otherwise whole.
+
+    `options` go to a provider that honours some. With `text_calls`, tool calls that the model wrote into its text
+    count, if it made no others and they are not quoted from outside; `brought` are texts from outside that a client
+    sent.
+    """
+
+    def __init__(
+        self,
+        provider: LLMProvider,
+        model: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        text_calls: bool = True,
+        brought: Sequence[str] = (),
+    ) -> None:
+        self._provider = provider
+        self._model = model
+        self._options = options
+        self._text_calls = text_calls
+        self._brought = brought
+
+    async def ask(self, conversation: Conversation, tools: Tools, emit: events.Emit | None) -> LLMResponse:
+        """Return the model's whole answer. `emit` is told of it as it comes."""
+        options = option_keywords(self._provider, self._options)
+        reader = AnswerReader(conversation, tools if self._text_calls else None, emit, self._brought)
+        if emit is None or not isinstance(self._provider, StreamingProvider):
+            return await reader.whole(
+                await self._provider.chat(conversation, tools=tools, model=self._model, **options)
+            )
+        whole: LLMResponse | None = None
+        async for item in self._provider.stream(conversation, tools=tools, model=self._model, **options):
+            if not isinstance(item, Delta):
+                whole = item
+                continue
+            if item.restart:
+                reader.restart()
+                emit(events.Restarted(item.restart))
+            if item.reasoning:
+                emit(events.Reasoning(item.reasoning))
+            if item.text and not reader.take(item.text):
+                await reader.read()
+        return await reader.end(whole)
+
+
+class TurnModelCall(ModelCall):
+    """The model as the engine's port: within the budgets of a claimed turn, measured for the model's window."""
+
+    def __init__(
+        self,
+        provider: LLMProvider,
+        model: str | None,
+        tools: ToolRegistry,
+        measure: Measure,
+        budgets: Budgets,
+        claim: Claim,
+        options: Mapping[str, Any] | None = None,
+        text_calls: bool = True,
+    ) -> None:
+        super().__init__(provider, model, options, text_calls=text_calls, brought=brought_by(claim))
+        self._tools = tools
+        self._measure = measure
+        self._budgets = budgets
+        self._claim = claim
+
+    async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
+        limited = self._budgets.limits(self._claim)
+        tokens = self._measure.tokens(conversation) if limited else 0
+        if limited:
+            await self._budgets.check(self._claim, self._measure.model, tokens)
+        try:
+            response = await self.ask(conversation, self._tools.get_definitions() or None, emit)
+        except Exception as error:
+            if (told := discreet(self._claim.owner, error)) is not error:
+                raise told from None
+            raise
+        usage = counts(response)
+        if limited:
+            estimate = tokens + len(response.content or "") // 4
+            self._budgets.spend(self._claim, response.model or self._measure.model, usage, estimate)
+        if counted := usage.get("prompt_tokens"):
+            self._measure.learn(response.model, conversation, counted)
+        if isinstance(response, LLMResponse):  # a provider of the user's own may return anything
+            response.model = response.model or self._model or self._measure.model
+        return response
+
+
+async def read_text_calls(
     response: LLMResponse, conversation: Conversation, tools: Tools, brought: Sequence[str] = ()
 ) -> LLMResponse:
-    """A whole answer. Calls in its text count only if `tools` were offered and the provider gave none itself.
-
-    `brought`: further texts from outside, which an API client sent.
-    """
-    content: object = getattr(response, "content", None)  # of whatever a provider has returned
+    """Return a whole answer with reasoning and calls taken out of its text. Calls in the text count only if `tools`
+    were offered and the provider gave none itself."""
+    content: object = getattr(response, "content", None)  # a provider may have returned anything
     if not isinstance(content, str) or _SUSPICIOUS.search(content) is None or not _is_answer(response):
         return response
     await _load()
     from ..providers.text_calls import read
 
-    reading = partial(read, content, None if response.tool_calls else tools, outside(conversation, brought))
+    reading = partial(read, content, None if response.tool_calls else tools, quoted_from(conversation, brought))
     slow = len(content) > LARGE or _is_long(conversation)
     return _with(response, await in_thread(reading) if slow else reading())
 
 
-class Hearing:
-    """An answer that comes in pieces, shown as far as it is certain what they are."""
+class AnswerReader:
+    """Reads an answer as it comes, and emits what of it is certain to be text or reasoning."""
 
     def __init__(
-        self, conversation: Conversation, tools: Tools, emit: events.Emit, brought: Sequence[str] = ()
+        self, conversation: Conversation, tools: Tools, emit: events.Emit | None, brought: Sequence[str] = ()
     ) -> None:
         self._conversation = conversation
         self._brought = brought
         self._tools = tools
-        self._emit = emit
+        self._emit = emit or _ignore
         self._long = _is_long(conversation)
         self._texts: list[str] = []
         self._reader: Reader | None = None
 
+    async def whole(self, response: LLMResponse) -> LLMResponse:
+        """Read an answer that came whole."""
+        response = await read_text_calls(response, self._conversation, self._tools, self._brought)
+        if self._emit is not _ignore:
+            if response.reasoning:
+                self._emit(events.Reasoning(response.reasoning))
+            if response.content:
+                self._emit(events.Text(response.content))
+        return response
+
     def take(self, text: str) -> bool:
-        """The next piece of the text; False if it waits for `read`."""
+        """Take the next piece of the text. Return False if it waits for `read`."""
         self._texts.append(text)
         if self._reader is None:
             if _SUSPICIOUS.search(text) is not None:
@@ -76,41 +178,45 @@ class Hearing:
         return True
 
     async def read(self) -> None:
-        """Read the piece that was taken: something in it may be more than text."""
+        """Read the piece that was taken last: it may hold more than text."""
         reader = self._reader
         if reader is None:
             await _load()
             from ..providers.text_calls import Reader
 
-            reader = self._reader = Reader(self._tools, outside(self._conversation, self._brought))
-            reader.feed("".join(self._texts[:-1]))  # all of it was shown: there was nothing in it
+            reader = self._reader = Reader(self._tools, quoted_from(self._conversation, self._brought))
+            reader.feed("".join(self._texts[:-1]))  # all of it was emitted: it was only text
         text = self._texts[-1]
         self._show(await in_thread(reader.feed, text) if self._is_slow(reader, text) else reader.feed(text))
 
-    def _is_slow(self, reader: Reader, text: str = "") -> bool:
-        """Whether others would be kept waiting."""
-        return self._long or reader.held + len(text) > LARGE
-
     def restart(self) -> None:
-        """What came so far is lost."""
+        """Forget what came so far: the answer starts again."""
         self._texts.clear()
         self._reader = None
 
     async def end(self, whole: LLMResponse | None) -> LLMResponse:
-        """The answer, once all has come."""
+        """Return the answer, once all of it has come."""
         text = "".join(self._texts)
         response = whole if whole is not None else LLMResponse(text)
         if self._reader is None:
-            return await heard(response, self._conversation, self._tools, self._brought)
+            return await read_text_calls(response, self._conversation, self._tools, self._brought)
         reading = await in_thread(self._reader.finish) if self._is_slow(self._reader) else self._reader.finish()
         self._show(reading.pieces)
         if not _is_answer(response) or response.tool_calls or response.content != text:
-            return await heard(response, self._conversation, self._tools, self._brought)
+            return await read_text_calls(response, self._conversation, self._tools, self._brought)
         return _with(response, reading)
+
+    def _is_slow(self, reader: Reader, text: str = "") -> bool:
+        """Whether reading would keep the event loop busy."""
+        return self._long or reader.held + len(text) > LARGE
 
     def _show(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             self._emit(events.Reasoning(piece.text) if piece.reasoning else events.Text(piece.text))
+
+
+def _ignore(event: events.Event) -> None:
+    """Take the events of an answer that has no subscriber."""
 
 
 def _with(response: LLMResponse, reading: Reading) -> LLMResponse:
@@ -134,14 +240,14 @@ def _is_answer(response: object) -> bool:
     return isinstance(response, LLMResponse)
 
 
-def outside(conversation: Conversation, brought: Sequence[str] = ()) -> Callable[[str], bool]:
-    """Whether a text stands, but for its spaces, in something that came from outside: a page, a mail, another agent.
+def quoted_from(conversation: Conversation, brought: Sequence[str] = ()) -> Callable[[str], bool]:
+    """Return a test whether a text stands, whitespace aside, in something from outside: a page, a mail, another agent.
 
-    A model that quotes such a text does not call what is called in it.
+    A model that quotes such a text does not make the calls in it.
     """
     texts: list[str] | None = None
 
-    def quoted(source: str) -> bool:
+    def is_quoted(source: str) -> bool:
         nonlocal texts
         if texts is None:
             from ..tools.registry import is_marked
@@ -156,7 +262,7 @@ def outside(conversation: Conversation, brought: Sequence[str] = ()) -> Callable
             texts += map(_squeezed, brought)
         return any(_squeezed(source) in text for text in texts) if texts else False
 
-    return quoted
+    return is_quoted
 
 
 def _squeezed(text: str) -> str:
@@ -164,6 +270,6 @@ def _squeezed(text: str) -> str:
 
 
 async def _load() -> None:
-    """Load what reads calls, beside the event loop."""
-    if _DIALECTS not in sys.modules:
-        await in_thread(importlib.import_module, _DIALECTS)
+    """Import the reader of text calls in a thread."""
+    if _TEXT_CALLS not in sys.modules:
+        await in_thread(importlib.import_module, _TEXT_CALLS)

@@ -2,83 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from .. import events
 from ..bus import PULLED, InboundMessage, OutboundMessage
 from ..engine import Review
 from ..log import Call, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
-from ..providers.base import LLMProvider, LLMResponse, counts
 from ..store.base import Claim, Finished, Store
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.registry import ToolRegistry, ToolResult, error_result
-from .asking import ask
-from .budgets import Budgets
-from .clients import brought_by, discreet
-from .measure import Measure
-from .session import Live
+from .session import Session
 
 AGAIN = "Call it again."
 DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user what you would need."
-
-
-class Asking:
-    """The model: streamed when somebody watches and the provider can, in one piece otherwise."""
-
-    def __init__(
-        self,
-        provider: LLMProvider,
-        model: str | None,
-        tools: ToolRegistry,
-        measure: Measure,
-        budgets: Budgets,
-        claim: Claim,
-        options: Mapping[str, Any] | None = None,
-        text_calls: bool = True,
-    ) -> None:
-        self._options = options
-        self._text_calls = text_calls
-        self._provider = provider
-        self._model = model
-        self._tools = tools
-        self._measure = measure
-        self._budgets = budgets
-        self._claim = claim
-        self._brought = brought_by(claim)
-
-    async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
-        limited = self._budgets.limits(self._claim)
-        tokens = self._measure.tokens(conversation) if limited else 0
-        if limited:
-            await self._budgets.check(self._claim, self._measure.model, tokens)
-        tools = self._tools.get_definitions() or None
-        try:
-            response = await ask(
-                self._provider,
-                conversation,
-                tools,
-                self._model,
-                emit,
-                self._options,
-                text_calls=self._text_calls,
-                brought=self._brought,
-            )
-        except Exception as error:
-            if (told := discreet(self._claim.owner, error)) is not error:
-                raise told from None
-            raise
-        usage = counts(response)
-        if limited:
-            estimate = tokens + len(response.content or "") // 4
-            self._budgets.spend(self._claim, response.model or self._measure.model, usage, estimate)
-        if (counted := usage.get("prompt_tokens")) and self._measure.learns():
-            self._measure.observe(response.model, self._measure.weight(conversation), counted)
-        if isinstance(response, LLMResponse):  # a provider of somebody's own may give anything
-            response.model = response.model or self._model or self._measure.model
-        return response
 
 
 class Context(Protocol):
@@ -152,14 +90,14 @@ class SessionLog:
         self,
         store: Store,
         claim: Claim,
-        live: Live,
+        session: Session,
         answer: Callable[[TurnEnded], Sequence[OutboundMessage]],
         sender: str | None,
         follow: Callable[[TurnEnded], Sequence[InboundMessage]],
     ) -> None:
         self._store = store
         self._claim = claim
-        self._live = live
+        self._session = session
         self._answer = answer
         self._sender = sender
         self._follow = follow
@@ -183,13 +121,9 @@ class SessionLog:
         return self._finished
 
     def steered(self) -> Sequence[UserSaid]:
-        steered = self._live.steer
-        if not steered:
-            return ()
-        self._live.steer = []
-        self._took += [id for id, _ in steered]
-        self._live.taken.update(self._took)
-        return [said for _, said in steered]
+        rows, said = self._session.steered()
+        self._took += rows
+        return said
 
     def outgoing(self) -> list[tuple[int, OutboundMessage]]:
         """The answer's rows in the outbox, once the turn is closed."""

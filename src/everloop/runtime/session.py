@@ -1,108 +1,469 @@
-"""What a process knows of a session that it works on, and of the messages on their way to a turn."""
+"""One actor for each session with work: it takes the session's messages, begins its turns, and answers who waits."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from .. import events
+from ..actions import Park, next_action
 from ..bus import InboundMessage, Kind
+from ..commands import command_of
 from ..engine import Turn
-from ..log import Reason, UserSaid, Written
+from ..errors import EverloopError, StaleLease, StoreError
+from ..log import Reason, TurnEnded, UserSaid, Written
+from ..store.base import Busy, Claim, Incoming, Store, Waiting
+
+log = logging.getLogger(__name__)
 
 VIA = "via"  # in a message's metadata: the worker whose process has the client's connection
+REPLACED = "(replaced by a newer message)"
+SAID_INSTEAD = "The person wrote something else instead of allowing it."
+WAITS = "I am still waiting for your word: /approve or /deny. Your message is kept and comes right after."
+
+StopTarget = str | int | None  # the turn to stop, by its id or by the inbox row that opens it; None for any
+
+
+class Stopped(EverloopError):
+    """The loop was stopped before the answer came; the turn goes on at the next start."""
+
+    def __init__(self) -> None:
+        super().__init__("the loop was stopped; the turn is kept and goes on at the next start")
+
+
+class HandedOff(EverloopError):
+    """The turn is left to another process, with all of it on disk."""
+
+
+# ---------------------------------------------------------------------------------------------- who waits for answers
 
 
 @dataclass(slots=True)
-class Item:
+class Submission:
     """A message on its way to a turn, and who waits for the answer."""
 
     message: InboundMessage
     kind: Kind
     answer: asyncio.Future[str]
-    emit: events.Emit | None = None
-    elsewhere: Callable[[int], None] | None = None  # told of its row when its turn is none that begins here now
-    withdrawn: str | None = None  # why its turn ends when it begins: nobody waits for it any more
+    show: events.Show | None = None  # is shown the turn, where it begins here for this message
+    on_elsewhere: Callable[[int], None] | None = None  # told the inbox row when the turn does not begin here now
+    withdrawn: str | None = None  # why its turn ends as soon as it begins: its client has gone
 
     @property
     def place(self) -> tuple[str, str]:
         """Owner and key of its session."""
         return self.message.owner, self.message.session_key
 
-    def is_elsewhere(self, row: int) -> None:
-        """Whoever waits must look for its turn where it runs, or ran; here it is told nothing."""
-        elsewhere, self.elsewhere = self.elsewhere, None
-        if elsewhere is not None:
-            self.emit = None
-            elsewhere(row)
+    def follow_elsewhere(self, row: int) -> None:
+        """The turn of this inbox row runs, or ran, elsewhere: here it has nothing to show."""
+        on_elsewhere, self.on_elsewhere = self.on_elsewhere, None
+        if on_elsewhere is not None:
+            self.show = None
+            on_elsewhere(row)
+
+
+class Waiters:
+    """Submissions whose answers are awaited in this process, by inbox row and by session."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rows: dict[int, list[Submission]] = {}
+        self._sessions: dict[tuple[str, str], set[int]] = {}
+
+    def add(self, row: int, submission: Submission) -> None:
+        self._rows.setdefault(row, []).append(submission)
+        self._sessions.setdefault(submission.place, set()).add(row)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._rows
+
+    def __iter__(self) -> Iterator[Submission]:
+        return (submission for submissions in self._rows.values() for submission in submissions)
+
+    def of(self, rows: Iterable[int]) -> list[Submission]:
+        """The submissions that wait for the answers to these rows."""
+        return [submission for row in rows for submission in self._rows.get(row, ())]
+
+    def take(self, row: int) -> list[Submission]:
+        """Remove and return the submissions that wait for the answer to this row."""
+        submissions = self._rows.pop(row, [])
+        for submission in submissions:
+            rows = self._sessions.get(submission.place, set())
+            rows.discard(row)
+            if not rows:
+                self._sessions.pop(submission.place, None)
+        return submissions
+
+    def in_session(self, owner: str, key: str) -> list[tuple[int, Submission]]:
+        """The rows of a session that are waited for."""
+        rows = sorted(self._sessions.get((owner, key), ()))
+        return [(row, submission) for row in rows for submission in self._rows[row]]
+
+    def outside(self, sessions: Container[tuple[str, str]]) -> list[int]:
+        """The rows that are waited for and belong to none of these sessions."""
+        return [row for place, rows in self._sessions.items() if place not in sessions for row in rows]
+
+    async def settle(self, row: int) -> None:
+        """Give the answer, or the question, of a turn that ran elsewhere or earlier to those who wait for it."""
+        found = await self._store.incoming(row)
+        text: str | None = "" if found.done else None
+        if found.first_seq is not None and (logged := await self._store.read_turn(found.session, found.first_seq)):
+            entries = [one.entry for one in logged]
+            if isinstance(last := entries[-1], TurnEnded):
+                text = last.text
+            elif isinstance(action := next_action(entries), Park):
+                text = action.question
+        if text is not None:
+            answer(self.take(row), text)
+
+    def fail_all(self, error: Exception) -> None:
+        fail(self, error)
+        self._rows.clear()
+        self._sessions.clear()
+
+
+def answer(submissions: Iterable[Submission], text: str) -> None:
+    """Give the answer to those who wait for it."""
+    for submission in submissions:
+        if not submission.answer.done():
+            submission.answer.set_result(text)
+
+
+def fail(submissions: Iterable[Submission], error: Exception) -> None:
+    """Tell those who wait why no answer comes."""
+    if not isinstance(error, Stopped):
+        log.error("%s", error)
+    for submission in submissions:
+        if not submission.answer.done():
+            submission.answer.set_exception(error)
+
+
+# ---------------------------------------------------------------------------------------------- the worker's sessions
+
+
+class Host(Protocol):
+    """What the sessions of a worker need from the agent that they belong to."""
+
+    async def run_claim(self, claim: Claim, session: Session) -> str:
+        """Take a claimed turn to its end, set `session.again` if the session has more to do, and return the answer."""
+        ...
+
+    def system_prompt(self) -> str:
+        """Read the system prompt. Called in a thread."""
+        ...
+
+    def on_held(self, worker: str, awaited: bool) -> None:
+        """Another worker holds a session that was wanted here; answers of it may be awaited here."""
+        ...
+
+    def on_handoff(self, session: int | None) -> None:
+        """A session, or an unknown one, has work for other processes."""
+        ...
+
+    def on_unclaimed_answer(self, row: int) -> None:
+        """An inbox row was answered that is not awaited here."""
+        ...
+
+    def on_message_behind_question(self, message: InboundMessage) -> None:
+        """A message has to wait until a person answers the question of a parked turn."""
+        ...
+
+    async def stop_elsewhere(self, owner: str, key: str, target: StopTarget) -> None:
+        """Stop a turn that another process has begun."""
+        ...
 
 
 @dataclass(slots=True)
-class Live:
-    """A session that this process is working on."""
+class Worker:
+    """What the sessions of one worker share."""
 
-    owner: str
-    key: str
-    fresh: deque[Item] = field(default_factory=deque)  # handed in, not on disk yet
-    item: Item | None = None  # the one on its way to disk
-    steer: list[tuple[int, UserSaid]] = field(default_factory=list)
-    taken: set[int] = field(default_factory=set)  # inbox rows that have steered the running turn
-    behind: dict[int, Kind] = field(default_factory=dict)  # inbox rows that wait for the running turn to end
-    emit: list[events.Emit] = field(default_factory=list)  # who watches the running turn
-    turn: Turn | None = None
-    rows: Sequence[int] = ()  # of the inbox, that the running turn was opened by
-    stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
-    meant: str | int | None = None  # the turn that it is for, or the inbox row that opens it; None for any
-    system: Written[str] | None = None  # the system prompt of the turn that is being begun
-    running: bool = False
-    changes: int = 0  # of `running`: what was read of the inbox before one is not true after it
-    leaves: bool = False  # another process is to go on with the turn that runs, or that is about to
-    again: bool = False  # there may be more in the inbox
-    task: asyncio.Task[None] | None = None
-    command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
-    message: str | None = None  # the id of the message whose turn runs
+    name: str  # that sessions are held under
+    store: Store
+    host: Host
+    waiters: Waiters
+    busy: str  # what becomes of a message that comes during a turn: queue, steer or interrupt
+    runs: bool  # turns run here; otherwise everything is handed over to other processes
+    kick: Callable[[str, str], None]  # look into the inbox of a session
+    retry: Callable[[str, str], None]  # look again after a failure, in a while
 
-    def knows(self, row: int) -> bool:
-        """Whether it is settled already what becomes of this row of the inbox."""
-        return row in self.behind or row in self.taken or any(row == id for id, _ in self.steer)
+    async def hand_over(self, submission: Submission) -> None:
+        """Put a message into the inbox for a turn that another process runs."""
+        message = submission.message
+        if message.request is not None and not message.request.kept:  # of no use once this process is gone
+            message = replace(message, metadata={**message.metadata, VIA: self.name})
+        try:
+            row = await self.store.accept(message, submission.kind)
+        except Exception as error:  # whatever it is, the waiter has to be told
+            fail([submission], error)
+            return
+        self.waiters.add(row.id, submission)
+        submission.follow_elsewhere(row.id)
+        if row.done:
+            await self.waiters.settle(row.id)
+        else:
+            self.host.on_handoff(row.session)
 
-    def begins(self) -> None:
-        self.running = True
-        self.changes += 1
+    async def release(self, release: Awaitable[None]) -> None:
+        try:
+            await release
+        except StoreError as error:  # the lease ends with this process
+            log.warning("%s", error)
 
-    def ends(self) -> None:
-        """The turn is over; what came too late for it waits for the next."""
-        self.behind.update((id, "message") for id, _ in self.steer)
-        self.steer.clear()
-        self.taken.clear()
-        self.emit.clear()
-        self.running, self.turn, self.stopped, self.meant, self.message = False, None, None, None, None
-        self.rows = ()
-        self.changes += 1
 
-    def stop(self, reason: Reason, text: str, meant: str | int | None = None) -> None:
-        """Stop the turn that runs, or that is about to; where one is `meant`, no other."""
+class Session:
+    """A session that this process works on: its messages on their way, and the turn that runs."""
+
+    def __init__(self, owner: str, key: str, worker: Worker) -> None:
+        self.owner = owner
+        self.key = key
+        self.fresh: deque[Submission] = deque()  # submitted, not on disk yet
+        self.current: Submission | None = None  # the one on its way to disk
+        self.steering: list[tuple[int, UserSaid]] = []  # inbox rows that the running turn takes in at its next round
+        self.taken: set[int] = set()  # inbox rows that the running turn has taken in
+        self.behind: dict[int, Kind] = {}  # inbox rows that wait for the running turn to end
+        self.watchers: list[events.Show] = []  # of the running turn
+        self.turn: Turn | None = None
+        self.rows: Sequence[int] = ()  # inbox rows that opened the running turn
+        self.message: str | None = None  # id of the message whose turn runs
+        self.stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
+        self.stop_target: StopTarget = None
+        self.system: Written[str] | None = None  # the system prompt of the turn that is being begun
+        self.command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
+        self.running = False
+        self.changes = 0  # of `running`: what was read of the inbox before one may be outdated after it
+        self.leaving = False  # another process is to go on with the turn
+        self.again = False  # there may be more in the inbox
+        self.task: asyncio.Task[None] | None = None
+        self._worker = worker
+        self._store = worker.store
+        self._host = worker.host
+        self._waiters = worker.waiters
+
+    # ------------------------------------------------------------------------------------------ the turn that runs
+
+    def stop(self, reason: Reason, text: str, target: StopTarget = None) -> None:
+        """Stop the turn that runs, or that is about to, if it is the target."""
         if self.turn is not None:
-            if meant in (None, self.turn.id, *self.rows):
+            if target in (None, self.turn.id, *self.rows):
                 self.turn.stop(reason, text)
         elif self.command is not None:
             self.command.cancel()
         else:
-            self.stopped, self.meant = (reason, text), meant
-
-    def runs(self, turn: Turn) -> None:
-        """The turn is there, and hears what was to be done to it."""
-        self.turn = turn
-        if self.stopped is not None:
-            turn.stop(*self.stopped)
-        if self.leaves:
-            turn.leave()
+            self.stopped, self.stop_target = (reason, text), target
 
     def leave(self) -> None:
         """Let another process go on with the turn that runs, or that is about to, from its next step on."""
-        self.leaves = True
+        self.leaving = True
         if self.turn is not None:
             self.turn.leave()
+
+    def start_turn(self, turn: Turn) -> None:
+        """The turn is there: do to it what was asked for before."""
+        self.turn = turn
+        if self.stopped is not None:
+            turn.stop(*self.stopped)
+        if self.leaving:
+            turn.leave()
+
+    def steered(self) -> tuple[list[int], list[UserSaid]]:
+        """Take the messages for the running turn: their inbox rows, and what was said."""
+        steering, self.steering = self.steering, []
+        rows = [row for row, _ in steering]
+        self.taken.update(rows)
+        return rows, [said for _, said in steering]
+
+    def _begin(self) -> None:
+        self.running = True
+        self.changes += 1
+
+    def _end(self) -> None:
+        """The turn is over; what came too late for it waits for the next."""
+        self.behind.update((row, "message") for row, _ in self.steering)
+        self.steering.clear()
+        self.taken.clear()
+        self.watchers.clear()
+        self.running, self.turn, self.stopped, self.stop_target, self.message = False, None, None, None, None
+        self.rows = ()
+        self.changes += 1
+
+    # ------------------------------------------------------------------------------------------ the actor
+
+    async def run(self) -> None:
+        """Run the session's turns one after another until its inbox is empty."""
+        try:
+            while await self._run_next():
+                pass
+        except Exception as error:  # a bug of ours: those who wait have to be told
+            log.exception("session %s failed", self.key)
+            waiting = self._waiters.in_session(self.owner, self.key)
+            for row, _ in waiting:
+                self._waiters.take(row)
+            current = [self.current] if self.current else []
+            fail([*current, *self.fresh, *(submission for _, submission in waiting)], error)
+
+    async def _run_next(self) -> bool:
+        """Run the next turn, if there is one. Return False when the session has nothing more to do here."""
+        if not self._worker.runs:
+            while self.fresh:
+                self.current = self.fresh.popleft()
+                await self._worker.hand_over(self.current)
+            return False
+        submission = self.current = self.fresh.popleft() if self.fresh else None
+        self.again = False
+        self.system = self._store.aside(self._host.system_prompt)  # read while the turn is begun: one wake-up for both
+        try:
+            claim = await self._claim(submission)
+        except Busy as busy:
+            await self._wait_for_holder(busy, submission)
+            return bool(self.fresh) or self.again  # it may have become free since
+        except Waiting as waiting:
+            if submission is not None and waiting.accepted is not None:
+                await self._wait_behind_question(submission, waiting.accepted)
+            if self.stopped is not None and await self._store.decide(self.owner, self.key, None) is not None:
+                self.again = True  # the turn to stop is the one that waits
+            return bool(self.fresh) or self.again  # the answer to the question may have come just now
+        except Exception as error:  # whatever it is, the waiter has to be told
+            fail([submission] if submission else [], error)
+            if isinstance(error, StoreError):  # others may wait in the inbox
+                self._worker.retry(self.owner, self.key)
+            return bool(self.fresh)
+        if claim is None:
+            if submission is not None:  # its id is known: it was answered before
+                row = await self._store.accept(submission.message, submission.kind)
+                self._waiters.add(row.id, submission)
+                submission.follow_elsewhere(row.id)
+                await self._waiters.settle(row.id)
+            return bool(self.fresh) or self.again
+        self._begin()
+        try:
+            while self.fresh:
+                self.current = self.fresh.popleft()
+                await self.take(self.current)
+            return await self._run_claim(claim)
+        finally:
+            self._end()
+
+    async def _claim(self, submission: Submission | None) -> Claim | None:
+        if submission is None:
+            return await self._store.begin(self.owner, self.key, self._worker.name)
+        message, kind = submission.message, submission.kind
+        claim = await self._store.begin(self.owner, self.key, self._worker.name, message, kind)
+        if claim is not None and claim.accepted is not None:
+            self._waiters.add(claim.accepted, submission)
+            if claim.resumed and claim.accepted in claim.inbox:  # the same message once more: its turn was cut off
+                submission.follow_elsewhere(claim.accepted)
+        return claim
+
+    async def _wait_for_holder(self, busy: Busy, submission: Submission | None) -> None:
+        """Another worker holds the session: it answers."""
+        if submission is not None and busy.accepted is not None:
+            self._waiters.add(busy.accepted, submission)
+        awaited = self._waiters.in_session(self.owner, self.key)
+        for row, waiter in awaited:
+            waiter.follow_elsewhere(row)
+        self._host.on_held(busy.worker, bool(awaited))
+        stopped, self.stopped = self.stopped, None
+        if stopped is not None and stopped[0] == "cancelled":
+            await self._host.stop_elsewhere(self.owner, self.key, self.stop_target)
+
+    async def _wait_behind_question(self, submission: Submission, row: int) -> None:
+        """A message, on disk by now, for a session whose turn waits for a person's decision. It waits too, and the
+        person is reminded; or it counts as a no and is handed to the turn; or it ends the turn, as a command does."""
+        busy = self._worker.busy
+        ends = submission.kind == "command" and command_of(submission.message.content) == "new"
+        if not ends and (busy == "queue" or submission.kind == "command"):
+            answer([submission], WAITS)
+            self._host.on_message_behind_question(submission.message)
+            return
+        self._waiters.add(row, submission)
+        self.again = True
+        if busy == "steer" and submission.kind == "message":
+            await self._store.decide(self.owner, self.key, False, submission.message.sender_id, SAID_INSTEAD)
+            self._place(Incoming(row, 0, submission.message, submission.kind))
+        elif await self._store.decide(self.owner, self.key, None) is not None:
+            self.stopped = ("replaced", REPLACED)
+
+    async def _run_claim(self, claim: Claim) -> bool:
+        waiting = self._waiters.of(claim.inbox)
+        self.watchers += [submission.show for submission in waiting if submission.show is not None]
+        for row in claim.inbox:
+            self.behind.pop(row, None)
+        self.message, self.rows = claim.message.id, claim.inbox
+        if self.stop_target not in (None, claim.turn, *claim.inbox):  # the turn to stop is over
+            self.stopped = self.stop_target = None
+        if self._worker.busy == "interrupt" and "message" in self.behind.values():
+            self.stop("replaced", REPLACED)
+        if waiting and (why := waiting[0].withdrawn) and all(submission.withdrawn for submission in waiting):
+            self.stop("cancelled", why)
+        try:
+            text = await self._host.run_claim(claim, self)
+        except (StaleLease, HandedOff) as error:  # the worker that has it now answers
+            for row, submission in self._waiters.in_session(self.owner, self.key):
+                submission.follow_elsewhere(row)
+            if isinstance(error, HandedOff):
+                await self._worker.release(self._store.release(claim))
+                self._host.on_handoff(claim.session)
+                return bool(self.fresh)
+            log.warning("%s", error)
+            return bool(self.fresh) or self.again  # the worker that took it over may not know what came in since
+        except StoreError as error:
+            fail([submission for row in claim.inbox for submission in self._waiters.take(row)], error)
+            await self._worker.release(self._store.release(claim))
+            self._worker.retry(self.owner, self.key)
+            return bool(self.fresh)
+        # A client may ask for the answer to its message at more than one server.
+        repeated = claim.message.request is not None and claim.message.request.kept
+        for row in claim.inbox:
+            submissions = self._waiters.take(row)
+            if (repeated or not submissions) and not claim.message.reply:
+                self._host.on_unclaimed_answer(row)
+            answer(submissions, text)
+        return bool(self.fresh) or self.again
+
+    # ------------------------------------------------------------------------------------------ messages meanwhile
+
+    async def take(self, submission: Submission) -> None:
+        """Take a message while a turn runs: to disk first, then it queues, steers or interrupts."""
+        try:
+            row = await self._store.accept(submission.message, submission.kind)
+        except Exception as error:  # whatever it is, the waiter has to be told
+            fail([submission], error)
+            return
+        known = row.turn is not None or row.id in self._waiters  # the same message once more
+        self._waiters.add(row.id, submission)
+        if known or row.done:
+            submission.follow_elsewhere(row.id)
+        self.again = True
+        if row.done:
+            await self._waiters.settle(row.id)
+        elif not self.running:  # the turn ended meanwhile
+            self.behind[row.id] = submission.kind
+            self._worker.kick(self.owner, self.key)
+        elif not known:
+            self._place(row)
+
+    async def take_from_inbox(self) -> None:
+        """Take messages that another process put into the inbox while a turn runs here."""
+        changes, rows = -1, []
+        while self.running and changes != self.changes:  # another turn may have taken what was read before it began
+            changes = self.changes
+            rows = await self._store.waiting(self.owner, self.key)
+        for row in rows:
+            if self.running and row.id not in self._waiters:
+                self._place(row)
+
+    def _place(self, row: Incoming) -> None:
+        """Decide what a message does to the running turn: it steers it, replaces it, or waits behind it."""
+        if row.id in self.behind or row.id in self.taken or any(row.id == id for id, _ in self.steering):
+            return  # decided already, while it was being read once more
+        plain = row.kind == "message" and row.message.plain and row.message.request is None
+        if self._worker.busy == "steer" and plain and not self.behind:
+            self.steering.append((row.id, row.message.said()))
+            return
+        self.behind[row.id] = row.kind
+        if self._worker.busy == "interrupt" and row.kind == "message":
+            self.stop("replaced", REPLACED)

@@ -1,23 +1,42 @@
-"""A running turn, shown to all who watch: whoever started it, and followers in this process and in others."""
+"""Streaming: publish the events of running turns, and show them to subscribers, each event once.
+
+A turn that runs in this process has a `TurnPublisher`. Its events go to three kinds of subscribers: callables that
+watch the session here (a terminal, the client that started the turn), followers that are told batches with their place
+in the turn, and followers in other processes, which the store's relay carries batches to. A `TurnSubscriber` shows a
+client the turn of its message wherever that runs: from the log, from batches and from this process, without gaps or
+repeats. Events are for watching; the log is the truth.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import msgspec
 
 from .. import events
-from ..log import Call, ModelAnswered
+from ..engine import HANDED
+from ..errors import StoreError
+from ..events import Show
+from ..log import Call, CallEnded, Logged, ModelAnswered, TurnEnded
 from ..messages import clean
-from ..store.base import Claim
+from ..store.base import Claim, Store
 from ..store.relays import Audience, Relay
-from .session import Live
+from ..text_cursor import TextCursor
+from .session import Session
 
 log = logging.getLogger(__name__)
-LONGEST = 500  # characters of what goes in and out of a tool, for those who watch from elsewhere
+MOVED = "the turn goes on in another process"
+LONGEST = 500  # characters of a tool's arguments and output in batches for other processes
+WAITING = 2_000  # batches that wait to be shown; of more the oldest are dropped, and read from the log instead
+ASK_SECONDS = 0.5  # between two requests for what was missed
+
+# ---------------------------------------------------------------------------------------------- batches
+
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
@@ -41,8 +60,8 @@ _KINDS: dict[str, Any] = {
 
 @dataclass(slots=True, frozen=True)
 class Batch:
-    """Events of a turn, and their place in it: the log's last entry before them, which try of the round they belong to,
-    and how many characters of its text stand before them."""
+    """Events of a turn and their place in it: the log's last entry before them, the attempt of the round that they
+    belong to, and how many characters of its text come before them."""
 
     turn: str
     seq: int
@@ -52,139 +71,42 @@ class Batch:
 
 
 Follow = Callable[[Batch], None]
+_decoder = msgspec.json.Decoder(tuple[str, int, str, int, list[tuple[str, msgspec.Raw]]])
 
 
 def encode(batch: Batch) -> bytes:
-    """One line of JSON."""
+    """Encode a batch as one line of JSON."""
     try:
         return msgspec.json.encode(_wire(batch))
-    except UnicodeEncodeError:  # half a letter, as some models send it
+    except UnicodeEncodeError:  # a lone surrogate, as some models send them
         return clean(msgspec.json.encode(_wire(_cleaned(batch))).decode()).encode()
 
 
 def decode(data: bytes) -> Batch:
-    """What `encode` has made. Kinds of events that are not known here are left out."""
+    """Decode what `encode` returned. Kinds of events that this version does not know are left out."""
     turn, seq, attempt, chars, told = _decoder.decode(data)
     known = [msgspec.json.decode(raw, type=_KINDS[name]) for name, raw in told if name in _KINDS]
     return Batch(turn, seq, attempt, chars, known)
 
 
-_decoder = msgspec.json.Decoder(tuple[str, int, str, int, list[tuple[str, msgspec.Raw]]])
+def _wire(batch: Batch) -> Any:
+    told = [(type(event).__name__, event) for event in batch.events]
+    return batch.turn, batch.seq, batch.attempt, batch.chars, told
 
 
-class Showing:
-    """Tells those who watch what happens in one turn. Of places it keeps only the one where the turn is now."""
-
-    def __init__(
-        self,
-        claim: Claim,
-        live: Live,
-        watchers: Callable[[], Iterable[events.Emit]],
-        followers: list[Follow],
-        relay: Relay | None,
-        told: Callable[[bytes], None],
-    ) -> None:
-        self._claim = claim
-        self._live = live
-        self._watchers = watchers
-        self._followers = followers
-        self._tries = 0
-        self._at = 0
-        self._chars = 0
-        self._gathered: list[Batch] = []  # for those elsewhere
-        self._audience: Audience | None = None
-        if relay is not None:
-            self._audience = relay.serve(claim.owner, claim.key, self._asked, told)
-
-    @property
-    def seq(self) -> int:
-        """The log's last entry."""
-        return self._claim.next_seq - 1
-
-    @property
-    def followed(self) -> bool:
-        """Whether anybody follows it, here or elsewhere, who has not started it."""
-        return bool(self._followers) or self.followed_elsewhere
-
-    @property
-    def followed_elsewhere(self) -> bool:
-        return self._audience is not None and self._audience.there
-
-    def __call__(self, event: events.Event) -> None:
-        for watcher in self._watchers():
-            try:
-                watcher(event)
-            except Exception:  # a watcher's fault is no fault of the turn
-                log.exception("a watcher of %s failed", self._claim.key)
-        if self.seq != self._at:
-            self._at, self._chars = self.seq, 0
-        if isinstance(event, events.Restarted):
-            self._tries, self._chars = self._tries + 1, 0
-        if self.followed:
-            batch = self._batch(self._chars, [event])
-            for follow in self._followers:
-                follow(batch)
-            if self.followed_elsewhere:
-                self._gather(batch)
-        if isinstance(event, events.Text):
-            self._chars += len(event.text)
-
-    def show_to(self, follow: Follow) -> None:
-        """Tell a newcomer where the turn is; all that happens from now on is told as well."""
-        turn = self._live.turn
-        if turn is None:
-            return  # it is about to begin
-        if turn.emit is None:
-            turn.emit = self
-        so_far: list[events.Event] = [events.Text("".join(turn.partial))] if turn.partial else []
-        so_far += [
-            events.ToolStarted(call.id, call.name, call.arguments) for call in _running(turn.entries, turn.running)
-        ]
-        follow(self._batch(0, so_far))
-
-    def close(self) -> None:
-        """The turn is over here."""
-        self._flush()
-        if self._audience is not None:
-            self._audience.close()
-            self._audience = None
-
-    def _batch(self, chars: int, told: list[events.Event]) -> Batch:
-        return Batch(self._claim.turn, self.seq, f"{self._claim.fence}.{self._tries}", chars, told)
-
-    def _asked(self, address: str) -> None:
-        """Somebody elsewhere begins to follow, or has missed something."""
-        audience = self._audience
-        if audience is not None:
-            self.show_to(lambda batch: audience.say(encode(batch), address))
-
-    def _gather(self, batch: Batch) -> None:
-        """Keep it until all that happens within a moment is sent."""
-        (event,) = batch.events
-        last = self._gathered[-1] if self._gathered else None
-        if last is None or (last.seq, last.attempt) != (batch.seq, batch.attempt):
-            if last is None and self._audience is not None:
-                self._audience.soon(self._flush)
-            self._gathered.append(replace(batch, events=[_short(event)]))
-        elif isinstance(event, events.Text) and isinstance(before := last.events[-1], events.Text):
-            last.events[-1] = events.Text(before.text + event.text)
-        else:
-            last.events.append(_short(event))
-
-    def _flush(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        if self._audience is not None:
-            for batch in gathered:
-                self._audience.say(encode(batch))
-
-
-def _running(entries: Iterable[object], running: Iterable[str]) -> list[Call]:
-    calls = {call.id: call for entry in entries if isinstance(entry, ModelAnswered) for call in entry.calls}
-    return [calls[id] for id in running if id in calls]
+def _cleaned(batch: Batch) -> Batch:
+    """The batch without lone surrogates. Only texts can have some: everything else has been in the log."""
+    texts = (events.Text, events.Reasoning, events.ToolProgress)
+    return replace(
+        batch,
+        events=[
+            replace(event, text=clean(event.text)) if isinstance(event, texts) else event for event in batch.events
+        ],
+    )
 
 
 def _short(event: events.Event) -> events.Event:
-    """What others need of an event: the log has all of it."""
+    """The event as other processes need it: the log has the rest."""
     match event:
         case events.ToolStarted(arguments=arguments):
             return replace(event, arguments={name: _cut(value) for name, value in arguments.items()})
@@ -204,17 +126,430 @@ def _cut(value: object) -> object:
     return str(value)[:LONGEST]
 
 
-def _wire(batch: Batch) -> Any:
-    told = [(type(event).__name__, event) for event in batch.events]
-    return batch.turn, batch.seq, batch.attempt, batch.chars, told
+# ---------------------------------------------------------------------------------------------- publishing
 
 
-def _cleaned(batch: Batch) -> Batch:
-    """The same without what cannot be written. Only texts can hold such: all else has been in the log."""
-    texts = (events.Text, events.Reasoning, events.ToolProgress)
-    return replace(
-        batch,
-        events=[
-            replace(event, text=clean(event.text)) if isinstance(event, texts) else event for event in batch.events
-        ],
-    )
+class TurnPublisher:
+    """Publishes the events of one running turn."""
+
+    def __init__(self, claim: Claim, session: Session, watchers: list[Show], followers: list[Follow]) -> None:
+        self._claim = claim
+        self._session = session
+        self._watchers = watchers
+        self._followers = followers
+        self._audience: Audience | None = None
+        self._attempts = 0
+        self._at = 0  # the log's last entry before the running round
+        self._chars = 0  # of the running attempt's text
+        self._gathered: list[Batch] = []  # for other processes
+
+    @property
+    def seq(self) -> int:
+        """The log's last entry."""
+        return self._claim.next_seq - 1
+
+    @property
+    def is_followed(self) -> bool:
+        return bool(self._followers) or self.is_followed_elsewhere
+
+    @property
+    def is_followed_elsewhere(self) -> bool:
+        return self._audience is not None and self._audience.there
+
+    def serve(self, relay: Relay, withdrawn: Callable[[bytes], None]) -> None:
+        """Publish to other processes as well; `withdrawn` is told of their clients that have gone."""
+        self._audience = relay.serve(self._claim.owner, self._claim.key, self._send_state, withdrawn)
+
+    def publish(self, event: events.Event) -> None:
+        """Tell every subscriber of an event."""
+        if (seq := self.seq) != self._at:
+            self._at, self._chars = seq, 0
+        if isinstance(event, events.Restarted):
+            self._attempts, self._chars = self._attempts + 1, 0
+        for show in (*self._session.watchers, *self._watchers):  # a copy: one may stop watching
+            try:
+                show(seq, event)
+            except Exception:  # a subscriber's failure must not fail the turn
+                log.exception("a watcher of %s failed", self._claim.key)
+        if self.is_followed:
+            batch = self._batch(self._chars, [event])
+            for follow in self._followers:
+                follow(batch)
+            if self.is_followed_elsewhere:
+                self._gather(batch)
+        if isinstance(event, events.Text):
+            self._chars += len(event.text)
+
+    def start(self) -> None:
+        """Publish from now on, where the turn has begun without a subscriber."""
+        if (turn := self._session.turn) is not None and turn.emit is None:
+            turn.emit = self.publish
+
+    def send_state(self, follow: Follow) -> None:
+        """Tell a new follower where the turn is. Everything that happens from now on is published to it."""
+        if (turn := self._session.turn) is None:
+            return  # it is about to begin
+        self.start()
+        calls = {call.id: call for entry in turn.entries if isinstance(entry, ModelAnswered) for call in entry.calls}
+        running = [calls[id] for id in turn.running if id in calls]
+        so_far: list[events.Event] = [events.Text("".join(turn.partial))] if turn.partial else []
+        so_far += [events.ToolStarted(call.id, call.name, call.arguments) for call in running]
+        follow(self._batch(0, so_far))
+
+    def close(self) -> None:
+        """The turn has ended here."""
+        self._flush()
+        if self._audience is not None:
+            self._audience.close()
+            self._audience = None
+
+    def _batch(self, chars: int, told: list[events.Event]) -> Batch:
+        return Batch(self._claim.turn, self.seq, f"{self._claim.fence}.{self._attempts}", chars, told)
+
+    def _send_state(self, address: str) -> None:
+        """A process elsewhere begins to follow, or has missed something."""
+        if (audience := self._audience) is not None:
+            self.send_state(lambda batch: audience.say(encode(batch), address))
+
+    def _gather(self, batch: Batch) -> None:
+        """Keep the event until the relay sends what has gathered."""
+        (event,) = batch.events
+        last = self._gathered[-1] if self._gathered else None
+        if last is None or (last.seq, last.attempt) != (batch.seq, batch.attempt):
+            if last is None and self._audience is not None:
+                self._audience.soon(self._flush)
+            self._gathered.append(replace(batch, events=[_short(event)]))
+        elif isinstance(event, events.Text) and isinstance(before := last.events[-1], events.Text):
+            last.events[-1] = events.Text(before.text + event.text)
+        else:
+            last.events.append(_short(event))
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if self._audience is not None:
+            for batch in gathered:
+                self._audience.say(encode(batch))
+
+
+@dataclass(slots=True)
+class _Topic:
+    """The stream of one session: the turn that runs, and who subscribes."""
+
+    publisher: TurnPublisher | None = None
+    watchers: list[Show] = field(default_factory=list)
+    followers: list[Follow] = field(default_factory=list)
+
+
+class Link(Protocol):
+    """A subscription to a session's batches."""
+
+    def ask(self) -> None:
+        """Ask for what a new follower must know: something was missed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TurnStreams:
+    """The streams of an agent's sessions. `withdraw` is told owner, session and message of a client in another process
+    that has gone and leaves no other subscriber there."""
+
+    def __init__(
+        self,
+        relay: Relay | None,
+        withdraw: Callable[[str, str, str], None],
+        on_event: Callable[[str, events.Event], None] | None = None,
+    ) -> None:
+        self._relay = relay
+        self._withdraw = withdraw
+        self._on_event = on_event  # told every event of every session
+        self._topics: dict[tuple[str, str], _Topic] = {}
+
+    def open(self, claim: Claim, session: Session) -> events.Emit | None:
+        """Start publishing a turn. Return where its events go; None without a subscriber, so nothing is streamed."""
+        owner, key = claim.owner, claim.key
+        topic = self._topics.setdefault((owner, key), _Topic())
+        publisher = topic.publisher = TurnPublisher(claim, session, topic.watchers, topic.followers)
+        if self._relay is not None:
+            publisher.serve(self._relay, lambda data: self._withdrawn(owner, key, data))
+        if (on_event := self._on_event) is not None:
+            session.watchers.append(lambda _, event: on_event(key, event))
+        # After a crash the client of an API request is on its way back.
+        expected = claim.resumed and claim.message.request is not None
+        is_watched = session.watchers or topic.watchers or expected or publisher.is_followed
+        return publisher.publish if is_watched else None
+
+    def close(self, claim: Claim) -> None:
+        """The turn has ended here."""
+        topic = self._topics.get((claim.owner, claim.key))
+        if topic is not None and topic.publisher is not None:
+            topic.publisher.close()
+            topic.publisher = None
+            self._clean(claim.owner, claim.key)
+
+    def publisher(self, owner: str, key: str) -> TurnPublisher | None:
+        """The publisher of the session's turn, if one runs here."""
+        topic = self._topics.get((owner, key))
+        return topic.publisher if topic is not None else None
+
+    def watch(self, owner: str, key: str, show: Show) -> Callable[[], None]:
+        """Tell `show` every event of a session from now on, until the returned function is called."""
+        topic = self._topics.setdefault((owner, key), _Topic())
+        topic.watchers.append(show)
+        if topic.publisher is not None:
+            topic.publisher.start()
+
+        def stop() -> None:
+            if show in topic.watchers:
+                topic.watchers.remove(show)
+            self._clean(owner, key)
+
+        return stop
+
+    def follow(self, owner: str, key: str, follow: Follow) -> Callable[[], None]:
+        """Tell `follow` batches of a session's events until the returned function is called: first where the running
+        turn is, then what happens in it and in the turns after it."""
+        topic = self._topics.setdefault((owner, key), _Topic())
+        topic.followers.append(follow)
+        if topic.publisher is not None:
+            topic.publisher.send_state(follow)
+
+        def stop() -> None:
+            topic.followers.remove(follow)
+            self._clean(owner, key)
+
+        return stop
+
+    def connect(self, owner: str, key: str, follow: Follow) -> Link:
+        """Follow a session in this process and in the others."""
+        return _Link(self, self._relay, owner, key, follow)
+
+    def tell_withdrawn(self, owner: str, key: str, message: str) -> None:
+        """Tell the process that runs the message's turn that its client here has gone."""
+        if self._relay is not None:
+            self._relay.tell(owner, key, msgspec.json.encode(message))
+
+    def _withdrawn(self, owner: str, key: str, data: bytes) -> None:
+        publisher = self.publisher(owner, key)
+        if publisher is not None and not publisher.is_followed_elsewhere:
+            self._withdraw(owner, key, msgspec.json.decode(data, type=str))
+
+    def _clean(self, owner: str, key: str) -> None:
+        topic = self._topics.get((owner, key))
+        if topic is not None and topic.publisher is None and not topic.watchers and not topic.followers:
+            del self._topics[owner, key]
+
+
+class _Link:
+    """Follows a session here and, through the relay, elsewhere."""
+
+    def __init__(self, streams: TurnStreams, relay: Relay | None, owner: str, key: str, follow: Follow) -> None:
+        self._follow = follow
+        # The relay first: what happens before the log is read must not be missed.
+        self._remote = relay.follow(owner, key, self._receive) if relay is not None else None
+        self._stop = streams.follow(owner, key, follow)
+
+    def ask(self) -> None:
+        if self._remote is not None:
+            self._remote.ask()
+
+    def close(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
+        self._stop()
+
+    def _receive(self, data: bytes) -> None:
+        try:
+            batch = decode(data)
+        except msgspec.MsgspecError as error:  # from another version; the log can still be read
+            log.warning("ignored a batch of turn events that cannot be decoded: %s", error)
+            return
+        self._follow(batch)
+
+
+# ---------------------------------------------------------------------------------------------- subscribing
+
+
+class TurnSubscriber:
+    """Shows a client the turn that its message opened, wherever it runs.
+
+    As long as the turn runs here for this message, `on_event` passes its events on. `follow` is for a turn that runs,
+    or ran, elsewhere: it shows what the log has, then batches as they come. What was lost on the way is read from the
+    log, and what came twice is shown once.
+    """
+
+    def __init__(self, store: Store, streams: TurnStreams, owner: str, key: str, show: Show) -> None:
+        self._store = store
+        self._streams = streams
+        self._where = (owner, key)
+        self._show = show
+        self._row = 0  # of the inbox, that opened the turn
+        self._link: Link | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._batches: deque[Batch] = deque(maxlen=WAITING)
+        self._more = asyncio.Event()
+        self._asked_at = 0.0
+        self._session = 0
+        self._turn: str | None = None
+        self._at = 0  # the log's last entry that was shown; the running round began there
+        self._cursor = TextCursor()  # in the text of the running round
+        self._has_reasoning = False  # some of the running round was shown
+        self._calls: dict[str, Call] = {}
+        self._started: set[str] = set()
+        self._ended: set[str] = set()
+        self._over = False
+
+    def on_event(self, seq: int, event: events.Event) -> None:
+        """Show an event of the turn, which runs in this process."""
+        if seq != self._at:
+            self._begin_round(seq)
+        if isinstance(event, events.Text):
+            self._cursor.feed(event.text)
+            self._show(seq, event)
+        elif isinstance(event, events.Restarted):
+            self._begin_round(seq)
+            self._show(seq, event)
+        else:
+            self._show_once(event)
+
+    def follow(self, row: int) -> None:
+        """Follow the turn of this inbox row, which runs or ran elsewhere, until `close`."""
+        self._row = row
+        self._link = self._streams.connect(*self._where, self.receive)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def receive(self, batch: Batch) -> None:
+        """Take a batch of the session's events."""
+        self._batches.append(batch)
+        self._more.set()
+
+    def close(self) -> None:
+        """Stop following."""
+        if self._link is not None:
+            self._link.close()
+        if self._task is not None:
+            self._task.cancel()
+
+    def finish(self, logged: Sequence[Logged]) -> None:
+        """The turn has ended and this is its log: show what a follower has missed."""
+        if self._link is None:
+            return
+        if logged and self._turn is None:
+            self._begin(logged[0].turn, logged[0].seq)
+        self._replay(logged)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._read_log()
+                while True:
+                    while self._batches:
+                        await self._take(self._batches.popleft())
+                    self._more.clear()
+                    await self._more.wait()
+            except StoreError as error:  # `finish` reads the log as well
+                log.warning("%s", error)
+                await asyncio.sleep(1)
+
+    # the log
+
+    async def _read_log(self) -> None:
+        """Find the turn, if it has begun, and show what the log has of it."""
+        if self._turn is None:
+            row = await self._store.incoming(self._row)
+            if row.turn is None or row.first_seq is None:
+                return
+            self._session = row.session
+            self._begin(row.turn, row.first_seq)
+        self._replay(await self._store.read_log(self._session, self._at))
+
+    def _begin(self, turn: str | None, first: int) -> None:
+        self._turn, self._at = turn, max(self._at, first - 1)
+
+    def _begin_round(self, seq: int) -> None:
+        self._at, self._cursor, self._has_reasoning = seq, TextCursor(), False
+
+    def _replay(self, logged: Iterable[Logged]) -> None:
+        for one in logged:
+            if one.turn == self._turn and one.seq > self._at:
+                self._show_entry(one)
+                self._at = one.seq
+
+    def _show_entry(self, one: Logged) -> None:
+        match one.entry:
+            case ModelAnswered() as answer:
+                if answer.reasoning and not self._has_reasoning:
+                    self._show(self._at, events.Reasoning(answer.reasoning))
+                self._show_text(self._cursor.finish(answer.content or ""), answer.content or "")
+                self._begin_round(self._at)
+                self._calls.update((call.id, call) for call in answer.calls)
+            case CallEnded() as ended if ended.content != HANDED:
+                self._show_once(events.ToolEnded(ended.id, ended.name, ended.content, ended.status, ended.seconds))
+            case TurnEnded(reason=reason, text=text) if not self._over:
+                self._show_once(events.TurnEnded(one.turn or "", reason, text))
+
+    # batches
+
+    async def _take(self, batch: Batch) -> None:
+        if self._turn is None:
+            await self._read_log()
+        if batch.turn != self._turn:
+            return  # another turn of the session
+        if batch.seq > self._at:
+            self._replay(await self._store.read_log(self._session, self._at))
+        if batch.seq != self._at:
+            return
+        offset = batch.chars
+        for event in batch.events:
+            if isinstance(event, events.Text):
+                self._take_text(batch.attempt, offset, event.text)
+                offset += len(event.text)
+            elif not isinstance(event, events.Restarted | events.TurnEnded):  # the cursor and the log show these
+                self._show_once(event)
+
+    def _take_text(self, attempt: str, offset: int, text: str) -> None:
+        """Show what is new of a text that stands at this offset of its attempt."""
+        cursor = self._cursor
+        if attempt != cursor.attempt:
+            cursor.begin(attempt)
+        if offset > cursor.length:
+            self._ask()
+        elif text := text[cursor.length - offset :]:
+            new = cursor.feed(text)
+            self._show_text(new, "" if new is not None else cursor.restart())
+
+    def _ask(self) -> None:
+        """Ask for what was missed; the log will have it in any case."""
+        now = asyncio.get_running_loop().time()
+        if self._link is not None and now - self._asked_at > ASK_SECONDS:
+            self._asked_at = now
+            self._link.ask()
+
+    # showing
+
+    def _show_text(self, new: str | None, whole: str) -> None:
+        """Show a text that goes on, or the `whole` from its start where it differs from what was shown."""
+        if new is None:
+            self._show(self._at, events.Restarted(MOVED))
+            new = whole
+        if new:
+            self._show(self._at, events.Text(new))
+
+    def _show_once(self, event: events.Event) -> None:
+        match event:
+            case events.ToolStarted(call=call):
+                if call in self._started:
+                    return
+                self._started.add(call)
+            case events.ToolEnded(call=call, name=name):
+                if call in self._ended:
+                    return
+                if call not in self._started:  # its start was missed
+                    made = self._calls.get(call)
+                    self._show_once(events.ToolStarted(call, name, made.arguments if made is not None else {}))
+                self._ended.add(call)
+            case events.Reasoning():
+                self._has_reasoning = True
+            case events.TurnEnded():
+                self._over = True
+        self._show(self._at, event)

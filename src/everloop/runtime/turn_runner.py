@@ -32,8 +32,7 @@ from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, Turn
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
-from ..store.base import Claim, Gathering, SessionInfo, Store
-from ..store.relays import Relay
+from ..store.base import Claim, SessionInfo, Store
 from ..threads import in_thread
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
@@ -43,9 +42,10 @@ from .budgets import Budgets
 from .clients import ABANDONED, brief_of, discreet, is_abandoned, request_of
 from .compactor import Compactor, Window
 from .histories import Histories, read_conversation, read_shown
-from .ports import Asking, SessionLog, Tools, reply
-from .session import Live
-from .streaming import Follow, Showing
+from .model_call import TurnModelCall
+from .ports import SessionLog, Tools, reply
+from .session import Session
+from .streaming import TurnStreams
 from .turn_spec import Brief, deadline
 
 if TYPE_CHECKING:
@@ -83,25 +83,19 @@ class TurnRunner:
     sender: str | None  # the worker that sends the answers, where this process does
     hand_out: Callable[[int, OutboundMessage], None]  # sends a message of a running turn
     awaited: Callable[[Claim], bool]  # whether somebody in this process waits for the answer
-    on_event: Callable[[str, events.Event], None] | None = None
+    streams: TurnStreams
     tracer: Tracer | None = None
     meters: Meters | None = None
     text_calls: bool = True
     request_rounds: int = 5
     allowed_model: Callable[[str], str | None] = _configured_model  # the model that an API client gets, by its wish
-    watchers: dict[tuple[str, str], list[events.Emit]] = field(default_factory=dict)
-    on_withdrawn: Callable[[str, str, str], None] | None = None  # a client elsewhere waits no more: owner, key, message
-    _showings: dict[tuple[str, str], Showing] = field(default_factory=dict)
-    _followers: dict[tuple[str, str], list[Follow]] = field(default_factory=dict)
-    _relay: Relay | None = None
     _histories: Histories = field(init=False)
     _own: Places | None = None
 
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
-        self._relay = self.store.relay if isinstance(self.store, Gathering) else None
 
-    async def run(self, claim: Claim, live: Live) -> tuple[Ending, SessionLog]:
+    async def run(self, claim: Claim, session: Session) -> tuple[Ending, SessionLog]:
         """Take the turn to its end, or to a question, or to where it is left; its log knows what is to be sent now."""
         message = claim.message
         brief = _unread(message, self.tools, self.limits)
@@ -109,34 +103,36 @@ class TurnRunner:
         session_log = SessionLog(
             self.store,
             claim,
-            live,
+            session,
             lambda ended: _answer_to(message, ended, left=self.sender is None and not self.awaited(claim)),
             self.sender,
             lambda ended: brief.follow(ended, turn is not None and turn.conversation.untrusted),
         )
         try:
-            brief = await self._brief(claim, live)
+            brief = await self._brief(claim, session)
             if self._own is None:
                 self._own = await in_thread(_places, self.workspace, self.home, self.store)
-            conversation = await self._conversation(claim, live, brief)
+            conversation = await self._conversation(claim, session, brief)
             if not claim.entries:
                 claim.entries = [await self._said(claim)]
                 await session_log.append(claim.entries)
             turn = Turn(claim.turn, claim.entries, conversation, session_log)
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
                 conversation.become(await read_conversation(self.store, claim, conversation))
-            live.runs(turn)
-            turn.emit = self._emit(claim, live)
+            session.start_turn(turn)
+            turn.emit = self.streams.open(claim, session)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             measure = self.compactor.measure(brief.model)
             model = brief.model or self.model
-            asking = Asking(
+            model_call = TurnModelCall(
                 self.provider, model, brief.tools, measure, self.budgets, claim, brief.options, self.text_calls
             )
             toolbox = self._toolbox(claim, brief, turn)
             with deadline(turn, brief.ends_at):
-                ended = await run_turn(turn, asking, toolbox, brief.limits, Window(self.compactor, claim, brief.model))
+                ended = await run_turn(
+                    turn, model_call, toolbox, brief.limits, Window(self.compactor, claim, brief.model)
+                )
             if isinstance(ended, TurnEnded) and _goes_on(claim):
                 self._histories.keep(claim, conversation)
                 self.compactor.consider(claim, conversation)
@@ -149,20 +145,20 @@ class TurnRunner:
             turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
             ended = await end_turn(turn, "error", f"{APOLOGY}{clean(str(error)) or type(error).__name__}")
         finally:
-            self._shown_no_more(claim)
+            self.streams.close(claim)
             if self.meters is not None and turn is not None:
                 self.meters.ran(claim, turn.entries, self.tools)
         if isinstance(ended, TurnEnded):
             await self.tools.end_turn(claim.turn)
             if self.tracer is not None:
                 self.tracer.ended(claim)
-        live.again |= session_log.more()
+        session.again |= session_log.more()
         return ended, session_log
 
-    async def _conversation(self, claim: Claim, live: Live, brief: Brief) -> Conversation:
+    async def _conversation(self, claim: Claim, session: Session, brief: Brief) -> Conversation:
         """What was said before the turn, behind the system prompt."""
-        assert live.system is not None
-        system = brief.system(await live.system)
+        assert session.system is not None
+        system = brief.system(await session.system)
         system = self.context.dated(system, claim.began) if brief.dated else system
         return await self._histories.conversation(claim, system, blind=self.compactor.blind)
 
@@ -173,36 +169,36 @@ class TurnRunner:
         skills = await in_thread(self.context.skills_in, message.content) if message.by_a_person else ""
         return msgspec.structs.replace(message.said(content, claim.time_to_tell(time.time())), loaded=skills)
 
-    async def _brief(self, claim: Claim, live: Live) -> Brief:
+    async def _brief(self, claim: Claim, session: Session) -> Brief:
         """The terms of the claimed turn: a sub-agent's, a request's, or the agent's own."""
         if (request := request_of(claim)) is None:
             return await self.brief(claim) or Brief(self.tools, self.limits)
         if await is_abandoned(self.store, claim, request):
-            live.stop("abandoned", ABANDONED)
+            session.stop("abandoned", ABANDONED)
         return brief_of(request, self.tools, self.request_rounds, self.allowed_model)
 
-    async def compact(self, claim: Claim, live: Live) -> tuple[Compacted | None, str]:
+    async def compact(self, claim: Claim, session: Session) -> tuple[Compacted | None, str]:
         """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""
-        assert live.system is not None
-        system = self.context.dated(await live.system, claim.began)
+        assert session.system is not None
+        system = self.context.dated(await session.system, claim.began)
         conversation = await self._histories.conversation(claim, system, blind=self.compactor.blind)
         work = self.compactor.make(
             claim, conversation, kept_turns=1, target=0, focus=words_after(claim.message.content), fall_back=False
         )
-        live.command = asyncio.ensure_future(work)
+        session.command = asyncio.ensure_future(work)
         try:
-            await asyncio.wait([live.command])  # it may be stopped without the session
-            made = live.command.result()
+            await asyncio.wait([session.command])  # it may be stopped without the session
+            made = session.command.result()
         except asyncio.CancelledError:
-            if not live.command.cancelled():
-                live.command.cancel()
+            if not session.command.cancelled():
+                session.command.cancel()
                 raise
             return None, NOT_COMPACTED.format("it was stopped")
         except Exception as error:  # nothing has changed, and that is what the person hears
             told = discreet(claim.owner, error)
             return None, NOT_COMPACTED.format(clean(str(told)) or type(told).__name__)
         finally:
-            live.command = None
+            session.command = None
         if made is None:
             return None, NOTHING_TO_COMPACT
         after = conversation_of(system, made, await self.store.read_log(claim.session, made.until))
@@ -230,65 +226,6 @@ class TurnRunner:
         """What may be read for the prompt, as by any tool. It looks at the disk: call it in a thread."""
         own = self._own or _places(self.workspace, self.home, self.store)
         return Reach(own.workspace, self.restricted, protected=own.protected)
-
-    def watch(self, live: Live | None, owner: str, key: str, emit: events.Emit) -> None:
-        """Tell `emit` what happens in a session's turns from now on."""
-        self.watchers.setdefault((owner, key), []).append(emit)
-        if live is not None and live.turn is not None and live.turn.emit is None:
-            live.turn.emit = self._showings.get((owner, key))
-
-    def unwatch(self, owner: str, key: str, emit: events.Emit) -> None:
-        watchers = [watcher for watcher in self.watchers.pop((owner, key), ()) if watcher is not emit]
-        if watchers:
-            self.watchers[owner, key] = watchers
-
-    def follow(self, owner: str, key: str, follow: Follow) -> Callable[[], None]:
-        """Tell `follow` of a session's turns, each thing with its place, until the function that comes back is called;
-        first of all, where the turn is that runs."""
-        followers = self._followers.setdefault((owner, key), [])
-        followers.append(follow)
-        if (showing := self._showings.get((owner, key))) is not None:
-            showing.show_to(follow)
-
-        def stop() -> None:
-            followers.remove(follow)
-            if not followers and (owner, key) not in self._showings:  # a turn that runs tells those in this very list
-                self._followers.pop((owner, key), None)
-
-        return stop
-
-    def shown(self, owner: str, key: str) -> Showing | None:
-        """The session's turn that runs here, as it is shown to those who watch."""
-        return self._showings.get((owner, key))
-
-    def _emit(self, claim: Claim, live: Live) -> events.Emit | None:
-        """Where the turn's events go; None when nobody watches, and then nothing is streamed at all."""
-        where = (claim.owner, claim.key)
-        followers = self._followers.setdefault(where, [])  # there, and the same one, until the turn is over
-        watchers = partial(self._watching, where, live)
-        showing = Showing(claim, live, watchers, followers, self._relay, partial(self._told, where))
-        self._showings[where] = showing
-        watched = live.emit or where in self.watchers or self.on_event is not None
-        # The client of a request whose process died is on its way back.
-        expected = claim.resumed and claim.message.request is not None
-        return showing if watched or expected or showing.followed else None
-
-    def _shown_no_more(self, claim: Claim) -> None:
-        if (showing := self._showings.pop(where := (claim.owner, claim.key), None)) is not None:
-            showing.close()
-            if not self._followers.get(where):
-                self._followers.pop(where, None)
-
-    def _watching(self, where: tuple[str, str], live: Live) -> list[events.Emit]:
-        """Those of this process who are told every event."""
-        own = [partial(self.on_event, where[1])] if self.on_event is not None else []
-        return [*live.emit, *self.watchers.get(where, ()), *own]
-
-    def _told(self, where: tuple[str, str], word: bytes) -> None:
-        """A client that waits elsewhere for a message of this session has gone."""
-        showing = self._showings.get(where)
-        if showing is not None and not showing.followed_elsewhere and self.on_withdrawn is not None:
-            self.on_withdrawn(*where, msgspec.json.decode(word, type=str))
 
     def _toolbox(self, claim: Claim, brief: Brief, turn: Turn) -> Tools:
         own, message, conversation = self._own, claim.message, turn.conversation

@@ -30,7 +30,7 @@ from .requests import ChatRequest, read_chat
 from .resume import HEADER as LAST_ID
 from .resume import Position, position_of
 from .sessions import checked_key, said_in, session_of
-from .sse import Feed
+from .sse import AnswerStream
 
 log = logging.getLogger(__name__)
 CHANNEL = "api"
@@ -154,19 +154,19 @@ class ChatHandler:
     async def _stream(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         """Nothing is sent before there is something to say: until then an error still has its own status."""
         chunks = Chunks(asked.id, asked.created, asked.model, asked.chat.include_usage)
-        feed = Feed(chunks, self._ping_seconds, asked.known.id is not None, asked.position)
+        stream = AnswerStream(chunks, self._ping_seconds, asked.known.id is not None, asked.position)
         if asked.known.stopped:
-            feed.begin_again()
-        run = asyncio.ensure_future(self._run(asked, feed))
-        run.add_done_callback(feed.end)
+            stream.begin_again()
+        run = asyncio.ensure_future(self._run(asked, stream))
+        run.add_done_callback(stream.end)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         try:
-            async for data in feed.pieces():
+            async for data in stream.chunks():
                 if not response.prepared:
                     await response.prepare(request)
                     data = chunks.role() + data
                 await response.write(data)
-            last = _last(chunks, feed, run.result())
+            last = _last(chunks, stream, run.result())
         except ApiError as error:
             if not response.prepared:
                 raise
@@ -180,16 +180,16 @@ class ChatHandler:
         await response.write_eof()
         return response
 
-    async def _run(self, asked: Asked, feed: Feed | None = None) -> Outcome:
+    async def _run(self, asked: Asked, stream: AnswerStream | None = None) -> Outcome:
         """What came of the turn; an ApiError if it has no answer. Cancelled, the client is gone."""
-        own, message, show = asked.message.owner == OWN, asked.message, feed.show if feed is not None else None
+        own, message, show = asked.message.owner == OWN, asked.message, stream.show if stream is not None else None
         try:
             outcome = await asked.agent.requests.run(message, show)
             while outcome.left and asked.known.id:  # who asked before was just leaving, and this one is there
                 await self._count(asked)
                 message = replace(message, id=_next(message.id or ""))
-                if feed is not None:
-                    feed.begin_again()
+                if stream is not None:
+                    stream.begin_again()
                 outcome = await asked.agent.requests.run(message, show)
         except asyncio.CancelledError:
             if not self.stopping:
@@ -213,9 +213,9 @@ def _next(id: str) -> str:
     return f"{about}:{int(number) + 1}"
 
 
-def _last(chunks: Chunks, feed: Feed, outcome: Outcome) -> bytes:
+def _last(chunks: Chunks, stream: AnswerStream, outcome: Outcome) -> bytes:
     """What ends a stream: words that were not streamed, calls for the client, the reason, the tokens."""
-    said = b"" if feed.said and outcome.reason in ("answer", "handed") else feed.unsaid(outcome.text)
+    said = b"" if stream.said and outcome.reason in ("answer", "handed") else stream.unsaid(outcome.text)
     finish = chunks.finish(finish_of(outcome))
     usage = chunks.usage(outcome.usage) if chunks.include_usage else b""
     return b"".join((said, chunks.calls(outcome.calls), finish, usage, chunks.done()))

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ...config import Config
 from ...errors import EverloopError
+from ...text_cursor import TextCursor
 from ...threads import in_thread
 from ..base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
 from ..sse import Answer, encode
@@ -131,18 +132,18 @@ class LocalProvider(LLMProvider):
         shaping = self._shaping_for(tools, chosen)
         # Beside the event loop: all that was said is looked through, which takes a while where that is much.
         step: dict[str, Any] | LLMResponse = await in_thread(self._request, shaping, messages, tools, chosen)
-        shown = ""
+        shown = TextCursor()
         while isinstance(step, dict):
-            watch = _Watch(shaping, bool(shown))
-            asked = asyncio.create_task(self._ask(step, session, watch))
-            asked.add_done_callback(watch.end)
+            deltas = _Deltas(shaping, shown)
+            asked = asyncio.create_task(self._ask(step, session, deltas))
+            asked.add_done_callback(deltas.end)
             try:
-                async for delta in watch:
+                async for delta in deltas:
                     yield delta
                 answer = await asked
             finally:
                 asked.cancel()
-            shown = watch.shown
+            shown.begin()
             step = shaping.read(answer, step)
         yield step
 
@@ -173,35 +174,41 @@ class LocalProvider(LLMProvider):
         options = {name: value for name, value in chosen.items() if name not in left_out}
         return {**self._extra, **shaped, **options}
 
-    async def _ask(self, request: dict[str, Any], session: str, watch: _Watch) -> dict[str, Any]:
+    async def _ask(self, request: dict[str, Any], session: str, deltas: _Deltas) -> dict[str, Any]:
         sent = {name: value for name, value in request.items() if not name.startswith("_")}
-        return await self.engine.complete(sent, watch.take, session=session)
+        return await self.engine.complete(sent, deltas.take, session=session)
 
 
-class _Watch:
-    """What a watcher gets to see of one answer, as an iterator."""
+class _Deltas:
+    """What is shown of one attempt of the model, as an iterator. `shown` is what earlier attempts have shown."""
 
-    def __init__(self, shaping: Shaping, again: bool) -> None:
-        self.shown = ""
+    def __init__(self, shaping: Shaping, shown: TextCursor) -> None:
         self._text = ""
+        self._visible = 0  # characters of it that a person may see
         self._shaping = shaping
-        self._again = again  # something was shown of an answer that does not count
+        self._shown = shown
         self._pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
 
     def take(self, delta: dict[str, Any]) -> None:
         self._text += delta.get("content", "")
         visible = self._shaping.visible(self._text)
-        new, self.shown = visible[len(self.shown) :], visible
-        if self._again and new:
-            self._again = False
-            self._pieces.put_nowait(Delta(restart="the model was asked again"))
-        if new or delta.get("reasoning_content"):
-            self._pieces.put_nowait(Delta(new, delta.get("reasoning_content", "")))
+        new, self._visible = visible[self._visible :], len(visible)
+        text, reasoning = self._shown.feed(new), delta.get("reasoning_content", "")
+        if text is None:
+            self._restart()
+        if text or reasoning:
+            self._pieces.put_nowait(Delta(text or "", reasoning))
 
     def end(self, _: object) -> None:
+        if self._visible and self._shown.is_behind:  # this attempt is shorter than what was shown
+            self._restart()
         self._pieces.put_nowait(None)
 
-    def __aiter__(self) -> _Watch:
+    def _restart(self) -> None:
+        self._pieces.put_nowait(Delta(restart="the model was asked again"))
+        self._pieces.put_nowait(Delta(self._shown.restart()))
+
+    def __aiter__(self) -> _Deltas:
         return self
 
     async def __anext__(self) -> Delta:

@@ -1,4 +1,4 @@
-"""Following a turn: whatever gets lost on the way, comes twice or comes late, the text is the log's, once."""
+"""Streaming: whatever gets lost on the way, comes twice or comes late, a subscriber is shown the log's text once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from everloop import AgentLoop, MessageBus, events
 from everloop.log import ModelAnswered
 from everloop.providers.base import LLMResponse
-from everloop.runtime.streaming import Batch, decode, encode
-from everloop.runtime.watching import Follower, Round
+from everloop.runtime.streaming import Batch, Follow, TurnStreams, TurnSubscriber, decode, encode
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
+from everloop.text_cursor import Position, TextCursor, checksum
 
-from .loop.chat import until
+from ..loop.chat import until
 
 FIRST, SECOND = "Let me look at it. ", "There is nothing 😀 in the folder, nothing at all."
 
@@ -58,28 +58,51 @@ async def recorded(tmp_path: Path) -> AsyncIterator[tuple[SQLiteStore, int, list
     store, batches = SQLiteStore(tmp_path / "store.db"), list[Batch]()
     provider = ScriptedProvider([answer, SECOND])
     async with AgentLoop(MessageBus(), provider, tmp_path, store=store) as agent:
-        agent._turns.follow("me", "cli:direct", batches.append)
+        agent._streams.follow("me", "cli:direct", batches.append)
         await agent.process_direct("go")
     yield store, 1, batches
     await store.close()
 
 
+class Ways(TurnStreams):
+    """Streams that nothing is published on: batches are handed to the subscriber by the test."""
+
+    def __init__(self, ask: Callable[[], Batch] | None = None) -> None:
+        super().__init__(None, lambda *_: None)
+        self._ask_for = ask
+        self._follow: Follow | None = None
+
+    def connect(self, owner: str, key: str, follow: Follow) -> Ways:
+        self._follow = follow
+        return self
+
+    def ask(self) -> None:
+        if self._ask_for is not None and self._follow is not None:
+            self._follow(self._ask_for())
+
+    def close(self, *_: object) -> None:
+        pass
+
+
+def subscribed(store: SQLiteStore, shown: Shown, ask: Callable[[], Batch] | None = None) -> TurnSubscriber:
+    return TurnSubscriber(store, Ways(ask), "me", "cli:direct", shown)
+
+
 async def follow(store: SQLiteStore, row: int, batches: list[Batch], shown: Shown) -> None:
     """Show these, and at the end what the log has."""
-    await followed(Follower(store, shown, row), batches)
+    await followed(store, subscribed(store, shown), row, batches)
 
 
-async def followed(follower: Follower, batches: list[Batch]) -> None:
-    store = follower._store
-    task = asyncio.create_task(follower.run())
+async def followed(store: SQLiteStore, subscriber: TurnSubscriber, row: int, batches: list[Batch]) -> None:
+    subscriber.follow(row)
     for batch in batches:
-        follower.take(batch)
+        subscriber.receive(batch)
         await asyncio.sleep(0)
     await asyncio.sleep(0.02)
-    task.cancel()
-    found = await store.incoming(follower.row)
+    subscriber.close()
+    found = await store.incoming(row)
     assert found.first_seq is not None
-    follower.end(await store.read_turn(found.session, found.first_seq))
+    subscriber.finish(await store.read_turn(found.session, found.first_seq))
 
 
 def right(shown: Shown) -> bool:
@@ -122,25 +145,24 @@ class Paced(ScriptedProvider):
 async def watched_live(folder: Path, way: Way, ask: Callable[[], Batch] | None = None) -> Shown:
     """What a follower has shown of a turn at its end, when all that was told of it came this way."""
     answer = LLMResponse(FIRST, [call("list_dir", path=".")], "tool_calls")
-    shown, store, tasks = Shown(), SQLiteStore(folder / "store.db"), list[asyncio.Task[None]]()
-    follower = Follower(store, shown, 1)
-    provider = Paced([answer, SECOND], lambda: not follower._batches)
-    if ask is not None:
-        follower.ask = lambda: follower.take(ask())
+    shown, store, begun = Shown(), SQLiteStore(folder / "store.db"), list[Batch]()
+    subscriber = subscribed(store, shown, ask)
+    provider = Paced([answer, SECOND], lambda: not subscriber._batches)
 
     def hear(batch: Batch) -> None:
-        if not tasks:
-            tasks.append(asyncio.create_task(follower.run()))
+        if not begun:
+            begun.append(batch)
+            subscriber.follow(1)
         for one in way(batch):
-            follower.take(one)
+            subscriber.receive(one)
 
     async with AgentLoop(MessageBus(), provider, folder, store=store) as agent:
-        agent._turns.follow("me", "cli:direct", hear)
+        agent._streams.follow("me", "cli:direct", hear)
         await agent.process_direct("go")
-        tasks[0].cancel()
+        subscriber.close()
         found = await store.incoming(1)
         assert found.first_seq is not None
-        follower.end(await store.read_turn(found.session, found.first_seq))
+        subscriber.finish(await store.read_turn(found.session, found.first_seq))
     return shown
 
 
@@ -193,11 +215,10 @@ async def test_what_is_told_of_other_turns_is_not_shown(tmp_path):
 async def test_a_turn_that_moves_elsewhere_goes_on_where_it_was_shown(recorded, count):
     store, row, batches = recorded
     shown = Shown()
-    follower = Follower(store, shown)
+    subscriber = subscribed(store, shown)
     for batch in batches[:count]:
-        follower.pass_on(batch.seq, batch.events[0])
-    follower.row = row
-    await followed(follower, batches[count:])
+        subscriber.on_event(batch.seq, batch.events[0])
+    await followed(store, subscriber, row, batches[count:])
     assert right(shown)
 
 
@@ -205,47 +226,75 @@ def pieces(text: str, size: int = 3) -> list[tuple[int, str]]:
     return [(start, text[start : start + size]) for start in range(0, len(text), size)]
 
 
-def taken(round: Round, attempt: str, told: list[tuple[int, str]]) -> tuple[str, int, bool]:
+def taken(cursor: TextCursor, attempt: str, told: list[tuple[int, str]]) -> tuple[str, int, bool]:
     """(what was shown since it last began again, how often it did, whether something was missed)"""
     text, again, missed = "", 0, False
-    for chars, piece in told:
-        if (heard := round.heard(attempt, chars, piece)) is None:
+    if attempt != cursor.attempt:
+        cursor.begin(attempt)
+    for offset, piece in told:
+        if offset > cursor.length:
             missed = True
-            continue
-        for event in heard:
-            if isinstance(event, events.Restarted):
-                text, again = "", again + 1
-            elif isinstance(event, events.Text):
-                text += event.text
+        elif (new := cursor.feed(piece[cursor.length - offset :])) is None:
+            text, again = cursor.restart(), again + 1
+        else:
+            text += new
     return text, again, missed
 
 
 def test_a_round_that_is_begun_again_and_says_the_same_is_shown_once():
-    round = Round()
-    assert taken(round, "1.0", pieces("abcdefgh")) == ("abcdefgh", 0, False)
-    assert taken(round, "2.0", pieces("abcdefghijkl", 5)) == ("ijkl", 0, False)
-    assert round.logged("abcdefghijkl") == []
+    cursor = TextCursor()
+    assert taken(cursor, "1.0", pieces("abcdefgh")) == ("abcdefgh", 0, False)
+    assert taken(cursor, "2.0", pieces("abcdefghijkl", 5)) == ("ijkl", 0, False)
+    assert cursor.finish("abcdefghijkl") == ""
 
 
 def test_a_round_that_is_begun_again_and_says_something_else_begins_again():
-    round = Round()
-    taken(round, "1.0", pieces("abcdefgh"))
-    assert taken(round, "2.0", pieces("abcxyz")) == ("abcxyz", 1, False)
-    assert round.logged("abcxyz") == []
+    cursor = TextCursor()
+    taken(cursor, "1.0", pieces("abcdefgh"))
+    assert taken(cursor, "2.0", pieces("abcxyz")) == ("abcxyz", 1, False)
+    assert cursor.finish("abcxyz") == ""
+
+
+def test_an_attempt_that_ends_short_is_behind_and_differs_from_the_log():
+    cursor = TextCursor()
+    taken(cursor, "1.0", pieces("abcdefgh"))
+    assert taken(cursor, "2.0", pieces("abc")) == ("", 0, False)
+    assert cursor.is_behind
+    assert cursor.finish("abc") is None
+    assert cursor.finish("abcdefghi") == "i"
+
+
+def test_what_was_shown_longest_counts_after_several_attempts():
+    cursor = TextCursor()
+    taken(cursor, "1.0", pieces("abcdefgh"))
+    taken(cursor, "2.0", pieces("abc"))
+    assert taken(cursor, "3.0", pieces("abcdefghij")) == ("ij", 0, False)
 
 
 def test_a_gap_is_noticed_and_filled_by_all_that_there_is():
-    round = Round()
+    cursor = TextCursor()
     told = pieces("abcdefghi")
-    assert taken(round, "1.0", [told[0], told[2]]) == ("abc", 0, True)
-    assert taken(round, "1.0", [(0, "abcdefghi")]) == ("defghi", 0, False)
+    assert taken(cursor, "1.0", [told[0], told[2]]) == ("abc", 0, True)
+    assert taken(cursor, "1.0", [(0, "abcdefghi")]) == ("defghi", 0, False)
 
 
 def test_a_try_whose_beginning_was_missed_is_not_mixed_with_the_one_before():
-    round = Round()
-    taken(round, "1.0", pieces("abcdef"))
-    assert taken(round, "2.0", [(6, "XYZ")]) == ("", 0, True)
-    assert taken(round, "2.0", [(0, "abcdefXYZ")]) == ("XYZ", 0, False)
+    cursor = TextCursor()
+    taken(cursor, "1.0", pieces("abcdef"))
+    assert taken(cursor, "2.0", [(6, "XYZ")]) == ("", 0, True)
+    assert taken(cursor, "2.0", [(0, "abcdefXYZ")]) == ("XYZ", 0, False)
+
+
+@pytest.mark.parametrize("chars", range(10))
+def test_a_subscriber_that_reconnects_is_shown_what_follows_its_position(chars: int):
+    text = "abcdéfghi"
+    cursor = TextCursor(Position(1, chars, checksum(text[:chars])))
+    assert taken(cursor, "", pieces(text)) == (text[chars:], 0, False)
+
+
+def test_a_subscriber_that_reconnects_to_another_text_starts_over():
+    cursor = TextCursor(Position(1, 4, checksum("abcd")))
+    assert taken(cursor, "", pieces("abXdefgh", 1)) == ("abXdefgh", 1, False)
 
 
 @pytest.mark.parametrize(
@@ -261,10 +310,9 @@ def test_a_try_whose_beginning_was_missed_is_not_mixed_with_the_one_before():
     ],
 )
 def test_spaces_that_the_log_has_not_bring_nothing_twice(shown: str, logged: str, rest: str):
-    round = Round()
-    taken(round, "1.0", [(0, shown)])
-    assert "".join(event.text for event in round.logged(logged) if isinstance(event, events.Text)) == rest
-    assert not any(isinstance(event, events.Restarted) for event in round.logged(logged))
+    cursor = TextCursor()
+    taken(cursor, "1.0", [(0, shown)])
+    assert cursor.finish(logged) == rest
 
 
 EVERY_EVENT: list[events.Event] = [
@@ -306,11 +354,10 @@ async def test_nothing_is_streamed_when_nobody_watches(tmp_path: Path):
     provider = ScriptedProvider(["one", "two"])
     async with AgentLoop(MessageBus(), provider, tmp_path, store=SQLiteStore(tmp_path / "s.db")) as agent:
         await agent.process_direct("go")
-        stop = agent._turns.follow("me", "cli:direct", lambda _: None)
+        stop = agent._streams.follow("me", "cli:direct", lambda _: None)
         await agent.process_direct("go")
         stop()
-        assert not agent._turns._followers
-        assert not agent._turns._showings
+        assert not agent._streams._topics
     assert [request.streamed for request in provider.requests] == [False, True]
 
 

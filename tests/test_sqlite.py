@@ -18,10 +18,10 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
 from everloop.log import ModelAnswered, Noted, TurnEnded, UserSaid
-from everloop.store import sqlite
 from everloop.store import transactions as tx
 from everloop.store.migrations import MIGRATIONS, migrate
 from everloop.store.sqlite import SQLiteStore
+from everloop.store.sqlite import store as sqlite
 from everloop.store.workers import alive, new_worker, process_of, retire
 
 

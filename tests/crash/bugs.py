@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from everloop.store import jobs, sqlite, transactions, writer
+from everloop.store import jobs, transactions, writer
+from everloop.store.sqlite import store as sqlite
 from everloop.tools.registry import ToolRegistry
 
 

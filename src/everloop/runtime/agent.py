@@ -24,10 +24,10 @@ from ..goals.phases import CHANNEL as SUBAGENTS
 from ..log import Cleared, Entry
 from ..messages import clean
 from ..providers.base import LLMProvider
-from ..store.base import Claim, Gathering, Incoming, Outgoing, Store
+from ..store.base import Claim, Incoming, Outgoing, Store
 from ..store.location import home
-from ..store.news import ENDED, SENDING, WORK
-from ..store.sessions import PlainStore, SessionManager
+from ..store.peers import ENDED, SENDING, WORK
+from ..store.sessions import SessionManager
 from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
@@ -39,9 +39,8 @@ from .chat_commands import Urgent
 from .compactor import Compactor
 from .dispatcher import RETRY_SECONDS, Dispatcher
 from .durable_bus import DurableBus
-from .listening import House, Listening
 from .parts import allowed, mcp_servers, open_store, tracer
-from .peers import wake_all
+from .peers import House, PeerListener
 from .ports import reply
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
@@ -112,12 +111,12 @@ class AgentLoop:
         own_home = settings.home if isinstance(config, Config) else home()
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, own_home, budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
-        relay = self.store.relay if isinstance(self.store, Gathering) else None
+        relay = self.store.relay
         self._streams = TurnStreams(relay, partial(self._dispatcher.withdraw, text=CLIENT_LEFT), on_event)
         self._turns = self._turn_runner(settings, own_home, budgets)
         place = f"{self.workspace}{' (restricted)' if restrict_to_workspace else ''}"
         self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, place)
-        self._listening = Listening(
+        self._peers = PeerListener(
             self.store, self._dispatcher, self.subagents, self._answer_urgent, self._spawn, house
         )
         self.requests = Requests(self.store, self._dispatcher, self._urgent, self._streams)
@@ -139,7 +138,7 @@ class AgentLoop:
 
     def _family(self, settings: Config) -> SubagentManager:
         made = SubagentManager(self.store, self._dispatcher, self.tools, settings, lambda: self._turns.reach())
-        made.on_work = lambda: self._listening.listen()
+        made.on_work = lambda: self._peers.listen()
         self.tools.hint = self._what_it_is
         if settings.subagents:
             self.tools.register(SpawnTool(made))
@@ -183,8 +182,6 @@ class AgentLoop:
     @property
     def sessions(self) -> SessionManager:
         """The sessions of this loop's store, for plain code."""
-        if not isinstance(self.store, PlainStore):
-            raise TypeError("this store has nothing for plain code")
         return SessionManager(store=self.store)
 
     # ------------------------------------------------------------------------------------------ life
@@ -269,13 +266,13 @@ class AgentLoop:
         await self._dispatcher.stop()
         await self._compactor.close()
         await self.tools.close()
-        await self._listening.leave()
+        await self._peers.leave()
         if self._background:
             _, stuck = await asyncio.wait(self._background, timeout=1.0)
             for task in stuck:
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)
-            await self._listening.leave()  # one of them may have come to join only now
+            await self._peers.leave()  # one of them may have come to join only now
         if self._tracer is not None:
             await self._tracer.close()
         if self._house is None:
@@ -360,10 +357,8 @@ class AgentLoop:
     async def _feed_durable(self, bus: DurableBus) -> None:
         changed = asyncio.Event()
         if self._house is not None:  # which looks into the store for all
-            bus.arrived = self._house.changed
             await changed.wait()
-        bus.arrived = changed.set
-        await self._listening.join(lambda _: changed.set(), takes=True)
+        await self._peers.join(lambda _: changed.set(), takes_work=True)
         while True:
             changed.clear()  # before looking: what comes in meanwhile sets it again
             try:
@@ -447,7 +442,7 @@ class AgentLoop:
         """Give an answer to the bus; it counts as sent when somebody has taken it."""
         if isinstance(self.bus, DurableBus):
             self.bus.more_outgoing()
-            await wake_all(self.store, SENDING)
+            await self.store.wake(SENDING)
             return
         self._handed_out.add(id)
         try:
@@ -460,7 +455,7 @@ class AgentLoop:
         return self.context.standing_prompt()
 
     def on_held(self, worker: str, awaited: bool) -> None:
-        self._listening.held(worker, awaited)
+        self._peers.held(worker, awaited)
 
     def on_handoff(self, session: int | None) -> None:
         self._tell_others(WORK, session)
@@ -478,7 +473,7 @@ class AgentLoop:
 
     def _tell_others(self, what: str, id: int | None = None) -> None:
         """Tell other processes what has changed, and where."""
-        self._spawn(wake_all(self.store, what, [] if id is None else [id]))
+        self._spawn(self.store.wake(what, [] if id is None else [id]))
 
     def _taken(self, id: int) -> None:
         self._handed_out.discard(id)

@@ -10,7 +10,7 @@ from ..commands import HELP, command_of, meant_by, words_after
 from ..errors import StoreError
 from ..store.base import Incoming, Store
 from .dispatcher import Dispatcher
-from .elsewhere import MEANT, runs_elsewhere, stop_elsewhere
+from .peers import MEANT, runs_elsewhere, stop_elsewhere
 from .subagents import SubagentManager
 from .turn_runner import TurnRunner
 

@@ -14,7 +14,6 @@ from ..providers.base import ProviderError
 from ..store.base import Claim, Store
 from ..tools.context import CallContext
 from ..tools.registry import ToolRegistry, ToolResult, error_result
-from .peers import lives
 from .session import VIA
 from .turn_spec import Brief
 
@@ -56,7 +55,7 @@ async def is_abandoned(store: Store, claim: Claim, request: Request) -> bool:
     if request.kept:
         return False
     server = claim.message.metadata.get(VIA)  # it has the client's connection, and runs no turns
-    return claim.resumed if server is None else not await lives(store, str(server))
+    return claim.resumed if server is None else not await store.is_alive(str(server))
 
 
 def brief_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> Brief:

@@ -298,12 +298,7 @@ def _goes_on(claim: Claim) -> bool:
 
 def _places(workspace: Path, home: Path, store: Store) -> Places:
     protected = [home.resolve()]
-    if (path := getattr(store, "path", None)) is not None:
-        real = Path(path).resolve()
-        protected += [
-            real,
-            *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal", "-commits")),
-        ]
+    protected += store.files()
     frozen = Path(__file__).resolve().parents[1], Path(sys.prefix).resolve()
     return Places(Path(os.path.abspath(workspace)), workspace.resolve(), tuple(protected), frozen)
 

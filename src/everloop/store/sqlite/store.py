@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file, no service."""
+"""The SQLite store: log, inbox, outbox, leases and timers in one file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..bus import InboundMessage, Kind, OutboundMessage
-from ..errors import StoreError
-from ..log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry, encode_entry, kind_of
-from . import commit_mark, forks, parking, rates, trust
-from . import search as searching
-from . import tokens as tokening
-from . import transactions as tx
-from .base import (
+from ...bus import InboundMessage, Kind, OutboundMessage
+from ...errors import StoreError
+from ...log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry, encode_entry, kind_of
+from .. import commit_mark, forks, parking, rates, trust
+from .. import search as searching
+from .. import tokens as tokening
+from .. import transactions as tx
+from ..base import (
     Busy,
     Claim,
     FileMark,
@@ -40,12 +40,14 @@ from .base import (
     TurnInfo,
     Waiting,
 )
-from .commit_mark import CommitMark
-from .counting import look
-from .migrations import NewerSchema, migrate
-from .overview import Overview
-from .workers import alive
-from .writer import Writer
+from ..commit_mark import CommitMark
+from ..counting import look
+from ..migrations import NewerSchema, migrate
+from ..overview import Overview
+from ..peers import ANY, EventRelay, NoRelay, Notice
+from ..workers import alive
+from ..writer import Writer
+from .peers import SocketPeer, send
 
 T = TypeVar("T")
 CHECKPOINT_PAGES = 256
@@ -86,6 +88,7 @@ class SQLiteStore:
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
         self._open: list[sqlite3.Connection] = []
+        self.relay: EventRelay = NoRelay()
 
     @cached_property
     def path(self) -> Path:
@@ -384,6 +387,18 @@ class SQLiteStore:
     async def leave(self, worker: str) -> None:
         await self.writer.submit(lambda db: db.execute("DELETE FROM worker WHERE id = ?", (worker,)).rowcount)
 
+    async def is_alive(self, worker: str) -> bool:
+        return await asyncio.to_thread(alive, worker)
+
+    def peer(self, worker: str, on_notice: Callable[[Notice], None], takes_work: bool = False) -> SocketPeer:
+        return SocketPeer(self, worker, on_notice)
+
+    async def wake(self, what: str = ANY, ids: Iterable[int] = (), but: str = "") -> None:
+        # One machine has few workers: all of them are woken, and look at everything.
+        for worker, address in await self.workers():
+            if worker != but:
+                send(address, what)
+
     async def overview(self) -> Overview:
         return await self._in_reader(look)
 
@@ -406,6 +421,13 @@ class SQLiteStore:
 
     def aside(self, work: Callable[[], T]) -> Written[T]:
         return self.writer.submit(lambda db: work(), "reads")
+
+    def files(self) -> list[Path]:
+        real = self.path.resolve()
+        return [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal", "-commits"))]
+
+    def hurry(self) -> None:
+        """A file is never away."""
 
     async def close(self) -> None:
         """Wait until everything is on disk and let go of the file."""

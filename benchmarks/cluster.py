@@ -21,10 +21,9 @@ from tests.postgres.server import Server
 from everloop.bus import InboundMessage
 from everloop.config import Config
 from everloop.config.dsn import DSN
-from everloop.runtime.peers import wake_all
 from everloop.store.base import Store
-from everloop.store.news import WORK
 from everloop.store.opening import store_at
+from everloop.store.peers import WORK
 
 LOAD_SECONDS = 90.0  # after which a load is given up
 
@@ -155,7 +154,7 @@ async def feed(
         async with crowd:
             row = await store.accept(message.addressed())
             at[mark] = time.time()
-            await wake_all(store, WORK, [row.session])
+            await store.wake(WORK, [row.session])
 
     waiting = []
     began = time.monotonic()

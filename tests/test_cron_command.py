@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from everloop.cron.service import CronService
-from everloop.runtime.peers import Neighbours
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.workers import new_worker, retire
 
@@ -89,7 +88,7 @@ async def test_whoever_takes_work_from_the_store_is_woken():
         nonlocal woken
         woken += 1
 
-    neighbours = Neighbours(store, worker, changed)
+    neighbours = store.peer(worker, changed)
     await neighbours.join()
     for arguments in (("add", "x", "--every", "1h"), ("run", "")):
         before = woken

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from everloop.store import jobs, sqlite, transactions, writer
+from everloop.store import jobs, transactions, writer
+from everloop.store.sqlite import store as sqlite
 from everloop.tools.registry import ToolRegistry
 
 
@@ -50,19 +51,14 @@ def _settle_early() -> None:
     """Whoever waits for a write is told before it is on disk."""
     finish: Callable[..., None] = writer.Writer._finish
 
-    def early(self: writer.Writer, connection: sqlite3.Connection, done: Any) -> None:
+    def early(self: writer.Writer, connection: sqlite3.Connection, done: Any, mark: Any) -> None:
         jobs.settle(done)
         time.sleep(0.1)
-        finish(self, connection, done)
+        finish(self, connection, done, mark)
 
     settle: Callable[..., None] = jobs.Job.settle
-    submit: Callable[..., Any] = writer.Writer.submit
     writer.Writer._finish = early  # type: ignore[method-assign]
     jobs.Job.settle = lambda self: None if self.future.done() else settle(self)  # type: ignore[method-assign]
-    # A single statement is its own commit, and there is nothing to be told before it: here it takes the longer way.
-    writer.Writer.submit = lambda self, work, kind="writes": submit(  # type: ignore[method-assign]
-        self, work, "writes" if kind == "single" else kind
-    )
 
 
 def _rerun_unsafe() -> None:

@@ -133,7 +133,7 @@ async def test_a_server_that_goes_away_is_told_in_the_log_without_the_password(c
         name = dsn.partition("@/")[2].partition("?")[0]
         store = PostgresStore(server.dsn(name, "anna", canary), patience=0.2, lease_seconds=0.5)
         caplog.set_level(logging.DEBUG)
-        await store.neighbours("x.1.1.1.1", lambda _: None).join()
+        await store.peer("x.1.1.1.1", lambda _: None).join()
         await asyncio.to_thread(server.stop)
         with pytest.raises(StoreError):
             await store.workers()

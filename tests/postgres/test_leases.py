@@ -17,7 +17,6 @@ import pytest
 from everloop.bus import InboundMessage, OutboundMessage
 from everloop.errors import StaleLease, StoreError
 from everloop.log import CallEnded, ModelAnswered, TurnEnded
-from everloop.runtime.peers import Neighbours, lives, wake_all
 from everloop.store.base import Busy
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.workers import new_worker, process_of, retire
@@ -87,11 +86,11 @@ async def test_a_lease_lasts_for_as_long_as_its_worker_is_there(database, worker
 async def test_a_worker_of_another_machine_is_dead_when_it_has_not_renewed_and_its_writes_are_refused(database, worker):
     async with opened(database) as store, opened(database) as there:
         heard = asyncio.Event()
-        company = Neighbours(store, worker, lambda _: heard.set())
+        company = store.peer(worker, lambda _: heard.set())
         await company.join()
         claim = await there.begin("me", "test:1", ELSEWHERE, said())
         assert claim is not None
-        assert await lives(store, ELSEWHERE)
+        assert await store.is_alive(ELSEWHERE)
         with pytest.raises(Busy):
             await store.begin("me", "test:1", worker)
         async with asyncio.timeout(30):
@@ -99,7 +98,7 @@ async def test_a_worker_of_another_machine_is_dead_when_it_has_not_renewed_and_i
             while alive:  # it is told of other things too; and nobody has looked again and again
                 await heard.wait()
                 heard.clear()
-                alive = await lives(store, ELSEWHERE)
+                alive = await store.is_alive(ELSEWHERE)
         assert await store.ready(worker) == [("me", "test:1")]
         taken = await store.begin("me", "test:1", worker)
         assert taken is not None
@@ -118,8 +117,8 @@ async def test_a_wake_up_reaches_the_workers_of_every_process_of_the_store_and_o
         async with opened(database) as here, opened(database) as there, opened(elsewhere) as other:
             heard, unheard, second = asyncio.Event(), asyncio.Event(), new_worker()
             ours, theirs = (
-                Neighbours(here, worker, lambda _: heard.set()),
-                Neighbours(other, second, lambda _: unheard.set()),
+                here.peer(worker, lambda _: heard.set()),
+                other.peer(second, lambda _: unheard.set()),
             )
             await ours.join()
             await theirs.join()
@@ -128,7 +127,7 @@ async def test_a_wake_up_reaches_the_workers_of_every_process_of_the_store_and_o
             for _ in range(3):
                 heard.clear()
                 unheard.clear()
-                await wake_all(there)
+                await there.wake()
                 async with asyncio.timeout(20):
                     await heard.wait()
             await asyncio.sleep(0.1)
@@ -137,7 +136,7 @@ async def test_a_wake_up_reaches_the_workers_of_every_process_of_the_store_and_o
             await theirs.leave()
             assert await here.workers() == []
             heard.clear()
-            await wake_all(there)
+            await there.wake()
             await asyncio.sleep(0.2)
             assert not heard.is_set()
             retire(second)
@@ -148,7 +147,7 @@ async def test_a_worker_that_did_not_hear_for_a_while_looks_for_itself(postgres,
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query NOT LIKE '%%pid%%'"
     async with opened(database, lease_seconds=60) as store:
         heard = asyncio.Event()
-        company = Neighbours(store, worker, lambda _: heard.set())
+        company = store.peer(worker, lambda _: heard.set())
         await company.join()
         await asyncio.sleep(0.5)
         heard.clear()
@@ -164,9 +163,9 @@ async def test_after_an_outage_nobody_is_dead_until_it_had_the_time_to_be_heard_
         assert await store.begin("me", "test:1", ELSEWHERE, said()) is not None
         name = database.partition("@/")[2].partition("?")[0]
         postgres.sql("UPDATE worker SET at = 1.0", database=name)
-        assert await lives(store, ELSEWHERE)
+        assert await store.is_alive(ELSEWHERE)
     async with opened(database, lease_seconds=0.01) as store:
-        assert not await lives(store, ELSEWHERE)
+        assert not await store.is_alive(ELSEWHERE)
 
 
 # ---------------------------------------------------------------------------------------------- at the same moment

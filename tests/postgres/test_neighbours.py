@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from everloop.errors import StoreError
-from everloop.runtime.peers import Neighbours, _socket_path
-from everloop.store.postgres.company import Company
+from everloop.store.postgres.notify import NotifiedPeer
 from everloop.store.postgres.pulse import RENEW
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
+from everloop.store.sqlite.peers import _socket_path
 from everloop.store.workers import new_worker, retire
 
 from .wrapped import Wrapped
@@ -35,7 +35,7 @@ async def test_whoever_leaves_before_it_has_joined_leaves_nothing_behind(
     store = SQLiteStore(tmp_path / "store.db") if kind == "sqlite" else PostgresStore(database)
     worker = new_worker()
     for quarter in range(16):
-        place = Neighbours(store, worker, lambda _: None)
+        place = store.peer(worker, lambda _: None)
         joining = asyncio.create_task(place.join())
         await asyncio.sleep(quarter / 4000)
         await place.leave()
@@ -70,12 +70,12 @@ class LateStore(PostgresStore):
 async def test_a_word_that_is_written_late_does_not_bring_back_who_has_left(step: str, database: str) -> None:
     store = LateStore(database)
     worker = new_worker()
-    place = Company(store, worker, lambda _: None, takes=True)
+    place = NotifiedPeer(store, worker, lambda _: None, True)
     if step == "rest":
         store.gate.set()
         await place.join()
         store.gate.clear()
-    coming = asyncio.create_task(place.join() if step == "join" else place.rest())
+    coming = asyncio.create_task(place.join() if step == "join" else place.drain())
     await asyncio.sleep(0)
     await place.leave()
     store.gate.set()
@@ -114,7 +114,7 @@ async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_to_be_so(tmp_
     folder.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     store, worker = SQLiteStore(tmp_path / "store.db"), new_worker()
-    place = Neighbours(store, worker, lambda _: None)
+    place = store.peer(worker, lambda _: None)
     try:
         with pytest.raises(StoreError, match="set XDG_RUNTIME_DIR to a folder with a shorter name"):
             await place.join()

@@ -42,7 +42,7 @@ async def test_a_pooler_in_session_mode_is_as_good_as_the_server(postgres: Serve
         async with pooling(postgres.folder, Path(folder), "session"):
             store = PostgresStore(through(database, folder))
             woken = asyncio.Event()
-            place = store.neighbours(worker, lambda _: woken.set())
+            place = store.peer(worker, lambda _: woken.set())
             await place.join()
             await store.accept(InboundMessage("test", "user", "1", "hi").addressed())
             await store.wake()

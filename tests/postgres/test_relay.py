@@ -61,9 +61,9 @@ async def relays(*addresses: str) -> AsyncIterator[list[Relay]]:
 async def followed(here: Relay, there: Relay, key: str = "k", owner: str = "ada") -> tuple[Any, list[Any]]:
     """A session that is served at one place and followed at another, and what is heard there."""
     heard: list[Any] = []
-    served = here.serve(owner, key, nobody, nobody)
-    there.follow(owner, key, lambda data: heard.append(msgspec.json.decode(data)))
-    await until(lambda: served.there)
+    served = here.publish(owner, key, nobody, nobody)
+    there.subscribe(owner, key, lambda data: heard.append(msgspec.json.decode(data)))
+    await until(lambda: served.has_subscribers)
     return served, heard
 
 
@@ -71,7 +71,7 @@ async def test_what_is_said_of_a_session_is_heard_where_it_is_followed_in_order(
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
         for number in range(300):
-            served.say(msgspec.json.encode(number))
+            served.send(msgspec.json.encode(number))
             if number % 100 == 99:
                 await asyncio.sleep(0.06)
         await until(lambda: len(heard) == 300)
@@ -84,7 +84,7 @@ async def test_what_is_said_in_a_row_is_few_notices(database):
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as listening:
             await listening.execute(f"LISTEN everloop_{there.address}")
             for number in range(100):
-                served.say(msgspec.json.encode(number))
+                served.send(msgspec.json.encode(number))
                 if number >= 80:
                     await asyncio.sleep(0.001)
             await until(lambda: len(heard) == 100)
@@ -97,8 +97,8 @@ async def test_a_long_text_arrives_whole_whatever_its_letters_are(database, lett
     text = letter * (100_000 // len(msgspec.json.encode(letter)))
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
-        served.say(msgspec.json.encode(text))
-        served.say(msgspec.json.encode("after"))
+        served.send(msgspec.json.encode(text))
+        served.send(msgspec.json.encode("after"))
         await until(lambda: len(heard) == 2)
         assert heard == [text, "after"]
 
@@ -117,7 +117,7 @@ async def test_sessions_and_owners_hear_only_their_own(database):
         _, of_another_key = await followed(here, there, key="other")
         _, of_another_owner = await followed(here, there, owner="bob")
         _, of_a_cunning_owner = await followed(here, there, owner='ada","k', key="")
-        served.say(b'"canary"')
+        served.send(b'"canary"')
         await until(lambda: heard)
         await asyncio.sleep(0.1)
         assert heard == ["canary"]
@@ -126,18 +126,18 @@ async def test_sessions_and_owners_hear_only_their_own(database):
 
 async def test_nothing_is_said_to_one_who_follows_no_more(database):
     async with relays(database, database) as (here, there):
-        served = here.serve("ada", "k", nobody, nobody)
-        following = there.follow("ada", "k", nobody)
-        await until(lambda: served.there)
+        served = here.publish("ada", "k", nobody, nobody)
+        following = there.subscribe("ada", "k", nobody)
+        await until(lambda: served.has_subscribers)
         following.close()
-        await until(lambda: not served.there)
+        await until(lambda: not served.has_subscribers)
 
 
 async def test_one_who_is_not_heard_of_for_a_while_is_forgotten(database, monkeypatch):
     monkeypatch.setattr(relaying, "FORGET_SECONDS", 2.0)
     async with relays(database, database) as (here, there):
         served, _ = await followed(here, there)
-        await until(lambda: not served.there)
+        await until(lambda: not served.has_subscribers)
         assert not here._followers
 
 
@@ -148,19 +148,19 @@ async def test_one_who_says_so_again_is_not_forgotten(database, monkeypatch):
         served, _ = await followed(here, there)
         for _ in range(20):
             await asyncio.sleep(0.2)
-            assert served.there
+            assert served.has_subscribers
 
 
 async def test_a_newcomer_is_told_of_once_and_whenever_it_asks(database, monkeypatch):
     monkeypatch.setattr(relaying, "RENEW_SECONDS", 0.1)
     asked: list[str] = []
     async with relays(database, database) as (here, there):
-        here.serve("ada", "k", asked.append, nobody)
-        following = there.follow("ada", "k", nobody)
+        here.publish("ada", "k", asked.append, nobody)
+        following = there.subscribe("ada", "k", nobody)
         await until(lambda: asked)
         await asyncio.sleep(0.5)
         assert asked == [there.address]
-        following.ask()
+        following.request_state()
         await until(lambda: len(asked) == 2)
 
 
@@ -168,9 +168,9 @@ async def test_whoever_works_on_a_session_hears_what_is_told_to_it_and_others_do
     told: list[bytes] = []
     others: list[bytes] = []
     async with relays(database, database) as (here, there):
-        here.serve("ada", "k", nobody, told.append)
-        here.serve("bob", "k", nobody, others.append)
-        there.tell("ada", "k", b'"stop"')
+        here.publish("ada", "k", nobody, told.append)
+        here.publish("bob", "k", nobody, others.append)
+        there.send("ada", "k", b'"stop"')
         await until(lambda: told)
         await asyncio.sleep(0.05)
         assert told == [b'"stop"']
@@ -181,13 +181,13 @@ async def test_after_a_lost_connection_it_asks_again_and_hears_again(database, t
     asked: list[str] = []
     heard: list[bytes] = []
     async with proxied(database, tmp_path) as (proxy, through), relays(database, through) as (here, there):
-        served = here.serve("ada", "k", asked.append, nobody)
-        there.follow("ada", "k", heard.append)
+        served = here.publish("ada", "k", asked.append, nobody)
+        there.subscribe("ada", "k", heard.append)
         await until(lambda: asked)
         for transport in list(proxy._open):
             transport.abort()
         await until(lambda: len(asked) > 1)
-        served.say(b'"again"')
+        served.send(b'"again"')
         await until(lambda: heard)
         assert heard == [b'"again"']
 
@@ -197,7 +197,7 @@ async def test_what_waits_for_a_server_that_is_away_is_bounded_and_the_newest_is
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
         for number in range(1000):
-            served.say(msgspec.json.encode([number, "x" * 100]))
+            served.send(msgspec.json.encode([number, "x" * 100]))
         (post,) = here._posts.values()
         assert post._bytes <= 10_000
         await until(lambda: heard and heard[-1][0] == 999)
@@ -230,7 +230,7 @@ async def test_of_what_was_lost_in_part_nothing_is_heard(database):
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as stranger:
             for payload in (f"x 1 2\n{line}\n", f"x 2 2\n{line}\n", "y 0 3\n", f"y 2 3\n{line}\n", f"y 2 3\n{line}\n"):
                 await stranger.execute("SELECT pg_notify(%s, %s)", (f"everloop_{there.address}", payload))
-        served.say(b'"whole"')
+        served.send(b'"whole"')
         await until(lambda: heard)
         assert heard == ["whole"]
 
@@ -243,7 +243,7 @@ async def test_something_that_is_not_understood_is_left_aside(database):
                 await stranger.execute("SELECT pg_notify('everloop', %s)", (payload,))
             for payload in ("", "a", "a b c\n", f"{here.address} 5 9\nlate", "\n\n"):
                 await stranger.execute("SELECT pg_notify(%s, %s)", (f"everloop_{there.address}", payload))
-        served.say(b'"still here"')
+        served.send(b'"still here"')
         await until(lambda: heard)
         assert heard == ["still here"]
 
@@ -251,7 +251,7 @@ async def test_something_that_is_not_understood_is_left_aside(database):
 async def test_of_sessions_that_nobody_follows_any_more_nothing_is_kept(database):
     async with relays(database, database) as (here, there):
         for number in range(50):
-            there.follow("ada", f"k{number}", nobody).close()
+            there.subscribe("ada", f"k{number}", nobody).close()
         served, _ = await followed(here, there, "last")
         assert list(here._followers) == [served.topic]
 
@@ -263,7 +263,7 @@ async def test_one_turn_that_cannot_be_told_of_silences_no_other(database):
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
         here.soon(broken)
-        served.say(b'"canary"')
+        served.send(b'"canary"')
         await until(lambda: heard == ["canary"])
 
 
@@ -281,7 +281,7 @@ async def test_a_process_with_more_than_a_thousand_open_files_listens_again_afte
             for transport in list(proxy._open):
                 transport.abort()
             await until(lambda: asked)
-            served.say(b'"canary"')
+            served.send(b'"canary"')
             await until(lambda: "canary" in heard)
     finally:
         for one in opened:

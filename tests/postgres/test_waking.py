@@ -13,10 +13,8 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
-from everloop.runtime.peers import Neighbours, wake_all
-from everloop.store.news import ANY, ENDED, SENDING, TIMERS, WORK, News, read, written
-from everloop.store.postgres import company as gathering
-from everloop.store.postgres import pulse
+from everloop.store.peers import ANY, ENDED, SENDING, TIMERS, WORK, Notice, decode_notice, encode_notice
+from everloop.store.postgres import notify, pulse
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.workers import new_worker, retire
 
@@ -31,20 +29,20 @@ class Worker:
 
     def __init__(self, store: PostgresStore, takes: bool) -> None:
         self.name = new_worker()
-        self.heard: list[News] = []
-        self.place = Neighbours(store, self.name, self.heard.append, takes=takes)
+        self.heard: list[Notice] = []
+        self.place = store.peer(self.name, self.heard.append, takes)
 
     @property
     def looks_around(self) -> bool:
         """As it does when another one comes, and then it says so."""
-        place: Any = self.place._place
+        place: Any = self.place
         return bool(place._tasks)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks for work that another one was told of: however busy the machine is, the test is over before."""
-    monkeypatch.setattr(gathering, "LATE_SECONDS", 60.0)
+    monkeypatch.setattr(notify, "LATE_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -71,8 +69,8 @@ async def company(store: PostgresStore, *takes: bool) -> AsyncIterator[list[Work
 async def quiet(store: PostgresStore, workers: list[Worker]) -> None:
     """Wait until the words of their coming are heard: what was said before another word is heard before it."""
     for number in range(20):  # the first may be said before they listen
-        word = News(ENDED, "", (number,))
-        await wake_all(store, ENDED, [number])
+        word = Notice(ENDED, "", (number,))
+        await store.wake(ENDED, [number])
         with contextlib.suppress(TimeoutError):
             await until(lambda word=word: all(word in worker.heard for worker in workers), 1.0)
             break
@@ -99,7 +97,7 @@ async def test_a_message_wakes_one_of_those_who_take_work_and_each_gets_some(sto
     async with company(store, True, True, True, False) as workers:
         sessions = [(await store.accept(said(str(chat)))).session for chat in range(60)]
         for session in sessions:
-            await wake_all(store, WORK, [session])
+            await store.wake(WORK, [session])
         await until(lambda: sum(len(worker.heard) for worker in workers) >= 60)
         assert sorted(id for worker in workers for news in worker.heard for id in news.ids) == sorted(sessions)
         assert [len(worker.heard) > 5 for worker in workers] == [True, True, True, False]
@@ -108,7 +106,7 @@ async def test_a_message_wakes_one_of_those_who_take_work_and_each_gets_some(sto
 async def test_many_messages_at_once_are_one_notice_a_worker(store, patient):
     async with company(store, True, True) as workers:
         sessions = [(await store.accept(said(str(chat)))).session for chat in range(700)]
-        await asyncio.gather(*(wake_all(store, WORK, [session]) for session in sessions))
+        await asyncio.gather(*(store.wake(WORK, [session]) for session in sessions))
         await until(lambda: sum(len(news.ids) for worker in workers for news in worker.heard) == 700)
         assert sum(len(worker.heard) for worker in workers) < 20
 
@@ -119,10 +117,10 @@ async def test_a_message_for_a_session_that_is_held_wakes_its_holder_even_one_th
             holder = workers[number % 4]
             claim = await store.begin("me", f"test:{number}", holder.name, said(str(number)))
             assert claim is not None
-            await wake_all(store, WORK, [claim.session])
+            await store.wake(WORK, [claim.session])
             await until(lambda holder=holder: holder.heard)
             assert [worker.heard for worker in workers if worker is not holder] == [[], [], []]
-            assert holder.heard == [News(WORK, holder.name, (claim.session,))]
+            assert holder.heard == [Notice(WORK, holder.name, (claim.session,))]
             holder.heard.clear()
 
 
@@ -130,22 +128,22 @@ async def test_what_one_was_told_of_and_does_not_take_others_hear_of_after_a_whi
     async with company(store, True, True, True, False) as workers:
         row = await store.accept(said())
         began = time.monotonic()
-        await wake_all(store, WORK, [row.session])
+        await store.wake(WORK, [row.session])
         await until(lambda: sum(bool(worker.heard) for worker in workers) == 3)
         assert time.monotonic() - began > 0.9
-        assert sorted(worker.heard[0] for worker in workers[:3])[:2] == [News(WORK), News(WORK)]
+        assert sorted(worker.heard[0] for worker in workers[:3])[:2] == [Notice(WORK), Notice(WORK)]
         assert workers[3].heard == []
 
 
 async def test_a_worker_that_rests_has_left_or_died_is_told_of_no_work(store, patient):
     async with company(store, True, True, True) as (one, two, three):
-        await three.place.rest()
+        await three.place.drain()
         await store.leave(two.name)
         for chat in range(12):
-            await wake_all(store, WORK, [(await store.accept(said(str(chat)))).session])
+            await store.wake(WORK, [(await store.accept(said(str(chat)))).session])
         await until(lambda: len(one.heard) == 12)
         assert (two.heard, three.heard) == ([], [])
-        await wake_all(store, ENDED, [1])
+        await store.wake(ENDED, [1])
         await until(lambda: three.heard)
 
 
@@ -158,11 +156,11 @@ async def test_a_notice_that_could_not_be_sent_holds_up_no_other(database, tmp_p
         (tmp_path / SOCKET).rename(tmp_path / "away")
         for _ in range(2):
             with pytest.raises(StoreError):
-                await wake_all(made, WORK, [row.session])
+                await made.wake(WORK, [row.session])
         (tmp_path / "away").rename(tmp_path / SOCKET)
         async with company(made, True) as (one,):
-            await wake_all(made, WORK, [row.session])
-            await until(lambda: News(WORK, one.name, (row.session,)) in one.heard)
+            await made.wake(WORK, [row.session])
+            await until(lambda: Notice(WORK, one.name, (row.session,)) in one.heard)
         await made.close()
 
 
@@ -189,34 +187,38 @@ async def test_a_dead_worker_that_was_taken_off_the_list_is_told_of_whatever_bec
         await store.join(ELSEWHERE, "work")
         made.pulse.beat()
         await asyncio.wait_for(broken.wait(), 20)
-        await until(lambda: News() in one.heard)
+        await until(lambda: Notice() in one.heard)
     await made.close()
 
 
 async def test_all_hear_what_concerns_all(store):
     async with company(store, True, False) as workers:
-        await wake_all(store, ENDED, [5, 7])
-        await wake_all(store, SENDING)
-        await wake_all(store, TIMERS)
-        await wake_all(store)
+        await store.wake(ENDED, [5, 7])
+        await store.wake(SENDING)
+        await store.wake(TIMERS)
+        await store.wake()
         await until(lambda: all(len(worker.heard) == 4 for worker in workers))
         for worker in workers:
-            assert sorted(worker.heard) == sorted([News(ENDED, "", (5, 7)), News(SENDING), News(TIMERS), News(ANY)])
+            assert sorted(worker.heard) == sorted(
+                [Notice(ENDED, "", (5, 7)), Notice(SENDING), Notice(TIMERS), Notice(ANY)]
+            )
 
 
 async def test_where_nobody_takes_work_a_message_wakes_all(store):
     async with company(store, False) as (only,):
         row = await store.accept(said())
-        await wake_all(store, WORK, [row.session])
+        await store.wake(WORK, [row.session])
         await until(lambda: only.heard)
-        assert only.heard == [News(WORK, "", (row.session,))]
+        assert only.heard == [Notice(WORK, "", (row.session,))]
 
 
 @pytest.mark.parametrize("word", ["", "x", "w x 1,b", "{}", "a", "z 1 2 3", "w  1 2"])
 def test_a_word_that_is_not_understood_may_be_anything(word: str):
-    assert read(word) == News(ANY)
+    assert decode_notice(word) == Notice(ANY)
 
 
-@pytest.mark.parametrize("news", [News(WORK, "w.1.2.3.4", (1, 2**60)), News(ENDED, "", (3,)), News(TIMERS), News(WORK)])
-def test_news_come_as_they_were_said(news: News):
-    assert read(written(*news)) == news
+@pytest.mark.parametrize(
+    "news", [Notice(WORK, "w.1.2.3.4", (1, 2**60)), Notice(ENDED, "", (3,)), Notice(TIMERS), Notice(WORK)]
+)
+def test_news_come_as_they_were_said(news: Notice):
+    assert decode_notice(encode_notice(*news)) == news

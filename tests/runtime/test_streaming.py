@@ -16,6 +16,7 @@ from everloop import AgentLoop, MessageBus, events
 from everloop.log import ModelAnswered
 from everloop.providers.base import LLMResponse
 from everloop.runtime.streaming import Batch, Follow, TurnStreams, TurnSubscriber, decode, encode
+from everloop.store.peers import NoRelay
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.text_cursor import Position, TextCursor, checksum
@@ -68,7 +69,7 @@ class Ways(TurnStreams):
     """Streams that nothing is published on: batches are handed to the subscriber by the test."""
 
     def __init__(self, ask: Callable[[], Batch] | None = None) -> None:
-        super().__init__(None, lambda *_: None)
+        super().__init__(NoRelay(), lambda *_: None)
         self._ask_for = ask
         self._follow: Follow | None = None
 

@@ -14,7 +14,6 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.log import CallEnded
-from everloop.runtime.peers import wake_all
 from everloop.store.base import Store
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
@@ -150,7 +149,7 @@ async def test_a_server_that_drains_leaves_turns_of_others_after_their_step(tmp_
         fake.calls(call("exec", command="while [ ! -e go ]; do sleep 0.1; done; echo one >> runs.txt"))
         message = InboundMessage("chat", "ada", "c", "go", owner="me", reply=False).addressed()
         row = await store.accept(message)
-        await wake_all(store)
+        await store.wake()
         await until(lambda: fake.requests)
         async with worker(fake, tmp_path, **where):
             fake.hang(60)

@@ -18,7 +18,6 @@ from everloop.config import Config, McpServer, Rule
 from everloop.errors import StoreError
 from everloop.providers.factory import make_provider
 from everloop.runtime.owners import Household
-from everloop.runtime.peers import wake_all
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
@@ -299,12 +298,12 @@ async def test_a_store_that_cannot_be_read_for_a_while_ends_no_server(tmp_path: 
         store.sick = 1
         async with asyncio.timeout(20):
             while not store.asked:
-                await wake_all(store)
+                await store.wake()
                 await asyncio.sleep(0.05)
         store.sick = 0
         fake.reply("hello")
         await store.accept(InboundMessage("api", "ada", "work", "hi", owner="ada").addressed())
-        await wake_all(store)
+        await store.wake()
         await until(lambda: fake.requests)
         assert not running.done()
         running.cancel()

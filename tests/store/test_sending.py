@@ -11,9 +11,8 @@ import pytest
 from everloop import InboundMessage, OutboundMessage
 from everloop.errors import StoreError
 from everloop.runtime.durable_bus import DurableBus
-from everloop.runtime.peers import wake_all
 from everloop.store.base import Store
-from everloop.store.news import SENDING
+from everloop.store.peers import SENDING
 
 from .steps import away_once
 
@@ -42,7 +41,7 @@ async def bus(store: Store) -> AsyncIterator[DurableBus]:
 
 async def answered(store: Store, text: str) -> None:
     await store.answer(InboundMessage("test", "user", "one", "/help"), [OutboundMessage("test", "one", text)])
-    await wake_all(store, SENDING)
+    await store.wake(SENDING)
 
 
 async def gone(bus: DurableBus, held: Held) -> None:

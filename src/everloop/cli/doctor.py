@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import platform
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -212,13 +213,23 @@ def _checks(work: Overview) -> list[Check]:
     stuck = [f"{_name(one)} for {_span(work.at - one.since)}" for one in work.stuck_sessions()]
     held = f"{work.held} held{_some(leases, work.held)}"
     found = f"{work.stuck} have work that nobody does{_some(stuck, work.stuck)}"
-    return [
+    checks = [
         Check("workers", True, f"{work.processes} at work{heard}"),
         Check("leases", True, held),
         Check("queue", True, f"{waiting}{oldest}; {answers} not sent{unsent}"),
         Check("turns", True, f"{work.open_turns} open, {work.parked_turns} wait for a person's word"),
         Check("sessions", not work.stuck, found if work.stuck else f"{work.sessions}, none stuck", "everloop worker"),
     ]
+    if work.damaged:
+        one = "1 row cannot" if work.damaged == 1 else f"{work.damaged} rows cannot"
+        repair = "look at SELECT id, damaged, data FROM outbox WHERE damaged IS NOT NULL"
+        checks.append(Check("outbox", False, f"{one} be decoded and will not be sent", repair))
+    if work.lost_at is not None:
+        count = "1 commit was" if work.lost_commits == 1 else f"{work.lost_commits} commits were"
+        lost = f"{count} missing when it was opened on {_date(work.lost_at)}"
+        accept = "once you know what is missing, UPDATE commit_mark SET lost_at = NULL"
+        checks.append(Check("losses", False, lost, accept))
+    return checks
 
 
 def _name(session: Lease | Unheld) -> str:
@@ -228,6 +239,10 @@ def _name(session: Lease | Unheld) -> str:
 def _some(named: list[str], count: int) -> str:
     """The first few, in parentheses."""
     return f" ({', '.join(named[:_SHOWN])}{', …' if count > _SHOWN else ''})" if named else ""
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _span(seconds: float) -> str:

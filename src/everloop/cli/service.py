@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config
 from ..providers.factory import make_provider
 from ..runtime.owners import Household
-from ..store.base import Gathering, Store
+from ..store.base import Store
 from .main import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ async def at_work(
 
     def hear(number: int) -> None:
         nonlocal late
-        late = late or loop.call_later(drain, _hurry, store)
+        late = late or loop.call_later(drain, store.hurry)
         if told.done():
             again.set()
-            _hurry(store)
+            store.hurry()
         if told.done() or number == signal.SIGINT:
             hurry.set()
         if not told.done():
@@ -70,7 +70,7 @@ async def at_work(
         yield household, told, again
     finally:
         if hurry.is_set() or late is None:
-            _hurry(store)
+            store.hurry()
         if told.done() and not told.cancelled() and told.exception() is None and late is not None:
             await _unless(hurry, household.leave(max(0.0, late.when() - loop.time())))
         work.cancel()
@@ -81,12 +81,6 @@ async def at_work(
         if late is not None:
             late.cancel()
         told.cancel()
-
-
-def _hurry(store: Store) -> None:
-    """Nothing is waited for any more that another machine would have to do."""
-    if isinstance(store, Gathering):
-        store.hurry()
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 from ..bus import InboundMessage
 from ..errors import EverloopError, StoreError
 from ..messages import clean
-from ..runtime.peers import wake_all
 from ..store.base import Store, Timer
-from ..store.news import TIMERS, WORK
+from ..store.peers import TIMERS, WORK
 from ..threads import in_thread
 from .jobs import HEARTBEAT, Drop, Job, Missed, decide, job_of, timer_of
 from .schedules import At, Schedule, next_after, parse_schedule
@@ -101,7 +100,7 @@ class CronService:
             await self.store.set_timer(timer_of(job))
         self.changed()
         if self._fired is None:  # somebody else fires it
-            await wake_all(self.store, TIMERS)
+            await self.store.wake(TIMERS)
         return job
 
     async def list(self, owner: str | None = None) -> builtins.list[Job]:
@@ -123,7 +122,7 @@ class CronService:
             if job.id == id:
                 row = await self.store.accept(job.firing(f"run-{os.urandom(6).hex()}"))
                 self._tell(job.owner, job.session_key)
-                await wake_all(self.store, WORK, [row.session])  # somebody else may be there to run it
+                await self.store.wake(WORK, [row.session])  # somebody else may be there to run it
                 return True
         return False
 

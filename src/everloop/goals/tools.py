@@ -168,7 +168,7 @@ def _surroundings(
     protected = [own_home.resolve()]
     if isinstance(store, Path):
         real = store.resolve()
-        protected += [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm"))]
+        protected += [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-commits"))]
     return Surroundings(
         agent=agent,
         workspace=Path(os.path.abspath(workspace)),

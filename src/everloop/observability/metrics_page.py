@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from ..errors import StoreError
-from ..store.base import Gathering, Overview, Store
+from ..store.base import Overview, Store
 from .metrics import Meters
 from .metrics_text import heading, sample
 
@@ -50,7 +50,7 @@ class Page:
     def __init__(self, store: Store, meters: Meters) -> None:
         self._store = store
         self._meters = meters
-        self._relay = store.relay if isinstance(store, Gathering) else None
+        self._relay = store.relay
         self._looking: asyncio.Task[Overview | None] | None = None
         self._seen: Overview | None = None
         self._fresh_until = 0.0
@@ -63,7 +63,7 @@ class Page:
     def _of_relay(self) -> Iterator[str]:
         name = "everloop_notify_batches_total"
         yield from heading(name, "Batches of events sent to other processes.", "counter")
-        yield sample(name, 0 if self._relay is None else self._relay.batches)
+        yield sample(name, self._relay.batches)
 
     async def _overview(self) -> Overview | None:
         """The store's overview; None when it does not give one."""

@@ -28,11 +28,11 @@ from ..log import Cleared, Entry, apology
 from ..messages import clean
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
-from ..store.base import Claim, Gathering, Incoming, Outgoing, Store
+from ..store.base import Claim, Incoming, Outgoing, Store
 from ..store.location import is_home_workspace, own_path
-from ..store.news import ENDED, WORK
 from ..store.opening import store_at
-from ..store.sessions import PlainStore, SessionManager
+from ..store.peers import ENDED, WORK
+from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore
 from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
@@ -46,9 +46,8 @@ from .compactor import Compactor
 from .direct_calls import AgentCalls
 from .dispatcher import RETRY_SECONDS, Dispatcher
 from .durable_bus import DurableBus
-from .listening import House, Listening
 from .outbox import BackgroundTasks, make_outbox, reply
-from .peers import wake_all
+from .peers import House, PeerListener
 from .results import TurnResult
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
@@ -154,8 +153,8 @@ class AgentLoop:
         budgets = Budgets(self.store, settings)
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, settings.home, budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
-        relay = self.store.relay if isinstance(self.store, Gathering) else None
-        self._streams = TurnStreams(relay, partial(self._dispatcher.withdraw, text=CLIENT_LEFT), on_event)
+        withdraw = partial(self._dispatcher.withdraw, text=CLIENT_LEFT)
+        self._streams = TurnStreams(self.store.relay, withdraw, on_event)
         self._turns = TurnRunner(
             store=self.store,
             specs=TurnSpecs(
@@ -178,7 +177,7 @@ class AgentLoop:
             meters=house.meters if house is not None else None,
         )
         self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
-        self._listening = Listening(
+        self._peers = PeerListener(
             self.store, self._dispatcher, self.subagents, self._answer_urgent, self._tasks.start, house
         )
         self.requests = Requests(self.store, self._dispatcher, self._urgent, self._streams)
@@ -213,8 +212,6 @@ class AgentLoop:
     @property
     def sessions(self) -> SessionManager:
         """The sessions of this loop's store, for plain code."""
-        if not isinstance(self.store, PlainStore):
-            raise TypeError("this store has nothing for plain code")
         return SessionManager(store=self.store)
 
     # ------------------------------------------------------------------------------------------ life
@@ -299,10 +296,10 @@ class AgentLoop:
         await self._dispatcher.stop()
         await self._compactor.close()
         await self.tools.close()
-        await self._listening.leave()
+        await self._peers.leave()
         if self._tasks:
             await self._tasks.finish(1.0)
-            await self._listening.leave()  # one of them may have come to join only now
+            await self._peers.leave()  # one of them may have come to join only now
         if self._tracer is not None:
             await self._tracer.close()
         if self._house is None:
@@ -421,10 +418,8 @@ class AgentLoop:
     async def _feed_durable(self, bus: DurableBus) -> None:
         changed = asyncio.Event()
         if self._house is not None:  # which looks into the store for all
-            bus.arrived = self._house.changed
             await changed.wait()
-        bus.arrived = changed.set
-        await self._listening.join(lambda _: changed.set(), takes=True)
+        await self._peers.join(lambda _: changed.set(), takes_work=True)
         while True:
             changed.clear()  # before looking: what comes in meanwhile sets it again
             try:
@@ -520,13 +515,13 @@ class AgentLoop:
     # ------------------------------------------------------------------------------------------ answers
 
     def _listen(self) -> None:
-        self._listening.listen()
+        self._peers.listen()
 
     def system_prompt(self) -> str:
         return self.context.shared_prompt()
 
     def on_held(self, worker: str, awaited: bool) -> None:
-        self._listening.held(worker, awaited)
+        self._peers.held(worker, awaited)
 
     def on_handoff(self, session: int | None) -> None:
         self._tell_others(WORK, session)
@@ -544,7 +539,7 @@ class AgentLoop:
 
     def _tell_others(self, what: str, id: int | None = None) -> None:
         """Tell other processes what has changed, and where."""
-        self._tasks.start(wake_all(self.store, what, [] if id is None else [id]))
+        self._tasks.start(self.store.wake(what, [] if id is None else [id]))
 
     def _report(self, message: InboundMessage, done: asyncio.Future[str]) -> None:
         """Tell the chat of an error that could not be written down."""

@@ -10,7 +10,7 @@ from ..commands import HELP, answer_of, command_of, meant_by
 from ..errors import StoreError
 from ..store.base import Incoming, Store
 from .dispatcher import Dispatcher
-from .elsewhere import runs_elsewhere, stop_elsewhere
+from .peers import runs_elsewhere, stop_elsewhere
 from .subagents import SubagentManager
 from .turn_runner import TurnRunner
 

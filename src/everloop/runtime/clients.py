@@ -14,7 +14,6 @@ from ..providers.base import ProviderError
 from ..store.base import Claim, Store
 from ..tools.context import CallContext
 from ..tools.registry import ToolRegistry, ToolResult, error_result
-from .peers import lives
 from .turn_spec import TurnSpec
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ async def is_abandoned(store: Store, claim: Claim, request: Request) -> bool:
     if request.kept:
         return False
     server = request.via  # it has the client's connection, and runs no turns
-    return not await lives(store, server) if server else claim.resumed
+    return not await store.is_alive(server) if server else claim.resumed
 
 
 def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> TurnSpec:

@@ -4,43 +4,42 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 
 from ..bus import InboundMessage, MessageBus, OutboundMessage
 from ..commands import kind_of
-from ..store.base import Gathering, Outgoing, Store
-from ..store.news import ANY, SENDING, WORK, News
+from ..store.base import Outgoing, Store
+from ..store.peers import ANY, SENDING, WORK, Notice, Peer
 from ..store.workers import new_worker, retire
-from .peers import Neighbours, wake_all
 
 AT_ONCE = 10  # messages taken for sending; all of them count as possible repeats when this process dies
 
 
 class DurableBus(MessageBus):
-    """A message is on disk when `publish_inbound` returns, and out of the outbox once `sent` says so."""
+    """A message is on disk when `publish_inbound` returns, and out of the outbox once `sent` says so.
 
-    def __init__(self, store: Store) -> None:
+    With a `channel`, only the messages to that channel are consumed here: others have their own bus over the store.
+    """
+
+    def __init__(self, store: Store, channel: str | None = None) -> None:
         super().__init__()
         self._store = store
+        self._channels = None if channel is None else [channel]
         self._worker = new_worker()
         self._more = asyncio.Event()  # there may be something in the outbox
-        self._neighbours: Neighbours | None = None  # whoever answers, and whoever else sends
+        self._peer: Peer | None = None
         self._looking: asyncio.Task[bool] | None = None
         self._taken: deque[Outgoing] = deque()
         self._sending: dict[int, Outgoing] = {}  # by id() of the message handed out
-        self.arrived: Callable[[], None] | None = None  # the loop in this process, if there is one
 
     async def publish_inbound(self, message: InboundMessage) -> None:
         row = await self._store.accept(message.addressed(), kind_of(message))
-        if self.arrived is not None and not isinstance(self._store, Gathering):  # which says who is to take it
-            self.arrived()
-        await wake_all(self._store, WORK, [row.session])
+        await self._store.wake(WORK, [row.session])
 
     async def consume_inbound(self) -> InboundMessage:
         raise TypeError("a durable bus is consumed by claiming sessions from its store")
 
-    def _heard(self, news: News) -> None:
-        if news.what in (SENDING, ANY):
+    def _on_notice(self, notice: Notice) -> None:
+        if notice.what in (SENDING, ANY):
             self.more_outgoing()
 
     def more_outgoing(self) -> None:
@@ -62,12 +61,12 @@ class DurableBus(MessageBus):
     async def _look(self) -> bool:
         """Take what there is to send, and be told of more. Whether there was something."""
         try:
-            if self._neighbours is None:  # answers come from other processes too, and from what a dead one had taken
-                neighbours = Neighbours(self._store, self._worker, self._heard)
-                await neighbours.join()
-                self._neighbours = neighbours
+            if self._peer is None:  # answers come from other processes too, and from what a dead one had taken
+                peer = self._store.peer(self._worker, self._on_notice)
+                await peer.join()
+                self._peer = peer
             self._more.clear()  # before looking: what comes in meanwhile sets it again
-            found = await self._store.take_outgoing(self._worker, AT_ONCE)
+            found = await self._store.take_outgoing(self._worker, AT_ONCE, None, self._channels)
             self._taken.extend(found)
             return bool(found)
         finally:
@@ -83,7 +82,7 @@ class DurableBus(MessageBus):
         if (looking := self._looking) is not None:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
-        if self._neighbours is not None:
-            neighbours, self._neighbours = self._neighbours, None
-            await neighbours.leave()
+        if self._peer is not None:
+            peer, self._peer = self._peer, None
+            await peer.leave()
         retire(self._worker)

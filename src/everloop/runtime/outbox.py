@@ -10,10 +10,9 @@ from typing import Any, Protocol
 
 from ..bus import PULLED, InboundMessage, MessageBus, OutboundMessage
 from ..store.base import Claim, Store
-from ..store.news import SENDING
+from ..store.peers import SENDING
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
-from .peers import wake_all
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ class DurableOutbox:
 
     async def hand_out(self, id: int, message: OutboundMessage) -> None:
         self._bus.more_outgoing()
-        await wake_all(self._store, SENDING)
+        await self._store.wake(SENDING)
 
     async def resend(self) -> None:
         """The processes that take them do so."""

@@ -13,13 +13,12 @@ from ..config import Config
 from ..errors import StoreError
 from ..providers.base import LLMProvider
 from ..store.base import Incoming, Store
-from ..store.news import ANY, ENDED, TIMERS, WORK, News
+from ..store.peers import ANY, ENDED, TIMERS, WORK, Notice
 from ..store.workers import new_worker, retire
 from ..threads import in_thread
 from .agent import AgentLoop
 from .dispatcher import RETRY_SECONDS
 from .durable_bus import DurableBus
-from .peers import Neighbours, wake_all
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
@@ -39,14 +38,14 @@ class Sight:
     ended: bool = False  # something has ended, and it is not known what
     rows: set[int] = dataclasses.field(default_factory=set)  # of the inbox, that were answered
 
-    def takes(self, news: News) -> bool:
+    def takes(self, notice: Notice) -> bool:
         """Whether there is something to look for."""
-        if news.what == WORK and news.ids:
-            self.sessions.update(news.ids)
-        elif news.what == ENDED:
-            self.rows.update(news.ids)
-            self.ended |= not news.ids
-        elif news.what in (WORK, ANY):
+        if notice.what == WORK and notice.ids:
+            self.sessions.update(notice.ids)
+        elif notice.what == ENDED:
+            self.rows.update(notice.ids)
+            self.ended |= not notice.ids
+        elif notice.what in (WORK, ANY):
             self.everything = True
         else:
             return False
@@ -77,7 +76,7 @@ class Household:
         self._resting: asyncio.Task[None] | None = None
         self._failed: set[str] = set()  # owners whose agents are tried again later
         self._early: dict[int, None] = {}  # rows of the inbox that have ended and nobody here waits for, or not yet
-        self._neighbours = Neighbours(store, self.worker, self._heard, takes=runs)
+        self._peer = store.peer(self.worker, self._heard, runs)
         self._making = asyncio.Lock()
 
     async def agent(self, owner: str) -> AgentLoop:
@@ -101,19 +100,19 @@ class Household:
         """An answer of another process is waited for, and may have been told of before that was known here."""
         self._changed.set()
 
-    def _heard(self, news: News) -> None:
+    def _heard(self, notice: Notice) -> None:
         """Remember what to look for."""
-        if news.what in (TIMERS, ANY) and (own := self._agents.get(OWN)) is not None:
+        if notice.what in (TIMERS, ANY) and (own := self._agents.get(OWN)) is not None:
             own.cron_service.changed()
-        if news.what in (ENDED, ANY):
+        if notice.what in (ENDED, ANY):
             for agent in self._agents.values():
                 agent.subagents.look_again()
-        if self._sight.takes(news):
+        if self._sight.takes(notice):
             self._changed.set()
 
     def watch(self, worker: str) -> None:
         """Hear of the death of a worker of another process."""
-        self._neighbours.watch(worker)
+        self._peer.watch(worker)
 
     async def run(self) -> None:
         """Take up the work that waits in the store, and whatever comes, until cancelled."""
@@ -121,7 +120,7 @@ class Household:
         if self.runs and not self._drains:
             own.serve_cron()  # of everybody
         try:
-            await self._neighbours.join()
+            await self._peer.join()
             while True:
                 self._changed.clear()  # before looking: what comes meanwhile sets it again
                 try:
@@ -132,7 +131,7 @@ class Household:
                 await asyncio.sleep(BREATH)
                 await self._changed.wait()
         finally:
-            await self._neighbours.leave()
+            await self._peer.leave()
 
     async def _look(self) -> None:
         """One look into the store for the agents of all owners."""
@@ -183,8 +182,8 @@ class Household:
         try:
             if (own := self._agents.get(OWN)) is not None:
                 await own.cron_service.rest()
-            await self._neighbours.rest()
-            await wake_all(self.store, WORK)  # what was fired just now, nobody else knows of
+            await self._peer.drain()
+            await self.store.wake(WORK)  # what was fired just now, nobody else knows of
         except StoreError as error:  # others find what it was told of after a while
             log.warning("%s", error)
 
@@ -205,7 +204,7 @@ class Household:
         self._at_work.clear()
         retire(self.worker)
         try:
-            await wake_all(self.store, WORK)  # what was let go of only now, others could not take up when it left them
+            await self.store.wake(WORK)  # what was let go of only now, others could not take up when it left them
         except StoreError as error:  # they find it when the lease has ended
             log.warning("%s", error)
 

@@ -1,186 +1,172 @@
-"""Workers that share a store: they wake each other, and notice when one dies.
-
-On one machine a wake-up is a datagram on a Unix socket; a death is seen on the process's pidfd. Neither is polled for.
-"""
+"""What an agent does about the other workers of its store: react to their notices, and stop turns that they run."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import os
 import secrets
-import socket
-import stat
-import tempfile
-from collections.abc import Callable, Coroutine, Iterable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import StoreError
-from ..store.base import Gathering, Place, Store
-from ..store.deaths import Deaths
-from ..store.news import ANY, News, read
-from ..store.workers import alive
+from ..bus import InboundMessage, StopRequest
+from ..store.base import Incoming, SessionInfo, Store
+from ..store.peers import ANY, ENDED, WORK, Notice, Peer
 
-log = logging.getLogger(__name__)
-JOINED = "j"  # a worker has come
+if TYPE_CHECKING:
+    from ..observability.metrics import Meters
+    from .dispatcher import Dispatcher
+    from .subagents import SubagentManager
+
+WRITE_SECONDS = 0.05  # until a session that is being written to is looked at again
+PATIENCE = 10.0  # seconds to wait for the answer to a stop request
 
 
-class Neighbours:
-    """This worker's place among the others. `heard` is told what has changed, and where it `takes` work, what there is.
+class House(Protocol):
+    """The process that an agent shares with those of other owners. It gets the notices for all of them."""
 
-    How they hear of each other is the store's matter where it has a way of its own, as one for many machines has.
-    """
+    worker: str  # the name that all of them hold sessions under
+    runs: bool  # whether turns are run in it at all
+    meters: Meters | None  # counts its work, where metrics are read
 
-    def __init__(self, store: Store, worker: str, heard: Callable[[News], None], *, takes: bool = False) -> None:
-        self._place: Place = (
-            store.neighbours(worker, heard, takes) if isinstance(store, Gathering) else Sockets(store, worker, heard)
-        )
+    def changed(self) -> None:
+        """There may be something new in the store."""
+        ...
 
-    async def join(self) -> None:
-        """Be known to the others and know them; or, where that fails, have left again."""
-        try:
-            await self._place.join()
-        except BaseException:
-            await self._place.leave()
-            raise
-
-    async def rest(self) -> None:
-        """Be told of no more work, but of all else."""
-        await self._place.rest()
-
-    async def leave(self) -> None:
-        await self._place.leave()
+    def awaits(self) -> None:
+        """An answer of another process is awaited; its notice may have come before that was known here."""
+        ...
 
     def watch(self, worker: str) -> None:
-        """Hear of the death of a worker, also of one that has not joined."""
-        self._place.watch(worker)
+        """Get a notice when this worker's process ends."""
+        ...
 
 
-class Sockets:
-    """A worker's place among those of one machine."""
+class PeerListener:
+    """Subscribes an agent to notices from other workers, unless the house does that for it."""
 
-    def __init__(self, store: Store, worker: str, heard: Callable[[News], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        dispatcher: Dispatcher,
+        subagents: SubagentManager,
+        answer: Callable[[Incoming], Awaitable[None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        house: House | None,
+    ) -> None:
         self._store = store
-        self._worker = worker
-        self._tell = heard
-        self._joined = False
-        self._socket: socket.socket | None = None
-        self._deaths = Deaths(lambda _: heard(News()))
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._dispatcher = dispatcher
+        self._subagents = subagents
+        self._answer = answer
+        self._spawn = spawn
+        self._house = house
+        self._peer: Peer | None = None
+        self._scans = False  # it waits for a session that another process has
 
-    async def join(self) -> None:
-        self._joined = True
-        path = await asyncio.to_thread(_socket_path)
-        if not self._joined:  # it has left again before it was there
-            return
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        try:
-            made.bind(str(path))
-        except OSError as error:
-            made.close()
-            raise StoreError(f"{path}: {error}: set XDG_RUNTIME_DIR to a folder with a shorter name") from None
-        self._socket = made
-        asyncio.get_running_loop().add_reader(self._socket, self._heard)
-        await self._store.join(self._worker, str(path))
-        await self._watch_all()
-        await self._wake(JOINED)
-
-    async def rest(self) -> None:
-        """Here all hear of everything."""
+    async def join(self, on_notice: Callable[[Notice], None], takes_work: bool = False) -> None:
+        """Get notices from the other workers of this store."""
+        if self._peer is None:
+            self._peer = self._store.peer(self._dispatcher.worker, on_notice, takes_work)
+            try:
+                await self._peer.join()
+            except BaseException:  # the store is away: the next caller tries again
+                self._peer = None
+                raise
+        on_notice(Notice())
 
     async def leave(self) -> None:
-        self._joined = False
-        if self._socket is None:
-            return
-        asyncio.get_running_loop().remove_reader(self._socket)
-        address = self._socket.getsockname()
-        self._socket.close()
-        self._socket = None
-        for task in list(self._tasks):
-            task.cancel()
-        self._deaths.close()
-        await asyncio.to_thread(Path(address).unlink, missing_ok=True)
-        try:
-            await self._store.leave(self._worker)
-            await self._wake()
-        except StoreError as error:  # they see the process end
-            log.warning("%s", error)
+        if self._peer is not None:
+            peer, self._peer = self._peer, None
+            await peer.leave()
 
-    async def _wake(self, what: str = ANY) -> None:
-        for worker, address in await self._store.workers():
-            if worker != self._worker:
-                send(address, what)
+    def held(self, worker: str, awaited: bool) -> None:
+        """Another process has a session that is wanted here, and its answers may be `awaited`. Get a notice when it is
+        done or dies, and look again in case it is already; after a pause if only a write is under way."""
+        if self._house is None:
+            self._spawn(self._join_for(worker))
+        elif worker:
+            self._house.watch(worker)
+            if awaited:
+                self._house.changed()
+        else:
+            asyncio.get_running_loop().call_later(WRITE_SECONDS, self._house.changed)
 
-    def watch(self, worker: str) -> None:
-        self._deaths.watch(worker)
+    def listen(self) -> None:
+        """A sub-agent runs here: other processes may ask to stop it."""
+        if self._peer is None and self._house is None:
+            self._spawn(self.join(self._look_soon))
 
-    def _heard(self) -> None:
-        assert self._socket is not None
-        words: set[str] = set()
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                if (word := self._socket.recv(16).decode()) == JOINED:
-                    self._later(self._watch_all())
-                else:
-                    words.add(word)
-        for word in words:
-            self._tell(read(word))
+    async def _join_for(self, worker: str) -> None:
+        self._scans = True
+        await self.join(self._look_soon)
+        if not worker:
+            await asyncio.sleep(WRITE_SECONDS)
+        elif self._peer is not None:
+            self._peer.watch(worker)
+        self._look_soon()
 
-    async def _watch_all(self) -> None:
-        """Keep an eye on every other process that takes work from the store."""
-        others = await self._store.workers()
-        if not self._joined:
-            return
-        for worker, _ in others:
-            self.watch(worker)
-        self._tell(News())  # one may have died before it could be watched
+    def _look_soon(self, notice: Notice = Notice()) -> None:  # noqa: B008
+        if notice.what in (ANY, ENDED, WORK):
+            self._spawn(self._look())
 
-    def _later(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _look(self) -> None:
+        """Without a durable bus: see what other processes have done that concerns this one."""
+        for row in await self._store.urgent(self._dispatcher.worker):
+            session = self._dispatcher.session(row.message.owner, row.message.session_key)
+            if session is not None and session.running and not row.message.reply:
+                await self._answer(row)
+        self._subagents.look_again()
+        if self._scans:
+            await self._dispatcher.scan()
 
 
-async def wake_all(store: Store, what: str = ANY, ids: Iterable[int] = ()) -> None:
-    """Tell the workers of a store what has changed: those that it concerns, or all."""
-    if isinstance(store, Gathering):
-        await store.wake(what, ids)
+# ---------------------------------------------------------------------------------------------- stopping their turns
+
+
+class Sessions(Protocol):
+    """Runs sessions in this process."""
+
+    @property
+    def worker(self) -> str: ...
+
+    @property
+    def runs(self) -> bool: ...
+
+    def kick(self, owner: str, key: str) -> None: ...
+
+    def stop_turn(self, owner: str, key: str, reason: Any, text: str) -> bool: ...
+
+    def wait_for(self, row: int, message: InboundMessage) -> asyncio.Future[str]: ...
+
+
+async def runs_elsewhere(store: Store, sessions: Sessions, info: SessionInfo | None) -> bool:
+    """Whether another process runs the session's turn, and so must stop it."""
+    if info is None or info.open_turn is None:
+        return False
+    if not sessions.runs:
+        return True
+    return info.worker is not None and info.worker != sessions.worker and await store.is_alive(info.worker)
+
+
+async def stop_elsewhere(
+    store: Store,
+    sessions: Sessions,
+    owner: str,
+    key: str,
+    meant: str | int | None = None,
+    wait: bool = True,
+    chat_told: bool = False,
+) -> None:
+    """Ask the process that runs the session's turn to stop it, and wait a while for its answer. With `meant`, a turn id
+    or the inbox row that opens the turn, no other turn is stopped."""
+    # Not from the session's own channel: it would count as one of its messages.
+    word = InboundMessage("system", "agent", key, "/stop", owner=owner, session=key, reply=False)
+    word.cause = StopRequest(meant, chat_told)
+    word.id = f"stop:{key}:{secrets.token_hex(4)}"
+    row = await store.accept(word, "urgent")
+    if not wait:
+        await store.wake(WORK, [row.session])
         return
-    for _, address in await store.workers():
-        send(address, what)
-
-
-async def lives(store: Store, worker: str) -> bool:
-    """Whether a worker of this store still has what it holds."""
-    return await store.lives(worker) if isinstance(store, Gathering) else await asyncio.to_thread(alive, worker)
-
-
-def send(address: str, what: str) -> None:
-    # A full socket has wake-ups waiting in it already; a missing one has nobody behind it.
-    nobody = contextlib.suppress(BlockingIOError, FileNotFoundError, ConnectionRefusedError)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender, nobody:
-        sender.sendto(what.encode(), address)
-
-
-def _socket_path() -> Path:
-    """A path for a socket in a folder that is this user's alone (and short: sockets allow 107 bytes)."""
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"everloop-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise StoreError(f"{folder} is not a private folder of this user: remove it and try again")
-    _sweep(folder)
-    return folder / f"{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def _sweep(folder: Path) -> None:
-    """Take away the sockets that killed workers left behind: nobody listens on them."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        for path in folder.iterdir():
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink(missing_ok=True)
-            except OSError:  # gone meanwhile, or no socket of ours
-                continue
+    answer = sessions.wait_for(row.id, word)
+    await store.wake(WORK, [row.session])
+    await asyncio.wait([answer], timeout=PATIENCE)
+    if not answer.done():
+        answer.cancel()

@@ -25,7 +25,7 @@ from ..events import Show
 from ..log import Call, CallEnded, Logged, ModelAnswered, TurnEnded
 from ..messages import clean
 from ..store.base import Claim, Store
-from ..store.relays import Audience, Relay
+from ..store.peers import EventPublisher, EventRelay
 from ..text_cursor import TextCursor
 from .session import Session
 
@@ -137,7 +137,7 @@ class TurnPublisher:
         self._session = session
         self._watchers = watchers
         self._followers = followers
-        self._audience: Audience | None = None
+        self._audience: EventPublisher | None = None
         self._attempts = 0
         self._at = 0  # the log's last entry before the running round
         self._chars = 0  # of the running attempt's text
@@ -154,11 +154,11 @@ class TurnPublisher:
 
     @property
     def is_followed_elsewhere(self) -> bool:
-        return self._audience is not None and self._audience.there
+        return self._audience is not None and self._audience.has_subscribers
 
-    def serve(self, relay: Relay, withdrawn: Callable[[bytes], None]) -> None:
+    def serve(self, relay: EventRelay, withdrawn: Callable[[bytes], None]) -> None:
         """Publish to other processes as well; `withdrawn` is told of their clients that have gone."""
-        self._audience = relay.serve(self._claim.owner, self._claim.key, self._send_state, withdrawn)
+        self._audience = relay.publish(self._claim.owner, self._claim.key, self._send_state, withdrawn)
 
     def publish(self, event: events.Event) -> None:
         """Tell every subscriber of an event."""
@@ -209,7 +209,7 @@ class TurnPublisher:
     def _send_state(self, address: str) -> None:
         """A process elsewhere begins to follow, or has missed something."""
         if (audience := self._audience) is not None:
-            self.send_state(lambda batch: audience.say(encode(batch), address))
+            self.send_state(lambda batch: audience.send(encode(batch), address))
 
     def _gather(self, batch: Batch) -> None:
         """Keep the event until the relay sends what has gathered."""
@@ -217,7 +217,7 @@ class TurnPublisher:
         last = self._gathered[-1] if self._gathered else None
         if last is None or (last.seq, last.attempt) != (batch.seq, batch.attempt):
             if last is None and self._audience is not None:
-                self._audience.soon(self._flush)
+                self._audience.before_batch(self._flush)
             self._gathered.append(replace(batch, events=[_short(event)]))
         elif isinstance(event, events.Text) and isinstance(before := last.events[-1], events.Text):
             last.events[-1] = events.Text(before.text + event.text)
@@ -228,7 +228,7 @@ class TurnPublisher:
         gathered, self._gathered = self._gathered, []
         if self._audience is not None:
             for batch in gathered:
-                self._audience.say(encode(batch))
+                self._audience.send(encode(batch))
 
 
 @dataclass(slots=True)
@@ -256,7 +256,7 @@ class TurnStreams:
 
     def __init__(
         self,
-        relay: Relay | None,
+        relay: EventRelay,
         withdraw: Callable[[str, str, str], None],
         on_event: Callable[[str, events.Event], None] | None = None,
     ) -> None:
@@ -270,8 +270,7 @@ class TurnStreams:
         owner, key = claim.owner, claim.key
         topic = self._topics.setdefault((owner, key), _Topic())
         publisher = topic.publisher = TurnPublisher(claim, session, topic.watchers, topic.followers)
-        if self._relay is not None:
-            publisher.serve(self._relay, lambda data: self._withdrawn(owner, key, data))
+        publisher.serve(self._relay, lambda data: self._withdrawn(owner, key, data))
         if (on_event := self._on_event) is not None:
             session.watchers.append(lambda _, event: on_event(key, event))
         # After a crash the client of an API request is on its way back.
@@ -326,8 +325,7 @@ class TurnStreams:
 
     def tell_withdrawn(self, owner: str, key: str, message: str) -> None:
         """Tell the process that runs the message's turn that its client here has gone."""
-        if self._relay is not None:
-            self._relay.tell(owner, key, msgspec.json.encode(message))
+        self._relay.send(owner, key, msgspec.json.encode(message))
 
     def _withdrawn(self, owner: str, key: str, data: bytes) -> None:
         publisher = self.publisher(owner, key)
@@ -343,19 +341,17 @@ class TurnStreams:
 class _Link:
     """Follows a session here and, through the relay, elsewhere."""
 
-    def __init__(self, streams: TurnStreams, relay: Relay | None, owner: str, key: str, follow: Follow) -> None:
+    def __init__(self, streams: TurnStreams, relay: EventRelay, owner: str, key: str, follow: Follow) -> None:
         self._follow = follow
         # The relay first: what happens before the log is read must not be missed.
-        self._remote = relay.follow(owner, key, self._receive) if relay is not None else None
+        self._remote = relay.subscribe(owner, key, self._receive)
         self._stop = streams.follow(owner, key, follow)
 
     def ask(self) -> None:
-        if self._remote is not None:
-            self._remote.ask()
+        self._remote.request_state()
 
     def close(self) -> None:
-        if self._remote is not None:
-            self._remote.close()
+        self._remote.close()
         self._stop()
 
     def _receive(self, data: bytes) -> None:

@@ -32,7 +32,7 @@ from ..threads import in_thread
 from ..tools.base import Output, ToolError
 from ..tools.context import current_call
 from ..tools.registry import ToolRegistry
-from .elsewhere import Sessions, runs_elsewhere, stop_elsewhere
+from .peers import Sessions, runs_elsewhere, stop_elsewhere
 from .turn_spec import TurnSpec
 
 log = logging.getLogger(__name__)

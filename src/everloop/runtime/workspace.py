@@ -65,9 +65,6 @@ class Workspace:
             raise WorkspaceError(f"the workspace {where} {what}: make the folder, or name another one")
 
     def _resolve(self) -> Places:
-        protected = [self.home.resolve()]
-        if (path := getattr(self.store, "path", None)) is not None:
-            real = Path(path).resolve()
-            protected += [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
+        protected = [self.home.resolve(), *self.store.files()]
         frozen = Path(__file__).resolve().parents[1], Path(sys.prefix).resolve()
         return Places(Path(os.path.abspath(self.path)), self.path.resolve(), tuple(protected), frozen)

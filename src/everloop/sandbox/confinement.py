@@ -106,11 +106,11 @@ def command_environment(outer: dict[str, str], names: Sequence[str], *, network:
 
 
 def _hidden(protected: Sequence[str]) -> list[str]:
-    """The protected paths that exist, with the files that SQLite keeps beside a store."""
+    """The protected paths that exist, with the files that stand beside a SQLite store."""
     found: list[str] = []
     for path in protected:
         real = os.path.realpath(path)
-        found += [name for name in (real, f"{real}-wal", f"{real}-shm") if os.path.exists(name)]
+        found += [name for name in (real, f"{real}-wal", f"{real}-shm", f"{real}-commits") if os.path.exists(name)]
     return found
 
 

@@ -9,13 +9,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, in_words
-from .news import ANY, News
 from .overview import Overview as Overview
-from .relays import Relay
+from .peers import ANY, EventRelay, Notice, Peer
 
 T = TypeVar("T")
 SILENCE_SECONDS = 1800.0  # after which the model is told the time again
@@ -305,8 +305,15 @@ class Store(Protocol):
         ...
 
     # outbox
-    async def take_outgoing(self, worker: str, limit: int = 100, chat: tuple[str, str] | None = None) -> list[Outgoing]:
-        """Messages to send that no living worker is sending, oldest first, now this worker's; of one chat, if given."""
+    async def take_outgoing(
+        self,
+        worker: str,
+        limit: int = 100,
+        chat: tuple[str, str] | None = None,
+        channels: Sequence[str] | None = None,
+    ) -> list[Outgoing]:
+        """Take messages to send that no living worker is sending, oldest first: of one chat or of some channels, if
+        given. A row that cannot be decoded is set aside, and the others are taken all the same."""
         ...
 
     async def sent(self, ids: Sequence[int]) -> None: ...
@@ -431,6 +438,21 @@ class Store(Protocol):
 
     async def leave(self, worker: str) -> None: ...
 
+    async def is_alive(self, worker: str) -> bool:
+        """Whether a worker still holds its leases."""
+        ...
+
+    def peer(self, worker: str, on_notice: Callable[[Notice], None], takes_work: bool = False) -> Peer:
+        """A worker's membership among the others. With `takes_work`, it gets notices of any session's work."""
+        ...
+
+    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
+        """Notify the workers of a change: those that it concerns, or all."""
+        ...
+
+    @property
+    def relay(self) -> EventRelay: ...
+
     async def overview(self) -> Overview:
         """The work of all owners: who is at it, what waits, what nobody does. Its cost goes with what is open."""
         ...
@@ -443,36 +465,21 @@ class Store(Protocol):
         """Commit a small write of no meaning; a `StoreError` when writing does not work."""
         ...
 
-    async def close(self) -> None: ...
-
-
-class Place(Protocol):
-    """A worker's place among the others of a store."""
-
-    async def join(self) -> None: ...
-
-    async def rest(self) -> None: ...
-
-    async def leave(self) -> None: ...
-
-    def watch(self, worker: str) -> None: ...
-
-
-@runtime_checkable
-class Gathering(Protocol):
-    """A store that itself lets its workers hear of each other, as one for more than one machine must."""
-
-    @property
-    def relay(self) -> Relay: ...
-
-    def neighbours(self, worker: str, heard: Callable[[News], None], takes: bool = False) -> Place: ...
-
-    async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None: ...
-
-    async def lives(self, worker: str) -> bool: ...
+    def files(self) -> Sequence[Path]:
+        """The files of the store on this machine, which no tool may touch."""
+        ...
 
     def hurry(self) -> None:
-        """Wait no more for what is away: the process is to end."""
+        """Stop waiting for a server that is away: the process is ending."""
+        ...
+
+    async def close(self) -> None: ...
+
+    # for callers without an event loop
+    def note_now(self, owner: str, key: str, entries: Sequence[Entry]) -> int: ...
+
+    def read_now(self, owner: str, key: str) -> list[Logged]:
+        """The current conversation of a session."""
         ...
 
 

@@ -18,9 +18,12 @@ OPEN = """SELECT s.owner, s.key, s.worker, max(s.updated_at, i.oldest), i.ready 
         SELECT session, min(at) FILTER (WHERE kind <> 'urgent') AS oldest,
             max(kind <> 'urgent') AND NOT max(state = 'parked') AS ready
         FROM inbox WHERE state <> 'done' GROUP BY session) i ON i.session = s.id ORDER BY 4, s.id"""
-UNSENT = "SELECT count(*), min(at) FROM outbox WHERE sent_at IS NULL"
+UNSENT = """SELECT count(*) FILTER (WHERE damaged IS NULL), min(at) FILTER (WHERE damaged IS NULL),
+        count(*) FILTER (WHERE damaged IS NOT NULL)
+    FROM outbox WHERE sent_at IS NULL"""
 # No session is ever taken away, so the last number is how many there are.
 SESSIONS = "SELECT coalesce(max(id), 0) FROM session"
+LOST = "SELECT lost, lost_at FROM commit_mark"
 
 
 def look(db: sqlite3.Connection) -> Overview:
@@ -29,8 +32,9 @@ def look(db: sqlite3.Connection) -> Overview:
         waiting, oldest_waiting, running, parked = db.execute(TOTALS).fetchone()
         rows = db.execute(OPEN).fetchall()
         joined = {id for (id,) in db.execute("SELECT id FROM worker")}
-        unsent, oldest_unsent = db.execute(UNSENT).fetchone()
+        unsent, oldest_unsent, damaged = db.execute(UNSENT).fetchone()
         (sessions,) = db.execute(SESSIONS).fetchone()
+        lost, lost_at = db.execute(LOST).fetchone()
     finally:
         db.execute("COMMIT")
     now = time.time()
@@ -53,4 +57,7 @@ def look(db: sqlite3.Connection) -> Overview:
         parked_turns=parked,
         unsent=unsent,
         oldest_unsent=oldest_unsent,
+        damaged=damaged,
+        lost_commits=lost,
+        lost_at=lost_at,
     )

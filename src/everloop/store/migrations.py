@@ -131,6 +131,16 @@ def m008_trust(db: sqlite3.Connection) -> None:
     db.execute("UPDATE token SET rights = 'admin,use' WHERE owner = 'me'")
 
 
+def m009_outbox_by_channel(db: sqlite3.Connection) -> None:
+    """Where an outgoing message goes to, so that each channel reads its own; why a row was set aside; and the number
+    of commits, which tells whether the store is as new as it was (see `commit_mark`)."""
+    db.execute("ALTER TABLE outbox ADD COLUMN channel TEXT")  # NULL until a row of an older version is first read
+    db.execute("ALTER TABLE outbox ADD COLUMN chat_id TEXT")
+    db.execute("ALTER TABLE outbox ADD COLUMN damaged TEXT")
+    db.execute("CREATE TABLE commit_mark (number INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0, lost_at REAL)")
+    db.execute("INSERT INTO commit_mark (number) VALUES (0)")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -140,6 +150,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m006_tokens,
     m007_rates,
     m008_trust,
+    m009_outbox_by_channel,
 )
 
 

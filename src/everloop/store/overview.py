@@ -60,6 +60,9 @@ class Overview:
     parked_turns: int  # that wait for a person's word
     unsent: int  # rows of the outbox
     oldest_unsent: float | None
+    damaged: int = 0  # rows of the outbox that were set aside because they could not be decoded
+    lost_commits: int = 0  # commits that were missing when the store was opened, the last time that happened
+    lost_at: float | None = None  # when that was noticed
 
     @property
     def processes(self) -> int:

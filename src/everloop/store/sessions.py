@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from ..log import Cleared, Entry, Logged, Noted, messages_of
+from ..log import Cleared, Entry, Noted, messages_of
 from ..messages import Message
+from .base import Store
 from .location import store_path
 from .opening import store_at
-
-
-@runtime_checkable
-class PlainStore(Protocol):
-    """What a store has for callers without an event loop."""
-
-    def note_now(self, owner: str, key: str, entries: Sequence[Entry]) -> int: ...
-
-    def read_now(self, owner: str, key: str) -> list[Logged]: ...
 
 
 class Session:
     """One conversation. What is added is kept by `SessionManager.save`."""
 
-    def __init__(self, key: str, store: PlainStore, owner: str) -> None:
+    def __init__(self, key: str, store: Store, owner: str) -> None:
         self.key = key
         self._store = store
         self._owner = owner
@@ -64,9 +55,7 @@ class Session:
 class SessionManager:
     """The sessions of one owner. Plain calls that wait for the disk: for programs, not for coroutines in a hurry."""
 
-    def __init__(
-        self, workspace: str | Path | None = None, *, store: PlainStore | None = None, owner: str = "me"
-    ) -> None:
+    def __init__(self, workspace: str | Path | None = None, *, store: Store | None = None, owner: str = "me") -> None:
         self._store = store or store_at(store_path(workspace))
         self._owner = owner
         self._sessions: dict[str, Session] = {}

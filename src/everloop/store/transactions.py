@@ -20,18 +20,24 @@ from ..log import (
     encode_entry,
     kind_of,
 )
-from .base import Claim, Finished, Incoming, Outgoing, Spent, Timer, new_turn_id
+from . import outbox
+from .base import Claim, Finished, Incoming, Spent, Timer, new_turn_id
 from .trust import REVOKE_GRANTS_OF
 from .workers import alive
 
 _encode = msgspec.json.Encoder().encode
 decode_inbound = msgspec.json.Decoder(InboundMessage).decode
-decode_outbound = msgspec.json.Decoder(OutboundMessage).decode
 
 INSERT_WAITING = "INSERT INTO inbox (owner, session, message_id, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_OPENING = """INSERT INTO inbox (owner, session, message_id, kind, data, at, turn, first_seq, state, opened)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'taken', 1)"""
 INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
+
+SEND = """INSERT INTO outbox (owner, session, turn, data, channel, chat_id, worker, tries, at, key)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+UNADDRESSED = "SELECT id, data FROM outbox WHERE sent_at IS NULL AND channel IS NULL AND damaged IS NULL"
+UNSENT = """SELECT id, data, turn, tries, worker FROM outbox WHERE sent_at IS NULL AND damaged IS NULL
+    AND (?1 IS NULL OR channel IN (SELECT value FROM json_each(?1))) AND (?2 IS NULL OR chat_id = ?2) ORDER BY id"""
 
 SPEND = """INSERT INTO spent (owner, scope, tokens, cost) VALUES (?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost"""
@@ -304,10 +310,8 @@ def send(
     key: str | None = None,
 ) -> int:
     """Put a message into the outbox; with a sender it counts as tried once."""
-    new = db.execute(
-        "INSERT INTO outbox (owner, session, turn, data, worker, tries, at, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (owner, session, turn, _encode(message).decode(), sender, 1 if sender else 0, time.time(), key),
-    )
+    (row,) = outbox.encoded([message])
+    new = db.execute(SEND, (owner, session, turn, *row, sender, 1 if sender else 0, time.time(), key))
     return int(new.lastrowid or 0)
 
 
@@ -325,21 +329,24 @@ def answer(
 
 
 def take_outgoing(
-    db: sqlite3.Connection, worker: str, limit: int, chat: tuple[str, str] | None = None
-) -> list[Outgoing]:
-    taken: list[Outgoing] = []
-    rows = db.execute("SELECT id, data, turn, worker, tries FROM outbox WHERE sent_at IS NULL ORDER BY id").fetchall()
-    for id, data, turn, sender, tries in rows:
-        if sender is not None and (sender == worker or alive(sender)):
-            continue
-        message = decode_outbound(data)
-        if chat is not None and (message.channel, message.chat_id) != chat:
-            continue
-        db.execute("UPDATE outbox SET worker = ?, tries = tries + 1 WHERE id = ?", (worker, id))
-        message.repeat = tries > 0
-        taken.append(Outgoing(id, message, turn))
-        if len(taken) >= limit:
-            break
+    db: sqlite3.Connection,
+    worker: str,
+    limit: int,
+    chat: tuple[str, str] | None = None,
+    channels: Sequence[str] | None = None,
+) -> outbox.Taken:
+    taken = outbox.Taken()
+    for id, channel, chat_id in outbox.addresses(db.execute(UNADDRESSED).fetchall(), taken):
+        db.execute("UPDATE outbox SET channel = ?, chat_id = ? WHERE id = ?", (channel, chat_id, id))
+    names = [chat[0]] if chat is not None else channels
+    of = None if names is None else _encode([outbox.column(name) for name in names]).decode()
+    rows = db.execute(UNSENT, (of, None if chat is None else outbox.column(chat[1]))).fetchall()
+    free = (row[:4] for row in rows if row[4] is None or (row[4] != worker and not alive(row[4])))
+    outbox.take(free, limit, taken)
+    for id, why in taken.damaged:
+        db.execute("UPDATE outbox SET damaged = ? WHERE id = ?", (why, id))
+    for row in taken.rows:
+        db.execute("UPDATE outbox SET worker = ?, tries = tries + 1 WHERE id = ?", (worker, row.id))
     return taken
 
 

@@ -1,13 +1,15 @@
-"""Who a worker is, and whether it still lives.
+"""Worker ids, and whether a worker is alive.
 
-A worker on this machine is known by its process id *and* its start time (ids are used again), so its death is
-known at once and needs no heartbeat.
+A worker on this machine is identified by its process id *and* start time (process ids are reused), and its death is
+seen on its pidfd: neither needs a heartbeat or a poll.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 _numbers = itertools.count(1)
@@ -52,6 +54,37 @@ def of_this_process(worker: str) -> bool:
 
 def process_of(worker: str) -> int:
     return int(worker.split(".")[2])
+
+
+class ExitWatcher:
+    """Calls `exited` when the process of a watched worker ends."""
+
+    def __init__(self, exited: Callable[[str], None]) -> None:
+        self._exited = exited
+        self._watched: dict[str, int] = {}  # worker → pidfd
+
+    def watch(self, worker: str) -> None:
+        if worker in self._watched or not of_this_machine(worker) or process_of(worker) == os.getpid():
+            return
+        try:
+            fd = os.pidfd_open(process_of(worker))
+        except (OSError, AttributeError):  # it has ended already, or this is not Linux
+            return
+        self._watched[worker] = fd
+        asyncio.get_running_loop().add_reader(fd, self._ended, worker)
+
+    def close(self) -> None:
+        for worker in list(self._watched):
+            self._forget(worker)
+
+    def _ended(self, worker: str) -> None:
+        self._forget(worker)
+        self._exited(worker)
+
+    def _forget(self, worker: str) -> None:
+        fd = self._watched.pop(worker)
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
 
 
 def _place() -> str:

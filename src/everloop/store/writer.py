@@ -14,14 +14,14 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ..errors import StoreError
+from .commit_mark import CommitMark
 from .jobs import Job, settle
 from .waker import Waker, forget_closed
 from .write import Write
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
-# A single is one statement and needs no transaction around it; a reader of files has nothing to undo.
-Kind = Literal["writes", "single", "reads"]
+Kind = Literal["writes", "reads"]  # a reader of files has nothing to undo
 BATCH = 256  # jobs in one commit
 
 
@@ -33,12 +33,16 @@ class Writer:
     """
 
     def __init__(
-        self, connect: Callable[[], sqlite3.Connection], explain: Callable[[sqlite3.Error], Exception]
+        self,
+        connect: Callable[[], sqlite3.Connection],
+        explain: Callable[[sqlite3.Error], Exception],
+        mark: Callable[[], CommitMark],
     ) -> None:
         self.hook: Callable[[str], None] | None = None
         self.commits = 0
         self._connect = connect
         self._explain = explain
+        self._new_mark = mark
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None  # the one before, while it writes what was queued for it
@@ -88,6 +92,7 @@ class Writer:
 
     def _run(self, jobs: queue.SimpleQueue[Job | None], ending: threading.Thread | None) -> None:
         connection: sqlite3.Connection | None = None
+        mark: CommitMark | None = None
         file: tuple[str, int] | None = None
         if ending is not None:
             ending.join()
@@ -95,33 +100,26 @@ class Writer:
             try:
                 connection = connection or self._connect()
                 file = _still_there(connection, file)
+                mark = mark or self._new_mark()
             except Exception as error:
                 job.error = error
                 settle([job])
                 continue
-            if job.kind != "writes" and jobs.empty():
-                self._alone(connection, job)
+            if job.kind == "reads" and jobs.empty():
+                self._attempt_reading(connection, job)
                 done, last = [job], False
             else:
-                done, last = self._commit(connection, jobs, job)
+                done, last = self._commit(connection, jobs, job, mark)
             settle(done)
             if last:
                 break
         if connection is not None:
             connection.close()
-
-    def _alone(self, connection: sqlite3.Connection, job: Job) -> None:
-        """Run a job that needs no transaction around it."""
-        try:
-            self._tell("before")
-            job.result = job.work(connection)
-            self.commits += 1
-            self._tell("after")
-        except Exception as error:
-            job.error = self._explain(error) if isinstance(error, sqlite3.Error) else error
+        if mark is not None:
+            mark.close()
 
     def _commit(
-        self, connection: sqlite3.Connection, jobs: queue.SimpleQueue[Job | None], first: Job
+        self, connection: sqlite3.Connection, jobs: queue.SimpleQueue[Job | None], first: Job, mark: CommitMark
     ) -> tuple[list[Job], bool]:
         """Run the job and whatever has queued up behind it as one transaction; True when told to end."""
         done: list[Job] = []
@@ -150,7 +148,7 @@ class Writer:
                 last = job is None
             except queue.Empty:
                 job = None
-        self._finish(connection, done)
+        self._finish(connection, done, mark)
         return done, last
 
     def _attempt_reading(self, connection: sqlite3.Connection, job: Job) -> None:
@@ -188,12 +186,17 @@ class Writer:
                 connection.execute("ROLLBACK")
             return False
 
-    def _finish(self, connection: sqlite3.Connection, done: list[Job]) -> None:
+    def _finish(self, connection: sqlite3.Connection, done: list[Job], mark: CommitMark) -> None:
         try:
+            if all(job.kind == "reads" or job.error is not None for job in done):
+                connection.execute("ROLLBACK")  # nothing was written
+                return
+            number = mark.advance(connection)
             self._tell("before")
             connection.execute("COMMIT")
             self.commits += 1
             self._tell("after")
+            mark.note(number)
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):  # the error that matters is the commit's
                 connection.execute("ROLLBACK")

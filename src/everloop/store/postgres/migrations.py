@@ -92,7 +92,12 @@ ALTER TABLE token ADD COLUMN rights text NOT NULL DEFAULT 'use';
 UPDATE token SET rights = 'admin,use' WHERE owner = 'me';
 """
 
-MIGRATIONS: tuple[str, ...] = (m001_core, m002_search, m003_rates, m004_trust)
+# As m009_outbox_by_channel of SQLite.
+m005_outbox_by_channel = """
+ALTER TABLE outbox ADD COLUMN channel text, ADD COLUMN chat_id text, ADD COLUMN damaged text;
+"""
+
+MIGRATIONS: tuple[str, ...] = (m001_core, m002_search, m003_rates, m004_trust, m005_outbox_by_channel)
 
 
 def migrate(db: Connection, dsn: DSN) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..news import ANY
+from ..peers import ANY
 from ..workers import gone, of_this_process
 from .rows import NOW
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop"
-JOINED = "j"  # a worker has come
 RENEWALS = 3  # in the time that a lease lasts
 RETRY_SECONDS = 0.5
 

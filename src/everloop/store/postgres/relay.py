@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..news import ENDED
+from ..peers import ENDED
 from ..write import Write
 from .post import Post
 from .pulse import CHANNEL, Pulse
@@ -69,24 +69,26 @@ class Relay:
         """Hear in the loop that runs."""
         self._loop = asyncio.get_running_loop()
 
-    def serve(self, owner: str, key: str, asked: Callable[[str], None], told: Callable[[bytes], None]) -> Served:
+    def publish(
+        self, owner: str, key: str, on_subscriber: Callable[[str], None], on_message: Callable[[bytes], None]
+    ) -> Served:
         """Work on a session: `asked` hears the address of one who begins to follow it, `told` what is told to all."""
         self.bind()
-        made = Served(self, topic_of(owner, key), asked, told)
+        made = Served(self, topic_of(owner, key), on_subscriber, on_message)
         self._served.setdefault(made.topic, []).append(made)
         return made
 
-    def follow(self, owner: str, key: str, heard: Callable[[bytes], None]) -> Followed:
+    def subscribe(self, owner: str, key: str, on_event: Callable[[bytes], None]) -> Followed:
         """Hear what is said of a session by whoever works on it elsewhere."""
         self.bind()
         self._pulse.beat()
-        made = Followed(self, topic_of(owner, key), heard)
+        made = Followed(self, topic_of(owner, key), on_event)
         self._followed.setdefault(made.topic, []).append(made)
-        made.ask()
+        made.request_state()
         self._renew_later()
         return made
 
-    def tell(self, owner: str, key: str, data: bytes) -> None:
+    def send(self, owner: str, key: str, data: bytes) -> None:
         """Tell whoever works on a session, wherever that is."""
         self.tell_all(Word("tell", self.address, [topic_of(owner, key)], data.decode()))
 
@@ -272,21 +274,21 @@ class Served:
         self.topic = topic
         self.asked = asked
         self.told = told
-        self.soon = relay.soon
+        self.before_batch = relay.soon
 
     @property
-    def there(self) -> bool:
+    def has_subscribers(self) -> bool:
         """Whether there is anybody."""
         return bool(self._relay.followers(self.topic))
 
-    def say(self, data: bytes, address: str | None = None) -> None:
+    def send(self, data: bytes, address: str | None = None) -> None:
         """Say one line of JSON to all of them, or to one. It may get lost."""
         for one in self._relay.followers(self.topic) if address is None else (address,):
             self._relay.say(one, self.topic, data)
 
     def close(self) -> None:
         """Nothing more happens here. Those who follow look at what it came to."""
-        if self.there:
+        if self.has_subscribers:
             self._relay.wake()
         self._relay.closed(self)
 
@@ -299,7 +301,7 @@ class Followed:
         self.topic = topic
         self.heard = heard
 
-    def ask(self) -> None:
+    def request_state(self) -> None:
         """Ask whoever works on it for all that a newcomer must know."""
         self._relay.tell_all(Word("ask", self._relay.address, [self.topic]))
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ...bus import InboundMessage, Kind, OutboundMessage
+from ...bus import InboundMessage, Kind
 from ...errors import StaleLease
 from ...log import Entry, encode_entry, kind_of
 from ..base import Claim, Incoming, Spent
+from ..outbox import Outbound
 from ..transactions import incoming
 from ..workers import gone
 
@@ -41,8 +42,9 @@ APPEND = f"""WITH held AS (SELECT 1 FROM session WHERE id = %s AND fence = %s FO
     INSERT INTO entry (session, seq, turn, kind, data, at)
     SELECT %s, e.seq, %s, e.kind, e.data, coalesce(%s, {NOW})
     FROM held, unnest(%s::bigint[], %s::text[], %s::text[]) AS e (seq, kind, data) RETURNING seq"""
-SEND = f"""INSERT INTO outbox (owner, session, turn, data, worker, tries, at, key)
-    SELECT %s, %s, %s, m.data, %s, %s, {NOW}, %s FROM unnest(%s::text[]) WITH ORDINALITY AS m (data, n)
+SEND = f"""INSERT INTO outbox (owner, session, turn, worker, tries, at, key, data, channel, chat_id)
+    SELECT %s, %s, %s, %s, %s, {NOW}, %s, m.data, m.channel, m.chat_id
+    FROM unnest(%s::text[], %s::text[], %s::text[]) WITH ORDINALITY AS m (data, channel, chat_id, n)
     ORDER BY m.n RETURNING id"""
 SPEND = """INSERT INTO spent (owner, scope, tokens, cost) VALUES (%s, %s, %s, %s)
     ON CONFLICT (owner, scope) DO UPDATE
@@ -176,22 +178,19 @@ def send(
     owner: str,
     session: int,
     turn: str | None,
-    messages: Sequence[str],
+    messages: Sequence[Outbound],
     sender: str | None,
     key: str | None = None,
 ) -> Asked | None:
     """Put encoded messages into the outbox; with a sender they count as tried once. Their numbers are asked for."""
     if not messages:
         return None
-    return db.execute(SEND, (owner, session, turn, sender, 1 if sender else 0, key, list(messages)))
+    columns = [list(column) for column in zip(*messages, strict=True)]
+    return db.execute(SEND, (owner, session, turn, sender, 1 if sender else 0, key, *columns))
 
 
 def numbers(asked: Asked | None) -> list[int]:
     return [] if asked is None else [row[0] for row in asked.fetchall()]
-
-
-def encoded(messages: Sequence[OutboundMessage]) -> list[str]:
-    return [encode(message).decode() for message in messages]
 
 
 def stale(claim: Claim) -> StaleLease:

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -29,23 +30,23 @@ from ..base import (
     TurnInfo,
     Waiting,
 )
-from ..news import ANY, News
+from ..outbox import Taken, encoded
 from ..overview import Overview
+from ..peers import ANY, Notice
 from ..tokens import COLUMNS, EXIST, NOTED_EVERY, USE, token_of
 from ..transactions import Behind, Held, incoming
 from . import rates, turns, writes
 from . import reading as sql
 from . import search as searching
-from .company import Company
 from .connecting import connect, explain
 from .counting import look
 from .lanes import Lanes
 from .migrations import migrate
+from .notify import NotifiedPeer, Notifier
 from .pooling import refuse_transaction_mode
 from .pulse import Pulse
 from .relay import Relay
-from .rows import NOW, Rows, accept, encode, lives, living, rows_of, spend
-from .waking import Waking
+from .rows import NOW, Rows, accept, lives, living, rows_of, spend
 
 if TYPE_CHECKING:
     from .connecting import Asked, Connection
@@ -77,8 +78,8 @@ class PostgresStore:
         self.pulse = Pulse(self._connect, in_words, lease_seconds)
         self.relay = Relay(self.lanes, self.pulse)
         self._lease = lease_seconds
-        self._waking = Waking(self.relay.in_turn, lease_seconds)
-        self.relay.on_word = self._waking.seal
+        self._notifier = Notifier(self.relay.in_turn, lease_seconds)
+        self.relay.on_word = self._notifier.seal
         self._migrated = False
         self._migrating = threading.Lock()
 
@@ -194,8 +195,8 @@ class PostgresStore:
         return await self._write(lambda db: turns.decide(db, owner, key, allowed, by, note, word, always), (owner, key))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        data = encode(message).decode()
-        return self._write(lambda db: turns.post(db, claim, data, key, sender), (claim.owner, claim.key))
+        (row,) = encoded([message])
+        return self._write(lambda db: turns.post(db, claim, row, key, sender), (claim.owner, claim.key))
 
     async def release(self, claim: Claim) -> None:
         await self._write(_does(sql.RELEASE, claim.session, claim.fence), (claim.owner, claim.key))
@@ -210,16 +211,24 @@ class PostgresStore:
 
     # ------------------------------------------------------------------------------------------ outbox
 
-    async def take_outgoing(self, worker: str, limit: int = 100, chat: tuple[str, str] | None = None) -> list[Outgoing]:
-        def work(db: Connection) -> list[Outgoing]:
-            taken = writes.take_outgoing(db, worker, limit, chat, self._lease)
-            if taken and not self.pulse.knows(worker):
+    async def take_outgoing(
+        self,
+        worker: str,
+        limit: int = 100,
+        chat: tuple[str, str] | None = None,
+        channels: Sequence[str] | None = None,
+    ) -> list[Outgoing]:
+        def work(db: Connection) -> Taken:
+            taken = writes.take_outgoing(db, worker, limit, chat, channels, self._lease)
+            if taken.rows and not self.pulse.knows(worker):
                 db.execute(turns.RENEW, (worker,))
             return taken
 
-        if taken := await self._write(work, ("outbox", worker)):
+        taken = await self._write(work, ("outbox", worker))
+        taken.log_damaged()
+        if taken.rows:
             self.pulse.keep(worker)
-        return taken
+        return taken.rows
 
     async def sent(self, ids: Sequence[int]) -> None:
         await self._write(_does(f"UPDATE outbox SET sent_at = {NOW} WHERE id = ANY(%s)", list(ids)))
@@ -366,18 +375,16 @@ class PostgresStore:
     async def overview(self) -> Overview:
         return await self._in_reader(lambda db: look(db, self._lease))
 
-    async def lives(self, worker: str) -> bool:
-        """Whether a worker, wherever it runs, still has what it holds."""
+    async def is_alive(self, worker: str) -> bool:
         return await self._in_reader(lambda db: lives(db, worker, self._lease))
 
-    def neighbours(self, worker: str, heard: Callable[[News], None], takes: bool = False) -> Company:
-        """A worker's place among the others of this store."""
-        return Company(self, worker, heard, takes)
+    def peer(self, worker: str, on_notice: Callable[[Notice], None], takes_work: bool = False) -> NotifiedPeer:
+        return NotifiedPeer(self, worker, on_notice, takes_work)
 
     async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
         """Tell the other processes what has changed. Many who say so at once are one."""
         try:
-            await self._waking.say(what, ids)
+            await self._notifier.say(what, ids)
         except StoreError:  # what was written before may wait for nobody else to find it
             self.pulse.owes = True
             raise
@@ -401,6 +408,9 @@ class PostgresStore:
 
     def aside(self, work: Callable[[], T]) -> Written[T]:
         return self.lanes.submit("aside", work)
+
+    def files(self) -> Sequence[Path]:
+        return ()
 
     def hurry(self) -> None:
         """Wait no more for a server that is away: the process is to end."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import CallsAsked, Entry, TurnEnded, decode_entry
 from ..base import Claim, Finished, Incoming, Spent, new_turn_id
+from ..outbox import Outbound, encoded
 from ..transactions import Behind, Held, decode_inbound
 from .reading import GRANT
 from .rows import (
@@ -19,7 +20,6 @@ from .rows import (
     Rows,
     accept,
     append,
-    encoded,
     held,
     insert_entries,
     living,
@@ -271,7 +271,7 @@ def _may_answer(db: Connection, id: int, since: float) -> bool:
     return bool(state == "new" and first_seq is None and at >= since)
 
 
-def post(db: Connection, claim: Claim, message: str, key: str, sender: str | None) -> int | None:
+def post(db: Connection, claim: Claim, message: Outbound, key: str, sender: str | None) -> int | None:
     """Put a message of a running turn into the outbox, once for each key."""
     ours = db.execute("SELECT 1 FROM session WHERE id = %s AND fence = %s FOR SHARE", (claim.session, claim.fence))
     known = db.execute("SELECT 1 FROM outbox WHERE owner = %s AND key = %s", (claim.owner, key))

@@ -11,16 +11,16 @@ import msgspec
 from ...bus import InboundMessage, OutboundMessage
 from ...errors import EverloopError, StoreError
 from ...log import Cleared, Compacted, Entry, decode_entry, encode_entry, open_turn
-from ..base import Incoming, Outgoing, Timer, Token, new_turn_id
+from .. import outbox
+from ..base import Incoming, Timer, Token, new_turn_id
 from ..forks import granted
 from ..tokens import checked_name, checked_owner, checked_rights, joined_rights
-from ..transactions import Held, decode_outbound
+from ..transactions import Held
 from .rows import (
     FRESH,
     NEW_SESSION,
     NOW,
     accept,
-    encoded,
     insert_entries,
     lives,
     living,
@@ -39,8 +39,11 @@ OPEN_TURN = "SELECT 1 FROM inbox WHERE session = %s AND state <> 'done' AND stat
 SENDERS = f"""SELECT o.worker, {FRESH}
     FROM (SELECT DISTINCT worker FROM outbox WHERE sent_at IS NULL AND worker IS NOT NULL) AS o
     LEFT JOIN worker w ON w.id = o.worker"""
+UNADDRESSED = "SELECT id, data FROM outbox WHERE sent_at IS NULL AND channel IS NULL AND damaged IS NULL FOR UPDATE"
 UNSENT = """SELECT id, data, turn, tries FROM outbox
-    WHERE sent_at IS NULL AND (worker IS NULL OR worker = ANY(%s)) ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED"""
+    WHERE sent_at IS NULL AND damaged IS NULL AND (worker IS NULL OR worker = ANY(%s))
+        AND (%s::text[] IS NULL OR channel = ANY(%s)) AND (%s::text IS NULL OR chat_id = %s)
+    ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED"""
 
 
 def note(db: Connection, owner: str, key: str, entries: Sequence[Entry], lease: float) -> int | Held:
@@ -118,7 +121,7 @@ def _copy(db: Connection, owner: str, new_key: str, new: int, rows: list[Any]) -
 def answer(
     db: Connection, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None
 ) -> list[int]:
-    messages = encoded(outgoing)
+    messages = outbox.encoded(outgoing)
     if isinstance(row, InboundMessage):
         row = accept(db, row, "urgent")
     done = "UPDATE inbox SET state = 'done' WHERE id = %s AND state = 'new' RETURNING id"
@@ -128,25 +131,43 @@ def answer(
 
 
 def take_outgoing(
-    db: Connection, worker: str, limit: int, chat: tuple[str, str] | None, lease: float
-) -> list[Outgoing]:
-    """Rows that no living worker is sending. Two that ask at once get different ones."""
+    db: Connection,
+    worker: str,
+    limit: int,
+    chat: tuple[str, str] | None,
+    channels: Sequence[str] | None,
+    lease: float,
+) -> outbox.Taken:
+    """Rows that no living worker is sending. Two that ask at once get different ones.
+
+    A row is locked only if it is to be taken: another that looks at the same time skips it.
+    """
+    taken = outbox.Taken()
+    unaddressed = db.execute(UNADDRESSED)
     senders = db.execute(SENDERS, (lease,)).fetchall()
+    for id, channel, chat_id in outbox.addresses(unaddressed.fetchall(), taken):
+        db.execute("UPDATE outbox SET channel = %s, chat_id = %s WHERE id = %s", (channel, chat_id, id))
+    _set_aside(db, taken.damaged)
     # Those that are dead, not those that are not: one that nobody knew a moment ago may have taken rows since.
     dead = [id for id, fresh in senders if id != worker and not living(id, fresh)]
-    taken: list[Outgoing] = []
-    for id, data, turn, tries in db.execute(UNSENT, (dead, limit if chat is None else None)).fetchall():
-        message = decode_outbound(data)
-        if chat is not None and (message.channel, message.chat_id) != chat:
-            continue
-        message.repeat = tries > 0
-        taken.append(Outgoing(id, message, turn))
-        if len(taken) >= limit:
-            break
-    if taken:
-        ids = [row.id for row in taken]
+    names = [chat[0]] if chat is not None else channels
+    of = None if names is None else [outbox.column(name) for name in names]
+    in_chat = None if chat is None else outbox.column(chat[1])
+    while len(taken.rows) < limit:
+        wanted, before, known = limit - len(taken.rows), len(taken.rows), len(taken.damaged)
+        rows = db.execute(UNSENT, (dead, of, of, in_chat, in_chat, wanted)).fetchall()
+        outbox.take(rows, limit, taken)
+        _set_aside(db, taken.damaged[known:])
+        ids = [row.id for row in taken.rows[before:]]
         db.execute("UPDATE outbox SET worker = %s, tries = tries + 1 WHERE id = ANY(%s)", (worker, ids))
+        if len(rows) < wanted:
+            break
     return taken
+
+
+def _set_aside(db: Connection, damaged: Sequence[tuple[int, str]]) -> None:
+    for id, why in damaged:
+        db.execute("UPDATE outbox SET damaged = %s WHERE id = %s", (why, id))
 
 
 def fire_timer(db: Connection, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:

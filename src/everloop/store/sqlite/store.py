@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file, no service."""
+"""The SQLite store: log, inbox, outbox, leases and timers in one file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..bus import InboundMessage, Kind, OutboundMessage
-from ..errors import StoreError
-from ..log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry, encode_entry, kind_of
-from . import forks, parking, rates, trust
-from . import search as searching
-from . import tokens as tokening
-from . import transactions as tx
-from .base import (
+from ...bus import InboundMessage, Kind, OutboundMessage
+from ...errors import StoreError
+from ...log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry, encode_entry, kind_of
+from .. import commit_mark, forks, parking, rates, trust
+from .. import search as searching
+from .. import tokens as tokening
+from .. import transactions as tx
+from ..base import (
     Busy,
     Claim,
     FileMark,
@@ -41,11 +41,14 @@ from .base import (
     TurnInfo,
     Waiting,
 )
-from .counting import look
-from .migrations import NewerSchema, migrate
-from .overview import Overview
-from .workers import alive
-from .writer import Writer
+from ..commit_mark import CommitMark
+from ..counting import look
+from ..migrations import NewerSchema, migrate
+from ..overview import Overview
+from ..peers import ANY, EventRelay, NoRelay, Notice
+from ..workers import alive
+from ..writer import Writer
+from .peers import SocketPeer, send
 
 T = TypeVar("T")
 CHECKPOINT_PAGES = 256
@@ -84,10 +87,11 @@ class SQLiteStore:
     def __init__(self, path: str | Path | Callable[[], Path], *, lock_seconds: float = LOCK_SECONDS) -> None:
         self._path = path
         self._lock_seconds = lock_seconds
-        self.writer = Writer(self._connect, self._explain)
+        self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path))
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
         self._open: list[sqlite3.Connection] = []
+        self.relay: EventRelay = NoRelay()
 
     @cached_property
     def path(self) -> Path:
@@ -157,7 +161,7 @@ class SQLiteStore:
     def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
         rows = _rows(claim, entries)
         if not took and not claim.spent and not isinstance(entries[-1], Compacted):
-            return self.writer.submit(lambda db: tx.append(db, claim, rows), "single")
+            return self.writer.submit(lambda db: tx.append(db, claim, rows))
         claim.inbox += took
         spent, claim.spent = claim.spent, []
         return self.writer.submit(lambda db: tx.append_taking(db, claim, rows, took, spent))
@@ -226,8 +230,16 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------------------------------ outbox
 
-    async def take_outgoing(self, worker: str, limit: int = 100, chat: tuple[str, str] | None = None) -> list[Outgoing]:
-        return await self.writer.submit(partial(tx.take_outgoing, worker=worker, limit=limit, chat=chat))
+    async def take_outgoing(
+        self,
+        worker: str,
+        limit: int = 100,
+        chat: tuple[str, str] | None = None,
+        channels: Sequence[str] | None = None,
+    ) -> list[Outgoing]:
+        taken = await self.writer.submit(lambda db: tx.take_outgoing(db, worker, limit, chat, channels))
+        taken.log_damaged()
+        return taken.rows
 
     async def sent(self, ids: Sequence[int]) -> None:
         now = time.time()
@@ -382,6 +394,18 @@ class SQLiteStore:
     async def leave(self, worker: str) -> None:
         await self.writer.submit(lambda db: db.execute("DELETE FROM worker WHERE id = ?", (worker,)).rowcount)
 
+    async def is_alive(self, worker: str) -> bool:
+        return await asyncio.to_thread(alive, worker)
+
+    def peer(self, worker: str, on_notice: Callable[[Notice], None], takes_work: bool = False) -> SocketPeer:
+        return SocketPeer(self, worker, on_notice)
+
+    async def wake(self, what: str = ANY, ids: Iterable[int] = (), but: str = "") -> None:
+        # One machine has few workers: all of them are woken, and look at everything.
+        for worker, address in await self.workers():
+            if worker != but:
+                send(address, what)
+
     async def overview(self) -> Overview:
         return await self._in_reader(look)
 
@@ -417,6 +441,13 @@ class SQLiteStore:
                 raise StoreError(f"nothing can be written beside {self.path}: {error.strerror}") from error
 
         await self.writer.submit(work)
+
+    def files(self) -> list[Path]:
+        real = self.path.resolve()
+        return [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal", "-commits"))]
+
+    def hurry(self) -> None:
+        """A file is never away."""
 
     async def close(self) -> None:
         """Wait until everything is on disk and let go of the file."""
@@ -454,6 +485,7 @@ class SQLiteStore:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with contextlib.suppress(FileExistsError):  # private from its first byte on
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+                commit_mark.forget(self.path)
             connection = sqlite3.connect(
                 self.path, timeout=self._lock_seconds, isolation_level=None, check_same_thread=False
             )
@@ -466,6 +498,7 @@ class SQLiteStore:
             # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             migrate(connection)
+            commit_mark.verify(connection, self.path)
         except NewerSchema:
             connection.close()
             raise StoreError(

@@ -1,0 +1,83 @@
+"""Notices that a SQLite store is older than it was: commits that were acknowledged are missing.
+
+SQLite reads a write-ahead log up to the first frame that is not whole, so one that was cut off, or left behind when the
+database was copied, loses its last commits without a word. Every commit therefore counts itself in the database, and
+the number is written to a small file beside it, after the commit and without a flush. A number in the file that is
+higher than the one in the database is a commit that is gone. The file may lag behind after a power loss, which hides a
+loss but never invents one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+DIGITS = 20
+ADVANCE = "UPDATE commit_mark SET number = number + 1 RETURNING number"
+NUMBER = "SELECT number FROM commit_mark"
+# The number goes on from the known one, so that the loss is noted once.
+NOTE_LOSS = "UPDATE commit_mark SET lost = ?1 - number, lost_at = ?2, number = ?1 WHERE number < ?1"
+
+
+def mark_file(database: Path) -> Path:
+    return database.with_name(f"{database.name}-commits")
+
+
+class CommitMark:
+    """The file beside a store with the number of its last commit, as a writer keeps it."""
+
+    def __init__(self, database: Path) -> None:
+        self._file = -1
+        with contextlib.suppress(OSError):  # without it nothing is noticed, but everything works
+            self._file = os.open(mark_file(database), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+    def advance(self, db: sqlite3.Connection) -> int:
+        """Count a commit, inside its transaction."""
+        return int(db.execute(ADVANCE).fetchone()[0])
+
+    def note(self, number: int) -> None:
+        """Remember a commit that is on disk."""
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._file, b"%0*d\n" % (DIGITS, number), 0)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def forget(database: Path) -> None:
+    """The database is made anew: what was known of an earlier one does not count."""
+    mark_file(database).unlink(missing_ok=True)
+
+
+def verify(db: sqlite3.Connection, database: Path) -> None:
+    """Warn, and note in the store, if commits are missing that were known before."""
+    known = _known(database)  # first: a commit in between makes only the database newer
+    (number,) = db.execute(NUMBER).fetchone()
+    if known <= number:
+        return
+    try:
+        if db.execute(NOTE_LOSS, (known, time.time())).rowcount == 0:
+            return  # another process has noted it
+    except sqlite3.OperationalError:  # it can only be read
+        pass
+    log.warning(
+        "%s: the last %d commits are missing. Its -wal file was lost or cut off, or an older copy was put in its "
+        "place; what was written since then is gone, and calls with effects may run again",
+        database,
+        known - number,
+    )
+
+
+def _known(database: Path) -> int:
+    try:
+        return int(mark_file(database).read_bytes()[:DIGITS])
+    except (OSError, ValueError):
+        return 0

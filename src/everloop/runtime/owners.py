@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from ..threads import in_thread
 from .agent import AgentLoop
 from .dispatcher import RETRY_SECONDS
 from .durable_bus import DurableBus
+from .peers import WRITE_SECONDS
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
@@ -68,6 +69,7 @@ class Household:
         self.worker = new_worker()
         self.runs = runs
         self.meters = meters
+        self.fires_cron = False  # one agent does, for all
         self._agents: dict[str, AgentLoop] = {}
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -96,9 +98,37 @@ class Household:
         self._sight.everything = True
         self._changed.set()
 
-    def awaits(self) -> None:
-        """An answer of another process is waited for, and may have been told of before that was known here."""
+    # ------------------------------------------------------------------------------------------ for its agents
+
+    async def feed(self, worker: str, look: Callable[[], Awaitable[None]]) -> None:
+        """Looking into the store is done here, for all agents at once."""
+        await asyncio.Event().wait()
+
+    def on_held(self, worker: str, holder: str, awaited: bool) -> None:
+        if not holder:  # only a write is under way
+            asyncio.get_running_loop().call_later(WRITE_SECONDS, self.changed)
+            return
+        self._peer.watch(holder)
+        if awaited:
+            self.changed()
+
+    def on_subagent(self, worker: str) -> None:
+        """Notices come in any case."""
+
+    def on_awaited(self) -> None:
         self._changed.set()
+
+    def on_fired(self) -> None:
+        self.changed()
+
+    async def unsubscribe(self) -> None:
+        """The other agents still need the notices."""
+
+    async def close_store(self) -> None:
+        """It is shared."""
+
+    async def close_provider(self) -> None:
+        """It is shared."""
 
     def _heard(self, notice: Notice) -> None:
         """Remember what to look for."""
@@ -109,10 +139,6 @@ class Household:
                 agent.subagents.look_again()
         if self._sight.takes(notice):
             self._changed.set()
-
-    def watch(self, worker: str) -> None:
-        """Hear of the death of a worker of another process."""
-        self._peer.watch(worker)
 
     async def run(self) -> None:
         """Take up the work that waits in the store, and whatever comes, until cancelled."""
@@ -222,7 +248,7 @@ class Household:
             config=config,
             store=self.store,
             owner=owner,
-            house=self,
+            process=self,
         )
 
 

@@ -64,23 +64,34 @@ class Running:
     root: str = ""  # the turn that began it all
 
 
+def _ignore() -> None:
+    """Take notice of nothing."""
+
+
 class SubagentManager:
     """Starts sub-agents, knows those that run, and stops them."""
 
     def __init__(
-        self, store: Store, sessions: Sessions, tools: ToolRegistry, config: Config, reach: Callable[[], Reach]
+        self,
+        store: Store,
+        sessions: Sessions,
+        tools: ToolRegistry,
+        config: Config,
+        reach: Callable[[], Reach],
+        on_work: Callable[[], None] = _ignore,
     ) -> None:
-        """`reach` says which files may be read for definitions; it is asked off the event loop."""
+        """`reach` says which files may be read for definitions; it is called in a thread. `on_work` is called when a
+        sub-agent begins to work in this process."""
         self._store = store
         self._sessions = sessions
         self._tools = tools
         self._config = config
         self._reach = reach
+        self._on_work = on_work
         self.waits = False  # whether every sub-agent is waited for, because nobody will be there for a report
         self._waiting: dict[tuple[str, str], list[asyncio.Event]] = {}
         self._one_by_one = asyncio.Lock()
         self._told_broken = False
-        self.on_work: Callable[[], None] | None = None  # told when one works in this process
         self._at_work: dict[tuple[str, str], SubagentTask] = {}  # by session: the tasks of those that run here
 
     async def start(self, task: str, agent: str, report: bool, tokens: int = 0) -> str:
@@ -265,8 +276,7 @@ class SubagentManager:
         if (task := message.task) is None:
             raise ValueError(f"the task of the sub-agent {message.chat_id} cannot be read")
         self._at_work[claim.owner, claim.key] = task
-        if self.on_work is not None:
-            self.on_work()
+        self._on_work()
         if (definition := phases.definition_of(task)) is not None:
             return phases.turn_spec(message, task, definition, self._tools)
         return TurnSpec(

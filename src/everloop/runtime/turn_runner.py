@@ -42,11 +42,12 @@ from .compactor import Compactor, Window
 from .histories import Histories, read_conversation, read_shown
 from .images import Free, plain_images
 from .model_call import TurnModelCall
-from .outbox import BackgroundTasks, Outbox, reply
+from .outbox import Outbox, reply
 from .ports import SessionLog, Tools, free_addresses
 from .session import Session
 from .streaming import TurnStreams
 from .subagents import SubagentManager
+from .tasks import BackgroundTasks
 from .turn_spec import TurnSpec, deadline
 from .workspace import Places, Workspace, WorkspaceError
 

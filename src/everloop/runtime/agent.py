@@ -41,7 +41,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
 from .api_requests import CLIENT_LEFT, Requests
 from .budgets import Budgets
-from .chat_commands import Urgent
+from .chat_commands import ChatCommands
 from .compactor import Compactor
 from .direct_calls import AgentCalls
 from .dispatcher import Dispatcher
@@ -72,8 +72,8 @@ class AgentLoop:
     the workspace. `store` is where turns are kept (a path or a store; by default one SQLite file for each workspace, in
     `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is queued,
     handed to the turn at its next round (`steer`), or replaces it (`interrupt`). `context` builds the prompt: a
-    `ContextBuilder` or a subclass. `owner` is the one whose sessions it works in, by default anybody's. In a `house` it
-    lives with the agents of other owners: the store and the provider are theirs too, and left open at the end.
+    `ContextBuilder` or a subclass. `owner` is the one whose sessions it works in, by default everyone's. A `process`
+    that runs the agents of several owners shares the store and the provider among them, and closes both itself.
     """
 
     def __init__(
@@ -180,8 +180,8 @@ class AgentLoop:
             tracer=self._tracer,
             meters=self._process.meters,
         )
-        self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
-        self.requests = Requests(self.store, self._dispatcher, self._urgent, self._streams)
+        self._commands = ChatCommands(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
+        self.requests = Requests(self.store, self._dispatcher, self._commands, self._streams)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -218,7 +218,7 @@ class AgentLoop:
     # ------------------------------------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Take messages until `stop()`. First of all, go on with what an earlier process left unfinished."""
+        """Take messages until `stop()`. First, continue what an earlier process left unfinished."""
         if not self._stopped:
             if self._process.fires_cron:
                 self.serve_cron()
@@ -241,22 +241,22 @@ class AgentLoop:
             self._serving.add_done_callback(_log_failure)
 
     def stop(self) -> None:
-        """End `run()` promptly. Turns under way stay open on disk; the next start goes on with them."""
+        """End `run()` promptly. Turns under way stay open on disk; the next start continues them."""
         self._stopped = True
         if self._feed is not None:
             self._feed.cancel()
 
     def drain(self) -> None:
-        """Leave turns that nobody here waits for to other processes, each after the step that runs."""
+        """Hand off turns that have no local waiter after their current step."""
         self._dispatcher.drain(f"{SUBAGENTS}:")
 
     async def leave(self, seconds: float) -> None:
-        """Begin no more turns, and leave those that run to other processes, each after the step that runs, for which it
-        waits no longer than this. What comes in meanwhile is for others too."""
+        """Begin no more turns, and hand off those that run after their current step, for which it waits no longer than
+        this. Messages that come in meanwhile are for other processes too."""
         await self._dispatcher.leave(seconds)
 
     async def close(self) -> None:
-        """Let go of everything: turns under way, the store's file, the provider's connections."""
+        """Close everything: turns under way, the store's file, the provider's connections."""
         if self._feed is not None:
             self.stop()
         await self._outbox.close()
@@ -316,7 +316,7 @@ class AgentLoop:
     ) -> str:
         """Run one turn without the bus and return its answer.
 
-        `attended` says that somebody is there who can be asked: then what comes back may be a question, and
+        `attended` says that a person is there who can be asked: then what comes back may be a question, and
         "y", "n", "a" (always), "/approve" or "/deny" as the next message gives the answer of the turn that goes on.
         """
         message = InboundMessage(
@@ -355,9 +355,9 @@ class AgentLoop:
     async def _take_direct(self, message: InboundMessage, on_event: events.Emit | None) -> str:
         show = _without_place(on_event) if on_event is not None else None
         if (kind := kind_of(message)) == "urgent":
-            return await self._urgent.answer(message, show)
+            return await self._commands.answer(message, show)
         if kind == "reply":
-            if (told := await self._urgent.reply(message, show)) is not None:
+            if (told := await self._commands.reply(message, show)) is not None:
                 return told
             kind = "message"
         return await (await self._dispatcher.submit(message, kind, show))
@@ -372,12 +372,12 @@ class AgentLoop:
             await asyncio.wait([session.task])
 
     async def undelivered(self, channel: str, chat_id: str) -> list[Outgoing]:
-        """What was said in a chat while nobody was there to send it, a job's answer say. The store must be told when it
-        is sent, and may have more then."""
+        """What was said in a chat while no process could send it, such as a job's answer. The store must be told when
+        it is sent, and may have more then."""
         return await self.store.take_outgoing(self._dispatcher.worker, chat=(channel, chat_id))
 
     async def question(self, session_key: str = "cli:direct", owner: str = "me") -> str | None:
-        """What the session's parked turn asks for; None when it waits for nobody."""
+        """The question of the session's parked turn; None if no turn is parked."""
         info = await self.store.session(owner, session_key)
         if info is None or info.open_turn is None:
             return None
@@ -433,17 +433,17 @@ class AgentLoop:
             await self._dispatcher.scan()
 
     async def look(self, ready: Sequence[tuple[str, str]], urgent: Sequence[Incoming]) -> None:
-        """Take up these sessions and answer these commands."""
+        """Work on these sessions and answer these commands."""
         for row in urgent:
             await self._answer_urgent(row)
         await self._dispatcher.take_up(ready)
 
     def waits(self) -> list[int]:
-        """Rows of the inbox whose answers other processes give to somebody who waits here."""
+        """Inbox rows whose answers are awaited here and given by other processes."""
         return self._dispatcher.awaited_elsewhere()
 
     async def settle(self, rows: Sequence[int]) -> None:
-        """These rows of the inbox are done."""
+        """These inbox rows are done."""
         await self._dispatcher.settle(rows)
 
     def _what_it_is(self, name: str) -> str:
@@ -490,7 +490,7 @@ class AgentLoop:
     async def _answers_question(self, message: InboundMessage) -> bool:
         """Whether a message of the bus answered the open question of its session; the person is told so."""
         try:
-            decided = await self._urgent.decide(message, message)
+            decided = await self._commands.decide(message, message)
         except StoreError as error:
             self._apologize(message, error)
             return True
@@ -500,13 +500,13 @@ class AgentLoop:
 
     async def _answer_urgent(self, row: Incoming | InboundMessage) -> None:
         message = row if isinstance(row, InboundMessage) else row.message
-        await self._tell(row, reply(message, await self._urgent.answer(message, word=row)))
+        await self._tell(row, reply(message, await self._commands.answer(message, word=row)))
 
     async def _tell(self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage]) -> None:
         """Close an urgent message with its answer, and send that."""
         message = row if isinstance(row, InboundMessage) else row.message
         ids = await self.store.answer(row, outgoing, self._outbox.sender)
-        if isinstance(row, Incoming) and not message.reply:  # whoever said it waits for that
+        if isinstance(row, Incoming) and not message.reply:  # its sender waits for that
             self._tell_others(ENDED, row.id)
         for id, answer in zip(ids, outgoing, strict=False):
             await self._outbox.hand_out(id, answer)
@@ -533,14 +533,14 @@ class AgentLoop:
         self._say(message, WAITS)
 
     async def stop_elsewhere(self, owner: str, key: str, target: StopTarget) -> None:
-        await self._urgent.stop_elsewhere(owner, key, target)
+        await self._commands.stop_elsewhere(owner, key, target)
 
     def _tell_others(self, what: str, id: int | None = None) -> None:
-        """Tell other processes what has changed, and where."""
+        """Wake other processes, and tell them what has changed where."""
         self._tasks.start(self.store.wake(what, [] if id is None else [id]))
 
     def _report(self, message: InboundMessage, done: asyncio.Future[str]) -> None:
-        """Tell the chat of an error that could not be written down."""
+        """Tell the chat about an error that could not be written to the log."""
         if done.cancelled() or (error := done.exception()) is None or isinstance(error, Stopped) or not message.reply:
             return
         self._apologize(message, error)

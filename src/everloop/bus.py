@@ -76,9 +76,10 @@ class InboundMessage:
             text = f"{text}\n\n[{note}]"  # or the model would take it for the word of somebody who is there
         # A client that sends the history itself never sends the time along: told here, no prefix would stay the same.
         told = "" if self.request is not None and not self.request.kept else now
-        # Only what the system itself says of a message is to be believed; both of these are.
+        # Only what the system itself says of a message is to be believed; all of these are.
         untrusted = (inside or self.request is not None) and bool(self.metadata.get("untrusted"))
-        return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request)
+        own_files = untrusted and bool(self.metadata.get("own_files"))
+        return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request, own_files=own_files)
 
     def addressed(self) -> InboundMessage:
         """The message as it enters the inbox: with its session (one from inside the system works in its

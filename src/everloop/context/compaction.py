@@ -45,7 +45,7 @@ class Plan:
         untrusted = [
             one.entry for one in self.gone if isinstance(one.entry, CallEnded | UserSaid) and one.entry.untrusted
         ]
-        outside = any(not (isinstance(entry, CallEnded) and entry.own_files) for entry in untrusted)
+        outside = any(not entry.own_files for entry in untrusted)
         outside = outside or (older.untrusted and not older.own_files)
         return Compacted(
             until=self.until,

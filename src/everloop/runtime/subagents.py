@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..actions import Limits
@@ -33,6 +33,7 @@ from ..threads import in_thread
 from ..tools.base import Output, ToolError
 from ..tools.context import current_call
 from ..tools.registry import ToolRegistry
+from ..tools.trust import UNKNOWN
 from .elsewhere import Sessions, runs_elsewhere, stop_elsewhere
 from .turn_spec import Brief
 
@@ -109,6 +110,7 @@ class SubagentManager:
             caps=facts.get("caps"),
             root=str(facts.get("root") or call.turn),
             untrusted=call.tainted,
+            own_files=call.own_files,
             attended=call.attended,
             report=report,
         )
@@ -131,6 +133,7 @@ class SubagentManager:
         caps: Mapping[str, int] | None = None,
         root: str = "",
         untrusted: bool = False,
+        own_files: bool = False,
         attended: bool = True,
         report: bool = True,
     ) -> str:
@@ -162,6 +165,7 @@ class SubagentManager:
                 **self._limits(definition, rounds, ends_at),
                 "root": root,  # the turn whose budget it uses
                 "untrusted": untrusted,
+                **({"own_files": True} if own_files else {}),
                 "attended": attended,  # of the chat: a sub-agent itself asks nobody
                 "report": report,
             },
@@ -322,13 +326,15 @@ class SubagentManager:
         ends = [entry for entry in entries if isinstance(entry, TurnEnded)]
         if not ends:
             return None
-        untrusted = any(isinstance(entry, CallEnded | UserSaid) and entry.untrusted for entry in entries)
+        untrusted = [entry for entry in entries if isinstance(entry, CallEnded | UserSaid) and entry.untrusted]
+        own_files = bool(untrusted) and all(entry.own_files for entry in untrusted)
         reason, text = next((end.reason for end in ends if end.reason in LIMITS), ends[-1].reason), ends[-1].text
         if reason == "answer" and (began := await self._store.find(owner, f"spawn:{id}")) is not None:
             definition = phases.definition_of(began.message)
             if definition is not None and (problem := read_output(definition, text)[1]):
                 reason, text = "error", f"No result of it fits: {problem} What it said last:\n\n{text}"
-        return _told(reason, text, untrusted)
+        output = _told(reason, text, bool(untrusted))
+        return replace(output, untrusted=False, contents=(UNKNOWN,)) if own_files else output
 
 
 def _told(reason: Reason, text: str, untrusted: bool) -> Output:

@@ -115,7 +115,7 @@ class TurnRunner:
                 message, ended, left=self.sender is None and not self.awaited(claim), chat_told=live.chat_told
             ),
             self.sender,
-            lambda ended: brief.follow(ended, turn is not None and turn.conversation.untrusted),
+            lambda ended: _following(brief, ended, turn),
         )
         try:
             brief = await self._brief(claim, live)
@@ -336,6 +336,7 @@ class TurnRunner:
                 progress=progress,
                 approved=approved,
                 tainted=bool(self.policy.taint) and conversation.untrusted,
+                own_files=conversation.untrusted and not conversation.outside,
                 taint=self.policy.taint,
                 marks=_StoreMarks(self.store),
                 outputs=outputs,
@@ -404,6 +405,15 @@ class Places(NamedTuple):
     real_workspace: Path
     protected: tuple[Path, ...]
     frozen: tuple[Path, ...]
+
+
+def _following(brief: Brief, ended: TurnEnded, turn: Turn | None) -> Sequence[InboundMessage]:
+    """What follows from the turn's end, each message with what is known of where its text came from."""
+    untrusted = turn is not None and turn.conversation.untrusted
+    messages = brief.follow(ended, untrusted)
+    if turn is None or not untrusted or turn.conversation.outside:
+        return messages
+    return [replace(message, metadata={**message.metadata, "own_files": True}) for message in messages]
 
 
 def _unread(message: InboundMessage, tools: ToolRegistry, limits: Limits) -> Brief:

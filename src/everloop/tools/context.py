@@ -32,6 +32,7 @@ class CallContext:
     real_workspace: Path | None = None  # the same without links, where it is known
     approved: bool = False  # a person has seen this very call and allowed it
     tainted: bool = False  # untrusted content was read before, and that counts
+    own_files: bool = False  # all of that came from files that the agent did not write
     taint: Taint = False  # what counts as untrusted; False: nothing does
     marks: Marks | None = None  # which file contents the agent wrote itself
     granted: frozenset[str] = frozenset()  # what a person allowed for the rest of the session, as `Store.grants`

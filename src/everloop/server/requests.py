@@ -300,7 +300,7 @@ def read_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> C
         raise bad_request("stream_options: only allowed together with stream", "stream_options")
     return ChatRequest(
         messages=History(len(leading)).read(messages),
-        system="\n\n".join(text for message in leading if (text := _text_of(message).strip())),
+        system="\n\n".join(text for message in leading if (text := _text(message.content).strip())),
         model=chat.model or None,
         tools=_tools(chat),
         options=_options(chat, honours),
@@ -410,11 +410,6 @@ def _split(messages: list[AnyMessage]) -> tuple[list[SystemMessage | DeveloperMe
             break
         leading.append(message)
     return leading, messages[len(leading) :]
-
-
-def _text_of(message: SystemMessage | DeveloperMessage) -> str:
-    content = message.content
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 class History:

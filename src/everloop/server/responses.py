@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, cast
+from typing import Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
+from ..log import Call
 from ..messages import clean, encode_json
 from ..providers.sse import encode
 from .errors import ApiError
@@ -152,19 +153,6 @@ class Error(Struct):
 # ---------------------------------------------------------------------------------------------- encoding
 
 
-class Called(Protocol):
-    """A tool call, such as the log's `Call`."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def arguments(self) -> Mapping[str, Any]: ...
-
-
 def usage_of(tokens: Mapping[str, int]) -> Usage:
     """Convert the providers' token counts to the API's nested form."""
     prompt, answer = tokens.get("prompt_tokens", 0), tokens.get("completion_tokens", 0)
@@ -186,7 +174,7 @@ def completion(
     *,
     content: str | None,
     finish_reason: str = "stop",
-    calls: Sequence[Called] = (),
+    calls: Sequence[Call] = (),
     reasoning: str | None = None,
     usage: Mapping[str, int] | None = None,
 ) -> bytes:
@@ -227,7 +215,7 @@ class Chunks:
     def reasoning(self, text: str) -> bytes:
         return self._reasoning + _string(text) + self._rest
 
-    def calls(self, calls: Sequence[Called]) -> bytes:
+    def calls(self, calls: Sequence[Call]) -> bytes:
         """Calls for the client, in two chunks each: some clients concatenate the id and the name of all chunks."""
         encoded: list[bytes] = []
         for index, call in enumerate(calls):
@@ -271,7 +259,7 @@ def health() -> bytes:
     return encode_json(Health())
 
 
-def _arguments(call: Called) -> str:
+def _arguments(call: Call) -> str:
     return encode(dict(call.arguments)).decode()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from .. import events
 from ..messages import encode_json
 from ..providers.sse import encode
-from .answers import Chunks
+from .responses import Chunks
 from .resume import Place, Position
 
 LONGEST_ARGUMENT = 200  # characters of a tool's arguments in a comment

@@ -11,10 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everloop.log import Call
-from everloop.server import answers
-from everloop.server import responses as bodies
-from everloop.server.answers import Chunks, completion, usage_of
+from everloop.server import responses
 from everloop.server.errors import bad_gateway
+from everloop.server.responses import Chunks, completion, usage_of
 
 CALLS = (Call("c1", "look", {"path": "é\u2028"}), Call("c2", "list"))
 
@@ -106,10 +105,10 @@ def test_every_event_is_what_the_types_of_the_document_say():
     for made in (chunks(), chunks(include_usage=True)):
         said = made.role() + made.text("x") + made.reasoning("y") + made.calls(CALLS) + made.finish("length")
         for event in events(said + made.usage({"prompt_tokens": 1, "cached_tokens": 1, "reasoning_tokens": 2})):
-            strict(bodies.Chunk, event)
+            strict(responses.Chunk, event)
     (error,) = events(chunks().error(bad_gateway("the model is away")))
     assert error["error"]["message"] == "the model is away"
-    strict(bodies.Error, error)
+    strict(responses.Error, error)
 
 
 def test_a_whole_answer_is_an_openai_completion():
@@ -129,7 +128,7 @@ def test_a_whole_answer_is_an_openai_completion():
         ],
         "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
     }
-    strict(bodies.Completion, json.loads(data))
+    strict(responses.Completion, json.loads(data))
 
 
 def test_a_whole_answer_may_hold_calls_and_thoughts():
@@ -142,7 +141,7 @@ def test_a_whole_answer_may_hold_calls_and_thoughts():
     assert called == [("c1", "function", "look"), ("c2", "function", "list")]
     assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"path": "é\u2028"}
     assert "usage" not in answer
-    strict(bodies.Completion, answer)
+    strict(responses.Completion, answer)
 
 
 def test_the_details_of_the_usage_are_nested_where_they_are_known():
@@ -158,13 +157,13 @@ def test_the_details_of_the_usage_are_nested_where_they_are_known():
 
 
 def test_the_other_routes_have_bodies_too():
-    assert json.loads(answers.model("org/model")) == {
+    assert json.loads(responses.model("org/model")) == {
         "id": "org/model", "object": "model", "created": 0, "owned_by": "everloop",
     }  # fmt: skip
-    listed = json.loads(answers.models(["a", "org/b"], 5))
+    listed = json.loads(responses.models(["a", "org/b"], 5))
     assert listed["object"] == "list"
     assert [(model["id"], model["created"]) for model in listed["data"]] == [("a", 5), ("org/b", 5)]
-    assert json.loads(answers.health()) == {"status": "ok"}
+    assert json.loads(responses.health()) == {"status": "ok"}
 
 
 def test_a_chunk_costs_next_to_nothing():

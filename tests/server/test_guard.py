@@ -25,7 +25,7 @@ async def house(tmp_path) -> AsyncIterator[House]:
 
 @pytest.fixture
 async def guarded(tmp_path) -> AsyncIterator[House]:
-    """A house whose door asks everybody for a token."""
+    """A house whose guard asks every client for a token."""
     async with opened_house(tmp_path, loopback=False, token_needed=True) as found:
         yield found
 
@@ -452,11 +452,11 @@ async def test_a_stream_that_breaks_is_cut_off_and_nothing_is_written_behind_it(
     assert len(house.entered) == 1
 
 
-async def test_a_door_that_closes_turns_new_requests_away_and_lets_the_others_end(house):
+async def test_a_guard_that_closes_turns_new_requests_away_and_lets_the_others_end(house):
     under_way = asyncio.create_task(house.ask("POST", "/wait"))
     while not house.entered:
         await asyncio.sleep(0.01)
-    house.door.closing = True
+    house.guard.closing = True
     answer = await house.ask(connection=None)
     assert (answer.status, answer.header("connection")) == (503, "close")
     assert answer.header("retry-after")

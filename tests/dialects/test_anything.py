@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everloop.providers.text_calls import Reader, read
-from everloop.providers.text_calls.families import OPENINGS
+from everloop.providers.text_calls.dialects import OPENINGS
 
 from .tools import TOOLS, fed, plain
 

@@ -127,6 +127,7 @@ UNITS = {
     "mistral": "[TOOL_CALLS]exec[ARGS]{",
     "announced beginnings": 'I look. {"name": "exec", ',
     "announced fences": "let me look: ```json",
+    "announced fences far apart": f"let me look {'on ' * 30}now: ```json ",
 }
 
 

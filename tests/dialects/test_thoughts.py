@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.providers.text_calls import TextPart, Reader, read
+from everloop.providers.text_calls import Reader, TextPart, read
 
 CASES = [
     ("plain answer", "plain answer", ""),

@@ -34,6 +34,7 @@ _FENCE_LINE = 200  # characters, at most
 _CALL_LANGUAGES = frozenset({"", "json", "jsonc", "json5", "xml", "text", "plaintext"})
 _PYTHON_LANGUAGES = frozenset({"tool_code", "tool_call", "tool_calls", "function_call"})
 _STRUCTURE = re.compile(r"[{}\[\]]")
+_FENCE_MARK = re.compile(r"```")
 _PROSE = 80  # characters without brackets that announce a call in the middle of a line; keeps hostile texts cheap
 _LINE = re.compile(rf"[^\n]{{0,{prose.WINDOW}}}")
 _TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
@@ -75,6 +76,7 @@ class Reader:
         self._shows = False  # what looked like a call was followed by words: this answer shows examples
         self._group: list[CallBlock] = []
         self._cursor = 0  # behind the group, counted from _at
+        self._last_lead: tuple[str, prose.Lead] = ("", "neutral")
         self._lead: prose.Lead = "neutral"  # what the prose before the group says of it
         self._marked = False  # the group's calls have marks
         self._calls: list[ToolCallRequest] = []
@@ -167,11 +169,18 @@ class Reader:
         if self._shows or not self._offered or kind not in ("object", "list", "fence"):
             return False
         before = self._before(place)
-        if not before[-1:].isspace() or _STRUCTURE.search(before, len(before) - _PROSE):
+        structure = _FENCE_MARK if kind == "fence" else _STRUCTURE
+        if not before[-1:].isspace() or structure.search(before, max(0, len(before) - _PROSE)):
             return False
         if kind != "fence" and may_be_call(self._text, place, final, self._offered) is False:
             return False
-        return prose.lead_of(before) == "intent"
+        return self._lead_of(before) == "intent"
+
+    def _lead_of(self, before: str) -> prose.Lead:
+        """What the prose before a place announces; asked again for the same place while more text arrives."""
+        if self._last_lead[0] != before:
+            self._last_lead = (before, prose.lead_of(before))
+        return self._last_lead[1]
 
     def _before(self, place: int) -> str:
         """The end of what was said before this place."""

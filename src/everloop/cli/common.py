@@ -75,16 +75,25 @@ def prepare_workspace(folder: Path) -> None:
 
 
 def check_model(config: Config) -> None:
-    """Refuse settings that name no model to ask, with an example that works."""
+    """Refuse settings that name no model to ask, with an example that works, or a plugin that cannot be used."""
     if missing_model(config):
         what = "no model is set" if not config.model else "no model server is set"
         raise ConfigError(
             f"{what}: set EVERLOOP_BASE_URL and EVERLOOP_MODEL (and EVERLOOP_API_KEY if it needs one), {EXAMPLE}"
         )
+    if config.plugin_tools:
+        from ..tools.builtin import check_plugins
+
+        check_plugins(config)
 
 
 def missing_model(config: Config) -> bool:
-    """Whether the settings lack what is needed to ask a model at all."""
+    """Whether the settings lack what is needed to ask a model at all. A provider plugin may need no model's name."""
+    if config.provider and not config.model and config.provider != "local":
+        from ..providers.endpoints import ENDPOINTS
+
+        if config.provider not in ENDPOINTS:
+            return False
     return config.provider != "local" and (
         not config.model or not (config.provider or config.base_url or config.api_key)
     )

@@ -118,7 +118,7 @@ async def _reached(name: str, config: Config) -> Check:
     """Whether somebody is there to be asked. Only the connection is tried: nothing is sent."""
     from ..providers.endpoints import ENDPOINTS, key_for
     from ..providers.http import proxy_for
-    from ..providers.origin import origin_of
+    from ..providers.http_client import origin_of
 
     known = ENDPOINTS.get(name)
     address = config.base_url or (known.base_url if known else "")

@@ -200,6 +200,8 @@ class Config:
     telemetry_endpoint: str = key("telemetry", "", "where spans go, by OTLP over HTTP", key="endpoint", url=True)
     telemetry_content: bool = key("telemetry", False, "send what was said along", key="content")
 
+    plugin_tools: tuple[str, ...] = key("plugins", (), "tools of other packages, by their entry points", key="tools")
+
     search: Search = key("web", "auto", "which search engine to ask", choices=get_args(Search))
     brave_api_key: str = key("web", "", "key of the Brave Search API", env="BRAVE_API_KEY", secret=True)
     searxng_url: str = key("web", "", "address of a SearXNG server", url=True)

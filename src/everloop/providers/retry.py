@@ -1,4 +1,4 @@
-"""A provider over others: retries with back-off, then the next of a list, and never the same output twice."""
+"""Retries with back-off and fallback models, without showing the same output twice."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FAILURES = (ProviderError, ConnectionError, TimeoutError)
 class Resilient(LLMProvider):
     """Asks each (provider, model) in turn until one answers.
 
-    What may succeed later is tried up to `retries` times more, each wait about twice the one before; a server that
-    asks for a longer wait than `longest_wait` seconds is left for the next in the list. A model asked for by the
-    caller replaces the first one's. Request options are those that all of the list honour.
+    A retryable failure is retried up to `retries` times with exponential back-off. If a server asks for a wait longer
+    than `longest_wait` seconds, the next provider is asked instead. A model that the caller names replaces the first
+    one's. Request options are those that all providers of the list honour.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Resilient(LLMProvider):
             for attempt in range(self._retries + 1):
                 try:
                     answer = await provider.chat(messages, tools, own if place else model or own, **keywords)
-                    return self._signed(answer, place)
+                    return self._with_model(answer, place)
                 except FAILURES as error:
                     last = error
-                if (wait := self._wait(last, attempt)) is None:
+                if (wait := self._retry_delay(last, attempt)) is None:
                     break
                 await self._sleep(wait)
-            failed.append(self._obituary(place, model, last, attempt))
+            failed.append(self._failure_text(place, model, last, attempt))
         raise self._all_failed(failed, last) from last
 
     async def stream(
@@ -75,31 +75,31 @@ class Resilient(LLMProvider):
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
         keywords = option_keywords(self, options)
         failed: list[str] = []
-        screen = Screen()
+        shown = ShownAnswer()
         for place, (provider, own) in enumerate(self._providers):
             for attempt in range(self._retries + 1):
-                pieces: AsyncIterator[Delta | LLMResponse] | None = None
+                items: AsyncIterator[Delta | LLMResponse] | None = None
                 try:
-                    pieces = _pieces(provider, messages, tools, own if place else model or own, keywords)
-                    async for piece in pieces:
-                        if isinstance(piece, LLMResponse):
-                            for delta in screen.finish():
+                    items = _stream_of(provider, messages, tools, own if place else model or own, keywords)
+                    async for item in items:
+                        if isinstance(item, LLMResponse):
+                            for delta in shown.finish():
                                 yield delta
-                            yield self._signed(piece, place)
+                            yield self._with_model(item, place)
                             return
-                        for delta in screen.show(piece):
+                        for delta in shown.show(item):
                             yield delta
                     raise ProviderError("the stream ended without an answer", retryable=True)
                 except FAILURES as error:
                     last = error
                 finally:
-                    if (close := getattr(pieces, "aclose", None)) is not None:
+                    if (close := getattr(items, "aclose", None)) is not None:
                         await close()
-                screen.lost(str(last))
-                if (wait := self._wait(last, attempt)) is None:
+                shown.lost(str(last))
+                if (wait := self._retry_delay(last, attempt)) is None:
                     break
                 await self._sleep(wait)
-            failed.append(self._obituary(place, model, last, attempt))
+            failed.append(self._failure_text(place, model, last, attempt))
         raise self._all_failed(failed, last) from last
 
     @property
@@ -110,7 +110,7 @@ class Resilient(LLMProvider):
         for provider in dict.fromkeys(provider for provider, _ in self._providers):
             await provider.close()
 
-    def _signed(self, response: LLMResponse, place: int) -> LLMResponse:
+    def _with_model(self, response: LLMResponse, place: int) -> LLMResponse:
         if place and not response.model:
             response.model = self._name(place, None)
         return response
@@ -119,8 +119,8 @@ class Resilient(LLMProvider):
         provider, own = self._providers[place]
         return (asked if asked and not place else own) or provider.get_default_model()
 
-    def _wait(self, error: Failure, attempt: int) -> float | None:
-        """Seconds until the next try, or None when there is none."""
+    def _retry_delay(self, error: Failure, attempt: int) -> float | None:
+        """Seconds until the next attempt, or None if there is none."""
         asked = 0.0
         if isinstance(error, ProviderError):
             if not error.retryable:
@@ -131,8 +131,8 @@ class Resilient(LLMProvider):
         delay: float = min(self._max_delay, self._base_delay * 2**attempt) * (0.5 + 0.5 * self._rng())
         return max(delay, asked)
 
-    def _obituary(self, place: int, asked: str | None, error: Failure, attempt: int) -> str:
-        """Why one of the list was given up, in one line."""
+    def _failure_text(self, place: int, asked: str | None, error: Failure, attempt: int) -> str:
+        """Why a provider of the list was given up, in one line."""
         text = str(error) or type(error).__name__
         if attempt:
             text += f" (tried {attempt + 1} times)"
@@ -154,24 +154,24 @@ class Resilient(LLMProvider):
         )
 
 
-class Screen:
-    """What a watcher has been shown of an answer that may have to be asked for again.
+class ShownAnswer:
+    """What a subscriber has been shown of an answer that may have to be requested again.
 
-    While a new try repeats what is shown, nothing is shown; when it goes on beyond, only the new part is; when it
-    differs, one `restart` comes first and then the new try from its start.
+    While a new attempt repeats the shown text, nothing is shown; once it goes beyond, only the new part is; if it
+    differs, one `restart` is sent and then the new attempt from its start.
     """
 
     def __init__(self) -> None:
-        self._tracks = (Track(), Track())  # text, reasoning
+        self._texts = (ShownText(), ShownText())  # text, reasoning
         self._repeating = False
         self._reason = ""
 
     def show(self, delta: Delta) -> tuple[Delta, ...]:
-        """What a watcher gets to see for this piece of the try that runs."""
-        if delta.restart:  # the provider begins again by itself, and says so
-            self._tracks = (Track(), Track())
+        """What a subscriber is shown for this delta of the current attempt."""
+        if delta.restart:  # the provider itself started over
+            self._texts = (ShownText(), ShownText())
             self._repeating = False
-        text, reasoning = self._tracks
+        text, reasoning = self._texts
         if not self._repeating:
             text.parts.append(delta.text)
             reasoning.parts.append(delta.reasoning)
@@ -183,37 +183,37 @@ class Screen:
         return (Delta(new_text, new_reasoning),) if new_text or new_reasoning else ()
 
     def finish(self) -> tuple[Delta, ...]:
-        """The answer is whole: if it is shorter than what is shown, that was another one."""
+        """The answer is complete: if it is shorter than the shown text, it is another answer."""
         return self._restart() if self._repeating else ()
 
     def lost(self, reason: str) -> None:
-        """The try that ran has failed; the next one should repeat what is shown by now."""
+        """The current attempt failed; the next one is expected to repeat the shown text."""
         self._reason = reason
-        for track in self._tracks:
-            track.rewind()
-        self._repeating = any(track.shown for track in self._tracks)
+        for text in self._texts:
+            text.rewind()
+        self._repeating = any(text.shown for text in self._texts)
 
     def _restart(self) -> tuple[Delta, ...]:
         self._repeating = False
-        text, reasoning = (track.give_up() for track in self._tracks)
+        text, reasoning = (one.give_up() for one in self._texts)
         whole = (Delta(text, reasoning),) if text or reasoning else ()
         return (Delta(restart=self._reason), *whole)
 
 
-class Track:
-    """One of the two texts of an answer: what tries before have shown of it, and what this try has brought."""
+class ShownText:
+    """The text or the reasoning of an answer: what earlier attempts have shown, and what this attempt has sent."""
 
     def __init__(self) -> None:
         self.shown = ""
         self.parts: list[str] = []
-        self._size = 0  # of the parts, while they repeat what is shown
+        self._size = 0  # of the parts, while they repeat the shown text
 
-    def repeat(self, piece: str) -> str | None:
-        """The part of a piece that goes beyond what is shown; None if it is not what was shown."""
-        self.parts.append(piece)
-        start, self._size = self._size, self._size + len(piece)
+    def repeat(self, part: str) -> str | None:
+        """The end of a part that goes beyond the shown text; None if the part differs from it."""
+        self.parts.append(part)
+        start, self._size = self._size, self._size + len(part)
         known = self.shown[start : self._size]
-        return piece[len(known) :] if piece.startswith(known) else None
+        return part[len(known) :] if part.startswith(known) else None
 
     def behind(self) -> bool:
         return self._size < len(self.shown)
@@ -225,26 +225,26 @@ class Track:
         self.parts, self._size = [], 0
 
     def give_up(self) -> str:
-        """Forget what was shown; returns all that this try has brought."""
+        """Forget the shown text; return all that this attempt has sent."""
         self.shown = ""
         return "".join(self.parts)
 
 
-def _pieces(
+def _stream_of(
     provider: LLMProvider,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]] | None,
     model: str | None,
     keywords: Mapping[str, Any],
 ) -> AsyncIterator[Delta | LLMResponse]:
-    """A provider's stream; one that has none answers in one piece."""
+    """A provider's stream; a provider without one answers with a single delta."""
     stream: Callable[..., AsyncIterator[Delta | LLMResponse]] | None = getattr(provider, "stream", None)
     if stream is None:
-        return _one_piece(provider.chat(messages, tools, model, **keywords))
+        return _single_delta(provider.chat(messages, tools, model, **keywords))
     return stream(messages, tools, model, **keywords)
 
 
-async def _one_piece(answer: Awaitable[LLMResponse]) -> AsyncIterator[Delta | LLMResponse]:
+async def _single_delta(answer: Awaitable[LLMResponse]) -> AsyncIterator[Delta | LLMResponse]:
     response = await answer
     if response.content or response.reasoning:
         yield Delta(response.content or "", response.reasoning or "")

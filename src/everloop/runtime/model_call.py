@@ -19,7 +19,7 @@ from ..providers.base import LLMResponse
 from ..threads import in_thread
 
 if TYPE_CHECKING:
-    from ..providers.text_calls import Piece, Reader, Reading
+    from ..providers.text_calls import Reader, Reading, TextPart
 
 _SUSPICIOUS = re.compile(r"[<{\[`]")
 _DIALECTS = "everloop.providers.text_calls"
@@ -108,7 +108,7 @@ class Hearing:
             return await heard(response, self._conversation, self._tools, self._brought)
         return _with(response, reading)
 
-    def _show(self, pieces: Sequence[Piece]) -> None:
+    def _show(self, pieces: Sequence[TextPart]) -> None:
         for piece in pieces:
             self._emit(events.Reasoning(piece.text) if piece.reasoning else events.Text(piece.text))
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigError
-from .anthropic_answer import MessageAnswer
-from .anthropic_options import HONOURED, fields_of, forces_a_call
-from .anthropic_request import NO_CHOICE, NO_TOOLS, Histories, encode_tools
-from .base import Delta, LLMProvider, LLMResponse
-from .http import Endpoint, Timeouts, endpoint_of
-from .sse import encode
-from .streaming import feed_whole, stream_answer
-
-__all__ = ["AnthropicProvider", "Timeouts"]
+from ...errors import ConfigError
+from ..base import Delta, LLMProvider, LLMResponse
+from ..http import Endpoint, Timeouts, endpoint_of, feed_whole, stream_answer
+from ..sse import encode
+from .answer import MessageAnswer
+from .request import HONOURED, NO_CHOICE, NO_TOOLS, Histories, encode_tools, fields_of, forces_a_call
 
 VERSION = "2023-06-01"
 SPARE_BYTES = 1 << 20  # what an answer may hold beside its text

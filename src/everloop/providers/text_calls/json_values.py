@@ -8,8 +8,7 @@ import re
 import warnings
 from typing import Any, Final
 
-from .shapes import MAX_CALLS
-
+MAX_VALUES = 512  # of one text
 BROKEN: Final = object()
 REPAIRABLE = 4096  # characters; the repairing library takes quadratic time
 ALL_REPAIRS = 4 * REPAIRABLE  # of one answer
@@ -27,7 +26,7 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def stops(pattern: str) -> re.Pattern[str]:
+def stop_pattern(pattern: str) -> re.Pattern[str]:
     """What `value_end` looks for, with a pattern that ends a value which is not closed."""
     return re.compile(f"(?P<stop>{pattern})|{_PARTS}", re.DOTALL)
 
@@ -50,7 +49,7 @@ def value_end(text: str, at: int, structure: re.Pattern[str] = _STRUCTURE) -> tu
     return None
 
 
-def shape(text: str) -> tuple[int, bool]:
+def open_brackets(text: str) -> tuple[int, bool]:
     """How many brackets a text leaves open, and whether it ends inside a string."""
     depth = 0
     for found in _STRUCTURE.finditer(text):
@@ -64,7 +63,7 @@ def shape(text: str) -> tuple[int, bool]:
     return depth, False
 
 
-class Mender:
+class JsonReader:
     """Reads JSON, mending what is broken. One for each answer: the work that it may cost is limited."""
 
     def __init__(self) -> None:
@@ -98,7 +97,7 @@ class Mender:
         """The values that stand one after the other in a text; one that cannot be read is BROKEN and the last."""
         values: list[Any] = []
         at = _skip(text, 0)
-        while at < len(text) and len(values) <= MAX_CALLS:
+        while at < len(text) and len(values) <= MAX_VALUES:
             try:
                 value, at = _decoder.raw_decode(text, at)
             except (ValueError, RecursionError):

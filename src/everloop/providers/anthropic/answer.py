@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ..messages import clean
-from .base import Delta, LLMResponse, ProviderError
-from .sse import FINAL_ERRORS, Answer, CallPiece, Function, Piece, error_text, one_line
+from ...messages import clean
+from ..base import Delta, LLMResponse, ProviderError
+from ..sse import FINAL_ERRORS, Answer, CallDelta, Function, MessageDelta, error_text, one_line
 
 MAX_BLOCKS = 4096
 STOP_REASONS = {
@@ -142,19 +142,19 @@ class MessageAnswer(Answer):
     def _take_block(self, block: Block, index: int | None, odd: bool, input: Any) -> Delta | None:
         """A block, or the beginning of one; of a kind that is not for us nothing is taken."""
         if block.type == "text":
-            return self._take(Piece(content=block.text), odd, whole=True)
+            return self._take(MessageDelta(content=block.text), odd, whole=True)
         if block.type == "thinking":
-            return self._take(Piece(reasoning=block.thinking), odd, whole=True)
+            return self._take(MessageDelta(reasoning=block.thinking), odd, whole=True)
         if block.type == "tool_use":
-            call = CallPiece(index, block.id, Function(block.name, input))
-            return self._take(Piece(tool_calls=[call]), odd, whole=True)
+            call = CallDelta(index, block.id, Function(block.name, input))
+            return self._take(MessageDelta(tool_calls=[call]), odd, whole=True)
         return None
 
     def _take_delta(self, index: Any, piece: Block, odd: bool) -> Delta | None:
         if piece.type == "text_delta":
-            return self._take(Piece(content=piece.text), odd, whole=False)
+            return self._take(MessageDelta(content=piece.text), odd, whole=False)
         if piece.type == "thinking_delta":
-            return self._take(Piece(reasoning=piece.thinking), odd, whole=False)
+            return self._take(MessageDelta(reasoning=piece.thinking), odd, whole=False)
         if piece.type != "input_json_delta" or not piece.partial_json:
             return None
         kind = self._blocks.get(_place(index))
@@ -163,15 +163,15 @@ class MessageAnswer(Answer):
         if kind != "tool_use":
             return None
         self._input = None
-        call = CallPiece(_place(index), None, Function(None, piece.partial_json))
-        return self._take(Piece(tool_calls=[call]), odd, whole=False)
+        call = CallDelta(_place(index), None, Function(None, piece.partial_json))
+        return self._take(MessageDelta(tool_calls=[call]), odd, whole=False)
 
     def _finish_call(self) -> None:
         """Arguments that came with the call's beginning count when no pieces of them have followed."""
         given, self._input = self._input, None
         if given and not self._full and self._calls:
-            call = CallPiece(self._calls[-1].index, None, Function(None, given))
-            self._take(Piece(tool_calls=[call]), True, whole=False)
+            call = CallDelta(self._calls[-1].index, None, Function(None, given))
+            self._take(MessageDelta(tool_calls=[call]), True, whole=False)
 
     def _stop(self, reason: Any) -> None:
         if reason and not self._full:

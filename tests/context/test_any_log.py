@@ -75,7 +75,7 @@ def in_order(wanted: list[str], contents: list[str]) -> bool:
 @settings(max_examples=200)
 @given(logged=sessions(), room=rooms, kept=st.integers(0, 3))
 def test_a_plan_weighs_what_its_conversation_weighs(logged, room, kept):
-    from everloop.context.tokens import weigh
+    from everloop.context.window import weigh
 
     made = compact(logged, None, room, kept)
     if made is None:

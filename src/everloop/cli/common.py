@@ -164,7 +164,12 @@ def hush() -> None:
             print(f"everloop: {harmless(record.getMessage())}", file=sys.stderr)
 
     # A server that could not be used, a skill that is broken: things that only their owner can mend.
-    for room in ("everloop.tools.mcp", "everloop.context", "everloop.runtime.compactor", "everloop.telemetry"):
+    for room in (
+        "everloop.tools.mcp",
+        "everloop.context.prompt",
+        "everloop.runtime.compactor",
+        "everloop.observability",
+    ):
         logging.getLogger(room).addHandler(Tell(logging.WARNING))
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 

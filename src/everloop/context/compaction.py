@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..log import CallEnded, Compacted, Entry, Logged, ModelAnswered, Noted, UserSaid
-from .tokens import PICTURE, weigh
 from .view import can_be_trimmed, messages_shown, pointer
+from .window import PICTURE, weigh
 
 LONG = 1_500  # units: a result that weighs so much more than a pointer to it is worth putting aside
 PLACE = "x" * 100  # about as long as the name of a file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..context.models import is_overflow
+from ..context.window import is_overflow
 from ..log import TurnEnded
 from ..runtime.api_requests import Outcome
 from .errors import (

@@ -1,15 +1,30 @@
-"""What is known of models by their names: how much they take in, how much they write, whether they see pictures.
+"""The model's window: how many tokens a model takes, and how many a conversation has.
 
-Windows are what the model's maker documents; where there is doubt, the smaller one. A server may give less than the
-model could take (Ollama and llama.cpp do unless told otherwise): then its error tells, or the config.
+Limits go by the model's name: what its maker documents, and the smaller number where there is doubt. A server may
+accept less than the model could (Ollama and llama.cpp do by default); its error or the config says so. Tokens are
+estimated without a tokenizer: the weight of the text, times a ratio for each model that is learned from what its
+provider counts.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import string
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
+
+from ..messages import Conversation, Message, encode_json
+from ..providers.base import ProviderError
+from ..tools.registry import ToolRegistry
+
+log = logging.getLogger(__name__)
+
+# ---------------------------------------------------------------------------------------------- what models take
 
 
 @dataclass(slots=True, frozen=True)
@@ -273,3 +288,213 @@ def _named(text: str, patterns: Sequence[str]) -> int:
     """The number that the first pattern with a match names; 0 for none."""
     found = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
     return int(re.sub(r"\D", "", found[1]) or 0) if found else 0
+
+
+# ---------------------------------------------------------------------------------------------- what a request weighs
+
+PER_MESSAGE = 16  # units: the role and the marks that a chat template puts around a message
+PER_CALL = 24  # and around a tool call, with its id
+# A picture of 2048 x 1536 pixels, the largest that is sent, has about 1,600 tokens: OpenAI counts 170 for each of its
+# 8 tiles and 85 more (1,445), Anthropic one for 750 pixels up to 1,600, Google 258 for each of 6 tiles (1,548).
+# At a quarter of a token for a unit, that is 6,400 units, however many bytes its base64 has.
+PICTURE = 6_400
+START = 0.3  # tokens for a unit of a model that is not known yet: more than most have
+_LEAST, _MOST = 0.12, 1.2  # what a tokenizer can have: other counts leave out what was cached, or are mistakes
+_SMALLEST = 1_000  # units of a request that tells something: in a smaller one, what the provider adds counts too much
+_MAX_MODELS = 64
+_LOWER = string.ascii_lowercase.encode()
+_SPACE = string.whitespace.encode()
+_RARE = (string.ascii_uppercase + string.digits).encode()
+_OTHERS = bytes(range(128))
+
+
+def weigh(message: Message) -> int:
+    """The units of one message."""
+    content = message.get("content")
+    units = PER_MESSAGE + (sum(map(_weigh_part, content)) if isinstance(content, list) else _weigh_part(content))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        units += PER_CALL + weigh_text(str(function.get("name", ""))) + weigh_text(str(function.get("arguments", "")))
+    return units
+
+
+def weigh_tools(tools: Sequence[dict[str, Any]]) -> int:
+    """The units of the tools' definitions, which are sent with every request."""
+    return sum(PER_CALL + weigh_text(encode_json(tool).decode()) for tool in tools)
+
+
+def weigh_text(text: str) -> int:
+    """The units of a text: about its bytes in UTF-8, and more where tokens are shorter.
+
+    A token is a word or a good part of one, but few capitals, digits and marks, and hardly a space alone. Letters of
+    two bytes (Cyrillic, Arabic) share a token more often than those of three (Chinese, Korean).
+    """
+    data = text.encode("utf-8", "replace")
+    without_lower = data.translate(None, _LOWER)
+    without_spaces = without_lower.translate(None, _SPACE)
+    without_rare = without_spaces.translate(None, _RARE)
+    beyond = len(without_rare.translate(None, _OTHERS))
+    lower, spaces = len(data) - len(without_lower), len(without_lower) - len(without_spaces)
+    rare, marks = len(without_spaces) - len(without_rare), len(without_rare) - beyond
+    letters = beyond - (len(data) - len(text))  # beyond ASCII
+    return lower + spaces // 4 + 4 * rare + 2 * marks + (4 * beyond - 5 * letters) // 2
+
+
+def _weigh_part(part: Any) -> int:
+    """The units of a part of a message: a text, or a picture, or anything else by its JSON."""
+    if not isinstance(part, dict):  # a plain text, or what a library may have put there
+        return weigh_text(part if isinstance(part, str) else "" if part is None else str(part))
+    match part.get("type"):
+        case "text":
+            return weigh_text(str(part.get("text", "")))
+        case "image_url" | "image" | "input_image":
+            return PICTURE
+    return weigh_text(encode_json(part).decode())
+
+
+class Meter:
+    """Turns units into tokens, better with every answer: each model has its own ratio, and the last few are kept."""
+
+    def __init__(self) -> None:
+        self._ratios: OrderedDict[str, tuple[float, int]] = OrderedDict()  # with how many answers it was learned from
+
+    def tokens(self, model: str, units: int) -> int:
+        """About how many tokens so many units are for a model."""
+        return round(units * self.ratio(model))
+
+    def units(self, model: str, tokens: int) -> int:
+        """About how many units make so many tokens for a model."""
+        return int(tokens / self.ratio(model))
+
+    def ratio(self, model: str) -> float:
+        if model in self._ratios:
+            self._ratios.move_to_end(model)
+            return self._ratios[model][0]
+        return START
+
+    def observe(self, model: str, units: int, tokens: int) -> None:
+        """Take in how many tokens a provider counted in a request of so many units; nonsense is left aside."""
+        if units < _SMALLEST or not _LEAST <= tokens / units <= _MOST:
+            return
+        ratio, seen = self._ratios.get(model, (START, 0))
+        ratio += (tokens / units - ratio) * max(1 / (seen + 1), 0.4)  # so it follows what a session is about
+        self._ratios[model] = (ratio, seen + 1)
+        self._ratios.move_to_end(model)
+        while len(self._ratios) > _MAX_MODELS:
+            self._ratios.popitem(last=False)
+
+
+# ---------------------------------------------------------------------------------------------- how full the window is
+
+ANSWER_SHARE = 4  # at most this part of the window is kept free for the answer
+FITS = 0.95  # of the rest may be filled; the estimate is not exact
+MOST_OF_A_CHARACTER = 5  # tokens, whatever the text and the tokenizer
+SMALLEST = 2_000  # tokens: an error that names a smaller window means something else
+BELIEVED_SECONDS = 3600.0  # that a window counts which an error has named: servers change, and errors quote
+
+
+class Measure:
+    """Weighs conversations for one model."""
+
+    def __init__(self, model: str, window: int, meter: Meter, tools: ToolRegistry) -> None:
+        """`window` is the one of the settings; 0 goes by the model's name."""
+        self.model = model
+        self._set = window
+        self._meter = meter
+        self._tools = tools
+        self._weight_of_tools: tuple[Sequence[Any], int] = ((), 0)
+        self._named = (0, 0.0)  # a window that an error has named, and until when it counts
+        self._warned = False
+        self._answers = 0
+
+    @property
+    def window(self) -> int:
+        """Tokens that the model takes."""
+        known = self._set or model_info(self.model).window
+        named, until = self._named
+        return min(named, known) if named and time.monotonic() < until else known
+
+    @property
+    def room(self) -> int:
+        """Tokens that a request may have, with space left for the answer."""
+        return self.window - min(model_info(self.model).output, self.window // ANSWER_SHARE)
+
+    @property
+    def limit(self) -> float:
+        """Tokens of a request that still fits."""
+        return FITS * self.room
+
+    def weight(self, conversation: Conversation) -> int:
+        """The units of a request. A message is weighed once in its life."""
+        count, units = conversation.weighed
+        if count < len(conversation):
+            units += sum(map(weigh, conversation[count:]))
+            conversation.weighed = (len(conversation), units)
+        return units + self._weigh_tools()
+
+    def is_small(self, conversation: Conversation, share: float) -> bool:
+        """Whether a request surely fills less than this share of the room, without weighing anything."""
+        return MOST_OF_A_CHARACTER * (conversation.characters + self._weigh_tools()) < share * self.room
+
+    def learns(self) -> bool:
+        """Whether the next answer is one to learn from: the first few, and then every eighth."""
+        self._answers += 1
+        return self._answers <= 4 or self._answers % 8 == 0
+
+    def tokens(self, conversation: Conversation) -> int:
+        return self._meter.tokens(self.model, self.weight(conversation))
+
+    def in_tokens(self, units: int) -> int:
+        return self._meter.tokens(self.model, units)
+
+    def in_units(self, tokens: float) -> int:
+        return self._meter.units(self.model, int(tokens))
+
+    def fixed(self, conversation: Conversation) -> int:
+        """The units that every request of this conversation has."""
+        return weigh(conversation[0]) + self._weigh_tools()
+
+    def tokens_at(self, share: float, conversation: Conversation) -> float:
+        """The tokens of a request that has filled this share of what is left beside the system prompt and the tools."""
+        fixed = self.in_tokens(self.fixed(conversation))
+        return fixed + share * max(self.room - fixed, 0)
+
+    def can_fit(self, conversation: Conversation) -> bool:
+        """Whether there is room for any conversation at all beside the system prompt and the tools."""
+        fixed = int(self.tokens_at(0, conversation))
+        if fixed < self.limit:
+            return True
+        if not self._warned:
+            what = (
+                f"the system prompt and the tools have about {fixed:,} tokens, and {self.model} takes {self.window:,}"
+            )
+            log.warning("%s: set window under [provider] if it takes more", what)
+        self._warned = True
+        return False
+
+    def observe(self, answered: str | None, units: int, counted: int) -> None:
+        """Take in what the provider counted for a request of so many units, by the name of the model that answered and
+        of the one that was asked."""
+        for name in dict.fromkeys((answered or self.model, self.model)):
+            self._meter.observe(name, units, counted)
+        if self._named[0] and counted > self._named[0]:  # it takes more than an error said
+            self._named = (0, 0.0)
+
+    def overflows(self, refused: ProviderError, conversation: Conversation) -> bool:
+        """Whether the model API says that this request was too long. A window that it names is believed for a while,
+        unless it cannot be right or is another model's."""
+        text = str(refused)
+        if not is_overflow(text):
+            return False
+        named = window_in_error(text)
+        if named and not refused.several and SMALLEST <= named <= 1.5 * self.tokens(conversation):
+            if named < self.window:
+                log.warning("%s says that it takes %s tokens: set window under [provider]", self.model, f"{named:,}")
+            self._named = (named, time.monotonic() + BELIEVED_SECONDS)
+        return True
+
+    def _weigh_tools(self) -> int:
+        tools = self._tools.get_definitions()
+        if self._weight_of_tools[0] is not tools:
+            self._weight_of_tools = (tools, weigh_tools(tools))
+        return self._weight_of_tools[1]

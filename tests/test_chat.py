@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from everloop.cli.output import as_json, harmless, mark_of, one_line
-from everloop.cli.questions import remember
+from everloop.cli.setup import remember
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI, Reply

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everloop.context.compaction import Plan, Room, plan
-from everloop.context.view import SUMMARY_REPLY, conversation_of
+from everloop.context.compaction import SUMMARY_REPLY, Plan, Room, conversation_of, plan
 from everloop.log import CallEnded, Compacted, Logged, ModelAnswered, TurnEnded, UserSaid, text_of
 from everloop.messages import Conversation
 from everloop.testing import check_conversation

@@ -11,9 +11,17 @@ from .. import events
 from ..config import Config
 from ..errors import EverloopError
 from ..runtime.agent import AgentLoop
-from .chat import LEAVE, greeting, with_leaving
-from .common import chat_of, left_behind, make_agent, seen_ending, show_messages, show_undelivered
-from .interrupt import CtrlC
+from .common import (
+    LEAVE,
+    CtrlC,
+    chat_of,
+    left_behind,
+    make_agent,
+    seen_ending,
+    show_messages,
+    show_undelivered,
+    with_leaving,
+)
 from .main import INTERRUPTED
 from .output import Paper, one_line
 from .render import View
@@ -21,8 +29,11 @@ from .render import View
 LONGEST_LINE = 10_000_000  # bytes
 
 
-async def plain_chat(config: Config, key: str, prompt: str) -> int:
-    """Read lines and answer each, until the input ends. Status 1 when a turn did not end with an answer."""
+async def plain_chat(config: Config, key: str, greeting: str, prompt: str) -> int:
+    """Read lines and answer each, until the input ends. Status 1 when a turn did not end with an answer.
+
+    With a `prompt` there is a user, who is greeted and shown everything.
+    """
     out = Paper(sys.stdout, colour=False)
     # With a person there, everything; over a pipe the answers alone, and the rest beside them.
     view = View(out) if prompt else _Answers(out)
@@ -34,7 +45,7 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
         ctrl_c = CtrlC(agent, key, current.cancel)
         others = await left_behind(agent.store, key)  # a store that cannot be used is an error before anything is asked
         if prompt:
-            out.line("\n".join(filter(None, (greeting(config, key), others))))
+            out.line("\n".join(filter(None, (greeting, others))))
         agent.watch(key, view)
         messages = asyncio.create_task(show_messages(agent.bus, view.paper, key))
         await show_undelivered(agent, key, view.paper)

@@ -8,7 +8,7 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,16 @@ from .folder import with_own_store
 from .output import harmless
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ..bus import MessageBus
     from ..runtime.agent import AgentLoop
     from ..store.base import Store, TurnInfo
     from .output import Paper
 
 OWNER = "me"
+LEAVE = ("/exit", "/quit")
+LEAVE_HELP = "/exit  leave; a running turn is kept and continues at the next start"
 FLAGS = ("workspace", "provider", "base_url", "model", "store", "host", "port", "metrics")
 LONGEST_KEY = 200
 EXAMPLE = "for example with Ollama: EVERLOOP_BASE_URL=http://127.0.0.1:11434/v1 EVERLOOP_MODEL=qwen3:8b"
@@ -152,6 +156,13 @@ def seen_ending(agent: AgentLoop, key: str) -> Iterator[set[str]]:
         unwatch()
 
 
+def with_leaving(line: str, text: str) -> str:
+    """The answer to a command; that to /help also names the one that only works in the terminal."""
+    from ..commands import command_of
+
+    return f"{text}\n{LEAVE_HELP}" if command_of(line) == "help" else text
+
+
 def hush() -> None:
     """Keep the log of the rooms below off the screen: what a person must know, the command says itself."""
     import logging
@@ -210,3 +221,36 @@ async def find_turn(store: Store, prefix: str, owner: str = OWNER) -> TurnInfo:
         ids = ", ".join(turn.id for turn in turns[:5]) + (", …" if len(turns) > 5 else "")
         raise EverloopError(f'the turn "{prefix}" may be one of {ids}: write more of its id')
     return (exact or turns)[0]
+
+
+class CtrlC:
+    """The first Ctrl-C stops the turn that runs, or the one about to start; the second leaves at once."""
+
+    def __init__(self, agent: AgentLoop, key: str, leave: Callable[[], object]) -> None:
+        import asyncio
+        import signal
+
+        self.pressed = False
+        self.idle: Callable[[], object] | None = None  # what to call instead while no turn runs
+        self._agent = agent
+        self._key = key
+        self._leave = leave
+        self._tasks: set[asyncio.Task[str]] = set()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._press)
+
+    def stop(self) -> None:
+        """Stop the running turn; its log is closed."""
+        import asyncio
+
+        task = asyncio.create_task(self._agent.process_direct("/stop", self._key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _press(self) -> None:
+        if self.pressed:
+            self._leave()
+        self.pressed = True
+        if self.idle is not None:
+            self.idle()
+        else:
+            self.stop()

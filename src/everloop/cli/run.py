@@ -63,8 +63,7 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[TurnR
     import asyncio
 
     from .. import events
-    from .common import make_agent, show_messages
-    from .interrupt import CtrlC
+    from .common import CtrlC, make_agent, show_messages
     from .output import Paper
     from .render import View
 

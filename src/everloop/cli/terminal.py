@@ -22,8 +22,16 @@ from ..config import Config
 from ..errors import EverloopError
 from ..runtime.agent import AgentLoop
 from ..runtime.chat_commands import STOPPED
-from .chat import LEAVE, greeting, with_leaving
-from .common import chat_of, left_behind, make_agent, seen_ending, show_messages, show_undelivered
+from .common import (
+    LEAVE,
+    chat_of,
+    left_behind,
+    make_agent,
+    seen_ending,
+    show_messages,
+    show_undelivered,
+    with_leaving,
+)
 from .output import Paper, Style
 from .render import View
 
@@ -34,13 +42,13 @@ LIVE_ROWS = 12  # of a line that is still being written
 STYLES: dict[Style, str] = {"": "", "dim": "ansibrightblack", "bold": "bold", "good": "ansigreen", "bad": "ansired"}
 
 
-async def chat(config: Config, key: str) -> int:
-    """Chat until the person leaves. What runs then is kept and goes on at the next start."""
+async def terminal_chat(config: Config, key: str, greeting: str) -> int:
+    """Chat until the user leaves. A turn that runs then is kept and continues at the next start."""
     async with make_agent(config) as agent:
         # A store that cannot be used is an error before anything is asked.
         others = await left_behind(agent.store, key)
         with patch_stdout(raw=True):
-            await Chat(agent, key, "\n".join(filter(None, (greeting(config, key), others)))).run()
+            await Chat(agent, key, "\n".join(filter(None, (greeting, others)))).run()
     return 0
 
 

@@ -461,7 +461,7 @@ async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
     assert (await everloop(server=server)).out == "here\n"
 
 
-# ------------------------------------------------------------------------------------------------ paper
+# ------------------------------------------------------------------------------------------------ output
 
 
 def test_only_the_end_of_a_command_itself_says_that_it_failed():

@@ -1,4 +1,4 @@
-"""What several commands need: settings, the workspace, the store, the agent, Ctrl-C."""
+"""Shared by several commands: settings, the workspace, the store, the agent, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..bus import MessageBus
     from ..runtime.agent import AgentLoop
     from ..store.base import Store, TurnInfo
-    from .output import Paper
+    from .output import Output
 
 OWNER = "me"
 LEAVE = ("/exit", "/quit")
@@ -48,7 +48,7 @@ def is_trusted(options: argparse.Namespace) -> bool:
 
 
 def session_key(options: argparse.Namespace, default: str) -> str:
-    """The session that was asked for."""
+    """The session key given with --session, or the default."""
     return checked_key(getattr(options, "session", default), "--session")
 
 
@@ -59,13 +59,13 @@ def checked_key(key: str, where: str) -> str:
 
 
 def chat_of(key: str) -> tuple[str, str]:
-    """(channel, chat id) that a session's messages come from."""
+    """The channel and chat id of a session's messages."""
     channel, colon, chat_id = key.partition(":")
     return (channel, chat_id) if colon and channel and chat_id else ("cli", key)
 
 
 def prepare_workspace(folder: Path) -> None:
-    """Make the workspace if it is missing; an error in one line if it cannot be used."""
+    """Create the workspace if it is missing; raise a ConfigError if it cannot be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -79,7 +79,7 @@ def prepare_workspace(folder: Path) -> None:
 
 
 def check_model(config: Config) -> None:
-    """Refuse settings that name no model to ask, with an example that works."""
+    """Refuse settings without a model, with an example that works."""
     if missing_model(config):
         what = "no model is set" if not config.model else "no model server is set"
         raise ConfigError(
@@ -88,14 +88,14 @@ def check_model(config: Config) -> None:
 
 
 def missing_model(config: Config) -> bool:
-    """Whether the settings lack what is needed to ask a model at all."""
+    """Whether the settings lack a model or a server for it."""
     return config.provider != "local" and (
         not config.model or not (config.provider or config.base_url or config.api_key)
     )
 
 
 def make_agent(config: Config, bus: MessageBus | None = None, store: Store | None = None) -> AgentLoop:
-    """The agent that the settings describe. All that a chat or a run needs is loaded after this."""
+    """The agent that the settings describe. Everything a chat or a run needs is loaded when this returns."""
     from ..bus import MessageBus
     from ..providers.factory import make_provider
     from ..runtime.agent import AgentLoop
@@ -115,30 +115,32 @@ def make_agent(config: Config, bus: MessageBus | None = None, store: Store | Non
     return agent
 
 
-async def show_messages(bus: MessageBus, paper: Paper, watched: str = "") -> None:
-    """Show what the agent says in between: with the tool `message`, or in a turn that nobody here began. The answers of
-    the session that is watched are shown as they come."""
+async def show_messages(bus: MessageBus, output: Output, watched: str = "") -> None:
+    """Show messages that answer no prompt: those of the tool `message`, and those of turns that another client began.
+    Answers of the `watched` session are skipped, since they are streamed."""
     while True:
         message = await bus.consume_outbound()
         if message.reply_to is not None and (message.channel, message.chat_id) == chat_of(watched):
             continue
-        paper.line(f"✉ {message.content}" if message.channel == "cli" else f"✉ to {message.channel}: {message.content}")
+        output.line(
+            f"✉ {message.content}" if message.channel == "cli" else f"✉ to {message.channel}: {message.content}"
+        )
 
 
-async def show_undelivered(agent: AgentLoop, key: str, paper: Paper, shown: str | None = None) -> None:
-    """Show what was said in this chat while nobody was there, but for an answer that was `shown` just now."""
+async def show_undelivered(agent: AgentLoop, key: str, output: Output, shown: str | None = None) -> None:
+    """Show messages that arrived in this chat while no client was connected, except an answer just `shown`."""
     while rows := await agent.undelivered(*chat_of(key)):
         for message in (row.message for row in rows):
             if message.content != shown:
                 repeated = " (perhaps once more)" if message.repeat else ""
-                paper.line(f"✉ while you were away{repeated}: {message.content}")
-        await paper.print()
-        await agent.store.sent([row.id for row in rows])  # not before it is there to be read
+                output.line(f"✉ while you were away{repeated}: {message.content}")
+        await output.print()
+        await agent.store.sent([row.id for row in rows])  # only once it is on the screen
 
 
 @contextlib.contextmanager
 def seen_ending(agent: AgentLoop, key: str) -> Iterator[set[str]]:
-    """What the turns of a session say that come to their end here, or to a question, meanwhile: it is shown by then."""
+    """Collect the answers and questions of turns that end or park here meanwhile: they are on the screen already."""
     from .. import events
 
     said: set[str] = set()
@@ -164,7 +166,7 @@ def with_leaving(line: str, text: str) -> str:
 
 
 def hush() -> None:
-    """Keep the log of the rooms below off the screen: what a person must know, the command says itself."""
+    """Keep log records of the library off the screen; the command itself reports what the user must know."""
     import logging
 
     logging.getLogger("everloop").addHandler(logging.NullHandler())
@@ -174,7 +176,7 @@ def hush() -> None:
         def emit(self, record: logging.LogRecord) -> None:
             print(f"everloop: {harmless(record.getMessage())}", file=sys.stderr)
 
-    # A server that could not be used, a skill that is broken: things that only their owner can mend.
+    # A server that cannot be used, a broken skill: problems that only the user can fix.
     for room in (
         "everloop.tools.mcp",
         "everloop.context.prompt",
@@ -187,7 +189,7 @@ def hush() -> None:
 
 @contextlib.asynccontextmanager
 async def reading(config: Config) -> AsyncIterator[Store]:
-    """The store, for commands that only make sense when there is one."""
+    """Open the store, for commands that need an existing one."""
     from ..store.opening import store_at
 
     if not config.store.exists():
@@ -200,7 +202,7 @@ async def reading(config: Config) -> AsyncIterator[Store]:
 
 
 async def left_behind(store: Store, key: str) -> str:
-    """What to tell of other sessions that a crash left with work to do; "" if there are none."""
+    """A hint about other sessions that a crash left with unfinished turns; "" if there are none."""
     others = [other for owner, other in await store.ready("") if (owner, other) != (OWNER, key)]
     if not others:
         return ""
@@ -211,7 +213,7 @@ async def left_behind(store: Store, key: str) -> str:
 
 
 async def find_turn(store: Store, prefix: str, owner: str = OWNER) -> TurnInfo:
-    """The one turn of an owner whose id begins so."""
+    """The only turn of an owner whose id begins with the prefix."""
     known = prefix and prefix.isascii() and prefix.isalnum()
     turns = await store.turns(owner, prefix=prefix, limit=6) if known else []
     if not turns:
@@ -231,7 +233,7 @@ class CtrlC:
         import signal
 
         self.pressed = False
-        self.idle: Callable[[], object] | None = None  # what to call instead while no turn runs
+        self.idle: Callable[[], object] | None = None  # called instead while no turn runs
         self._agent = agent
         self._key = key
         self._leave = leave

@@ -1,4 +1,4 @@
-"""`everloop log`: what happened in a session, a turn or all sessions, and what happens now."""
+"""`everloop log`: the events of a session, a turn or all sessions; with --follow also new ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..store.opening import store_at
 from .common import checked_key, find_turn, load_with_store, reading
 from .file_watch import FileWatch, Steps
 from .format import line_of
-from .output import Paper, as_json, harmless
+from .output import Output, as_json, harmless
 
 EVERY_SESSION = 1_000_000
 LAST = 2**62  # an entry after all others
@@ -37,18 +37,18 @@ AGAIN_SECONDS = (0.25, 1.0, 4.0, 15.0)
 
 @dataclass(slots=True, frozen=True)
 class Wanted:
-    """What was asked for."""
+    """What to show."""
 
     owner: str
     session: str | None = None
     turn: str | None = None
     every: bool = False  # all sessions
-    last: int | None = None  # only so many events
+    last: int | None = None  # only this many events
 
 
 @dataclass(slots=True, frozen=True)
 class Told:
-    """Something that happened, and where."""
+    """An event and its session."""
 
     session: str
     happening: Happening
@@ -110,7 +110,7 @@ async def turn_so_far(store: Store, wanted: Wanted, cost: Cost, until: int = LAS
 
 
 async def merged(store: Store, sessions: list[SessionInfo], last: int | None, cost: Cost) -> list[Told]:
-    """The events of several sessions by their time."""
+    """The events of several sessions, ordered by time."""
     told = [one for session in sessions for one in await _session_so_far(store, session, last, cost)]
     told.sort(key=lambda one: one.happening.at)
     return told[-(last or 0) :]
@@ -130,12 +130,12 @@ async def _session_so_far(store: Store, session: SessionInfo, last: int | None, 
 
 
 class Teller:
-    """Writes events: a line each under their session and turn, or a JSON object each."""
+    """Prints events: one line each under their session and turn, or one JSON object each."""
 
     def __init__(self, json: bool, *, full: bool) -> None:
         self._json = json
-        self._full = full  # what does not fit on the line comes below it
-        self._paper = Paper(sys.stdout)
+        self._full = full  # text that does not fit on the line is printed below it
+        self._output = Output(sys.stdout)
         self._session: str | None = None
         self._turn: str | None = None
 
@@ -151,18 +151,18 @@ class Teller:
         clock = time.strftime("%H:%M:%S", time.localtime(happening.at))
         lines = harmless(text).split("\n")
         place = "" if happening.seq is None else str(happening.seq)
-        self._paper.put(f"{place:>5}  {clock}  {kind:<7}  {lines[0]}", "" if happening.seq is not None else "dim")
-        self._paper.line_end(f"  [{facts}]" if facts else "", "dim")
+        self._output.put(f"{place:>5}  {clock}  {kind:<7}  {lines[0]}", "" if happening.seq is not None else "dim")
+        self._output.line_end(f"  [{facts}]" if facts else "", "dim")
         for line in lines[1:]:
-            self._paper.line(f"{'':>26}{line}")
+            self._output.line(f"{'':>26}{line}")
 
     def _heads(self, told: Told) -> None:
         turn, at = told.happening.turn, told.happening.at
         if told.session != self._session:
             self._session, self._turn = told.session, None
-            self._paper.line(f"session {told.session}", "bold")
+            self._output.line(f"session {told.session}", "bold")
         if turn != self._turn and turn is not None:
-            self._paper.line(f"turn {turn}  {time.strftime('%Y-%m-%d', time.localtime(at))}", "bold")
+            self._output.line(f"turn {turn}  {time.strftime('%Y-%m-%d', time.localtime(at))}", "bold")
         self._turn = turn
 
 
@@ -174,7 +174,7 @@ def _row(told: Told) -> dict[str, Any]:
 
 
 class Cost:
-    """What tokens of a model cost by the prices in the settings; nothing where there is none."""
+    """The cost of a model's tokens by the prices in the settings; None without a price."""
 
     def __init__(self, store: Store, config: Config) -> None:
         from ..runtime.budgets import Budgets
@@ -199,7 +199,7 @@ class Followed:
 
 
 async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
-    """Show what there is, then what comes, until Ctrl-C; of one turn, until its end."""
+    """Show past events, then new ones until Ctrl-C; of a single turn until its end."""
     watch = FileWatch(config.store) if isinstance(config.store, Path) else Steps()
     gone = _reader_gone()
     work = asyncio.create_task(_follow(config, wanted, tell, watch))
@@ -244,7 +244,7 @@ async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch
 
 
 def _file(config: Config) -> tuple[int, int] | None:
-    """Which file the store is; None while there is none, or nothing in it. A database is always the same."""
+    """The identity of the store's file; None while it is missing or empty. A database server is always the same."""
     if not isinstance(config.store, Path):
         return (0, 0)
     try:
@@ -255,7 +255,7 @@ def _file(config: Config) -> tuple[int, int] | None:
 
 
 class Follower:
-    """Reads what was written since the last time, session by session."""
+    """Reads new entries, session by session."""
 
     def __init__(self, store: Store, wanted: Wanted, tell: Callable[[Told], None], cost: Cost) -> None:
         self.done = False
@@ -263,14 +263,14 @@ class Follower:
         self._wanted = wanted
         self._tell = tell
         self._cost = cost
-        self._seqs: dict[int, int] = {}  # how far each session has been read
+        self._seqs: dict[int, int] = {}  # the last entry read of each session
         self._open: dict[int, Followed] = {}
 
     async def begin(self, everything: bool) -> None:
-        """Show the last events; of a store that is new, all."""
+        """Show the last events, or all events of a new store."""
         wanted = self._wanted
         sessions = await self._found(EVERY_SESSION)
-        if wanted.turn is not None:  # as far as the session was then: from there on it is followed
+        if wanted.turn is not None:  # up to the session's current end; from there it is followed
             self._show(
                 await turn_so_far(self._store, wanted, self._cost, max((s.entries for s in sessions), default=0))
             )
@@ -285,7 +285,7 @@ class Follower:
             self._show(await merged(self._store, recent, wanted.last or FIRST, self._cost))
 
     async def look(self, limit: int | None = None) -> None:
-        """Show what is new."""
+        """Show new events."""
         working = dict(self._open)
         for session in await self._latest(limit or RECENT):
             working.pop(session.id, None)
@@ -295,7 +295,7 @@ class Follower:
                 await self._read(info)
 
     async def _latest(self, limit: int) -> list[SessionInfo]:
-        """The sessions that worked last: so many, or as many as it takes to have all with something new."""
+        """The most recently active sessions: `limit` of them, or more, so that all with new entries are included."""
         while len(found := await self._found(limit)) == limit and any(map(self._is_new, found[limit // 2 :])):
             limit *= 4
         return found
@@ -328,7 +328,7 @@ class Follower:
             self._show([Told(session.key, happening) for happening in one.timeline.read(logged)])
 
     async def _timeline(self, session: SessionInfo, seq: int) -> Timeline:
-        """The timeline of a session from this entry on; it knows the turn that is open there."""
+        """The timeline of a session from this entry on, with the turn that is open there."""
         timeline = Timeline(self._cost)
         if seq and session.open_turn is not None:
             turns = await self._store.turns(session.owner, session=session.id, prefix=session.open_turn, limit=1)
@@ -347,7 +347,7 @@ class Follower:
 
 
 def _reader_gone() -> asyncio.Future[None]:
-    """Done when whoever reads our output has left, which a pipe tells before the next write."""
+    """A future that is done when the reader of our output has gone, which a pipe reports before the next write."""
     loop = asyncio.get_running_loop()
     gone: asyncio.Future[None] = loop.create_future()
     if stat.S_ISFIFO(os.fstat(1).st_mode):

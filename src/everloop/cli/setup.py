@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OLLAMA = "http://127.0.0.1:11434/v1"
 
-PULL = "EVERLOOP_PULL"  # set to 1, the weights are fetched without a question; `make chat` does
+PULL = "EVERLOOP_PULL"  # set to 1, the weights are downloaded without a question; `make chat` sets it
 SMALL = (
     "{} runs on this machine: a small model, good for files, notes and simple commands, that makes mistakes. "
     "To connect a better one:"
@@ -33,7 +33,7 @@ SMALL = (
 
 
 def with_model(config: Config, *, at_terminal: bool = False) -> Config:
-    """The settings with a model to ask. At a terminal whatever is missing is asked for; elsewhere it is an error."""
+    """The settings with a model. At a terminal the user is asked for what is missing; elsewhere that is an error."""
     if not is_local(config):
         if missing_model(config) and at_terminal:
             return _asked(config)
@@ -65,7 +65,7 @@ def with_model(config: Config, *, at_terminal: bool = False) -> Config:
 
 
 def is_local(config: Config) -> bool:
-    """Whether the local model is meant: by its name, or because nothing else is."""
+    """Whether the settings mean the local model: by its name, or because they name nothing else."""
     if config.provider:
         return config.provider == "local"
     if config.base_url or config.api_key:
@@ -79,7 +79,7 @@ def is_local(config: Config) -> bool:
 
 
 def pull(weights: Weights, name: str) -> None:
-    """Fetch the weights, with a bar that shows how far it is."""
+    """Download the weights with a progress bar."""
     from ..providers.local.progress import Watch
 
     bar = ProgressBar(name, sys.stderr)
@@ -90,7 +90,7 @@ def pull(weights: Weights, name: str) -> None:
 
 
 def size_of(name: str) -> str:
-    """How much is to be fetched, in words."""
+    """The size of the download, for a message."""
     from ..providers.local.catalogue import CATALOGUE
     from ..providers.local.weights import megabytes
 
@@ -99,7 +99,7 @@ def size_of(name: str) -> str:
 
 
 def _may_pull(name: str, weights: Weights, at_terminal: bool) -> bool:
-    card = weights.card(name)  # or an error that names those there are
+    card = weights.card(name)  # or an error that lists the known ones
     if os.environ.get(PULL) == "1":
         return True
     if not at_terminal:
@@ -125,7 +125,7 @@ def _asked(config: Config) -> Config:
 
 
 def ask_model(config: Config) -> Config:
-    """Ask for what is missing and offer to keep it."""
+    """Ask for what is missing, and offer to save it."""
     import getpass
 
     print("No model is set yet. Any server that speaks the OpenAI API will do.")
@@ -134,7 +134,7 @@ def ask_model(config: Config) -> Config:
     api_key = config.api_key or getpass.getpass("API key (leave empty if it needs none): ").strip()
     if not api_key.isprintable():
         raise ConfigError("the API key must be one line of text: copy it again")
-    Config.load({"model": model})  # refuses what the file would refuse later
+    Config.load({"model": model})  # refuse now what the file would refuse later
     answered = dataclasses.replace(config, base_url=base_url, model=model, api_key=api_key)
     path = config.home / "config.toml"
     if input(f"Write this to {path}? [Y/n] ").strip().lower() in ("", "y", "yes"):
@@ -143,7 +143,7 @@ def ask_model(config: Config) -> Config:
 
 
 def remember(path: Path, values: dict[str, str]) -> str:
-    """Append a [provider] section, unless the file has one; says what was done."""
+    """Append a [provider] section unless the file has one; return what was done."""
     import tomllib
 
     try:
@@ -153,7 +153,7 @@ def remember(path: Path, values: dict[str, str]) -> str:
         lines = "".join(f"{name} = {as_json(value)}\n" for name, value in values.items() if value)
         parting = "" if not before else "\n" if before.endswith("\n") else "\n\n"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # It may hold a key, so it is this user's alone from its first byte on.
+        # It may hold a key, so only this user may read it, from its first byte on.
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
             os.fchmod(descriptor, 0o600)
@@ -180,13 +180,13 @@ def _ask(question: str, default: str = "") -> str:
 
 # ---------------------------------------------------------------------------------------------- download progress
 
-_WINDOW = 5.0  # seconds that the rate is taken over
-_SECONDS = 15.0  # between two lines where there is no terminal
+_WINDOW = 5.0  # seconds over which the rate is averaged
+_SECONDS = 15.0  # between two lines without a terminal
 _WIDTH = 20
 
 
 class ProgressBar:
-    """Shows what a pull reports, on one stream."""
+    """Shows the progress of a download: a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self, name: str, stream: TextIO) -> None:
         self._name = name
@@ -215,7 +215,7 @@ class ProgressBar:
         self._shown = what
 
     def close(self) -> None:
-        """Leave the last line where it is."""
+        """End the line of the bar."""
         if self._drawn:
             self._stream.write("\n")
             self._stream.flush()

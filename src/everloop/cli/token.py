@@ -1,4 +1,4 @@
-"""`everloop token`: who may come to the server over the network."""
+"""`everloop token`: the tokens that give access to the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..store.tokens import OWNER, checked_name, checked_owner, hash_of, new_toke
 from .common import load_with_store
 from .output import as_json
 
-SHORTEST_ID = 4  # so that a short name that was mistyped is not taken for the start of some id
+SHORTEST_ID = 4  # so that a mistyped short name is not taken for the start of an id
 
 
 def command(options: argparse.Namespace) -> int:
@@ -86,7 +86,7 @@ def _owner_of(name: str) -> str:
 
 
 def _meant(tokens: list[Token], name: str) -> Token:
-    """The living token with this name, else the one whose id begins so: never a guess between two."""
+    """The valid token with this name, else the only one whose id begins with it."""
     living = [token for token in tokens if token.revoked_at is None]
     if found := [token for token in living if token.name == name]:
         return found[0]
@@ -103,7 +103,7 @@ def _meant(tokens: list[Token], name: str) -> Token:
 
 
 def _unknown(name: str) -> EverloopError:
-    # Somebody may paste the token itself: what is shown must not be enough to use it.
+    # The user may have pasted the token itself: never show enough of it to be used.
     return EverloopError(f'there is no token "{name[:12]}…": `everloop token list` shows their names')
 
 

@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class ModelInfo:
-    """A model's limits in tokens, and whether it sees pictures (None: nobody knows)."""
+    """A model's limits in tokens, and whether it sees pictures (None: unknown)."""
 
-    window: int  # of a request; for most models the answer has to fit in as well
+    window: int  # of a request; for most models it includes the answer
     vision: bool | None = None
     output: int = 4_096  # of an answer
 
@@ -41,8 +41,8 @@ _K = 1_024
 _MILLION = 1_000_000
 _Row = tuple[str, int, bool | None, int]  # a pattern, window, vision, output
 
-# By a word in the name, the patterns of a family: the first that is found in the name decides, so special ones are
-# first. Families whose names stand in those of others' models (a DeepSeek distilled into Qwen) come before them.
+# Patterns by family, which is a word in the name: the first match decides, so special patterns come first. A family
+# whose name also occurs in models of another one (a DeepSeek distilled into Qwen) comes before it.
 _FAMILIES: dict[str, list[_Row]] = {
     "deepseek": [
         (r"deepseek-(?:ocr|vl)", 8 * _K, True, 4_096),
@@ -218,7 +218,7 @@ _FAMILIES: dict[str, list[_Row]] = {
 
 @lru_cache(maxsize=256)
 def model_info(name: str) -> ModelInfo:
-    """What is known of a model; the name may be one of a provider, of Ollama, or a file's."""
+    """What is known about a model; the name may be a provider's, one of Ollama, or a file's."""
     known = re.sub(r"(?<=\d)p(?=\d)", ".", name.lower().replace("\\", "/").rstrip("/").rpartition("/")[2])
     known = re.sub(r"[_ ]", "-", known)
     for word, rows in _FAMILIES.items():
@@ -229,7 +229,7 @@ def model_info(name: str) -> ModelInfo:
     return UNKNOWN
 
 
-# What the APIs say of a prompt that is too long, in lower case; where they name the window, it is the group.
+# Error messages for a prompt that is too long, in lower case; the group is the window, where they name it.
 _NUMBER = r"([\d,_]{3,12})"
 _OVERFLOWS = [
     rf"maximum context length (?:is|of) {_NUMBER}",  # OpenAI, vLLM, DeepSeek, OpenRouter, SGLang
@@ -259,9 +259,9 @@ _NAMELESS = [
     r"exceeded max context length|greater than the context length|longer than the model's context length",
     r"reduce the length of the (?:messages|prompt|input)",  # Groq, OpenAI
 ]
-# Limits of a minute or a day pass by waiting, not by a shorter prompt, though they speak of tokens as well.
+# Rate limits also mention tokens, but waiting resolves them, not a shorter prompt.
 _RATES = r"per min(?:ute)?\b|per (?:day|hour|second)|\(tp[md]\)|rate[ _-]limit|quota"
-# How much of the window the prompt itself took: an answer that was asked for at too great a length is no overflow.
+# The prompt's share of the window: a request for too long an answer is no overflow.
 _PROMPT = rf"{_NUMBER} (?:tokens )?(?:in (?:the|your) (?:messages|prompt)|of text input|input tokens|from the input)"
 _MOST_TEXT = 10_000
 
@@ -278,29 +278,29 @@ def is_overflow(text: str) -> bool:
 
 
 def window_in_error(text: str) -> int | None:
-    """The window that a model API's error names, in tokens."""
+    """The window that a model API's error message names, in tokens."""
     text = text[:_MOST_TEXT].lower()
     named = 0 if re.search(_RATES, text) else _named(text, _OVERFLOWS)
     return named if 256 <= named <= 100 * _MILLION else None
 
 
 def _named(text: str, patterns: Sequence[str]) -> int:
-    """The number that the first pattern with a match names; 0 for none."""
+    """The number in the first pattern that matches; 0 if none does."""
     found = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
     return int(re.sub(r"\D", "", found[1]) or 0) if found else 0
 
 
 # ---------------------------------------------------------------------------------------------- what a request weighs
 
-PER_MESSAGE = 16  # units: the role and the marks that a chat template puts around a message
-PER_CALL = 24  # and around a tool call, with its id
+PER_MESSAGE = 16  # units: the role and the markers that a chat template puts around a message
+PER_CALL = 24  # units: the same for a tool call, with its id
 # A picture of 2048 x 1536 pixels, the largest that is sent, has about 1,600 tokens: OpenAI counts 170 for each of its
 # 8 tiles and 85 more (1,445), Anthropic one for 750 pixels up to 1,600, Google 258 for each of 6 tiles (1,548).
 # At a quarter of a token for a unit, that is 6,400 units, however many bytes its base64 has.
 PICTURE = 6_400
-START = 0.3  # tokens for a unit of a model that is not known yet: more than most have
-_LEAST, _MOST = 0.12, 1.2  # what a tokenizer can have: other counts leave out what was cached, or are mistakes
-_SMALLEST = 1_000  # units of a request that tells something: in a smaller one, what the provider adds counts too much
+START = 0.3  # tokens per unit of a model without observations: higher than most
+_LEAST, _MOST = 0.12, 1.2  # plausible ratios: other counts leave out cached tokens, or are mistakes
+_SMALLEST = 1_000  # units of a request worth learning from: in smaller ones the provider's overhead dominates
 _MAX_MODELS = 64
 _LOWER = string.ascii_lowercase.encode()
 _SPACE = string.whitespace.encode()
@@ -326,8 +326,8 @@ def weigh_tools(tools: Sequence[dict[str, Any]]) -> int:
 def weigh_text(text: str) -> int:
     """The units of a text: about its bytes in UTF-8, and more where tokens are shorter.
 
-    A token is a word or a good part of one, but few capitals, digits and marks, and hardly a space alone. Letters of
-    two bytes (Cyrillic, Arabic) share a token more often than those of three (Chinese, Korean).
+    A token holds a word or a good part of one, but only few capitals, digits or punctuation marks, and rarely a space
+    alone. Two-byte letters (Cyrillic, Arabic) share a token more often than three-byte ones (Chinese, Korean).
     """
     data = text.encode("utf-8", "replace")
     without_lower = data.translate(None, _LOWER)
@@ -341,8 +341,8 @@ def weigh_text(text: str) -> int:
 
 
 def _weigh_part(part: Any) -> int:
-    """The units of a part of a message: a text, or a picture, or anything else by its JSON."""
-    if not isinstance(part, dict):  # a plain text, or what a library may have put there
+    """The units of a part of a message: a text, a picture, or the JSON of anything else."""
+    if not isinstance(part, dict):  # a plain text, or anything a library put there
         return weigh_text(part if isinstance(part, str) else "" if part is None else str(part))
     match part.get("type"):
         case "text":
@@ -353,17 +353,17 @@ def _weigh_part(part: Any) -> int:
 
 
 class Meter:
-    """Turns units into tokens, better with every answer: each model has its own ratio, and the last few are kept."""
+    """Converts units to tokens with a ratio for each model, which improves with every answer."""
 
     def __init__(self) -> None:
-        self._ratios: OrderedDict[str, tuple[float, int]] = OrderedDict()  # with how many answers it was learned from
+        self._ratios: OrderedDict[str, tuple[float, int]] = OrderedDict()  # each with the number of answers behind it
 
     def tokens(self, model: str, units: int) -> int:
-        """About how many tokens so many units are for a model."""
+        """Estimate the tokens of some units."""
         return round(units * self.ratio(model))
 
     def units(self, model: str, tokens: int) -> int:
-        """About how many units make so many tokens for a model."""
+        """Estimate the units of some tokens."""
         return int(tokens / self.ratio(model))
 
     def ratio(self, model: str) -> float:
@@ -373,11 +373,11 @@ class Meter:
         return START
 
     def observe(self, model: str, units: int, tokens: int) -> None:
-        """Take in how many tokens a provider counted in a request of so many units; nonsense is left aside."""
+        """Learn from the tokens that a provider counted in a request; implausible counts are ignored."""
         if units < _SMALLEST or not _LEAST <= tokens / units <= _MOST:
             return
         ratio, seen = self._ratios.get(model, (START, 0))
-        ratio += (tokens / units - ratio) * max(1 / (seen + 1), 0.4)  # so it follows what a session is about
+        ratio += (tokens / units - ratio) * max(1 / (seen + 1), 0.4)  # so it follows the kind of text in use
         self._ratios[model] = (ratio, seen + 1)
         self._ratios.move_to_end(model)
         while len(self._ratios) > _MAX_MODELS:
@@ -387,36 +387,36 @@ class Meter:
 # ---------------------------------------------------------------------------------------------- how full the window is
 
 ANSWER_SHARE = 4  # at most this part of the window is kept free for the answer
-FITS = 0.95  # of the rest may be filled; the estimate is not exact
-MOST_OF_A_CHARACTER = 5  # tokens, whatever the text and the tokenizer
+FITS = 0.95  # share of the rest that may be filled, since the estimate is not exact
+MOST_OF_A_CHARACTER = 5  # tokens at most, for any text and tokenizer
 SMALLEST = 2_000  # tokens: an error that names a smaller window means something else
-BELIEVED_SECONDS = 3600.0  # that a window counts which an error has named: servers change, and errors quote
+BELIEVED_SECONDS = 3600.0  # for which a window named in an error counts: servers change, and errors quote text
 
 
 class Measure:
-    """Weighs conversations for one model."""
+    """Measures how full one model's window is with a conversation."""
 
     def __init__(self, model: str, window: int, meter: Meter, tools: ToolRegistry) -> None:
-        """`window` is the one of the settings; 0 goes by the model's name."""
+        """`window` is the configured one; with 0 the model's name decides."""
         self.model = model
         self._set = window
         self._meter = meter
         self._tools = tools
         self._weight_of_tools: tuple[Sequence[Any], int] = ((), 0)
-        self._named = (0, 0.0)  # a window that an error has named, and until when it counts
+        self._named = (0, 0.0)  # a window named by an error, and until when it counts
         self._warned = False
         self._answers = 0
 
     @property
     def window(self) -> int:
-        """Tokens that the model takes."""
+        """Tokens that the model accepts."""
         known = self._set or model_info(self.model).window
         named, until = self._named
         return min(named, known) if named and time.monotonic() < until else known
 
     @property
     def room(self) -> int:
-        """Tokens that a request may have, with space left for the answer."""
+        """Tokens that a request may have, with room left for the answer."""
         return self.window - min(model_info(self.model).output, self.window // ANSWER_SHARE)
 
     @property
@@ -425,7 +425,7 @@ class Measure:
         return FITS * self.room
 
     def weight(self, conversation: Conversation) -> int:
-        """The units of a request. A message is weighed once in its life."""
+        """The units of a request. Each message is weighed only once."""
         count, units = conversation.weighed
         if count < len(conversation):
             units += sum(map(weigh, conversation[count:]))
@@ -433,11 +433,11 @@ class Measure:
         return units + self._weigh_tools()
 
     def is_small(self, conversation: Conversation, share: float) -> bool:
-        """Whether a request surely fills less than this share of the room, without weighing anything."""
+        """Whether a request certainly fills less than this share of the room, without weighing it."""
         return MOST_OF_A_CHARACTER * (conversation.characters + self._weigh_tools()) < share * self.room
 
     def learns(self) -> bool:
-        """Whether the next answer is one to learn from: the first few, and then every eighth."""
+        """Count an answer; return whether to learn from it: the first few, then every eighth."""
         self._answers += 1
         return self._answers <= 4 or self._answers % 8 == 0
 
@@ -451,11 +451,11 @@ class Measure:
         return self._meter.units(self.model, int(tokens))
 
     def fixed(self, conversation: Conversation) -> int:
-        """The units that every request of this conversation has."""
+        """The units of what every request of the conversation has: system prompt and tools."""
         return weigh(conversation[0]) + self._weigh_tools()
 
     def tokens_at(self, share: float, conversation: Conversation) -> float:
-        """The tokens of a request that has filled this share of what is left beside the system prompt and the tools."""
+        """The tokens of a request that fills this share of the room beside the system prompt and the tools."""
         fixed = self.in_tokens(self.fixed(conversation))
         return fixed + share * max(self.room - fixed, 0)
 
@@ -473,16 +473,16 @@ class Measure:
         return False
 
     def observe(self, answered: str | None, units: int, counted: int) -> None:
-        """Take in what the provider counted for a request of so many units, by the name of the model that answered and
-        of the one that was asked."""
+        """Learn from what the provider counted for a request, for the model that answered and for the one that was
+        called."""
         for name in dict.fromkeys((answered or self.model, self.model)):
             self._meter.observe(name, units, counted)
-        if self._named[0] and counted > self._named[0]:  # it takes more than an error said
+        if self._named[0] and counted > self._named[0]:  # it accepts more than the error said
             self._named = (0, 0.0)
 
     def overflows(self, refused: ProviderError, conversation: Conversation) -> bool:
-        """Whether the model API says that this request was too long. A window that it names is believed for a while,
-        unless it cannot be right or is another model's."""
+        """Whether the model API refused the request as too long. A window that it names counts for a while, unless it
+        is implausible or another model's."""
         text = str(refused)
         if not is_overflow(text):
             return False

@@ -103,7 +103,7 @@ async def shell(script: str, server: FakeOpenAI, folder: Path) -> str:
 
 async def test_every_example_of_the_commands_page_does_what_it_says(server, tmp_path):
     server.calls(call("read_file", path="todo.txt"))
-    for answer in ("Water the beans.", "You asked what is to do in the garden.", "Hello.", "Hello."):
+    for answer in ("Water the beans.", "You asked what needs doing in the garden.", "Hello.", "Hello."):
         server.reply(answer)
     found, reader = examples("commands.md"), Reader()
     assert len(found) >= 9

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from everloop.cli.output import as_json, harmless, mark_of, one_line
-from everloop.cli.questions import remember
+from everloop.cli.setup import remember
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI, Reply
@@ -461,7 +461,7 @@ async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
     assert (await everloop(server=server)).out == "here\n"
 
 
-# ------------------------------------------------------------------------------------------------ paper
+# ------------------------------------------------------------------------------------------------ output
 
 
 def test_only_the_end_of_a_command_itself_says_that_it_failed():

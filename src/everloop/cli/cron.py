@@ -17,7 +17,7 @@ from ..errors import EverloopError
 from .common import OWNER, chat_of, load_with_store, session_key
 from .output import as_json, harmless, one_line
 
-NEEDS_SOMEBODY = "It fires while `everloop` or `everloop worker` runs on this store."
+FIRED_BY = "It fires while `everloop` or `everloop worker` runs on this store."
 
 
 def command(options: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ async def _add(config: Config, options: argparse.Namespace) -> int:
     async with _service(config) as service:
         job = await service.add(options.message, **when, channel=channel, chat_id=chat_id, session=key)
     print(job.id)
-    print(f"{job.words}; first on {job.next_words}, in the session {harmless(key)}. {NEEDS_SOMEBODY}")
+    print(f"{job.words}; first on {job.next_words}, in the session {harmless(key)}. {FIRED_BY}")
     return 0
 
 

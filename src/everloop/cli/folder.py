@@ -20,7 +20,7 @@ from .output import harmless
 
 STEERING_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md", "HEARTBEAT.md")
 STEERING_FOLDERS = ("skills", "agents", "memory")
-MOST_ENTRIES = 1000  # of one folder that are looked at
+MOST_ENTRIES = 5000  # of one folder, as many as the readers of skills and agents look at
 MOST_SHOWN = 20
 
 
@@ -64,6 +64,8 @@ def steering_files(folder: Path) -> list[str]:
             inside = [one for one in inside if os.path.lexists(folder / name / one / "SKILL.md")]
         elif name == "agents":
             inside = [one for one in inside if one.endswith(".md")]
+        else:  # of the memory only this file is in the prompt
+            inside = [one for one in inside if one == "MEMORY.md"]
         found += [f"{name}/{one}" for one in inside if not one.startswith(".")]
     return found
 

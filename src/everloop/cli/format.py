@@ -1,4 +1,4 @@
-"""Entries of a log, and what happened by them, in words."""
+"""Formats log entries and events as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {"model_called": "model", "tool_started": "tool", "feedback": "feedback"
 
 
 def line_of(happening: Happening, *, full: bool = False) -> tuple[str, str, str]:
-    """(kind, what happened, facts about it): on one line, or in full."""
+    """The kind, text and facts of an event: on one line, or in full."""
     entry, facts = happening.entry, happening.facts
     kind = KINDS[happening.event] if entry is None else kind_of(entry)
     match happening.event:
@@ -45,7 +45,7 @@ def line_of(happening: Happening, *, full: bool = False) -> tuple[str, str, str]
 
 
 def described(entry: Entry, *, full: bool = False) -> str:
-    """What an entry says: on one line, or in full."""
+    """The text of an entry: on one line, or in full."""
     match entry:
         case UserSaid():
             return _cut(text_of(entry.content), full)
@@ -64,7 +64,7 @@ def described(entry: Entry, *, full: bool = False) -> str:
             content = entry.content if full else short_result(entry.content)
             return f"{mark} {entry.name}{status}: {content}"
         case TurnEnded():
-            # The answer stands right above.
+            # The answer is the line above.
             return entry.reason if entry.reason == "answer" else f"{entry.reason}: {_cut(entry.text, full)}"
         case Noted():
             message = entry.message
@@ -98,7 +98,7 @@ def _call(call: Call, full: bool) -> str:
 
 
 def _facts(happening: Happening) -> Iterator[str]:
-    """What is to be known of it, in the order in which one asks."""
+    """The facts of an event, the most important first."""
     facts = happening.facts
     match happening.event:
         case "request" | "steered":

@@ -63,12 +63,11 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[TurnR
     import asyncio
 
     from .. import events
-    from .common import make_agent, show_messages
-    from .interrupt import CtrlC
-    from .output import Paper
-    from .render import View
+    from .common import CtrlC, make_agent, show_messages
+    from .output import Output
+    from .render import Renderer
 
-    view = View(Paper(sys.stderr), text=False, summary=False) if watched else None
+    view = Renderer(Output(sys.stderr), text=False, summary=False) if watched else None
 
     def watch(event: events.Event) -> None:
         if isinstance(event, events.TurnStarted) and ctrl_c.pressed:
@@ -79,7 +78,7 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[TurnR
     async with make_agent(config) as agent:
         agent.subagents.waits = True  # the process ends with the answer
         agent.watch(key, _tell_of_earlier)
-        messages = asyncio.create_task(show_messages(agent.bus, Paper(sys.stderr)))
+        messages = asyncio.create_task(show_messages(agent.bus, Output(sys.stderr)))
         answer = asyncio.create_task(agent.ask(goal, key, *chat_of(key), on_event=watch))
         ctrl_c = CtrlC(agent, key, answer.cancel)
         try:

@@ -1,4 +1,4 @@
-"""`everloop sessions`: which sessions there are."""
+"""`everloop sessions`: list the sessions."""
 
 from __future__ import annotations
 

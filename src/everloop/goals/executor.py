@@ -14,8 +14,8 @@ from typing import Any, Self
 from .. import events
 from ..actions import Limits
 from ..config import Config
-from ..context.models import model_info
 from ..context.pictures import without_pictures
+from ..context.window import model_info
 from ..engine import Turn, run_turn
 from ..log import Call, TurnEnded, UserSaid, day_in_words
 from ..messages import Conversation, clean

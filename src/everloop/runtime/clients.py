@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..actions import Limits
-from ..context.models import is_overflow
 from ..context.prompt import PARTING
+from ..context.window import is_overflow
 from ..log import Call, Request, UserSaid, text_of
 from ..providers.base import ProviderError
 from ..store.base import Claim, Store

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from .. import events
 from ..bus import PULLED, InboundMessage, OutboundMessage
 from ..context.prompt import Composer
+from ..context.window import Measure
 from ..engine import Review
 from ..log import Call, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
@@ -24,7 +25,6 @@ from .asking import ask
 from .budgets import Budgets
 from .clients import brought_by, discreet
 from .images import Free, ImageFilter, plain_images
-from .measure import Measure
 from .session import Live
 
 AGAIN = "Call it again."

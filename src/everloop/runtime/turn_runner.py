@@ -19,9 +19,9 @@ from .. import events
 from ..actions import Limits
 from ..bus import InboundMessage, OutboundMessage
 from ..commands import words_after
+from ..context.compaction import conversation_of
 from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
-from ..context.view import conversation_of
 from ..cron.heartbeat import says_nothing
 from ..cron.jobs import HEARTBEAT
 from ..engine import Ending, Turn, fail_turn, run_turn

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..context.models import is_overflow
+from ..context.window import is_overflow
 from ..log import TurnEnded
 from ..runtime.api_requests import Outcome
 

@@ -1,22 +1,37 @@
-"""What is known of models by their names: how much they take in, how much they write, whether they see pictures.
+"""The model's window: how many tokens a model takes, and how many a conversation has.
 
-Windows are what the model's maker documents; where there is doubt, the smaller one. A server may give less than the
-model could take (Ollama and llama.cpp do unless told otherwise): then its error tells, or the config.
+Limits go by the model's name: what its maker documents, and the smaller number where there is doubt. A server may
+accept less than the model could (Ollama and llama.cpp do by default); its error or the config says so. Tokens are
+estimated without a tokenizer: the weight of the text, times a ratio for each model that is learned from what its
+provider counts.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import string
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
+
+from ..messages import Conversation, Message, encode_json
+from ..providers.base import ProviderError
+from ..tools.registry import ToolRegistry
+
+log = logging.getLogger(__name__)
+
+# ---------------------------------------------------------------------------------------------- what models take
 
 
 @dataclass(slots=True, frozen=True)
 class ModelInfo:
-    """A model's limits in tokens, and whether it sees pictures (None: nobody knows)."""
+    """A model's limits in tokens, and whether it sees pictures (None: unknown)."""
 
-    window: int  # of a request; for most models the answer has to fit in as well
+    window: int  # of a request; for most models it includes the answer
     vision: bool | None = None
     output: int = 4_096  # of an answer
 
@@ -26,8 +41,8 @@ _K = 1_024
 _MILLION = 1_000_000
 _Row = tuple[str, int, bool | None, int]  # a pattern, window, vision, output
 
-# By a word in the name, the patterns of a family: the first that is found in the name decides, so special ones are
-# first. Families whose names stand in those of others' models (a DeepSeek distilled into Qwen) come before them.
+# Patterns by family, which is a word in the name: the first match decides, so special patterns come first. A family
+# whose name also occurs in models of another one (a DeepSeek distilled into Qwen) comes before it.
 _FAMILIES: dict[str, list[_Row]] = {
     "deepseek": [
         (r"deepseek-(?:ocr|vl)", 8 * _K, True, 4_096),
@@ -203,7 +218,7 @@ _FAMILIES: dict[str, list[_Row]] = {
 
 @lru_cache(maxsize=256)
 def model_info(name: str) -> ModelInfo:
-    """What is known of a model; the name may be one of a provider, of Ollama, or a file's."""
+    """What is known about a model; the name may be a provider's, one of Ollama, or a file's."""
     known = re.sub(r"(?<=\d)p(?=\d)", ".", name.lower().replace("\\", "/").rstrip("/").rpartition("/")[2])
     known = re.sub(r"[_ ]", "-", known)
     for word, rows in _FAMILIES.items():
@@ -214,7 +229,7 @@ def model_info(name: str) -> ModelInfo:
     return UNKNOWN
 
 
-# What the APIs say of a prompt that is too long, in lower case; where they name the window, it is the group.
+# Error messages for a prompt that is too long, in lower case; the group is the window, where they name it.
 _NUMBER = r"([\d,_]{3,12})"
 _OVERFLOWS = [
     rf"maximum context length (?:is|of) {_NUMBER}",  # OpenAI, vLLM, DeepSeek, OpenRouter, SGLang
@@ -244,9 +259,9 @@ _NAMELESS = [
     r"exceeded max context length|greater than the context length|longer than the model's context length",
     r"reduce the length of the (?:messages|prompt|input)",  # Groq, OpenAI
 ]
-# Limits of a minute or a day pass by waiting, not by a shorter prompt, though they speak of tokens as well.
+# Rate limits also mention tokens, but waiting resolves them, not a shorter prompt.
 _RATES = r"per min(?:ute)?\b|per (?:day|hour|second)|\(tp[md]\)|rate[ _-]limit|quota"
-# How much of the window the prompt itself took: an answer that was asked for at too great a length is no overflow.
+# The prompt's share of the window: a request for too long an answer is no overflow.
 _PROMPT = rf"{_NUMBER} (?:tokens )?(?:in (?:the|your) (?:messages|prompt)|of text input|input tokens|from the input)"
 _MOST_TEXT = 10_000
 
@@ -263,13 +278,223 @@ def is_overflow(text: str) -> bool:
 
 
 def window_in_error(text: str) -> int | None:
-    """The window that a model API's error names, in tokens."""
+    """The window that a model API's error message names, in tokens."""
     text = text[:_MOST_TEXT].lower()
     named = 0 if re.search(_RATES, text) else _named(text, _OVERFLOWS)
     return named if 256 <= named <= 100 * _MILLION else None
 
 
 def _named(text: str, patterns: Sequence[str]) -> int:
-    """The number that the first pattern with a match names; 0 for none."""
+    """The number in the first pattern that matches; 0 if none does."""
     found = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
     return int(re.sub(r"\D", "", found[1]) or 0) if found else 0
+
+
+# ---------------------------------------------------------------------------------------------- what a request weighs
+
+PER_MESSAGE = 16  # units: the role and the markers that a chat template puts around a message
+PER_CALL = 24  # units: the same for a tool call, with its id
+# A picture of 2048 x 1536 pixels, the largest that is sent, has about 1,600 tokens: OpenAI counts 170 for each of its
+# 8 tiles and 85 more (1,445), Anthropic one for 750 pixels up to 1,600, Google 258 for each of 6 tiles (1,548).
+# At a quarter of a token for a unit, that is 6,400 units, however many bytes its base64 has.
+PICTURE = 6_400
+START = 0.3  # tokens per unit of a model without observations: higher than most
+_LEAST, _MOST = 0.12, 1.2  # plausible ratios: other counts leave out cached tokens, or are mistakes
+_SMALLEST = 1_000  # units of a request worth learning from: in smaller ones the provider's overhead dominates
+_MAX_MODELS = 64
+_LOWER = string.ascii_lowercase.encode()
+_SPACE = string.whitespace.encode()
+_RARE = (string.ascii_uppercase + string.digits).encode()
+_OTHERS = bytes(range(128))
+
+
+def weigh(message: Message) -> int:
+    """The units of one message."""
+    content = message.get("content")
+    units = PER_MESSAGE + (sum(map(_weigh_part, content)) if isinstance(content, list) else _weigh_part(content))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        units += PER_CALL + weigh_text(str(function.get("name", ""))) + weigh_text(str(function.get("arguments", "")))
+    return units
+
+
+def weigh_tools(tools: Sequence[dict[str, Any]]) -> int:
+    """The units of the tools' definitions, which are sent with every request."""
+    return sum(PER_CALL + weigh_text(encode_json(tool).decode()) for tool in tools)
+
+
+def weigh_text(text: str) -> int:
+    """The units of a text: about its bytes in UTF-8, and more where tokens are shorter.
+
+    A token holds a word or a good part of one, but only few capitals, digits or punctuation marks, and rarely a space
+    alone. Two-byte letters (Cyrillic, Arabic) share a token more often than three-byte ones (Chinese, Korean).
+    """
+    data = text.encode("utf-8", "replace")
+    without_lower = data.translate(None, _LOWER)
+    without_spaces = without_lower.translate(None, _SPACE)
+    without_rare = without_spaces.translate(None, _RARE)
+    beyond = len(without_rare.translate(None, _OTHERS))
+    lower, spaces = len(data) - len(without_lower), len(without_lower) - len(without_spaces)
+    rare, marks = len(without_spaces) - len(without_rare), len(without_rare) - beyond
+    letters = beyond - (len(data) - len(text))  # beyond ASCII
+    return lower + spaces // 4 + 4 * rare + 2 * marks + (4 * beyond - 5 * letters) // 2
+
+
+def _weigh_part(part: Any) -> int:
+    """The units of a part of a message: a text, a picture, or the JSON of anything else."""
+    if not isinstance(part, dict):  # a plain text, or anything a library put there
+        return weigh_text(part if isinstance(part, str) else "" if part is None else str(part))
+    match part.get("type"):
+        case "text":
+            return weigh_text(str(part.get("text", "")))
+        case "image_url" | "image" | "input_image":
+            return PICTURE
+    return weigh_text(encode_json(part).decode())
+
+
+class Meter:
+    """Converts units to tokens with a ratio for each model, which improves with every answer."""
+
+    def __init__(self) -> None:
+        self._ratios: OrderedDict[str, tuple[float, int]] = OrderedDict()  # each with the number of answers behind it
+
+    def tokens(self, model: str, units: int) -> int:
+        """Estimate the tokens of some units."""
+        return round(units * self.ratio(model))
+
+    def units(self, model: str, tokens: int) -> int:
+        """Estimate the units of some tokens."""
+        return int(tokens / self.ratio(model))
+
+    def ratio(self, model: str) -> float:
+        if model in self._ratios:
+            self._ratios.move_to_end(model)
+            return self._ratios[model][0]
+        return START
+
+    def observe(self, model: str, units: int, tokens: int) -> None:
+        """Learn from the tokens that a provider counted in a request; implausible counts are ignored."""
+        if units < _SMALLEST or not _LEAST <= tokens / units <= _MOST:
+            return
+        ratio, seen = self._ratios.get(model, (START, 0))
+        ratio += (tokens / units - ratio) * max(1 / (seen + 1), 0.4)  # so it follows the kind of text in use
+        self._ratios[model] = (ratio, seen + 1)
+        self._ratios.move_to_end(model)
+        while len(self._ratios) > _MAX_MODELS:
+            self._ratios.popitem(last=False)
+
+
+# ---------------------------------------------------------------------------------------------- how full the window is
+
+ANSWER_SHARE = 4  # at most this part of the window is kept free for the answer
+FITS = 0.95  # share of the rest that may be filled, since the estimate is not exact
+MOST_OF_A_CHARACTER = 5  # tokens at most, for any text and tokenizer
+SMALLEST = 2_000  # tokens: an error that names a smaller window means something else
+BELIEVED_SECONDS = 3600.0  # for which a window named in an error counts: servers change, and errors quote text
+
+
+class Measure:
+    """Measures how full one model's window is with a conversation."""
+
+    def __init__(self, model: str, window: int, meter: Meter, tools: ToolRegistry) -> None:
+        """`window` is the configured one; with 0 the model's name decides."""
+        self.model = model
+        self._set = window
+        self._meter = meter
+        self._tools = tools
+        self._weight_of_tools: tuple[Sequence[Any], int] = ((), 0)
+        self._named = (0, 0.0)  # a window named by an error, and until when it counts
+        self._warned = False
+        self._answers = 0
+
+    @property
+    def window(self) -> int:
+        """Tokens that the model accepts."""
+        known = self._set or model_info(self.model).window
+        named, until = self._named
+        return min(named, known) if named and time.monotonic() < until else known
+
+    @property
+    def room(self) -> int:
+        """Tokens that a request may have, with room left for the answer."""
+        return self.window - min(model_info(self.model).output, self.window // ANSWER_SHARE)
+
+    @property
+    def limit(self) -> float:
+        """Tokens of a request that still fits."""
+        return FITS * self.room
+
+    def weight(self, conversation: Conversation) -> int:
+        """The units of a request. Each message is weighed only once."""
+        count, units = conversation.weighed
+        if count < len(conversation):
+            units += sum(map(weigh, conversation[count:]))
+            conversation.weighed = (len(conversation), units)
+        return units + self._weigh_tools()
+
+    def is_small(self, conversation: Conversation, share: float) -> bool:
+        """Whether a request certainly fills less than this share of the room, without weighing it."""
+        return MOST_OF_A_CHARACTER * (conversation.characters + self._weigh_tools()) < share * self.room
+
+    def learns(self) -> bool:
+        """Count an answer; return whether to learn from it: the first few, then every eighth."""
+        self._answers += 1
+        return self._answers <= 4 or self._answers % 8 == 0
+
+    def tokens(self, conversation: Conversation) -> int:
+        return self._meter.tokens(self.model, self.weight(conversation))
+
+    def in_tokens(self, units: int) -> int:
+        return self._meter.tokens(self.model, units)
+
+    def in_units(self, tokens: float) -> int:
+        return self._meter.units(self.model, int(tokens))
+
+    def fixed(self, conversation: Conversation) -> int:
+        """The units of what every request of the conversation has: system prompt and tools."""
+        return weigh(conversation[0]) + self._weigh_tools()
+
+    def tokens_at(self, share: float, conversation: Conversation) -> float:
+        """The tokens of a request that fills this share of the room beside the system prompt and the tools."""
+        fixed = self.in_tokens(self.fixed(conversation))
+        return fixed + share * max(self.room - fixed, 0)
+
+    def can_fit(self, conversation: Conversation) -> bool:
+        """Whether there is room for any conversation at all beside the system prompt and the tools."""
+        fixed = int(self.tokens_at(0, conversation))
+        if fixed < self.limit:
+            return True
+        if not self._warned:
+            what = (
+                f"the system prompt and the tools have about {fixed:,} tokens, and {self.model} takes {self.window:,}"
+            )
+            log.warning("%s: set window under [provider] if it takes more", what)
+        self._warned = True
+        return False
+
+    def observe(self, answered: str | None, units: int, counted: int) -> None:
+        """Learn from what the provider counted for a request, for the model that answered and for the one that was
+        called."""
+        for name in dict.fromkeys((answered or self.model, self.model)):
+            self._meter.observe(name, units, counted)
+        if self._named[0] and counted > self._named[0]:  # it accepts more than the error said
+            self._named = (0, 0.0)
+
+    def overflows(self, refused: ProviderError, conversation: Conversation) -> bool:
+        """Whether the model API refused the request as too long. A window that it names counts for a while, unless it
+        is implausible or another model's."""
+        text = str(refused)
+        if not is_overflow(text):
+            return False
+        named = window_in_error(text)
+        if named and not refused.several and SMALLEST <= named <= 1.5 * self.tokens(conversation):
+            if named < self.window:
+                log.warning("%s says that it takes %s tokens: set window under [provider]", self.model, f"{named:,}")
+            self._named = (named, time.monotonic() + BELIEVED_SECONDS)
+        return True
+
+    def _weigh_tools(self) -> int:
+        tools = self._tools.get_definitions()
+        if self._weight_of_tools[0] is not tools:
+            self._weight_of_tools = (tools, weigh_tools(tools))
+        return self._weight_of_tools[1]

@@ -87,7 +87,7 @@ def parser() -> Parser:
     _looking(add, session)
     _cron_actions(add("cron", "cron", "scheduled work: add, list, remove, or run at once"), common, session)
     _serving(add)
-    _token_actions(add("token", "token", "who may come to the server: add, list or revoke tokens"), common)
+    _token_actions(add("token", "token", "access to the server: add, list or revoke tokens"), common)
     _model_actions(add("model", "model", "the local models: list, pull, find or remove their files"), common)
     _upkeep(add)
     return top
@@ -163,18 +163,18 @@ def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
 def _token_actions(token: Parser, common: Parser) -> None:
     actions = token.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
     token_add = actions.add_parser(
-        "add", aliases=["create"], help="make a token and print it, once", parents=[common], allow_abbrev=False
+        "add", aliases=["create"], help="create a token and print it once", parents=[common], allow_abbrev=False
     )
-    token_add.add_argument("name", metavar="NAME", help="what to call it: who or what will use it")
+    token_add.add_argument("name", metavar="NAME", help="its name: who or what will use it")
     token_add.add_argument("--owner", metavar="OWNER", help="whose sessions it opens (default: the name)")
     rights = token_add.add_mutually_exclusive_group()
     rights.add_argument("--rights", metavar="RIGHTS", default="use", help="use, admin or use,admin (default: use)")
     rights.add_argument(
         "--admin", dest="rights", action="store_const", const="use,admin", help="short for --rights use,admin"
     )
-    token_list = actions.add_parser("list", help="show what tokens there are", parents=[common], allow_abbrev=False)
+    token_list = actions.add_parser("list", help="list the tokens", parents=[common], allow_abbrev=False)
     token_list.add_argument("--json", action="store_true", help="one JSON object a line")
-    revoke = actions.add_parser("revoke", help="let a token in no more", parents=[common], allow_abbrev=False)
+    revoke = actions.add_parser("revoke", help="revoke a token", parents=[common], allow_abbrev=False)
     revoke.add_argument("name", metavar="NAME", help="the token's name, or the start of its id")
 
 

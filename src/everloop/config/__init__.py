@@ -175,7 +175,7 @@ class Config:
     server_hosts: tuple[str, ...] = key("server", (), "further names it is reached by", key="hosts", each="host")
     server_origins: tuple[str, ...] = key("server", (), "pages that may use it from a browser", key="origins")
     server_turns: bool = key("server", True, "run turns in it too; else workers do", key="turns", env="EVERLOOP_TURNS")
-    server_tokens: bool = key("server", False, "ask for a token on this machine even before one exists", key="tokens")
+    server_tokens: bool = key("server", False, "ask for a token on this machine too", key="tokens")
     body_limit: int = key("server", 32_000_000, "bytes of a request", at_least=1000)
     messages_limit: int = key("server", 5000, "messages of a request", at_least=1)
     at_once: int = key("server", 2000, "requests at once", at_least=1)

@@ -1,4 +1,4 @@
-"""`everloop token`: create, list and revoke the tokens of the server."""
+"""`everloop token`: the tokens that give access to the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..store.tokens import OWNER, checked_name, checked_owner, checked_rights, h
 from .common import load_with_store
 from .output import as_json
 
-MIN_ID_LENGTH = 4  # so that a mistyped short name does not match the start of an id
+SHORTEST_ID = 4  # so that a mistyped short name is not taken for the start of an id
 
 
 def command(options: argparse.Namespace) -> int:
@@ -90,11 +90,11 @@ def _owner_of(name: str) -> str:
 
 
 def _meant(tokens: list[Token], name: str) -> Token:
-    """The valid token with this name, or else the one whose id starts with it; an error when there are several."""
-    valid = [token for token in tokens if token.revoked_at is None]
-    if found := [token for token in valid if token.name == name]:
+    """The valid token with this name, else the only one whose id begins with it."""
+    living = [token for token in tokens if token.revoked_at is None]
+    if found := [token for token in living if token.name == name]:
         return found[0]
-    by_id = [token for token in valid if len(name) >= MIN_ID_LENGTH and token.id.startswith(name)]
+    by_id = [token for token in living if len(name) >= SHORTEST_ID and token.id.startswith(name)]
     if len(by_id) > 1:
         raise EverloopError(
             f'"{name}" may be one of {", ".join(token.id for token in by_id[:5])}: write more of its id'
@@ -107,7 +107,7 @@ def _meant(tokens: list[Token], name: str) -> Token:
 
 
 def _unknown(name: str) -> EverloopError:
-    # The user may have pasted the token itself: the message must not contain enough of it to be used.
+    # The user may have pasted the token itself: never show enough of it to be used.
     return EverloopError(f'there is no token "{name[:12]}…": `everloop token list` shows their names')
 
 

@@ -60,7 +60,7 @@ class Tracer:
         self._away = False  # the collector did not accept the last export
 
     def ended(self, claim: Claim) -> None:
-        """Queue a turn whose end is on disk."""
+        """A turn has ended, and its end is on disk. Costs next to nothing."""
         root = str(claim.message.metadata.get("root") or "")
         self._waiting.append(_Turn(claim.key, claim.turn, claim.session, claim.first_seq, root))
         self._more.set()

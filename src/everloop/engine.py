@@ -52,8 +52,9 @@ from .log import (
     Written,
     hear,
 )
-from .messages import Conversation, clean
+from .messages import Conversation
 from .providers.base import LLMResponse, ProviderError
+from .text import clean
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,12 @@ from .. import events
 from ..config import Config
 from ..errors import EverloopError
 from ..runtime.agent import AgentLoop
+from ..text import one_line
 from .chat import LEAVE, greeting, with_leaving
 from .common import chat_of, left_behind, make_agent, seen_ending, show_messages, show_undelivered
 from .interrupt import CtrlC
 from .main import INTERRUPTED
-from .output import Paper, one_line
+from .output import Paper
 from .render import View
 
 LONGEST_LINE = 10_000_000  # bytes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..errors import ConfigError, EverloopError
-from .output import harmless
+from ..text import printable
 
 if TYPE_CHECKING:
     from ..bus import MessageBus
@@ -150,7 +150,7 @@ def hush() -> None:
 
     class Tell(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            print(f"everloop: {harmless(record.getMessage())}", file=sys.stderr)
+            print(f"everloop: {printable(record.getMessage())}", file=sys.stderr)
 
     # A server that could not be used, a skill that is broken: things that only their owner can mend.
     for room in ("everloop.tools.mcp", "everloop.context", "everloop.runtime.compactor", "everloop.telemetry"):

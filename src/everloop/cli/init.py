@@ -10,8 +10,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..errors import EverloopError
+from ..text import printable
 from .common import load_config, prepare_workspace
-from .output import harmless
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TEMPLATES = Path(__file__).parent / "workspace"
@@ -34,7 +34,7 @@ def command(options: argparse.Namespace) -> int:
     folder = Path(os.path.abspath(os.path.expanduser(named))) if named is not None else load_config(options).workspace
     prepare_workspace(folder)
     made, left = make_files(folder)
-    shown = harmless(str(folder))
+    shown = printable(str(folder))
     if not made:
         print(f"Nothing was missing in {shown}, and nothing was changed.")
         return 0

@@ -16,9 +16,10 @@ from ..activity import Happening, Timeline
 from ..config import Config
 from ..errors import EverloopError
 from ..store.base import SessionInfo, Store
+from ..text import printable
 from .common import checked_key, find_turn, load_config, reading
 from .format import line_of
-from .output import Paper, as_json, harmless
+from .output import Paper, as_json
 
 EVERY_SESSION = 1_000_000
 LAST = 2**62  # an entry after all others
@@ -140,7 +141,7 @@ class Teller:
         self._heads(told)
         kind, text, facts = line_of(happening, full=self._full)
         clock = time.strftime("%H:%M:%S", time.localtime(happening.at))
-        lines = harmless(text).split("\n")
+        lines = printable(text).split("\n")
         place = "" if happening.seq is None else str(happening.seq)
         self._paper.put(f"{place:>5}  {clock}  {kind:<7}  {lines[0]}", "" if happening.seq is not None else "dim")
         self._paper.line_end(f"  [{facts}]" if facts else "", "dim")

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn, Protocol
 
-from everloop import __version__
+from everloop._version import __version__
 from everloop.errors import EverloopError
+
+from ..text import one_line
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
 CLOSED_PIPE = 141  # and one whose reader went away
@@ -31,7 +33,7 @@ class Parser(argparse.ArgumentParser):
     """Argparse with errors of one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"everloop: {one_line(message)}; `{self.prog} --help` shows what is allowed\n")
+        self.exit(2, f"everloop: {one_line(message, None)}; `{self.prog} --help` shows what is allowed\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -208,17 +210,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def one_line(text: str) -> str:
-    """The text on one line, without anything that a terminal would act on."""
-    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
-
-
 def _complain(message: str, status: int) -> int:
     try:
         sys.stdout.flush()
     except OSError:
         _forget_output()
-    print(f"everloop: {one_line(message)}", file=sys.stderr)
+    print(f"everloop: {one_line(message, None)}", file=sys.stderr)
     return status
 
 

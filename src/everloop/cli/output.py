@@ -8,29 +8,14 @@ import os
 import re
 from typing import Any, Literal, TextIO
 
+from ..text import one_line, printable
+
 Style = Literal["", "dim", "bold", "good", "bad"]
 CODES: dict[Style, str] = {"": "", "dim": "2", "bold": "1", "good": "32", "bad": "31"}
 
-# What comes from a model, a tool or a web page must not move the cursor, set the title or paste: every control
-# character is shown as a picture of itself, and marks that turn the direction of writing as a question mark.
-_HARMLESS: dict[int, int | str | None] = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
-_HARMLESS |= {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
-_HARMLESS |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)), "�")
-_HARMLESS |= {0x0D: None, 0x7F: "␡", 0x2028: "\n", 0x2029: "\n"}
 # How a command that went wrong ends: its status, and remarks of ours after it.
 _FAILED_COMMAND = re.compile(r"^\[exit status [1-9][^\]\n]*\](\n\[[^\n]*\])*\s*\Z", re.M)
 _UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def harmless(text: str) -> str:
-    """The text with every control character but tabs and line ends made visible."""
-    return text if text.isprintable() else text.translate(_HARMLESS)
-
-
-def one_line(text: str, width: int = 100) -> str:
-    """The beginning of a text on one line."""
-    line = harmless(" ".join(text[: 4 * width].split()))
-    return f"{line[: width - 1]}…" if len(line) > width or len(text) > 4 * width else line
 
 
 def as_json(value: Any) -> str:
@@ -74,7 +59,7 @@ class Paper:
 
     def put(self, text: str, style: Style = "") -> None:
         """Go on in the current line."""
-        if text := harmless(text):
+        if text := printable(text):
             self._write(text, style)
             self._at_start = text.endswith("\n")
 

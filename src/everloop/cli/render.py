@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 
 from .. import events
-from .output import Paper, mark_of, one_line, short_arguments, short_result
+from ..text import one_line
+from .output import Paper, mark_of, short_arguments, short_result
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class View:
                 self._start_call(event)
             case events.ToolProgress():
                 if event.call in self.running:
-                    self.paper.line(f"  │ {one_line(event.text)}", "dim")
+                    self.paper.line(f"  │ {one_line(event.text, 100)}", "dim")
             case events.ToolEnded():
                 self._end_call(event)
             case events.Asked():
@@ -62,7 +63,7 @@ class View:
                     self._tokens[name] = self._tokens.get(name, 0) + count
             case events.Steered():
                 self._shown = False
-                self.paper.line(f"→ handed to the running turn: {one_line(event.text)}", "dim")
+                self.paper.line(f"→ handed to the running turn: {one_line(event.text, 100)}", "dim")
             case events.Compacting():
                 self.paper.line(f"… the conversation is long: summarising {event.turns} earlier turns", "dim")
             case events.Compacted():

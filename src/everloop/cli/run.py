@@ -7,9 +7,10 @@ import os
 import sys
 
 from ..errors import EverloopError
+from ..text import one_line, printable
 from .common import check_model, hush, load_config, prepare_workspace, session_key
 from .main import INTERRUPTED
-from .output import as_json, harmless, one_line
+from .output import as_json
 from .setup import with_model
 
 APOLOGY = "Sorry, I encountered an error: "
@@ -32,7 +33,7 @@ def command(options: argparse.Namespace) -> int:
     if options.json:
         print(as_json(outcome))
     elif reached:
-        print(harmless(outcome["result"]) if sys.stdout.isatty() else outcome["result"])
+        print(printable(outcome["result"]) if sys.stdout.isatty() else outcome["result"])
     if not reached:
         print(f"everloop: {one_line(outcome['result'].removeprefix(APOLOGY), 500)}", file=sys.stderr)
     return INTERRUPTED if interrupted else 0 if reached else 1

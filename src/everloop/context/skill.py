@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ..messages import clean
+from ..text import clean, one_line
 from .frontmatter import FrontMatter, FrontMatterError, read_front_matter
 
 BIGGEST = 64_000  # bytes of a SKILL.md
@@ -53,11 +53,6 @@ def parse_skill(skill: Skill, data: bytes, *, keep_body: bool) -> Skill:
     except FrontMatterError as error:
         return skill.broken(error.line, one_line(error.message))
     return replace(found, body=clean(read.body).strip()) if keep_body or found.always else found
-
-
-def one_line(text: str, limit: int = 300) -> str:
-    """A text of unknown origin, for a line of the prompt: without line breaks and control characters."""
-    return _CONTROL.sub("\ufffd", " ".join(clean(text).split()))[:limit]
 
 
 def _checked(skill: Skill, read: FrontMatter) -> Skill:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .skill import Skill, one_line
+from ..text import one_line
+from .skill import Skill
 
 INTRODUCTION = (
     "## Skills\n\n"

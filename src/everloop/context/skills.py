@@ -17,8 +17,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from ..messages import clean
 from ..sandbox.reach import FOLDER, OutOfReach, Reach
+from ..text import clean
 from .mentions import named as named  # part of this module's door
 from .skill import BIGGEST, Skill, parse_skill
 from .skill_list import list_skills

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from ..errors import EverloopError
 from ..log import CallEnded, Logged, ModelAnswered, Noted, UserSaid, text_of
-from ..messages import Message, clean, encode_json, user_message
+from ..messages import Message, encode_json, user_message
+from ..text import clean
 
 Ask = Callable[[list[Message]], Awaitable[str]]
 

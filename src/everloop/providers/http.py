@@ -18,10 +18,11 @@ from urllib.request import getproxies_environment, proxy_bypass_environment  # t
 import msgspec
 
 from ..errors import ConfigError
+from ..text import one_line
 from .base import ProviderError
 from .origin import Origin, origin_of
 from .pool import Pool
-from .sse import error_text, one_line
+from .sse import error_text
 from .wire import ConnectionBroke, ConnectTimeout, NoConnection, ProxyRefused, Response
 
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx

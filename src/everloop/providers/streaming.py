@@ -7,9 +7,10 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from ..text import one_line
 from .base import Delta, LLMResponse, ProviderError
 from .http import Endpoint, TimedReader
-from .sse import BYTE_ORDER_MARK, Lines, one_line
+from .sse import BYTE_ORDER_MARK, Lines
 
 LAST_WORDS = 5.0  # seconds a server has for its last events once the answer has ended
 

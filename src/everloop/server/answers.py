@@ -7,8 +7,9 @@ from typing import Any, Protocol, cast
 
 from msgspec import UNSET
 
-from ..messages import clean, encode_json
+from ..messages import encode_json
 from ..providers.sse import encode
+from ..text import clean
 from .errors import ApiError
 from .responses import (
     AnsweredCall,

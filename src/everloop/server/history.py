@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, assert_never
 
 from ..messages import Message, encode_json
-from ..providers.sse import one_line, parse_arguments
+from ..providers.sse import parse_arguments
+from ..text import one_line
 from .errors import ApiError, bad_request
 from .shapes import (
     AnyMessage,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import fields
 
-from .. import __version__
+from .._version import __version__
 from . import responses as bodies
 from .parameters import WORDS, effect
 from .responses import Chunk, Completion, Error, Health, Model, Models

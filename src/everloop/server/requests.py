@@ -13,8 +13,8 @@ from typing import Any, Never
 
 import msgspec
 
-from ..messages import Message, clean, encode_json
-from ..providers.sse import one_line
+from ..messages import Message, encode_json
+from ..text import clean, one_line
 from .errors import ApiError, bad_request
 from .history import History
 from .shapes import FIXED, AnyMessage, ChatBody, DeveloperMessage, SchemaFormat, SystemMessage, TextFormat, ToolChoice

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..messages import clean
 from ..sandbox.paths import normalized
 from ..sandbox.reach import READ
+from ..text import clean
 from ..threads import in_thread
 from .base import Output, Plan, Tool, ToolError, tool
 from .context import current_call
@@ -107,13 +107,15 @@ class RememberTool(Tool):
         self._limit = limit
 
     def plan(self, arguments: dict[str, Any]) -> Plan:
-        text, old = _one_line(arguments["text"]), arguments.get("instead_of", "")
+        text, old = _without_bullet(arguments["text"]), arguments.get("instead_of", "")
         shown = f"remember, in {MEMORY_FILE}:\n{text}" if text else f"remove from {MEMORY_FILE}:"
         shown += f"\ninstead of:\n{old}" if old and text else f"\n{old}"
         return Plan(shown=shown, paths=(normalized(MEMORY_FILE, current_call().workspace),), writes=True)
 
     async def execute(self, text: str, instead_of: str = "") -> str:
-        return await in_thread(self._remember, _one_line(text), clean(instead_of).replace("\r\n", "\n").strip("\n"))
+        return await in_thread(
+            self._remember, _without_bullet(text), clean(instead_of).replace("\r\n", "\n").strip("\n")
+        )
 
     def _remember(self, text: str, instead_of: str) -> str:
         if not text and not instead_of:
@@ -237,6 +239,6 @@ def _text_of_point(line: str) -> str:
     return _BULLET.sub("", line, count=1).strip()
 
 
-def _one_line(text: str) -> str:
-    """A text as one line, without a bullet of its own."""
+def _without_bullet(text: str) -> str:
+    """Return a text as one line, without a bullet of its own."""
     return re.sub(r"^(?:[-*+•] +)+", "", " ".join(clean(text).split()))

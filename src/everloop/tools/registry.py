@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..log import Call
-from ..messages import clean, encode_json
+from ..messages import encode_json
+from ..text import clean, cut
 from ..threads import in_thread
 from .base import Output, Plan, Tool, ToolError, check_name
 from .context import CallContext, current
@@ -374,13 +375,3 @@ def as_text(result: Any) -> str:
         return encode_json(result).decode()
     except (TypeError, ValueError, RecursionError):  # no JSON form, or a text in it that has none
         return str(result)
-
-
-def cut(text: str, limit: int, pointer: str = "") -> str:
-    """The text with its middle left out, so that with a note it is at most `limit` characters long."""
-    if len(text) <= limit:
-        return text
-    note = f"\n[… {len(text) - limit + 60} of {len(text)} characters left out{pointer} …]\n"
-    kept = max(limit - len(note), 0)
-    note = f"\n[… {len(text) - kept} of {len(text)} characters left out{pointer} …]\n"
-    return text[: kept - kept // 2] + note + text[len(text) - kept // 2 :]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ...messages import clean
 from ...sandbox.reach import READ
+from ...text import clean
 from ..base import Tool, ToolError
 from .closest import closest
 from .paths import Seen, alone, check_kind, explained, opened_target, path_tool, reach, replace, state_of

@@ -11,8 +11,8 @@ import stat
 from itertools import islice
 from typing import Annotated, Any, BinaryIO
 
-from ...messages import clean
 from ...sandbox.reach import FOLDER, Target
+from ...text import clean
 from ..base import Output, Tool, ToolError
 from ..children import Child, beside_child
 from .documents import Documents, document_kind

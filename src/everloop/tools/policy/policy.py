@@ -15,13 +15,13 @@ from ...config import Decision, Rule
 from ...messages import Message
 from ...sandbox.confinement import STEERING
 from ...sandbox.paths import within, within_any
+from ...text import cut_inline, visible
 from ..base import Plan, ToolError
 from ..context import CallContext
 from .commands import CommandLine, SimpleCommand, read
 from .commands.parts import TEXT, unknown
 from .mentions import mentioned
 from .patterns import Fit, fits_command, fits_past_options, fits_path
-from .visible import shortened, visible
 
 MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
 MAX_ARGUMENT = 2_000
@@ -242,9 +242,10 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
         roots = [os.path.normpath(place) for place in places if place is not None]
         for path in plan.paths:
             if within_any(path, map(str, context.protected)) and not within_any(path, roots):
-                return _Outcome("deny", f"{shortened(path, 200)} belongs to the runtime itself")
+                return _Outcome("deny", f"{cut_inline(path, 200)} belongs to the runtime itself")
             if not within_any(path, roots):
-                return _Outcome("ask", f"by default what is outside the workspace is asked for: {shortened(path, 200)}")
+                why = "by default what is outside the workspace is asked for"
+                return _Outcome("ask", f"{why}: {cut_inline(path, 200)}")
     if plan.network:
         return _Outcome("ask", "by default the network is asked for")
     if plan.unconfined and context.restricted:
@@ -364,8 +365,8 @@ def _shown(name: str, arguments: dict[str, Any], plan: Plan) -> str | None:
     text = visible(text)
     if whole:
         return text if len(text) <= MAX_SHOWN else None
-    return shortened(text, MAX_SHOWN)
+    return cut_inline(text, MAX_SHOWN)
 
 
 def _brief(value: Any) -> Any:
-    return shortened(value, MAX_ARGUMENT) if isinstance(value, str) else value
+    return cut_inline(value, MAX_ARGUMENT) if isinstance(value, str) else value

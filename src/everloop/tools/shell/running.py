@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...messages import clean
 from ...sandbox.confinement import Confinement, Limits, confinement
 from ...sandbox.launch import Launch, Mode, NoSandbox, Wall, choose_wall, prepare
 from ...sandbox.paths import within_any
+from ...text import clean
 from ...threads import in_thread
 from ..base import ToolError
 from ..context import CallContext, current_call

@@ -8,7 +8,7 @@ import re
 import signal
 from typing import Any, ClassVar
 
-from ...messages import clean
+from ...text import clean
 from ..base import Output, Plan, Tool, ToolError
 from ..context import current_call
 from .captures import Capture, Ticker

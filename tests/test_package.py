@@ -43,7 +43,7 @@ def test_an_agent_loads_only_what_every_agent_needs():
     code = "import sys, everloop.runtime.agent; print(*sys.modules)"
     loaded = set(run_python(code).split())
     assert not loaded & {"aiohttp", "trafilatura", "ddgs", "mcp", "pypdf", "docx", "openpyxl", "prompt_toolkit"}
-    assert "everloop.tools.policy.commands.grammar" not in loaded
+    assert "everloop.tools.policy.shell_syntax" not in loaded
 
 
 def test_importing_the_package_takes_under_three_milliseconds():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from ..threads import in_thread
-from .hints import parameters_of, split_docstring
+from .schema.hints import parameters_of, split_docstring
 
 Replay = Literal["safe", "never"]
 P = ParamSpec("P")

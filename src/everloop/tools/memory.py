@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ..sandbox.paths import normalized
 from ..sandbox.reach import READ
-from ..text import clean
+from ..text import clean, excerpt
 from ..threads import in_thread
 from .base import Output, Plan, Tool, ToolError, tool
 from .context import current_call
-from .excerpts import excerpt
 from .files.edit import replace_text
 from .files.paths import check_kind, explained, opened_target, reach, replace, state_of
 from .files.texts import BINARY_HEAD, Form, form_of, is_binary

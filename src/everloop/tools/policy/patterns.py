@@ -8,7 +8,7 @@ from enum import IntEnum
 from fnmatch import translate
 from functools import lru_cache
 
-from .commands.parts import TEXT, WORDS, unknown
+from .shell_line import TEXT, WORDS, unknown
 
 _TOKEN = re.compile(r"\*+|\?|\[(?:!?\]?[^]]*)\]|.", re.S)
 _PATH_TOKEN = re.compile(r"\*\*/|/\*\*\Z|\*\*|\*|\?|\[!?\]?[^]/]*\]|.", re.S)

@@ -18,10 +18,9 @@ from ...sandbox.paths import within, within_any
 from ...text import cut_inline, visible
 from ..base import Plan, ToolError
 from ..context import CallContext
-from .commands import CommandLine, SimpleCommand, read
-from .commands.parts import TEXT, unknown
 from .mentions import mentioned
 from .patterns import Fit, fits_command, fits_past_options, fits_path
+from .shell_line import TEXT, CommandLine, SimpleCommand, unknown
 
 MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
 MAX_ARGUMENT = 2_000
@@ -72,7 +71,7 @@ class Policy:
         self.taint = taint
         self._paths = any(rule.path for rule in rules)
         if any(rule.command or rule.path for rule in rules):
-            from .commands import grammar  # noqa: F401 - now, and not while an event loop waits
+            from . import shell_syntax  # noqa: F401 - imported here rather than in a running event loop
 
     def judge(
         self,
@@ -184,6 +183,8 @@ class Policy:
         if plan.command is None or not any(rule.command or rule.path for _, rule in rules):
             yield from places
             return
+        from .shell_syntax import read  # most policies have no rule about commands
+
         line = read(plan.command)
         if line.opaque:
             yield _Unit(opaque=line.opaque)

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from . import checks
 from .checks import Check, Run, TooComplex
-from .coerce import STRICT, WRAP
+from .values import STRICT, WRAP
 
 _MAX_PROBLEMS = 20
 

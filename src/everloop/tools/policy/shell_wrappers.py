@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from .parts import DECLARING, TEXT, WORDS, Findings, Opaque, SimpleCommand, Stdin, Target, exported, unknown
+from .shell_line import DECLARING, TEXT, WORDS, Findings, Opaque, SimpleCommand, Stdin, Target, exported, unknown
 
 Words = tuple[str, ...]
 Inner = Callable[[str], None]

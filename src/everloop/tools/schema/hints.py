@@ -200,7 +200,7 @@ def _describe_union(parts: tuple[Any, ...], outer: tuple[Any, ...]) -> tuple[Sch
     schemas = [schema for schema, _ in described]
     if all(convert is None for _, convert in described):
         return {"anyOf": schemas}, None
-    from .schema import InvalidArguments, compile_schema
+    from . import InvalidArguments, compile_schema
 
     branches = [(compile_schema(schema), convert) for schema, convert in described]
 

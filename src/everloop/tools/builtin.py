@@ -1,4 +1,4 @@
-"""The tools that every agent has, made from the settings."""
+"""The built-in tools of an agent, made from its settings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from .web.web import WebSettings, web_tools
 def builtin_tools(
     config: Config, search: Search, *, brave_api_key: str | None = None, exec_config: Any = None
 ) -> list[Tool]:
-    """Files, commands, the web, messages and memory. `search` is the store's; `exec_config` overrides settings of
-    commands, by name."""
+    """Return the tools for files, commands, the web, messages and memory.
+
+    `search` is the store's search; `exec_config` overrides shell settings by name.
+    """
     web = WebSettings(
         search=config.search,
         brave_api_key=brave_api_key or config.brave_api_key,
@@ -38,7 +40,7 @@ def builtin_tools(
 
 
 def shell_settings(config: Config, exec_config: Any = None) -> ShellSettings:
-    """The settings of commands; `exec_config` is a mapping or an object with some of their names."""
+    """Return the shell settings; `exec_config` is a mapping, or an object with some of their names as attributes."""
     settings = ShellSettings(
         timeout=config.exec_timeout,
         mode=config.sandbox,

@@ -1,4 +1,4 @@
-"""`memory_search`: what was said in the past. `remember`: one point more in the file that stands in every prompt."""
+"""`memory_search` searches past conversations; `remember` adds a point to the file that is part of every prompt."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ MEMORY_FOLDER = "memory"
 MEMORY_FILE = f"{MEMORY_FOLDER}/MEMORY.md"
 MAX_BYTES = 1024 * 1024
 MAX_COUNT = 20
-OWN_WORDS = 50  # of the running turn, at most, that may be among what is found
+OWN_WORDS = 50  # most results that may come from the running turn itself
 LOCK_SECONDS = 10.0
 
 _BULLET = re.compile(r"([ \t]*)[-*+] +(?:\d{4}-\d\d-\d\d: +)?")
-_BEGINNING = re.compile(r"[ \t]*(?:[-*+] +(?:\d{4}-\d\d-\d\d: +)?)?")  # of a point, or a part of it
+_BEGINNING = re.compile(r"[ \t]*(?:[-*+] +(?:\d{4}-\d\d-\d\d: +)?)?")  # the bullet and date of a point
 
 
 def memory_tools(search: Search, limit: int = 16_000) -> list[Tool]:
-    """The tools for memory; `search` is the store's, `limit` the most characters of the file."""
+    """Return the memory tools; `search` is the store's, `limit` the maximum length of the file in characters."""
     return [_search_tool(search), RememberTool(limit)]
 
 
@@ -81,7 +81,7 @@ def _listed(found: Sequence[Found], query: str) -> str:
 
 
 class RememberTool(Tool):
-    """Adds a point to the memory file, or puts one in place of another."""
+    """Adds a point to the memory file, or replaces one."""
 
     name = "remember"
     description = (
@@ -99,7 +99,7 @@ class RememberTool(Tool):
         },
         "required": ["text"],
     }
-    replay = "safe"  # a point that stands there is not added again, nor put in place of another again
+    replay = "safe"  # adding or replacing a point twice has the effect of doing it once
     parallel = False
 
     def __init__(self, limit: int = 16_000) -> None:
@@ -141,12 +141,12 @@ class RememberTool(Tool):
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the memory folder, made if need be, against all others who remember, in this process or another.
+    """Lock the memory folder, created if necessary, against other writers in this and other processes.
 
     Whoever can open the folder can hold it, a command in the sandbox too: so it is not waited for without end.
     """
-    # By the place of a file that is never made: the real one may be replaced while it is looked at. What the policy
-    # says of that one is asked when it is written.
+    # Resolved by the path of a file that is never created, since the real one may be replaced meanwhile. The policy
+    # is applied to the real one when it is written.
     with dataclasses.replace(reach(), guard=None).target(f"{MEMORY_FOLDER}/.everloop-lock") as place:
         give_up = time.monotonic() + LOCK_SECONDS
         while True:
@@ -161,7 +161,7 @@ def _alone() -> Iterator[None]:
 
 
 def _load() -> tuple[os.stat_result | None, Form, str]:
-    """The file as it is now: what it is, its form and its text."""
+    """Read the file: its state, its form and its text."""
     try:
         with reach().open(MEMORY_FILE, READ) as opened, open(opened.descriptor, "rb", closefd=False) as file:
             info = os.fstat(opened.descriptor)
@@ -182,7 +182,7 @@ def _load() -> tuple[os.stat_result | None, Form, str]:
 
 
 def added(content: str, text: str, newline: str = "\n") -> str:
-    """The file with one point more, unless it is there."""
+    """Return the file with a point added, unless it is there already."""
     if text in map(_text_of_point, content.splitlines()):
         return content
     gap = newline if content and not content.endswith("\n") else ""
@@ -190,7 +190,7 @@ def added(content: str, text: str, newline: str = "\n") -> str:
 
 
 def replaced(content: str, old: str, text: str, newline: str = "\n") -> str:
-    """The file with a text in place of another. If that was a whole point, the new one has today's date."""
+    """Return the file with a text replaced. A replaced point gets today's date."""
     plain = content.replace("\r\n", "\n")
     if text and _done(plain, old, text):
         return content
@@ -203,19 +203,19 @@ def replaced(content: str, old: str, text: str, newline: str = "\n") -> str:
     if plain.find(old, start + 1) >= 0:
         raise ToolError(f"That text stands in {MEMORY_FILE} more than once: give more of its line in instead_of.")
     start, end, new = _part(plain, start, start + len(old), text)
-    if not _done(plain[:start] + new + plain[end:], old, text):  # the same call once more would change it again
+    if not _done(plain[:start] + new + plain[end:], old, text):  # repeating the call would change it again
         raise ToolError("What is left would hold that text again: give the whole line in instead_of.")
     return content if plain[start:end] == new else replace_text(content, plain[start:end], new, newline=newline).text
 
 
 def _done(plain: str, old: str, text: str) -> bool:
-    """Whether a text has taken the place of another, which stands there no more, or only as a part of it."""
+    """Return whether a text was replaced already: the old one occurs only inside the new one, if at all."""
     core = _text_of_point(old)
     return text in plain and (old not in plain or (core in text and core not in plain.replace(text, "\0")))
 
 
 def _part(plain: str, start: int, end: int, text: str) -> tuple[int, int, str]:
-    """What is to be replaced and by what: a whole point with its bullet and date, or the text as it was given."""
+    """Return what to replace and by what: a whole point with its bullet and date, or the text as given."""
     first, last = plain.rfind("\n", 0, start) + 1, plain.find("\n", end)
     last = len(plain) if last < 0 else last
     bullet = _BULLET.match(plain, first)

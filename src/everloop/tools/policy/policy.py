@@ -1,4 +1,4 @@
-"""The policy: whether a tool call is allowed, asked for or denied, by rules and, where none fits, by defaults."""
+"""The policy: decides by rules, and by defaults where none matches, whether a tool call is allowed, asked or denied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .mentions import mentioned
 from .patterns import Fit, fits_command, fits_past_options, fits_path
 from .shell_line import TEXT, CommandLine, SimpleCommand, unknown
 
-MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
+MAX_SHOWN = 20_000  # characters of a command or message; a person cannot judge longer ones
 MAX_ARGUMENT = 2_000
 QUICK = 500  # characters of an argument that are judged in less time than a thread takes to start
 _DEVICE = re.compile(r"/dev/(null|zero|full|stdin|stdout|stderr|fd/[0-9]+)")
@@ -31,14 +31,14 @@ _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a call; `shown` is exactly what would run, for the person who is asked."""
+    """The decision about a call; `shown` is exactly what would run, for the person who is asked."""
 
     decision: Decision
     why: str = ""
     shown: str = ""
     grants: tuple[str, ...] = ()  # what the session is granted when the person answers "always"
     once: tuple[str, ...] = ()  # what it is granted by a plain yes already
-    granted: bool = False  # allowed because a person allowed it before, for the rest of the session
+    granted: bool = False  # allowed by an earlier answer "always"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class _Unit:
     """One thing that a call does: a simple command, a path, both or neither."""
 
     command: SimpleCommand | None = None
-    path: str | None = None  # as rules name it: relative to the workspace when inside it, absolute otherwise
+    path: str | None = None  # relative to the workspace when inside it, absolute otherwise, as in rules
     absolute: str = ""
-    opaque: str = ""  # why a command could not be read, or what a call would do is not known
-    altered: bool = False  # the command does not do what its words say
+    opaque: str = ""  # why the command could not be parsed, or the call not planned
+    altered: bool = False  # a variable may change what the command does
     network: bool | None = False  # the call asks for the network; None: not known
     leaves: bool = False  # a redirection to a file outside the workspace, or to one that is not known
 
@@ -64,7 +64,7 @@ class _Outcome:
 
 
 class Policy:
-    """Judges calls by the rules, in order: the first that fits decides, and of several parts the strictest."""
+    """Judges calls by rules, in order: the first match decides, and of several parts of a call the strictest."""
 
     def __init__(self, rules: Sequence[Rule] = (), *, taint: bool = True) -> None:
         self.rules = tuple(enumerate(rules, 1))
@@ -114,7 +114,7 @@ class Policy:
         arguments: dict[str, Any] | None = None,
         paths: Callable[[], Sequence[str]] = tuple,
     ) -> Callable[[str, bool], None] | None:
-        """What a file tool calls with the real path of a file that it opened: a link must not lead around a rule.
+        """Return a check that file tools call with the real path of each file they open: a link could bypass a rule.
 
         None where no rule is about paths. Without the name of the tool, rules about any tool count. `paths` gives those
         that the call names, as a person saw them.
@@ -131,7 +131,7 @@ class Policy:
             number, rule = next(((number, rule) for number, rule in rules if _fit(rule, unit)), (0, None))
             if rule is None or rule.do == "allow":
                 return
-            # A person who approved a call has seen the path in it, but not where a link leads.
+            # A person who approved the call has seen its path, but not the target of a link.
             asked = os.path.normpath(context.workspace)
             known = not rule.path or any(_fit(rule, _at(path, asked)) for path in paths())
             if rule.do == "deny" or not (context.approved and known):
@@ -164,7 +164,7 @@ class Policy:
         return max((_weigh(rules, unit, default) for unit in units), key=_rank)
 
     def _candidates(self, name: str, arguments: dict[str, Any], context: CallContext) -> list[tuple[int, Rule]]:
-        """The rules that may fit this call, whatever it does."""
+        """Return the rules whose tool, origin and arguments match this call."""
         origin = f"{context.channel}:{context.chat_id}"
         return [
             (number, rule)
@@ -201,7 +201,7 @@ class Policy:
 
 
 def _leaving(command: SimpleCommand, line: CommandLine, base: str, roots: tuple[str, ...]) -> Iterator[_Unit]:
-    """A command's redirections that lead out of the workspace, or may do so."""
+    """Yield a command's redirections to files that are, or may be, outside the workspace."""
     for target in command.targets:
         path = _joined(TEXT if line.moves else base, target.path)
         if not _DEVICE.fullmatch(path) and (unknown(path) or not within_any(path, roots)):
@@ -210,7 +210,7 @@ def _leaving(command: SimpleCommand, line: CommandLine, base: str, roots: tuple[
 
 
 def _files(command: SimpleCommand, line: CommandLine, base: str, roots: tuple[str, ...]) -> Iterator[_Unit]:
-    """The files that a command's redirections open, and the words of it that may name files."""
+    """Yield the files that a command's redirections open, and its words that may name files."""
     for target in command.targets:
         yield replace(
             _at(_joined(TEXT if line.moves else base, target.path), *roots), command=command, altered=line.altered
@@ -229,7 +229,7 @@ def _joined(start: str, path: str) -> str:
 
 
 def _at(path: str, *roots: str) -> _Unit:
-    """A path as rules see it; `roots` are the names that the workspace has."""
+    """Return a path in the form that rules match; `roots` are the paths of the workspace."""
     for root in roots:
         if within(path, root):
             return _Unit(path=path[len(root) :].lstrip("/") or ".", absolute=path)
@@ -269,11 +269,12 @@ def _argument_fits(pattern: str, arguments: dict[str, Any], key: str) -> bool:
 
 
 def _weigh(rules: list[tuple[int, Rule]], unit: _Unit, default: _Outcome) -> _Outcome:
-    """What the rules say of one thing: the first that fits for certain, or a stricter one before it that may fit."""
+    """Judge one unit: by the first rule that matches for certain, or a stricter one before it that may match."""
     outcomes = []
     wrapper = unit.command is not None and unit.command.wrapper
     for number, rule in rules:
-        # A wrapper does nothing by itself: what it runs is judged for itself, so only a rule that means it counts.
+        # A wrapper has no effect of its own, and the command it runs is judged separately: only a rule that names
+        # the wrapper counts.
         fit = Fit.NO if wrapper and not rule.path and rule.command in ("", "*") else _fit(rule, unit)
         if fit is Fit.YES or (fit is Fit.MAYBE and rule.do != "allow"):
             outcomes.append(_Outcome(rule.do, _reason(number, rule, unit, fit), rule.tainted))
@@ -316,7 +317,7 @@ def _fit_command(rule: Rule, unit: _Unit) -> Fit:
         return Fit.NO
     fit = fits_command(rule.command, command.text)
     if rule.do != "allow" and fit is not Fit.YES and command.words:
-        # To be kept from running, /bin/rm is rm and `git -C x push` is `git push`; only what is written out is allowed.
+        # `ask` and `deny` treat /bin/rm as rm and `git -C x push` as `git push`; `allow` takes the words literally.
         short = SimpleCommand((command.words[0].rsplit("/", 1)[-1], *command.words[1:]))
         fit = max(fit, fits_command(rule.command, short.text), fits_past_options(rule.command, short.words))
     return fit
@@ -335,7 +336,7 @@ def _reason(number: int, rule: Rule, unit: _Unit, fit: Fit) -> str:
 
 
 def _size(value: Any) -> int:
-    """About how many characters an argument has."""
+    """Estimate the length of an argument in characters."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -344,7 +345,7 @@ def _size(value: Any) -> int:
 
 
 def _grants(name: str, arguments: dict[str, Any], plan: Plan) -> tuple[str, ...]:
-    """What "always" grants for a call that is asked for: the same command, the same files, or the tool."""
+    """Return what the answer "always" grants for a call: the same command, the same files, or the tool."""
     if plan.command is not None:
         how = "".join(f"+{flag}" for flag in ("network", "background", "keep") if arguments.get(flag))
         folder = f"@{quote(str(given))}" if (given := arguments.get("working_dir")) else ""
@@ -355,14 +356,14 @@ def _grants(name: str, arguments: dict[str, Any], plan: Plan) -> tuple[str, ...]
 
 
 def _shown(name: str, arguments: dict[str, Any], plan: Plan) -> str | None:
-    """What a person sees; None where it must be seen whole and is too long for that."""
+    """Return what the person is shown; None if it must be shown whole and is too long."""
     whole = plan.command is not None or plan.sends or plan.writes
     values = arguments if whole else {key: _brief(value) for key, value in arguments.items()}
     text = plan.shown or f"{name} {json.dumps(values, indent=2, ensure_ascii=False, default=str)}"
     if plan.command is not None and plan.shown and plan.command not in text:
         text = f"{text}\n{plan.command}"
     if whole and len(text) > MAX_SHOWN:
-        return None  # before it is made visible, which takes its time
+        return None  # checked before making it visible, which takes time
     text = visible(text)
     if whole:
         return text if len(text) <= MAX_SHOWN else None

@@ -1,7 +1,7 @@
-"""The grammar of a shell command line: finds the simple commands wherever they stand.
+"""Parses a shell command line and finds its simple commands at any depth.
 
-It follows bash as far as the meaning is certain, and gives up (`Opaque`) where it is not: a line that is read wrongly
-would be worse than one that is not read.
+The parser follows bash where the meaning is certain and raises `Opaque` where it is not: misreading a line would be
+worse than not reading it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .shell_line import (
 )
 from .shell_wrappers import note
 
-MAX_LENGTH = 20_000  # as much as a person can be shown; a longer line is not read
-# The shell fills these itself, with text from outside.
+MAX_LENGTH = 20_000  # as much as a person can be shown; a longer line is not parsed
+# The shell itself sets these, to text from outside.
 _FILLED = frozenset({"REPLY", "MAPFILE", "OPTARG", "_", "BASH_REMATCH", "COPROC", "BASH_ARGV", "BASH_COMMAND"})
 MAX_DEPTH = 30
 MAX_STEPS = 10_000
@@ -58,7 +58,7 @@ _NUMERIC_TESTS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 
 
 def read(command: str) -> CommandLine:
-    """All simple commands of a command line, and why it could not be read to the end, if so. Takes bounded time."""
+    """Parse a command line, in bounded time."""
     findings = Findings(doubtful=set(_FILLED))
     try:
         if len(command) > MAX_LENGTH:
@@ -80,21 +80,21 @@ def read(command: str) -> CommandLine:
 
 
 class Lexer:
-    """Reads words at `place` of `text`; what cannot be read for certain raises `Opaque`."""
+    """Reads words at `place` of `text`; raises `Opaque` where the meaning is uncertain."""
 
     def __init__(self, text: str, findings: Findings, depth: int) -> None:
         self.text, self.findings, self.depth, self.place = text, findings, depth, 0
         if depth > MAX_DEPTH:
             raise Opaque("it is nested too deeply")
 
-    # The grammar, which knows lists of commands, overrides these two.
+    # `Grammar`, which reads lists of commands, overrides these two.
 
     def substitution(self) -> None:
-        """Read commands up to and with the closing parenthesis."""
+        """Read commands up to and including the closing parenthesis."""
         raise NotImplementedError
 
     def inner(self, text: str) -> None:
-        """Read a text that is a command line of its own."""
+        """Read a text that is a command line itself."""
         raise NotImplementedError
 
     def step(self) -> None:
@@ -118,20 +118,20 @@ class Lexer:
         return found
 
     def blanks(self) -> None:
-        """Skip spaces, and a comment where one may begin."""
+        """Skip blanks, and a comment where one may begin."""
         self.match(_BLANK)
         if self.peek("#"):
             end = self.text.find("\n", self.place)
             self.place = len(self.text) if end < 0 else end
 
     def word(self) -> Word | None:
-        """The word that begins here, or None where there is none."""
+        """Read the word that begins here; None if there is none."""
         pieces: list[Piece] = []
         while self.place < len(self.text):
             self.step()
             character = self.text[self.place]
             if found := self.match(_PLAIN):
-                joined = pieces and not pieces[-1].quoted and pieces[-1].text != TEXT  # over the end of a line
+                joined = pieces and not pieces[-1].quoted and pieces[-1].text != TEXT  # across a line continuation
                 pieces.append(Piece((pieces.pop().text if joined else "") + found[0], False))
             elif character == "\\":
                 self.escape(pieces)
@@ -151,14 +151,14 @@ class Lexer:
                 pieces.append(Piece(TEXT, True))
             elif character in " \t\n;&|()<>":
                 break
-            elif character.isspace() and ord(character) > 127:  # to the shell it is a letter; to people it is not
+            elif character.isspace() and ord(character) > 127:  # a letter to the shell, but a space to readers
                 raise Opaque("it has a space that is none to the shell")
             else:
                 raise Opaque(f"it has a control character (U+{ord(character):04X})")
         return Word(tuple(pieces)) if pieces else None
 
     def lexeme(self) -> str:
-        """The word that begins here, if it is plain text to its end and so may be a keyword; nothing is consumed."""
+        """Return the word that begins here if it is plain text, and so may be a keyword, without consuming it."""
         found = _LEXEME.match(self.text, self.place)
         return "" if found is None else found[0].replace("\\\n", "")
 
@@ -178,7 +178,7 @@ class Lexer:
         return _sure(self.text[start:end])
 
     def quoted(self, pieces: list[Piece], end: str) -> None:
-        """Text as in double quotes, up to `end`; without one, up to the end of the text (a here-document's)."""
+        """Read text as in double quotes up to `end`, or, without one, the whole text (of a here-document)."""
         while self.place < len(self.text):
             self.step()
             if found := self.match(_QUOTED):
@@ -205,7 +205,7 @@ class Lexer:
 
     @contextmanager
     def deeper(self) -> Iterator[None]:
-        """One level of nesting, of which there is a limit."""
+        """Enter one level of nesting, up to a limit."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Opaque("it is nested too deeply")
@@ -213,7 +213,7 @@ class Lexer:
         self.depth -= 1
 
     def dollar(self, quoted: bool) -> Piece:
-        """What a dollar sign begins."""
+        """Read an expansion that begins with a dollar sign."""
         with self.deeper():
             return self.expansion(quoted)
 
@@ -244,17 +244,17 @@ class Lexer:
         return Piece("$", True)
 
     def ansi_quoted(self) -> Piece:
-        """A $'…' text with its escapes."""
+        """Read a $'…' string with its escapes."""
         end = self.text.find("'", self.place + 2)
         inside = self.text[self.place + 2 : end]
-        # A plain POSIX shell would end the text at an escaped quote, and read the rest of the line otherwise.
+        # A POSIX shell would end the string at an escaped quote, and parse the rest of the line differently.
         if end < 0 or (len(inside) - len(inside.rstrip("\\"))) % 2:
             raise Opaque("a quote is not closed")
         self.place = end + 1
         return Piece(_sure("".join(_ansi(found) for found in _ANSI.finditer(inside))), True)
 
     def backticks(self, quoted: bool) -> Piece:
-        """A command in backticks: its text is a command line once its escapes are taken away."""
+        """Read a command in backticks, which is a command line after removing its escapes."""
         found = _BACKTICKS.match(self.text, self.place)
         if found is None:
             raise Opaque("a backtick is not closed")
@@ -263,13 +263,13 @@ class Lexer:
         return Piece(TEXT, quoted)
 
     def braces(self, quoted: bool) -> Piece:
-        """A ${…}: what it gives is unknown, but the commands in it are read."""
+        """Read a ${…}: its value is unknown, but the commands in it are read."""
         self.place += 2
         head = self.match(_BRACE_HEAD)
         if head is None:
             raise Opaque("it has an expansion of an unknown form")
         if head[1] == "!":
-            self.findings.calculated.add(head[2])  # an indirect name may be an array's element, which is calculated
+            self.findings.calculated.add(head[2])  # an indirect name may be an array element, whose index is evaluated
         many = head[2] == "@"
         if self.take("["):
             many = self.take("@]")
@@ -319,7 +319,8 @@ class Lexer:
         return Piece(TEXT, True, number=True)
 
     def arithmetic(self, end: str) -> None:
-        """An expression up to `end`. Its variables are noted: the shell evaluates what they hold, commands included."""
+        """Read an arithmetic expression up to `end`, and record its variables: the shell evaluates their values,
+        commands included."""
         open_ = 0
         while self.place < len(self.text):
             self.step()
@@ -356,13 +357,13 @@ def _ansi(found: re.Match[str]) -> str:
     if code[0] in "01234567":
         number = int(code, 8)
         return chr(number) if number < 128 else TEXT
-    if code[0] in "cxuU":  # a control character, or a code in a form that only some shells know
+    if code[0] in "cxuU":  # a control character, or an escape that only some shells know
         return TEXT
     return _ANSI_LETTERS.get(code, code if code in "\\'\"?" else "\\" + code)
 
 
 def _sure(text: str) -> str:
-    """Literal text; the two characters that stand for unknown text in our words count as unknown."""
+    """Return literal text, in which the two characters reserved for unknown text count as unknown."""
     return text.replace("\1", TEXT)
 
 
@@ -370,7 +371,7 @@ def _sure(text: str) -> str:
 
 
 class Heredoc:
-    """A here-document whose text begins after the line it is announced in."""
+    """A here-document whose text begins on the next line."""
 
     def __init__(self, delimiter: Word, tabs: bool) -> None:
         self.end = delimiter.literal
@@ -381,19 +382,19 @@ class Heredoc:
 
 
 class Redirected:
-    """A command's words and redirections while they are being read."""
+    """The words and redirections of a command that is being read."""
 
     def __init__(self) -> None:
         self.words: list[Word] = []
         self.targets: list[Target] = []
         self.heredoc: Heredoc | None = None
-        self.fed_by: Heredoc | None = None  # the here-document, unless something else is its input in the end
+        self.fed_by: Heredoc | None = None  # the here-document, unless a later redirection replaces it as input
         self.stdin: Stdin | None = None
         self.assigned: list[tuple[str, bool]] = []  # variables set before the command, and whether to a number
 
 
 class SimpleReader(Lexer):
-    """Reads a simple command; the lists and compound commands around it are the grammar's."""
+    """Reads simple commands; `Grammar` reads the lists and compound commands around them."""
 
     def __init__(self, text: str, findings: Findings, depth: int = 0) -> None:
         super().__init__(text, findings, depth)
@@ -410,7 +411,7 @@ class SimpleReader(Lexer):
             self.blanks()
 
     def newline(self) -> None:
-        """Go to the next line: here-documents announced in the last one are read first."""
+        """Go to the next line, after reading the here-documents of this one."""
         self.place += 1
         announced, self.announced = self.announced, []
         for heredoc, simple in announced:
@@ -440,7 +441,7 @@ class SimpleReader(Lexer):
         return simple.words[0].literal in DECLARING
 
     def assignment(self, word: Word, simple: Redirected) -> bool:
-        """Whether the word is an assignment, which is then noted; in a declaration it stays an argument too."""
+        """Record the word if it is an assignment, and return whether it is; in a declaration it is an argument too."""
         lead = word.pieces[0]
         found = None if lead.quoted or lead.text == TEXT else _ASSIGNMENT.match(lead.text)
         if found is None:
@@ -453,7 +454,7 @@ class SimpleReader(Lexer):
         if found[2]:
             self.element(found[2])
         self.blanks()
-        if found[1] != "IFS" or simple.words or self.lexeme() != "read":  # `IFS= read` splits its own input, no more
+        if found[1] != "IFS" or simple.words or self.lexeme() != "read":  # `IFS= read` only affects its own input
             words = [word.literal for word in simple.words]
             self.findings.set(found[1], sure, bool(words) and exported(words[0], words[1:]))
             if not words:
@@ -469,7 +470,7 @@ class SimpleReader(Lexer):
         self.findings.calculated.update(re.findall(r"^[A-Za-z_]\w*", inside, re.A))
 
     def array(self) -> bool:
-        """The rest of an array's values; whether all are numbers."""
+        """Read the rest of an array's values; return whether all are numbers."""
         sure = True
         while True:
             self.newlines()
@@ -484,7 +485,7 @@ class SimpleReader(Lexer):
         return sure
 
     def defines(self) -> bool:
-        """Whether the word just read is the name of a function that is defined here; its body is read."""
+        """Read a function definition if the last word is its name, and return whether it is."""
         place = self.place
         self.blanks()
         if not self.take("("):
@@ -498,7 +499,7 @@ class SimpleReader(Lexer):
         return True
 
     def finish(self, simple: Redirected) -> None:
-        """The command is complete, unless its here-document is still to come."""
+        """Record a complete command, unless its here-document is still to be read."""
         if simple.words:
             for name, sure in simple.assigned:
                 self.findings.set(name, sure, exported=True)
@@ -521,9 +522,9 @@ class SimpleReader(Lexer):
             self.place = place
             return False
         feeds = not descriptor[0].strip("0") if descriptor else found[0][0] == "<"
-        if feeds:  # the last one counts
+        if feeds:  # the last redirection counts
             simple.stdin, simple.fed_by = Stdin(None), None
-        if found[0].endswith("-") and found[0] != "<<-":  # closes: what follows is a word of its own
+        if found[0].endswith("-") and found[0] != "<<-":  # closes a descriptor: what follows is another word
             return True
         self.blanks()
         word = self.word()
@@ -543,7 +544,7 @@ class SimpleReader(Lexer):
         return True
 
     def heredoc(self, heredoc: Heredoc, simple: Redirected) -> None:
-        """Read a here-document's lines, and then what was waiting for them."""
+        """Read the lines of a here-document, then record its command."""
         lines: list[str] = []
         while True:
             if self.place >= len(self.text):
@@ -573,7 +574,7 @@ class SimpleReader(Lexer):
         return self.text[start:end]
 
     def joined(self, line: str) -> str:
-        """A line that ends in a backslash, with those that continue it."""
+        """Join a line that ends in a backslash with those that continue it."""
         parts = [line]
         while _continues(parts[-1]) and self.place < len(self.text):
             parts[-1] = parts[-1][:-1]
@@ -589,10 +590,10 @@ def _continues(line: str) -> bool:
 
 
 class Grammar(SimpleReader):
-    """Reads a whole command line into its findings."""
+    """Reads a whole command line into `findings`."""
 
     def read(self) -> None:
-        """Read it all."""
+        """Read the whole line."""
         self.statements(())
         if self.announced:
             raise Opaque("a here-document is not closed")
@@ -610,7 +611,7 @@ class Grammar(SimpleReader):
         self.announced = outer
 
     def statements(self, stops: tuple[str, ...]) -> str:
-        """Read commands up to one of the words or operators in `stops`, which is given back.
+        """Read commands up to one of the words or operators in `stops`, and return it.
 
         A word is consumed, a parenthesis or the end of a case is not.
         """
@@ -645,7 +646,7 @@ class Grammar(SimpleReader):
         return self.take(";") or (not self.peek("&&") and self.take("&"))
 
     def keyword(self, word: str) -> bool:
-        """Take this word if it stands here without quotes."""
+        """Consume this word if it comes next, unquoted."""
         if self.lexeme() != word:
             return False
         self.word()
@@ -670,7 +671,7 @@ class Grammar(SimpleReader):
     # ------------------------------------------------------------------------------------------ compound commands
 
     def command(self) -> None:
-        """One command of any kind, with its redirections."""
+        """Read one command of any kind, with its redirections."""
         with self.deeper():
             self.step()
             self.blanks()
@@ -680,7 +681,7 @@ class Grammar(SimpleReader):
         if self.take("(("):
             start = self.place
             self.arithmetic("))")
-            # A plain POSIX shell takes it for two subshells.
+            # To a POSIX shell these are two subshells.
             self.findings.commands.append(SimpleCommand(tuple(self.text[start : self.place - 2].split()), wrapper=True))
         elif self.take("("):
             self.statements((")",))
@@ -792,7 +793,7 @@ class Grammar(SimpleReader):
         self.command()
 
     def test(self) -> None:
-        """A [[ … ]]. Numbers in it are evaluated as arithmetic; a plain POSIX shell runs what comes after && and ||."""
+        """Read a [[ … ]]. Its numbers are arithmetic; a POSIX shell runs what follows && and || as commands."""
         before = ""
         words: list[Word] = []
         numeric = False
@@ -824,7 +825,7 @@ class Grammar(SimpleReader):
         return self.word()
 
     def evaluate(self, words: list[Word]) -> None:
-        """Note the variables in words that a test takes for numbers."""
+        """Record the variables in words that a test evaluates as numbers."""
         for piece in (piece for word in words for piece in word.pieces):
             if (piece.text == TEXT and not piece.number and not piece.name) or re.search(r"[\[$`]", piece.text):
                 raise Opaque("it calculates with something that cannot be known")

@@ -1,4 +1,4 @@
-"""What a simple command runs: commands that run other commands are unwrapped, down to the last one."""
+"""Commands that run other commands: `env`, `timeout`, `xargs`, `bash -c`, `find -exec` and the like."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_RUNNERS = _names(  # programs that run another one in ways that are not unwrapped here
+_RUNNERS = _names(  # programs that run others in ways that are not followed
     "ssh mosh parallel su runuser script flock chroot unshare nsenter setpriv systemd-run pkexec run0 at batch strace "
     "ltrace gdb valgrind xvfb-run firejail bwrap proot fakeroot screen tmux expect socat entr rlwrap unbuffer "
     "dbus-run-session start-stop-daemon daemonize cgexec numactl prlimit setarch linux32 linux64 i386 x86_64 catchsegv "
@@ -37,16 +37,16 @@ _MOVING = frozenset({"cd", "pushd", "popd"})
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """How a wrapper's own arguments are told from the command it runs."""
+    """The options of a wrapper, which come before the command that it runs."""
 
-    flags: str = ""  # letters without a value
-    values: str = ""  # letters with one
+    flags: str = ""  # short options without a value
+    values: str = ""  # short options with a value
     long_flags: frozenset[str] = frozenset()
     long_values: frozenset[str] = frozenset()
-    operands: int = 0  # words before the command
+    operands: int = 0  # positional arguments before the command
     assignments: bool = False  # NAME=value before the command
-    quiet: str = ""  # letters that only print something: nothing is run
-    plain: bool = True  # does nothing by itself
+    quiet: str = ""  # short options that only print something
+    plain: bool = True  # has no effect of its own
 
 
 _WRAPPERS = {
@@ -73,7 +73,7 @@ _WRAPPERS = {
 
 
 def note(words: Words, targets: tuple[Target, ...], stdin: Stdin | None, findings: Findings, inner: Inner) -> None:
-    """Note a simple command and, where it runs another one, that too."""
+    """Record a simple command and, if it runs another one, that too."""
     for _ in range(MAX_WRAPPERS):
         name = words[0].rsplit("/", 1)[-1] if words else ""
         if words and (unknown(words[0]) or not name):
@@ -97,9 +97,9 @@ def note(words: Words, targets: tuple[Target, ...], stdin: Stdin | None, finding
 
 
 def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Findings, inner: Inner) -> bool:
-    """A command that is no wrapper: whether it only runs a text that is read here.
+    """Inspect a command that is not in the table of wrappers; return whether it only runs a text that is read here.
 
-    What changes or runs other commands in a way that cannot be followed is `Opaque`.
+    Raises `Opaque` for commands that change or run others in ways that cannot be followed.
     """
     if name in _SHELLS:
         return _shell(arguments, stdin, findings, inner)
@@ -133,7 +133,7 @@ def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Finding
 
 
 def _unwrap(name: str, words: Words, options: _Options, findings: Findings) -> Words:
-    """The command that a wrapper runs; empty if it runs none."""
+    """Return the command that a wrapper runs; empty if it runs none."""
     place, operands, marker, past = 0, options.operands, "", False
     while place < len(words):
         word = words[place]
@@ -168,7 +168,7 @@ def _unwrap(name: str, words: Words, options: _Options, findings: Findings) -> W
 
 
 def _appended(name: str, words: Words, marker: str) -> Words:
-    """The command that is run; xargs adds words to it, or puts them where its marker stands."""
+    """Return the command that is run. xargs appends unknown words to it, or inserts them at its marker."""
     if name != "xargs" or not words:
         return words
     if marker:
@@ -177,7 +177,7 @@ def _appended(name: str, words: Words, marker: str) -> Words:
 
 
 def _split_string(word: str, rest: Words) -> Words | None:
-    """env -S: one word that holds several."""
+    """Split the argument of `env -S` into words; None if the word is no such option."""
     if word in ("-S", "--split-string") and rest:
         text, rest = rest[0], rest[1:]
     elif word.startswith("--split-string="):
@@ -194,7 +194,7 @@ def _split_string(word: str, rest: Words) -> Words | None:
 
 
 def _long(name: str, word: str, options: _Options) -> int:
-    """How many words a long option takes. An unknown one may take any: then the command cannot be told."""
+    """Return how many words a long option takes. An unknown option may take any number, so it is `Opaque`."""
     option, equals, _ = word[2:].partition("=")
     if option in options.long_values:
         return 1 if equals else 2
@@ -204,7 +204,7 @@ def _long(name: str, word: str, options: _Options) -> int:
 
 
 def _cluster(name: str, word: str, options: _Options) -> tuple[int, bool, str]:
-    """Short options in one word: how many words they take, whether nothing is run, a value that is attached."""
+    """Read combined short options: how many words they take, whether nothing is run, an attached value."""
     for number, letter in enumerate(word[1:], 2):
         if letter in options.quiet:
             return 1, True, ""
@@ -222,14 +222,14 @@ def _known(text: str, name: str) -> str:
 
 
 def _shell(arguments: Words, stdin: Stdin | None, findings: Findings, inner: Inner) -> bool:
-    """A shell: its -c text or what it reads is a command line of its own; a script file is a program like any other."""
+    """Read a shell's -c text or standard input as a command line; a script file is a program like any other."""
     text_follows, reads, place = False, False, 0
     while place < len(arguments) and arguments[place][:1] in ("-", "+"):
         word = arguments[place]
         place += 1
         if word in ("-", "--"):
             break
-        # What follows an o in one word is a name to some shells and further options to others.
+        # After an o in the same word, some shells expect a name and others further options.
         if unknown(word) or word.startswith(("--rc", "--init")) or re.match(r"\+.*s|[-+]\w*[oO].", word):
             raise Opaque("a shell has options whose meaning is not known")
         if not word.startswith("--"):
@@ -243,7 +243,7 @@ def _shell(arguments: Words, stdin: Stdin | None, findings: Findings, inner: Inn
     elif unknown(operands[0]) or operands[0].startswith(("/dev/", "/proc/")):
         raise Opaque("a shell runs a text that is only known when it runs")
     else:
-        findings.commands.append(SimpleCommand(operands, wrapper=True))  # a rule about the script means it here too
+        findings.commands.append(SimpleCommand(operands, wrapper=True))  # rules about the script apply here too
         return False
     return True
 
@@ -255,7 +255,7 @@ def _fed(stdin: Stdin | None, inner: Inner) -> None:
 
 
 def _find(arguments: Words, findings: Findings, inner: Inner) -> None:
-    """find's -exec and its like; fd's -x."""
+    """Read the commands of find's -exec and similar options, and of fd's -x."""
     if WORDS in arguments or sum(word == TEXT for word in arguments) > 1:
         raise Opaque("the arguments of find are only known when it runs")
     place = 0

@@ -99,7 +99,7 @@ class Policy:
             return Verdict("allow", "allowed for this session", granted=True)
         shown = _shown(name, arguments, plan)
         if shown is None:
-            why = f"it must be asked for ({outcome.why}), but is too long to be shown: split it into shorter calls"
+            why = f"it needs approval ({outcome.why}), but is too long to show: split it into shorter calls"
             return Verdict("deny", why)
         return Verdict("ask", outcome.why, shown, outcome.grants, outcome.once)
 
@@ -245,12 +245,12 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
             if within_any(path, map(str, context.protected)) and not within_any(path, roots):
                 return _Outcome("deny", f"{cut_inline(path, 200)} belongs to the runtime itself")
             if not within_any(path, roots):
-                why = "by default what is outside the workspace is asked for"
+                why = "access outside the workspace needs approval by default"
                 return _Outcome("ask", f"{why}: {cut_inline(path, 200)}")
     if plan.network:
-        return _Outcome("ask", "by default the network is asked for")
+        return _Outcome("ask", "network access needs approval by default")
     if plan.unconfined and context.restricted:
-        return _Outcome("ask", "by default a command outside of any sandbox is asked for")
+        return _Outcome("ask", "a command without a sandbox needs approval by default")
     return _Outcome("allow", "by default")
 
 
@@ -329,9 +329,9 @@ def _reason(number: int, rule: Rule, unit: _Unit, fit: Fit) -> str:
     about += ["network"] if rule.network else []
     text = f"rule {number} of the policy ({rule.do} {', '.join(about) or 'everything'})"
     if unit.opaque and rule.command:
-        text += f" might fit, since the command cannot be read to its end: {unit.opaque}"
+        text += f" may match, since the command cannot be parsed completely: {unit.opaque}"
     elif fit is Fit.MAYBE:
-        text += " might fit, since a part of the command is only known when it runs"
+        text += " may match, since a part of the command is unknown until it runs"
     return f"{text}: {rule.why}" if rule.why else text
 
 

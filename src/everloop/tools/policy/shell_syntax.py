@@ -67,10 +67,10 @@ def read(command: str) -> CommandLine:
             raise Opaque("it has a NUL character")
         Grammar(command, findings).read()
         if steering := sorted(name for name in findings.calculated if steers(name)):
-            raise Opaque(f"it calculates with {steering[0]}, which changes what commands mean")
+            raise Opaque(f"it evaluates {steering[0]} in arithmetic, which changes what commands mean")
         # bash evaluates the value of a variable in arithmetic: a[$(command)] runs the command.
         if doubtful := sorted(findings.calculated & findings.doubtful):
-            raise Opaque(f"it calculates with {doubtful[0]}, whose value is only known when it runs")
+            raise Opaque(f"it evaluates {doubtful[0]} in arithmetic, whose value is unknown until it runs")
     except Opaque as error:
         return CommandLine(tuple(findings.commands), str(error), findings.moves, findings.altered)
     return CommandLine(tuple(findings.commands), "", findings.moves, findings.altered)
@@ -152,7 +152,7 @@ class Lexer:
             elif character in " \t\n;&|()<>":
                 break
             elif character.isspace() and ord(character) > 127:  # a letter to the shell, but a space to readers
-                raise Opaque("it has a space that is none to the shell")
+                raise Opaque("it has a space character that the shell does not treat as a space")
             else:
                 raise Opaque(f"it has a control character (U+{ord(character):04X})")
         return Word(tuple(pieces)) if pieces else None
@@ -230,7 +230,7 @@ class Lexer:
         if rest[:1] == "{":
             return self.braces(quoted)
         if rest[:1] == "[":
-            raise Opaque("it has arithmetic in an old form")
+            raise Opaque("it has arithmetic in the obsolete $[…] form")
         if not quoted and rest[:1] == "'":
             return self.ansi_quoted()
         self.place += 1
@@ -308,7 +308,7 @@ class Lexer:
             elif character == "'" and not quoted:
                 self.single_quoted()
             elif character == "'" or (character in "<>" and self.text[self.place + 1 : self.place + 2] == "("):
-                raise Opaque("it has an expansion that shells read in different ways")
+                raise Opaque("it has an expansion that shells interpret differently")
             else:
                 self.place += 1
         raise Opaque("an expansion is not closed")
@@ -343,7 +343,7 @@ class Lexer:
                 with self.deeper():
                     self.arithmetic("]")
             else:
-                raise Opaque("it calculates with something that cannot be known")
+                raise Opaque("it has arithmetic with unknown values")
         raise Opaque("an expression is not closed")
 
 
@@ -378,7 +378,7 @@ class Heredoc:
         self.literal = any(piece.quoted for piece in delimiter.pieces)
         self.tabs = tabs
         if TEXT in self.end:
-            raise Opaque("the end of a here-document cannot be known")
+            raise Opaque("the delimiter of a here-document is unknown")
 
 
 class Redirected:
@@ -429,12 +429,12 @@ class SimpleReader(Lexer):
             if (not simple.words or self.declares(simple)) and self.assignment(word, simple):
                 continue
             if not simple.words and (word.plain in OPENING or word.plain in CLOSING):
-                raise Opaque(f"{word.plain} stands in an unexpected place")
+                raise Opaque(f"{word.plain} is in an unexpected place")
             simple.words.append(word)
             if len(simple.words) == 1 and self.defines():
                 return
         if self.place < len(self.text) and self.text[self.place] not in "\n;&|)":
-            raise Opaque("its grammar is not understood")
+            raise Opaque("its syntax is not recognized")
         self.finish(simple)
 
     def declares(self, simple: Redirected) -> bool:
@@ -446,7 +446,7 @@ class SimpleReader(Lexer):
         found = None if lead.quoted or lead.text == TEXT else _ASSIGNMENT.match(lead.text)
         if found is None:
             if not lead.quoted and _ELEMENT.match(lead.text) and "=" in word.literal and not simple.words:
-                raise Opaque("it sets an element that cannot be known")
+                raise Opaque("it sets an array element whose index is unknown")
             return False
         sure = Word((Piece(lead.text[found.end() :], False), *word.pieces[1:])).number
         if word.literal == found[0] and self.take("("):
@@ -466,7 +466,7 @@ class SimpleReader(Lexer):
     def element(self, subscript: str) -> None:
         inside = subscript[1:-1]
         if not re.fullmatch(r"\w+", inside, re.A):
-            raise Opaque("it sets an element that cannot be known")
+            raise Opaque("it sets an array element whose index is unknown")
         self.findings.calculated.update(re.findall(r"^[A-Za-z_]\w*", inside, re.A))
 
     def array(self) -> bool:
@@ -478,7 +478,7 @@ class SimpleReader(Lexer):
             if word is None:
                 break
             if word.literal.startswith("["):
-                raise Opaque("it sets an element that cannot be known")
+                raise Opaque("it sets an array element whose index is unknown")
             sure = sure and word.number
         if not self.take(")") or (self.place < len(self.text) and self.text[self.place] not in " \t\n;&|)"):
             raise Opaque("a list is not closed")
@@ -493,7 +493,7 @@ class SimpleReader(Lexer):
             return False
         self.blanks()
         if not self.take(")"):
-            raise Opaque("its grammar is not understood")
+            raise Opaque("its syntax is not recognized")
         self.newlines()
         self.command()
         return True
@@ -620,7 +620,7 @@ class Grammar(SimpleReader):
             self.newlines()
             if self.place >= len(self.text):
                 if stops:
-                    raise Opaque("it is not complete")
+                    raise Opaque("it is incomplete")
                 return ""
             if stop := self.stop(stops):
                 return stop
@@ -629,7 +629,7 @@ class Grammar(SimpleReader):
             if stop := next((stop for stop in stops if not stop.isalpha() and stop != "}" and self.peek(stop)), ""):
                 return stop
             if self.place < len(self.text) and not (self.peek("\n") or self.separator()):
-                raise Opaque("its grammar is not understood")
+                raise Opaque("its syntax is not recognized")
 
     def stop(self, stops: tuple[str, ...]) -> str:
         for stop in stops:
@@ -739,7 +739,7 @@ class Grammar(SimpleReader):
         else:
             name = self.word()
             if name is None or not name.plain:
-                raise Opaque("the variable of a loop cannot be known")
+                raise Opaque("the variable of a loop is unknown")
             self.newlines()
             sure = True
             if self.keyword("in"):
@@ -754,7 +754,7 @@ class Grammar(SimpleReader):
         elif self.keyword("do"):
             self.statements(("done",))
         else:
-            raise Opaque("a loop is not understood")
+            raise Opaque("a loop is not recognized")
 
     def next_word(self) -> Word | None:
         self.blanks()
@@ -764,7 +764,7 @@ class Grammar(SimpleReader):
         self.next_word()
         self.newlines()
         if not self.keyword("in"):
-            raise Opaque("a case is not understood")
+            raise Opaque("a case statement is not recognized")
         while True:
             self.newlines()
             if self.keyword("esac"):
@@ -775,7 +775,7 @@ class Grammar(SimpleReader):
                 if not self.take("|"):
                     break
             if not self.take(")"):
-                raise Opaque("a case is not understood")
+                raise Opaque("a case statement is not recognized")
             stop = self.statements((*_CASE_ENDS, "esac"))
             if stop == "esac":
                 return
@@ -788,7 +788,7 @@ class Grammar(SimpleReader):
         if self.take("("):
             self.blanks()
             if not self.take(")"):
-                raise Opaque("a function is not understood")
+                raise Opaque("a function definition is not recognized")
         self.newlines()
         self.command()
 
@@ -806,7 +806,7 @@ class Grammar(SimpleReader):
                 continue
             word = self.regular_expression() if before == "=~" else self.word()
             if word is None:
-                raise Opaque("a test is not understood")
+                raise Opaque("a test is not recognized")
             if word.plain == "]]":
                 break
             if before in ("&&", "||") and not unknown(word.value):
@@ -828,5 +828,5 @@ class Grammar(SimpleReader):
         """Record the variables in words that a test evaluates as numbers."""
         for piece in (piece for word in words for piece in word.pieces):
             if (piece.text == TEXT and not piece.number and not piece.name) or re.search(r"[\[$`]", piece.text):
-                raise Opaque("it calculates with something that cannot be known")
+                raise Opaque("it has arithmetic with unknown values")
             self.findings.calculated.update([piece.name] if piece.name else _NAMES.findall(piece.text))

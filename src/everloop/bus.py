@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .log import Content, Request, UserSaid
-from .messages import clean
+from .text import clean
 
 INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
 PULLED = frozenset({"api"})  # channels whose clients fetch their answers: nothing can be sent there

@@ -9,10 +9,10 @@ import sys
 from ..config import Config
 from ..config.sources import shown
 from ..store.location import is_home_workspace
+from ..text import printable
 from .common import check_model, hush, is_trusted, load_config, prepare_workspace, session_key
 from .folder import enter
 from .main import INTERRUPTED
-from .output import harmless
 from .setup import SMALL, with_model
 
 
@@ -41,6 +41,6 @@ def command(options: argparse.Namespace) -> int:
 
 def greeting(config: Config, key: str) -> str:
     own = " (your home workspace; `everloop FOLDER` works in another folder)"
-    place = f"{harmless(shown(config.workspace))}{own if is_home_workspace(config.workspace, config) else ''}"
+    place = f"{printable(shown(config.workspace))}{own if is_home_workspace(config.workspace, config) else ''}"
     line = f"In {place}\nEverloop · {config.model} · session {key} · /help shows the commands"
     return f"{line}\n{SMALL.format(config.model)}" if config.provider == "local" else line

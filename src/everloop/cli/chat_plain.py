@@ -11,6 +11,7 @@ from .. import events
 from ..config import Config
 from ..errors import EverloopError
 from ..runtime.agent import AgentLoop
+from ..text import one_line
 from .common import (
     LEAVE,
     CtrlC,
@@ -23,7 +24,7 @@ from .common import (
     with_leaving,
 )
 from .main import INTERRUPTED
-from .output import Output, one_line
+from .output import Output
 from .render import Renderer
 
 LONGEST_LINE = 10_000_000  # bytes

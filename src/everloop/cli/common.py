@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..errors import ConfigError, EverloopError
+from ..text import printable
 from .folder import with_own_store
-from .output import harmless
 
 if TYPE_CHECKING:
     import asyncio
@@ -183,7 +183,7 @@ def hush() -> None:
 
     class Tell(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            print(f"everloop: {harmless(record.getMessage())}", file=sys.stderr)
+            print(f"everloop: {printable(record.getMessage())}", file=sys.stderr)
 
     # A server that cannot be used, a broken skill: problems that only the user can fix.
     for room in (

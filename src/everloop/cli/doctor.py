@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import __version__
+from .._version import __version__
 from ..config import Config
 from ..config.dsn import DSN
 from ..errors import EverloopError
+from ..text import printable
 from .common import OWNER, load_with_store, reading
-from .output import as_json, harmless
+from .output import as_json
 
 if TYPE_CHECKING:
     from ..store.base import Overview, Store
@@ -48,7 +49,7 @@ def command(options: argparse.Namespace) -> int:
     wide = max(len(check.name) for check in checks)
     for check in checks:
         fix = f": {_fix(check)}" if _fix(check) else ""
-        print(harmless(f"{'✓' if check.ok else '✗'} {check.name:<{wide}}  {check.found}{fix}"))
+        print(printable(f"{'✓' if check.ok else '✗'} {check.name:<{wide}}  {check.found}{fix}"))
     return 0 if well else 1
 
 

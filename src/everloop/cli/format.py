@@ -22,7 +22,8 @@ from ..log import (
     kind_of,
     text_of,
 )
-from .output import as_json, mark_of, one_line, short_arguments, short_result
+from ..text import one_line
+from .output import as_json, mark_of, short_arguments, short_result
 
 KINDS = {"model_called": "model", "tool_started": "tool", "feedback": "feedback"}
 
@@ -41,7 +42,7 @@ def line_of(happening: Happening, *, full: bool = False) -> tuple[str, str, str]
         case _:
             assert entry is not None
             text = described(entry, full=full)
-    return kind, text, ", ".join(one_line(fact) for fact in _facts(happening))
+    return kind, text, ", ".join(one_line(fact, 100) for fact in _facts(happening))
 
 
 def described(entry: Entry, *, full: bool = False) -> str:
@@ -91,7 +92,7 @@ def _answer(entry: ModelAnswered, full: bool) -> str:
 
 
 def _call(call: Call, full: bool) -> str:
-    error = f" (not run: {one_line(call.error)})" if call.error else ""
+    error = f" (not run: {one_line(call.error, 100)})" if call.error else ""
     if full:
         return f"{call.name}({as_json(call.arguments)}) {call.id}{error}"
     return f"{call.name}({short_arguments(call.arguments)}){error}"
@@ -143,4 +144,4 @@ def _count(number: int, what: str) -> str:
 
 
 def _cut(text: str, full: bool) -> str:
-    return text if full else one_line(text)
+    return text if full else one_line(text, 100)

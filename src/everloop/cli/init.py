@@ -10,9 +10,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..errors import EverloopError
+from ..text import printable
 from .common import load_config, prepare_workspace
 from .folder import Trust, steering_files
-from .output import harmless
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TEMPLATES = Path(__file__).parent / "workspace"
@@ -38,7 +38,7 @@ def command(options: argparse.Namespace) -> int:
     made, left = make_files(folder)
     if trust.answer(folder, before):  # the rest is ours
         trust.keep(folder, steering_files(folder), True)
-    shown = harmless(str(folder))
+    shown = printable(str(folder))
     if not made:
         print(f"Nothing was missing in {shown}, and nothing was changed.")
         return 0

@@ -21,10 +21,11 @@ from ..config import Config
 from ..errors import EverloopError
 from ..store.base import SessionInfo, Store
 from ..store.opening import store_at
+from ..text import printable
 from .common import checked_key, find_turn, load_with_store, reading
 from .file_watch import FileWatch, Steps
 from .format import line_of
-from .output import Output, as_json, harmless
+from .output import Output, as_json
 
 EVERY_SESSION = 1_000_000
 LAST = 2**62  # an entry after all others
@@ -149,7 +150,7 @@ class Teller:
         self._heads(told)
         kind, text, facts = line_of(happening, full=self._full)
         clock = time.strftime("%H:%M:%S", time.localtime(happening.at))
-        lines = harmless(text).split("\n")
+        lines = printable(text).split("\n")
         place = "" if happening.seq is None else str(happening.seq)
         self._output.put(f"{place:>5}  {clock}  {kind:<7}  {lines[0]}", "" if happening.seq is not None else "dim")
         self._output.line_end(f"  [{facts}]" if facts else "", "dim")

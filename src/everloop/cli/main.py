@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn, Protocol
 
-from everloop import __version__
+from everloop._version import __version__
 from everloop.errors import EverloopError
 
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
@@ -268,7 +268,7 @@ def _forget_output() -> None:
 
 
 def _forgiving_output() -> None:
-    """Make output errors harmless: a character the terminal lacks becomes "?", and a closed output is ignored."""
+    """Make output errors printable: a character the terminal lacks becomes "?", and a closed output is ignored."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

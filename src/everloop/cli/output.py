@@ -8,6 +8,8 @@ import os
 import re
 from typing import Any, Literal, TextIO
 
+from ..text import one_line, printable
+
 Style = Literal["", "dim", "bold", "good", "bad"]
 CODES: dict[Style, str] = {"": "", "dim": "2", "bold": "1", "good": "32", "bad": "31"}
 
@@ -20,17 +22,6 @@ _HARMLESS |= {0x0D: None, 0x7F: "␡", 0x2028: "\n", 0x2029: "\n"}
 # How the result of a failed command ends: its exit status, and our notes after it.
 _FAILED_COMMAND = re.compile(r"^\[exit status [1-9][^\]\n]*\](\n\[[^\n]*\])*\s*\Z", re.M)
 _UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def harmless(text: str) -> str:
-    """The text with every control character but tabs and line ends made visible."""
-    return text if text.isprintable() else text.translate(_HARMLESS)
-
-
-def one_line(text: str, width: int = 100) -> str:
-    """The beginning of a text on one line."""
-    line = harmless(" ".join(text[: 4 * width].split()))
-    return f"{line[: width - 1]}…" if len(line) > width or len(text) > 4 * width else line
 
 
 def as_json(value: Any) -> str:
@@ -74,7 +65,7 @@ class Output:
 
     def put(self, text: str, style: Style = "") -> None:
         """Continue the current line."""
-        if text := harmless(text):
+        if text := printable(text):
             self._write(text, style)
             self._at_start = text.endswith("\n")
 

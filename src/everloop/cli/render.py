@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 
 from .. import events
-from .output import Output, mark_of, one_line, short_arguments, short_result
+from ..text import one_line
+from .output import Output, mark_of, short_arguments, short_result
 
 
 @dataclass(slots=True)

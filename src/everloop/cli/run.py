@@ -9,10 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EverloopError
+from ..text import one_line, printable
 from .common import chat_of, check_model, hush, is_trusted, load_config, prepare_workspace, session_key
 from .folder import enter
 from .main import INTERRUPTED
-from .output import as_json, harmless, one_line
+from .output import as_json
 from .setup import with_model
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def command(options: argparse.Namespace) -> int:
     if options.json:
         print(as_json(_outcome(key, result, reason, time.monotonic() - started)))
     elif reason == "answer":
-        print(harmless(result.text) if sys.stdout.isatty() else result.text)
+        print(printable(result.text) if sys.stdout.isatty() else result.text)
     if reason != "answer":
         print(f"everloop: {one_line(result.error or result.text, 500)}", file=sys.stderr)
     return INTERRUPTED if interrupted else 0 if reason == "answer" else 1

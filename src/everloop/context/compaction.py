@@ -30,7 +30,8 @@ from ..log import (
     hear,
     text_of,
 )
-from ..messages import Blind, Conversation, Message, assistant_message, clean, encode_json, user_message
+from ..messages import Blind, Conversation, Message, assistant_message, encode_json, user_message
+from ..text import clean
 from .window import PICTURE, weigh
 
 # ---------------------------------------------------------------------------------------------- the conversation

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..messages import clean
 from ..sandbox.reach import READ, OutOfReach, Reach
+from ..text import clean
 from ..tools.children import Child
 from ..tools.files.images import EDGE, Picture, Refused, printable, view
 from ..tools.files.paths import size

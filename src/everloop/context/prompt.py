@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..log import day_in_words
-from ..messages import Conversation, Message, assistant_message, clean, tool_message, user_message
+from ..messages import Conversation, Message, assistant_message, tool_message, user_message
 from ..sandbox.reach import OutOfReach, Reach
+from ..text import clean
 from .pictures import user_content
 from .skills import BUDGET, Skills, named
 

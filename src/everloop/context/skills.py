@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from ..messages import clean
 from ..sandbox.reach import FOLDER, OutOfReach, Reach
+from ..text import clean
 from .frontmatter import FrontMatter, FrontMatterError, read_front_matter
 
 SHIPPED = Path(__file__).parent.parent / "skills"

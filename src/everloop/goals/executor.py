@@ -18,10 +18,11 @@ from ..context.pictures import without_pictures
 from ..context.window import model_info
 from ..engine import Turn, run_turn
 from ..log import Call, TurnEnded, UserSaid, day_in_words
-from ..messages import Conversation, clean
+from ..messages import Conversation
 from ..providers.base import LLMProvider, LLMResponse
 from ..runtime.asking import ask
 from ..runtime.ports import Tools
+from ..text import clean
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry, ToolResult
 from .activities import Activities, OnActivity

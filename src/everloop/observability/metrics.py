@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Container, Iterator, Sequence
 
-from .. import __version__
+from .._version import __version__
 from ..log import (
     CallEnded,
     CallsAsked,

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from .. import __version__
+from .._version import __version__
 from ..activity import Happening, Timeline
 from ..log import Call, CallEnded, Logged, ModelAnswered, TurnEnded, UserSaid, text_of
 

@@ -18,9 +18,10 @@ from urllib.request import getproxies_environment, proxy_bypass_environment  # t
 import msgspec
 
 from ..errors import ConfigError
+from ..text import one_line
 from .base import Delta, LLMResponse, ProviderError
 from .http_client import ConnectionBroke, ConnectTimeout, NoConnection, Origin, Pool, ProxyRefused, Response, origin_of
-from .sse import BYTE_ORDER_MARK, Lines, error_text, one_line
+from .sse import BYTE_ORDER_MARK, Lines, error_text
 
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx
 ERROR_BODY = 1 << 16

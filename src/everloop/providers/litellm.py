@@ -15,9 +15,10 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from ..errors import ConfigError
+from ..text import one_line
 from .base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
 from .http import ADVICE, RETRYABLE, Timeouts, retry_after
-from .sse import Answer, encode, one_line
+from .sse import Answer, encode
 
 INSTALL = 'pip install "everloop[litellm]"'
 # Before its import: no downloads (it has copies of what it would fetch), and no settings from a `.env` of the folder

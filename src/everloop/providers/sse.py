@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ..messages import clean, encode_json
+from ..messages import encode_json
+from ..text import clean, one_line
 from .base import Delta, LLMResponse, ProviderError, ToolCallRequest
 
 FINAL_ERRORS = frozenset({400, 401, 403, 404, 413, 422})  # a retry gives the same
@@ -381,12 +382,6 @@ def thoughts_of(content: Any) -> str:
     """The reasoning among the parts of a content field."""
     parts = content if isinstance(content, list) else ()
     return "".join(text_of(part.get("thinking")) for part in parts if isinstance(part, dict))
-
-
-def one_line(text: str, limit: int = 300) -> str:
-    """The start of an untrusted text on one line, without control characters."""
-    line = " ".join(text[: 4 * limit].split())[:limit]
-    return line if line.isprintable() else "".join(c if c.isprintable() else "�" for c in line)
 
 
 def encode(value: Any) -> bytes:

@@ -24,12 +24,12 @@ from ..engine import Left, Parked
 from ..errors import StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..log import Cleared, Entry, apology
-from ..messages import clean
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
 from ..store.base import Claim, Incoming, Outgoing, Store
 from ..store.news import ENDED, SENDING, WORK
 from ..store.sessions import PlainStore, SessionManager
+from ..text import clean
 from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy

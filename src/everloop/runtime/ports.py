@@ -111,7 +111,7 @@ class Context(Protocol):
 class Tools:
     """The registry's tools under the policy, each call with its own context.
 
-    With nobody there to be asked, what would be asked for is refused.
+    Where no person can be asked, calls that need approval are refused.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Tools:
                 continue
             if self._granted is None:
                 self._granted = await self._read_grants() if self._read_grants is not None else frozenset()
-            context = self._made(call, _nobody)
+            context = self._made(call, _unwatched)
             planned = self._registry.plan(call, context)
             if planned is None:
                 self._unknown.add(call.id)
@@ -204,15 +204,15 @@ async def judged(
 
 
 def refusal(name: str, verdict: Verdict) -> str:
-    """Return why a call is not run: it is denied, or would have to be asked for and there is nobody to ask."""
+    """Return why a call is not run: it is denied, or needs approval where no person can be asked."""
     if verdict.decision == "deny":
         return f"{name} was not run: {verdict.why}"
     why = f"{verdict.why.rstrip('.')}. That needs a person's approval, and nobody is there to be asked"
     return f"{name} was not run: {why}."
 
 
-def _nobody(text: str) -> None:
-    """Nobody watches a call that does not run yet."""
+def _unwatched(text: str) -> None:
+    """A call under review shows no progress."""
 
 
 def _question(asked: Sequence[Verdict]) -> str:

@@ -11,9 +11,9 @@ import msgspec
 
 from .. import events
 from ..log import Call, ModelAnswered
-from ..messages import clean
 from ..store.base import Claim
 from ..store.relays import Audience, Relay
+from ..text import clean
 from .session import Live
 
 log = logging.getLogger(__name__)

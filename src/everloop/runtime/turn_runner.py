@@ -29,11 +29,12 @@ from ..errors import EverloopError, StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
 from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded, UserSaid
-from ..messages import Conversation, clean
+from ..messages import Conversation
 from ..providers.base import LLMProvider
 from ..sandbox.reach import Reach
 from ..store.base import Claim, FileMark, Gathering, SessionInfo, Store
 from ..store.relays import Relay
+from ..text import clean
 from ..threads import in_thread
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder

@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal, Never, assert_never
 import msgspec
 from msgspec import Meta, Struct
 
-from ..messages import Message, clean, encode_json
-from ..providers.sse import one_line, parse_arguments
+from ..messages import Message, encode_json
+from ..providers.sse import parse_arguments
+from ..text import clean, one_line
 from .errors import ApiError, bad_request
 
 # Options that the model may or may not support, with the default of the API.

@@ -8,8 +8,9 @@ from typing import Literal, cast
 from msgspec import UNSET, Struct, UnsetType
 
 from ..log import Call
-from ..messages import clean, encode_json
+from ..messages import encode_json
 from ..providers.sse import encode
+from ..text import clean
 from .errors import ApiError
 
 DONE = b"data: [DONE]\n\n"

@@ -1,4 +1,4 @@
-"""The tools that every agent has, made from the settings."""
+"""The built-in tools of an agent, made from its settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_plugins(config: Config) -> None:
 
 
 def shell_settings(config: Config, exec_config: Any = None) -> ShellSettings:
-    """The settings of commands; `exec_config` is a mapping or an object with some of their names."""
+    """Return the shell settings; `exec_config` is a mapping, or an object with some of their names as attributes."""
     settings = ShellSettings(
         timeout=config.exec_timeout,
         mode=config.sandbox,

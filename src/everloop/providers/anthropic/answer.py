@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ...messages import clean
+from ...text import clean, one_line
 from ..base import Delta, LLMResponse, ProviderError
-from ..sse import FINAL_ERRORS, Answer, CallDelta, Function, MessageDelta, error_text, one_line
+from ..sse import FINAL_ERRORS, Answer, CallDelta, Function, MessageDelta, error_text
 
 MAX_BLOCKS = 4096
 STOP_REASONS = {

@@ -1,4 +1,4 @@
-"""From a function's type hints and docstring to a JSON schema, and from JSON values back to what the hints say."""
+"""JSON schemas from type hints and docstrings, and conversion of JSON values to the hinted types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 Schema = dict[str, Any]
-Convert = Callable[[Any], Any] | None  # None: the JSON value is what the function wants
+Convert = Callable[[Any], Any] | None  # None: the JSON value needs no conversion
 
 _SCALARS: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection, abc.MutableSequence, abc.Set)
@@ -25,13 +25,13 @@ _ARGUMENT = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
 
 
 class UnsupportedHint(TypeError):
-    """A hint that has no JSON form; the text says what to use instead."""
+    """A type hint without a JSON schema; the message says what to use instead."""
 
 
 def parameters_of(
     function: Callable[..., Any], local: dict[str, Any]
 ) -> tuple[Schema, dict[str, Callable[[Any], Any]]]:
-    """The JSON schema of a function's parameters, and the conversions its arguments need.
+    """Return the JSON schema of a function's parameters, and the conversions its arguments need.
 
     `local` are the names at the place of the decorator, for hints written as text.
     """
@@ -78,7 +78,7 @@ def _hint_of(function: Callable[..., Any], parameter: inspect.Parameter, local: 
 
 
 def _describe_parameter(hint: Any, default: Any) -> tuple[Schema, Convert]:
-    """As `describe`; an optional parameter whose default is None needs no null, since null means "not given"."""
+    """Like `describe`, without null for an optional parameter whose default is None: there null means "not given"."""
     if default is None:
         while get_origin(hint) is typing.Annotated and not _texts(hint):
             hint = get_args(hint)[0]
@@ -92,7 +92,7 @@ def _describe_parameter(hint: Any, default: Any) -> tuple[Schema, Convert]:
 
 
 def describe(hint: Any, outer: tuple[Any, ...] = ()) -> tuple[Schema, Convert]:
-    """The JSON schema of one type hint and the conversion from JSON; an UnsupportedHint if there is none.
+    """Return the JSON schema of a type hint and the conversion from JSON; raises UnsupportedHint if there is none.
 
     `outer` are the classes whose fields lead here.
     """
@@ -147,7 +147,7 @@ def _describe_class(hint: type, outer: tuple[Any, ...]) -> tuple[Schema, Convert
 
 
 def _fields(cls: type) -> list[tuple[str, str, Any, bool]] | None:
-    """Name, name in JSON, hint and whether it is required, of a dataclass, TypedDict or msgspec.Struct."""
+    """Return (name, name in JSON, hint, required) of each field of a dataclass, TypedDict or msgspec.Struct."""
     if not (dataclasses.is_dataclass(cls) or typing.is_typeddict(cls) or hasattr(cls, "__struct_fields__")):
         return None
     try:
@@ -167,7 +167,7 @@ def _fields(cls: type) -> list[tuple[str, str, Any, bool]] | None:
             (name, name, hint, get_origin(hint) is not typing.NotRequired and name in needed)
             for name, hint in hints.items()
         ]
-    import msgspec  # whoever hands us a Struct has it loaded
+    import msgspec  # loaded already if the hint is a Struct
 
     return [(f.name, f.encode_name, hints[f.name], f.required) for f in msgspec.structs.fields(cls)]
 
@@ -200,7 +200,7 @@ def _describe_union(parts: tuple[Any, ...], outer: tuple[Any, ...]) -> tuple[Sch
     schemas = [schema for schema, _ in described]
     if all(convert is None for _, convert in described):
         return {"anyOf": schemas}, None
-    from .schema import InvalidArguments, compile_schema
+    from . import InvalidArguments, compile_schema
 
     branches = [(compile_schema(schema), convert) for schema, convert in described]
 
@@ -232,7 +232,7 @@ def _texts(hint: Any) -> list[str]:
 
 
 def split_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says about the function as a whole, and about each parameter under "Args:"."""
+    """Split a docstring into its description of the function and of each parameter under "Args:"."""
     description: list[str] = []
     arguments: dict[str, str] = {}
     section, name, indent = "", "", 0

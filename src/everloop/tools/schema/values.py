@@ -1,4 +1,4 @@
-"""Single values as JSON sees them: which type they have, and what a model meant that sent another one."""
+"""JSON values: their types, and the conversion of a value of the wrong type to what the model meant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-STRICT, CONVERT, WRAP = 0, 1, 2  # how far a value may be bent: not, to another type, also into a list of one
+STRICT, CONVERT, WRAP = 0, 1, 2  # how far a value may be coerced: not at all, to another type, also into a list of one
 
 KINDS = {
     "string": "a string",
@@ -21,13 +21,13 @@ KINDS = {
 }
 _NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _MAX_JSON = 4_000_000
-_EXACT = 2**53  # beyond it a float no longer tells which integer was meant
+_EXACT = 2**53  # larger floats do not identify a single integer
 
-Outcome = tuple[bool, Any, str]  # found, the new value, why not where that is worth saying
+Outcome = tuple[bool, Any, str]  # (converted?, new value, reason for a refusal if helpful)
 
 
 def fits(value: Any, names: Iterable[str]) -> bool:
-    """Whether a value has one of these JSON types as it is."""
+    """Return whether a value has one of these JSON types without conversion."""
     return any(_FITS[name](value) for name in names)
 
 
@@ -51,7 +51,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 
 
 def convert(value: Any, names: tuple[str, ...], level: int) -> Outcome:
-    """What a value of the wrong type was meant to be, if that is clear."""
+    """Convert a value of the wrong type to what it was meant to be, if that is unambiguous."""
     reason = ""
     if level >= CONVERT:
         found, new, reason = _convert(value, names)
@@ -100,7 +100,7 @@ def _number(word: str) -> int | float:
 
 
 def _from_json(text: str, names: tuple[str, ...]) -> Outcome:
-    """A JSON text where an object or array was wanted, as models without nested arguments send it."""
+    """Decode a JSON text where an object or array is expected, as models without nested arguments send it."""
     if len(text) > _MAX_JSON:
         return False, text, "got a JSON text that is too long: send it as JSON, not as text"
     try:
@@ -111,7 +111,7 @@ def _from_json(text: str, names: tuple[str, ...]) -> Outcome:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equality as JSON has it: true is not 1, but 1 is 1.0."""
+    """Return whether two values are equal in JSON: true is not 1, but 1 is 1.0."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, list) and isinstance(right, list):
@@ -122,7 +122,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """A value as an error message shows it: short, whatever it is."""
+    """Format a value briefly for an error message."""
     if isinstance(value, str):
         return json.dumps(value if len(value) <= 80 else value[:80] + "…", ensure_ascii=False)
     if isinstance(value, dict):

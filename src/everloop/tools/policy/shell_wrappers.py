@@ -1,4 +1,4 @@
-"""What a simple command runs: commands that run other commands are unwrapped, down to the last one."""
+"""Commands that run other commands: `env`, `timeout`, `xargs`, `bash -c`, `find -exec` and the like."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from .parts import DECLARING, TEXT, WORDS, Findings, Opaque, SimpleCommand, Stdin, Target, exported, unknown
+from .shell_line import DECLARING, TEXT, WORDS, Findings, Opaque, SimpleCommand, Stdin, Target, exported, unknown
 
 Words = tuple[str, ...]
 Inner = Callable[[str], None]
@@ -24,7 +24,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_RUNNERS = _names(  # programs that run another one in ways that are not unwrapped here
+_RUNNERS = _names(  # programs that run others in ways that are not followed
     "ssh mosh parallel su runuser script flock chroot unshare nsenter setpriv systemd-run pkexec run0 at batch strace "
     "ltrace gdb valgrind xvfb-run firejail bwrap proot fakeroot screen tmux expect socat entr rlwrap unbuffer "
     "dbus-run-session start-stop-daemon daemonize cgexec numactl prlimit setarch linux32 linux64 i386 x86_64 catchsegv "
@@ -37,16 +37,16 @@ _MOVING = frozenset({"cd", "pushd", "popd"})
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """How a wrapper's own arguments are told from the command it runs."""
+    """The options of a wrapper, which come before the command that it runs."""
 
-    flags: str = ""  # letters without a value
-    values: str = ""  # letters with one
+    flags: str = ""  # short options without a value
+    values: str = ""  # short options with a value
     long_flags: frozenset[str] = frozenset()
     long_values: frozenset[str] = frozenset()
-    operands: int = 0  # words before the command
+    operands: int = 0  # positional arguments before the command
     assignments: bool = False  # NAME=value before the command
-    quiet: str = ""  # letters that only print something: nothing is run
-    plain: bool = True  # does nothing by itself
+    quiet: str = ""  # short options that only print something
+    plain: bool = True  # has no effect of its own
 
 
 _WRAPPERS = {
@@ -73,11 +73,11 @@ _WRAPPERS = {
 
 
 def note(words: Words, targets: tuple[Target, ...], stdin: Stdin | None, findings: Findings, inner: Inner) -> None:
-    """Note a simple command and, where it runs another one, that too."""
+    """Record a simple command and, if it runs another one, that too."""
     for _ in range(MAX_WRAPPERS):
         name = words[0].rsplit("/", 1)[-1] if words else ""
         if words and (unknown(words[0]) or not name):
-            raise Opaque("a command's name is only known when it runs")
+            raise Opaque("the name of a command is unknown until it runs")
         noted = len(findings.commands)
         findings.commands.append(SimpleCommand(words, targets))
         if not words:
@@ -97,14 +97,14 @@ def note(words: Words, targets: tuple[Target, ...], stdin: Stdin | None, finding
 
 
 def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Findings, inner: Inner) -> bool:
-    """A command that is no wrapper: whether it only runs a text that is read here.
+    """Inspect a command that is not in the table of wrappers; return whether it only runs a text that is read here.
 
-    What changes or runs other commands in a way that cannot be followed is `Opaque`.
+    Raises `Opaque` for commands that change or run others in ways that cannot be followed.
     """
     if name in _SHELLS:
         return _shell(arguments, stdin, findings, inner)
     if name in _FOREIGN_SHELLS or name in _RUNNERS or fnmatchcase(name, "ld-linux*") or name == "ld.so":
-        raise Opaque(f"{name} runs commands that cannot be seen")
+        raise Opaque(f"{name} runs commands that cannot be inspected")
     if name in _BUILTINS and arguments:
         raise Opaque(f"{name} changes or runs commands in a way that cannot be followed")
     if name == "eval":
@@ -114,7 +114,7 @@ def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Finding
         return _trap(arguments, inner)
     if name in ("find", "fd", "fdfind"):
         if name != "find" and any(_FD_RUNS.match(word) for word in arguments):
-            raise Opaque(f"{name} runs a command that is not read")
+            raise Opaque(f"{name} runs a command that cannot be inspected")
         _find(arguments, findings, inner)
     elif name == "watch":
         _watch(arguments, inner)
@@ -124,7 +124,7 @@ def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Finding
         _assigning(name, arguments, findings)
     elif name in ("test", "[") and ("-v" in arguments or "-R" in arguments):
         if any("[" in word or unknown(word) for word in arguments):
-            raise Opaque("it looks at an element that cannot be known")
+            raise Opaque("it tests an array element whose index is unknown")
     elif name in ("hash", "jobs", "set", "shopt"):
         _shell_settings(name, arguments)
     elif name in _MOVING:
@@ -133,12 +133,12 @@ def _inspect(name: str, arguments: Words, stdin: Stdin | None, findings: Finding
 
 
 def _unwrap(name: str, words: Words, options: _Options, findings: Findings) -> Words:
-    """The command that a wrapper runs; empty if it runs none."""
+    """Return the command that a wrapper runs; empty if it runs none."""
     place, operands, marker, past = 0, options.operands, "", False
     while place < len(words):
         word = words[place]
         if unknown(word):
-            raise Opaque(f"the command that {name} runs is only known when it runs")
+            raise Opaque(f"the command that {name} runs is unknown until it runs")
         split = _split_string(word, words[place + 1 :]) if name == "env" and not past else None
         if split is not None:
             words, place = split, 0
@@ -168,7 +168,7 @@ def _unwrap(name: str, words: Words, options: _Options, findings: Findings) -> W
 
 
 def _appended(name: str, words: Words, marker: str) -> Words:
-    """The command that is run; xargs adds words to it, or puts them where its marker stands."""
+    """Return the command that is run. xargs appends unknown words to it, or inserts them at its marker."""
     if name != "xargs" or not words:
         return words
     if marker:
@@ -177,7 +177,7 @@ def _appended(name: str, words: Words, marker: str) -> Words:
 
 
 def _split_string(word: str, rest: Words) -> Words | None:
-    """env -S: one word that holds several."""
+    """Split the argument of `env -S` into words; None if the word is no such option."""
     if word in ("-S", "--split-string") and rest:
         text, rest = rest[0], rest[1:]
     elif word.startswith("--split-string="):
@@ -189,49 +189,49 @@ def _split_string(word: str, rest: Words) -> Words | None:
     else:
         return None
     if not _SIMPLE_TEXT.fullmatch(text):
-        raise Opaque("env splits a text in a way that cannot be followed")
+        raise Opaque("env splits a string in a way that cannot be followed")
     return (*text.split(), *rest)
 
 
 def _long(name: str, word: str, options: _Options) -> int:
-    """How many words a long option takes. An unknown one may take any: then the command cannot be told."""
+    """Return how many words a long option takes. An unknown option may take any number, so it is `Opaque`."""
     option, equals, _ = word[2:].partition("=")
     if option in options.long_values:
         return 1 if equals else 2
     if option not in options.long_flags:
-        raise Opaque(f"{name} has an option {word[:40]} whose meaning is not known")
+        raise Opaque(f"{name} has an option {word[:40]} of unknown meaning")
     return 1
 
 
 def _cluster(name: str, word: str, options: _Options) -> tuple[int, bool, str]:
-    """Short options in one word: how many words they take, whether nothing is run, a value that is attached."""
+    """Read combined short options: how many words they take, whether nothing is run, an attached value."""
     for number, letter in enumerate(word[1:], 2):
         if letter in options.quiet:
             return 1, True, ""
         if letter in options.values:
             return (1 if word[number:] else 2), False, word[number:]
         if letter not in options.flags:
-            raise Opaque(f"{name} has an option {word[:40]} whose meaning is not known")
+            raise Opaque(f"{name} has an option {word[:40]} of unknown meaning")
     return 1, False, ""
 
 
 def _known(text: str, name: str) -> str:
     if unknown(text):
-        raise Opaque(f"{name} runs a text that is only known when it runs")
+        raise Opaque(f"{name} runs a command text that is unknown until it runs")
     return text
 
 
 def _shell(arguments: Words, stdin: Stdin | None, findings: Findings, inner: Inner) -> bool:
-    """A shell: its -c text or what it reads is a command line of its own; a script file is a program like any other."""
+    """Read a shell's -c text or standard input as a command line; a script file is a program like any other."""
     text_follows, reads, place = False, False, 0
     while place < len(arguments) and arguments[place][:1] in ("-", "+"):
         word = arguments[place]
         place += 1
         if word in ("-", "--"):
             break
-        # What follows an o in one word is a name to some shells and further options to others.
+        # After an o in the same word, some shells expect a name and others further options.
         if unknown(word) or word.startswith(("--rc", "--init")) or re.match(r"\+.*s|[-+]\w*[oO].", word):
-            raise Opaque("a shell has options whose meaning is not known")
+            raise Opaque("a shell has options of unknown meaning")
         if not word.startswith("--"):
             text_follows, reads = text_follows or "c" in word, reads or "s" in word
             place += word.endswith(("o", "O"))
@@ -241,23 +241,23 @@ def _shell(arguments: Words, stdin: Stdin | None, findings: Findings, inner: Inn
     elif reads or not operands or operands[0] == "/dev/stdin":
         _fed(stdin, inner)
     elif unknown(operands[0]) or operands[0].startswith(("/dev/", "/proc/")):
-        raise Opaque("a shell runs a text that is only known when it runs")
+        raise Opaque("a shell runs a command text that is unknown until it runs")
     else:
-        findings.commands.append(SimpleCommand(operands, wrapper=True))  # a rule about the script means it here too
+        findings.commands.append(SimpleCommand(operands, wrapper=True))  # rules about the script apply here too
         return False
     return True
 
 
 def _fed(stdin: Stdin | None, inner: Inner) -> None:
     if stdin is None or stdin.text is None:
-        raise Opaque("a shell reads commands that are only known when it runs")
+        raise Opaque("a shell reads commands that are unknown until it runs")
     inner(stdin.text)
 
 
 def _find(arguments: Words, findings: Findings, inner: Inner) -> None:
-    """find's -exec and its like; fd's -x."""
+    """Read the commands of find's -exec and similar options, and of fd's -x."""
     if WORDS in arguments or sum(word == TEXT for word in arguments) > 1:
-        raise Opaque("the arguments of find are only known when it runs")
+        raise Opaque("the arguments of find are unknown until it runs")
     place = 0
     while place < len(arguments):
         word = arguments[place]
@@ -275,7 +275,7 @@ def _watch(arguments: Words, inner: Inner) -> None:
     while place < len(arguments) and arguments[place].startswith("-"):
         word = arguments[place]
         if unknown(word) or word.startswith("--") or not re.fullmatch(r"-[bcCdegptxw]*(n[\d.]*)?", word):
-            raise Opaque("watch has an option whose meaning is not known")
+            raise Opaque("watch has an option of unknown meaning")
         place += 2 if word.endswith("n") else 1
     inner(_known(" ".join(arguments[place:]), "watch"))
 
@@ -283,7 +283,7 @@ def _watch(arguments: Words, inner: Inner) -> None:
 def _trap(arguments: Words, inner: Inner) -> bool:
     operands = arguments[1:] if arguments[:1] == ("--",) else arguments
     if any(unknown(word) for word in operands):
-        raise Opaque("trap runs a text that is only known when it runs")
+        raise Opaque("trap runs a command text that is unknown until it runs")
     if len(operands) < 2 or operands[0] in ("-", "-l", "-p", ""):
         return False
     inner(operands[0])
@@ -304,10 +304,10 @@ def _assigning(name: str, arguments: Words, findings: Findings) -> None:
     if name == "printf" and not any(word.startswith("-v") or unknown(word[:1]) for word in arguments[:1]):
         return
     if name in ("mapfile", "readarray") and any(word.startswith("-") and "C" in word for word in arguments):
-        raise Opaque(f"{name} runs commands that cannot be seen")
+        raise Opaque(f"{name} runs commands that cannot be inspected")
     for word in arguments:
         if "[" in word or (unknown(word) and name != "printf" and name != "wait"):
-            raise Opaque(f"{name} sets something that cannot be known")
+            raise Opaque(f"{name} sets an unknown variable")
         for found in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", word):
             findings.set(found, False)
 
@@ -317,7 +317,7 @@ def _shell_settings(name: str, arguments: Words) -> None:
     if name == "hash" and arguments and arguments != ("-r",):
         raise Opaque("hash changes what a name runs")
     if name == "jobs" and arguments:
-        raise Opaque("jobs runs a command that cannot be seen")
+        raise Opaque("jobs runs a command that cannot be inspected")
     changes = r"extglob|nullglob|keyword|posix|alias|allexport|^-\w*k|(?:^| )-\w*a"
     if unknown(arguments[0] if arguments else "") or re.search(changes, text):
-        raise Opaque(f"{name} changes how the line is read")
+        raise Opaque(f"{name} changes how the line is parsed")

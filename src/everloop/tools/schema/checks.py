@@ -1,18 +1,19 @@
-"""The single checks a JSON schema is compiled into: each takes a value and gives it back, repaired where it may."""
+"""The checks that a JSON schema is compiled into. Each takes a value and returns it, coerced where allowed."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from .coerce import KINDS, STRICT, convert, fits, same, show
-from .regexes import Pattern, read_pattern
+from .values import KINDS, STRICT, convert, fits, same, show
 
 _MAX_DEPTH = 100
 _MAX_STEPS = 50_000
-_MAX_EFFORT = 1_000_000  # rough steps of patterns and hints; what would need more is left out
-_HINT_EFFORT = 2_000  # of comparing two names
+_MAX_EFFORT = 1_000_000  # estimated steps of patterns and suggestions; more expensive ones are skipped
+_HINT_EFFORT = 2_000  # estimated steps of comparing two names
 
 JsonPath = tuple[Any, str | int] | None  # (path of the parent, key or index)
 Problem = tuple[JsonPath, str]
@@ -23,7 +24,7 @@ class TooComplex(Exception):
 
 
 class Run:
-    """One validation: how much may be bent, what was found wrong, how much work was done."""
+    """The state of one validation: how far values may be coerced, the problems found, the work done."""
 
     __slots__ = ("depth", "effort", "level", "problems", "steps")
 
@@ -44,7 +45,7 @@ class Run:
             raise TooComplex
 
     def affords(self, effort: int) -> bool:
-        """Whether so much may still be done; then it counts."""
+        """Spend this much effort if the budget allows it; return whether it does."""
         if self.effort + effort > _MAX_EFFORT:
             return False
         self.effort += effort
@@ -64,7 +65,7 @@ def refuse(value: Any, at: JsonPath, run: Run) -> Any:
 
 
 def later(slot: list[Check]) -> Check:
-    """A check that is still being compiled, because its schema refers to itself."""
+    """A check that is still being compiled because its schema is recursive."""
 
     def check(value: Any, at: JsonPath, run: Run) -> Any:
         run.enter()
@@ -76,7 +77,7 @@ def later(slot: list[Check]) -> Check:
 
 
 def sequence(checks: list[Check]) -> Check:
-    """All checks one after the other, until one finds a problem."""
+    """Run checks one after the other, until one finds a problem."""
     if len(checks) == 1:
         return checks[0]
     if not checks:
@@ -94,7 +95,7 @@ def sequence(checks: list[Check]) -> Check:
 
 
 def properties_of(properties: dict[str, Check], required: list[str], extra: Check | None) -> Check:
-    """Properties of an object; `extra` checks those that are not named, None refuses them."""
+    """Check the properties of an object; `extra` checks unnamed ones, None refuses them."""
     needed = frozenset(required)
 
     def check(value: Any, at: JsonPath, run: Run) -> Any:
@@ -108,7 +109,7 @@ def properties_of(properties: dict[str, Check], required: list[str], extra: Chec
                 run.say(at, _unknown(key, properties, run))
                 continue
             if item is None and run.level and key not in needed and not _fits(part, None, run):
-                new = _MISSING  # null for something optional means that it was not given
+                new = _MISSING  # null for an optional property means that it was not given
             else:
                 new = part(item, (at, key), run)
             if new is not item:
@@ -158,7 +159,7 @@ def items_of(item: Check) -> Check:
 
 
 def union(branches: list[Check], nulls: list[bool]) -> Check:
-    """anyOf and oneOf: the first branch that fits as it is, else the only outcome that bending the value gives."""
+    """Check anyOf and oneOf: take the first branch that fits unchanged, else the only result of coercing the value."""
 
     def check(value: Any, at: JsonPath, run: Run) -> Any:
         failures: list[list[Problem]] = []
@@ -189,7 +190,7 @@ def union(branches: list[Check], nulls: list[bool]) -> Check:
 
 
 def _try(check: Check, value: Any, at: JsonPath, run: Run, level: int) -> tuple[Any, list[Problem]]:
-    """Run a check on the side; its work counts, its problems do not."""
+    """Try a check: its work counts, its problems do not."""
     run.enter()
     kept, run.problems = run.problems, []
     before, run.level = run.level, level
@@ -205,7 +206,7 @@ def _fits(check: Check, value: Any, run: Run) -> bool:
 
 
 def one_of(allowed: list[Any]) -> Check:
-    """enum and const; a text that differs from exactly one allowed value in case or quotes is taken for it."""
+    """Check enum and const. A text that differs from exactly one allowed value in case or quotes is coerced to it."""
     by_text: dict[str, list[Any]] = {}
     for option in allowed:
         if isinstance(option, str | int | float):
@@ -234,7 +235,7 @@ def _plain(value: str | int | float) -> str:
 
 
 def type_check(declared: Any) -> Check | None:
-    """The `type` keyword, one or several; None where it says nothing we know."""
+    """Check the `type` keyword, one type or several; None if it names no known type."""
     names = tuple(
         name
         for name in (declared if isinstance(declared, list) else [declared])
@@ -258,7 +259,7 @@ def type_check(declared: Any) -> Check | None:
 
 
 def _string(value: Any, at: JsonPath, run: Run) -> Any:
-    """The most common check by far, without detours."""
+    """Check for type string: the most common check, kept short."""
     if isinstance(value, str):
         return value
     found, new, _ = convert(value, ("string",), run.level)
@@ -268,7 +269,7 @@ def _string(value: Any, at: JsonPath, run: Run) -> Any:
 
 
 def limits(schema: dict[str, Any]) -> Iterable[Check]:
-    """Limits of numbers, of lengths, and patterns."""
+    """Check limits of numbers and lengths, and patterns."""
     for keyword, (kinds, test, words) in _LIMITS.items():
         limit = schema.get(keyword)
         if isinstance(limit, int | float) and not isinstance(limit, bool):
@@ -300,7 +301,7 @@ def _limit(kinds: tuple[type, ...], test: Callable[[Any, float], bool], limit: f
 
 def _matching(pattern: Pattern, words: str) -> Check:
     def check(value: Any, at: JsonPath, run: Run) -> Any:
-        # A schema and a text that keep a search busy for hours would keep everybody else waiting.
+        # A search that takes hours would block all other sessions.
         if isinstance(value, str) and run.affords(pattern.cost(value)) and pattern.compiled.search(value) is None:
             run.say(at, f"{words}, got {show(value)}")
         return value
@@ -309,10 +310,79 @@ def _matching(pattern: Pattern, words: str) -> Check:
 
 
 def render(at: JsonPath, problem: str, base: JsonPath = None) -> str:
-    """A problem with its path, `items[2].count: must be …`, from `base` on."""
+    """Format a problem with its path relative to `base`, such as `items[2].count: must be …`."""
     steps: list[str] = []
     while at is not None and at is not base:
         at, step = at
         steps.append(f"[{step}]" if isinstance(step, int) else f".{str(step)[:100]}")
     path = "".join(reversed(steps)).removeprefix(".")
     return f"{path}: {problem}" if path else problem
+
+
+# ----------------------------------------------------------------------------------------- patterns
+
+# Patterns of schemas from outside are searched for only where that cannot take long: Python's regular expressions try
+# every way to match, and hold up the whole process while they do. So the cost of a search is estimated beforehand, from
+# how the pattern is written and from the length of the text.
+
+LONGEST = 1_000  # characters of a pattern; longer ones are ignored
+ENDLESS = 1 << 62
+
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?<?[:=!>]|\{\d*,?\d*\}|.", re.S)
+# References to groups, and flags or conditions that change the meaning of the rest.
+_ODD = re.compile(r"\\[1-9]|\(\?(?!P<|<?[:=!>])")
+
+
+@dataclass(slots=True, frozen=True)
+class Pattern:
+    """A compiled pattern, and an estimate of how many ways a search may have to try."""
+
+    compiled: re.Pattern[str]
+    loops: int = 0  # repetitions: each may end at any character
+    choices: int = 0  # alternatives: each has two ways
+    nested: bool = False  # repeated choices: every character may double the number of ways
+    anchored: bool = False  # it can only match at the beginning of the text
+
+    def cost(self, text: str) -> int:
+        """Estimate the steps of a search, at most."""
+        powers = self.loops + (0 if self.anchored else 1)
+        doublings = self.choices + (len(text) if self.nested else 0)
+        if powers > 10 or doublings > 40:
+            return ENDLESS
+        return int((len(text) + 1) ** powers << doublings)
+
+
+def read_pattern(text: str) -> Pattern | None:
+    """Compile a pattern; None if Python does not understand it, or if it is too long."""
+    if len(text) > LONGEST:
+        return None
+    try:
+        compiled = re.compile(text)
+    except (re.error, OverflowError, RecursionError):
+        return None
+    loops = choices = 0
+    nested = _ODD.search(text) is not None
+    groups = [False]  # for each open group: whether it contains a choice
+    ways = False  # whether the last item contains a choice
+    repeated = False  # the last token was a repetition
+    for token in _TOKEN.findall(text):
+        if token in ("?", "+") and repeated:  # lazy or possessive
+            repeated = False
+            continue
+        repeated = token in ("*", "+", "?") or (token[0] == "{" and len(token) > 1)
+        if token[0] == "(":
+            groups.append(False)
+        elif token == ")" and len(groups) > 1:
+            ways = groups.pop()
+            groups[-1] |= ways
+            continue
+        elif token in ("|", "?"):
+            choices += 1
+            groups[-1] = True
+        elif repeated:
+            nested |= ways
+            if token[0] != "{" or "," in token:
+                loops += 1
+                groups[-1] = True
+        ways = False
+    return Pattern(compiled, loops, choices, nested, text.startswith(("^", r"\A")) and "|" not in text)

@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.tools.policy.visible import shortened, visible
+from everloop.text import cut_inline, one_line, visible
 
 
 def test_ordinary_text_stays_as_it_is():
@@ -33,5 +33,15 @@ def test_nothing_hidden_is_left(text):
 
 @given(st.text(), st.integers(2, 50))
 def test_a_shortened_text_keeps_both_ends_and_counts_the_rest(text, limit):
-    short = shortened(text, limit)
+    short = cut_inline(text, limit)
     assert short == text if len(text) <= limit else (short.startswith(text[: limit // 2]) and str(len(text)) in short)
+
+
+def test_one_line_is_one_line_that_drives_no_terminal():
+    assert one_line("a\n b\t\x1b[31mc\u2028d\u202ee") == "a b ␛[31mc d�e"
+    assert one_line(b"a\xff\nb") == "a� b"
+    assert one_line("x" * 1000, 10) == "x" * 9 + "…"
+    assert one_line("x" * 10, 10) == "x" * 10
+    assert one_line(" " * 100 + "x", 10) == "…"  # only the beginning is looked at
+    assert len(one_line("y" * 1000, None)) == 1000
+    assert one_line("می‌خواهم") == "می‌خواهم"  # a mark that belongs to the word

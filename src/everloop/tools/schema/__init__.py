@@ -1,8 +1,8 @@
-"""Arguments against a JSON schema: validation, and coercion of what models get slightly wrong.
+"""Validate values against a JSON schema, and coerce what models get slightly wrong.
 
-A schema is compiled once into nested functions. A value that fits comes back unchanged; a value that fits after an
-unambiguous repair ("5" for 5, a JSON text for an object) comes back repaired; all that is wrong is told at once.
-Nothing is filled in. Keywords we do not know are ignored, so schemas from outside never stop a tool.
+A schema is compiled once into nested functions. A valid value is returned unchanged; a value that is valid after an
+unambiguous repair ("5" for 5, a JSON text for an object) is returned repaired; all problems are reported at once.
+Defaults are not filled in. Unknown keywords are ignored, so that a schema from outside never disables a tool.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from . import checks
 from .checks import Check, Run, TooComplex
-from .coerce import STRICT, WRAP
+from .values import STRICT, WRAP
 
 _MAX_PROBLEMS = 20
 
@@ -30,12 +30,12 @@ class InvalidArguments(ValueError):
 
 
 def validate(schema: Any, value: Any) -> Any:
-    """The value, repaired where that is unambiguous; an InvalidArguments that names every problem otherwise."""
+    """Return the value, repaired where that is unambiguous; raises InvalidArguments with every problem otherwise."""
     return compile_schema(schema)(value)
 
 
 def compile_schema(schema: Any, *, closed: bool = False) -> Callable[[Any], Any]:
-    """A function that validates values against `schema`, for schemas that are used more than once.
+    """Return a function that validates values against `schema`.
 
     `closed`: where the outermost object does not say whether it takes further properties, it takes none.
     """
@@ -43,7 +43,7 @@ def compile_schema(schema: Any, *, closed: bool = False) -> Callable[[Any], Any]
         schema = {**schema, "additionalProperties": False}
     try:
         check = _Compiler(schema).compile(schema)
-    except RecursionError:  # nobody means such a schema
+    except RecursionError:  # too deeply nested to be meant
         check = checks.accept
 
     def run(value: Any) -> Any:
@@ -52,7 +52,7 @@ def compile_schema(schema: Any, *, closed: bool = False) -> Callable[[Any], Any]
             if not problems:
                 return fitting
             bent, problems = _attempt(check, value, WRAP)
-            if not problems:  # one keyword may have bent what another had accepted, so look again
+            if not problems:  # one keyword may have coerced what another had accepted: check again
                 fitting, problems = _attempt(check, bent, STRICT)
         except (TooComplex, RecursionError):
             raise InvalidArguments(["the value is nested too deeply or is too complex to check"]) from None
@@ -69,7 +69,7 @@ def _attempt(check: Check, value: Any, level: int) -> tuple[Any, list[checks.Pro
 
 
 class _Compiler:
-    """Turns one schema document into check functions; each sub-schema once, also when it refers to itself."""
+    """Compiles a schema document into check functions, each sub-schema once, recursive ones included."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -88,7 +88,7 @@ class _Compiler:
         return slot[0]
 
     def _parts(self, schema: dict[str, Any]) -> Iterable[Check]:
-        """The checks of one schema, in the order in which they may change the value."""
+        """Return the checks of one schema, in the order in which they may change the value."""
         if isinstance(reference := schema.get("$ref"), str):
             yield self.compile(self._resolve(reference))
         for part in _list(schema.get("allOf")):
@@ -121,7 +121,7 @@ class _Compiler:
             yield checks.properties_of(known, required, None if extra is False else self.compile(extra))
 
     def _resolve(self, reference: str) -> Any:
-        """What a reference inside this document points to; anything is allowed where it points elsewhere."""
+        """Resolve a reference inside this document. A reference to another document allows any value."""
         if not reference.startswith("#"):
             return True
         target = self._root

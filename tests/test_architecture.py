@@ -111,7 +111,7 @@ def test_the_kind_of_store_is_never_asked_for():
 
 def test_no_mode_is_told_by_whether_something_is_there():
     """An agent that runs alone and one that shares its process are types, not a field that may be None."""
-    names = r"(house|process|owners|household)"
+    names = r"(house|process|owners)"
     wrong = []
     for place, node in found(ast.Compare, "runtime/"):
         assert isinstance(node, ast.Compare)

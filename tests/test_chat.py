@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from everloop.cli.output import as_json, harmless, mark_of, one_line
-from everloop.cli.questions import remember
+from everloop.cli.output import as_json, mark_of
+from everloop.cli.setup import remember
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI, Reply
+from everloop.text import one_line, printable
 from tests.commands import COMMAND, Terminal, environment, everloop, finished, start, terminal, until
 from tests.held import HeldOpenAI
 
@@ -461,7 +462,7 @@ async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
     assert (await everloop(server=server)).out == "here\n"
 
 
-# ------------------------------------------------------------------------------------------------ paper
+# ------------------------------------------------------------------------------------------------ output
 
 
 def test_only_the_end_of_a_command_itself_says_that_it_failed():
@@ -476,10 +477,10 @@ def test_only_the_end_of_a_command_itself_says_that_it_failed():
 
 
 def test_control_characters_become_pictures_of_themselves():
-    assert harmless("a\tb\nc") == "a\tb\nc"
-    assert harmless("\x1b[31m\x07\x00\x7f") == "␛[31m␇␀␡"
-    assert harmless("a\r\nb\x9bc\u202ed") == "a\nb\\x9bc�d"
-    assert harmless("\ud800") == "�"
+    assert printable("a\tb\nc") == "a\tb\nc"
+    assert printable("\x1b[31m\x07\x00\x7f") == "␛[31m␇␀␡"
+    assert printable("a\r\nb\x9bc\u202ed") == "a\nb\\x9bc�d"
+    assert printable("\ud800") == "�"
 
 
 def test_a_line_is_short_and_one():

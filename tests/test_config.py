@@ -415,3 +415,18 @@ def test_tables_are_read_in_their_order(tmp_path):
         ("clock", "mcp-server-time", ("--x",), ""),
         ("far", "", (), "https://example.com/mcp"),
     ]
+
+
+@pytest.mark.parametrize(("written", "value"), [("true", True), ("false", False), ('"outside"', "outside")])
+def test_what_counts_as_untrusted_is_everything_nothing_or_what_is_outside(home, written, value):
+    assert load(home, f"[agent]\ntaint = {written}\n").taint == value
+
+
+@pytest.mark.parametrize("written", ['"inside"', "1", "[]"])
+def test_any_other_word_for_it_is_refused_in_one_line(home, written):
+    assert 'taint must be true, false or "outside"' in refusal(home, f"[agent]\ntaint = {written}\n")
+
+
+def test_the_addresses_of_the_settings_are_those_of_all_keys_and_servers(home):
+    config = load(home, '[web]\nsearxng_url = "http://a.example"\n[mcp.x]\nurl = "http://b.example"\n')
+    assert config.addresses == {"http://a.example", "http://b.example"}

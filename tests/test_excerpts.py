@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.tools.excerpts import excerpt
+from everloop.text import excerpt
 
 FILLER = "Lorem ipsum dolor sit amet, consetetur sadipscing elitr. " * 40
 

@@ -18,9 +18,9 @@ from prompt_toolkit.output import DummyOutput
 from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
 from everloop.cli.chat_plain import _answer
 from everloop.cli.common import show_undelivered
-from everloop.cli.output import Paper
-from everloop.cli.render import View
-from everloop.cli.terminal import Chat, LivePaper
+from everloop.cli.output import Output
+from everloop.cli.render import Renderer
+from everloop.cli.terminal import Chat, LiveOutput
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
@@ -49,9 +49,9 @@ def waiting(folder: Path) -> int:
 
 async def shown(agent: AgentLoop, answer: str) -> str:
     """What of the outbox is shown beside an answer that was shown just now."""
-    paper = Paper(io.StringIO(), colour=False)
-    await show_undelivered(agent, "cli:direct", paper, shown=answer)
-    return str(paper._stream.getvalue())  # type: ignore[attr-defined]
+    output = Output(io.StringIO(), colour=False)
+    await show_undelivered(agent, "cli:direct", output, shown=answer)
+    return str(output._stream.getvalue())  # type: ignore[attr-defined]
 
 
 async def test_the_answer_to_a_killed_chat_is_shown_when_the_person_comes_back(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_an_answer_that_could_not_be_shown_is_shown_the_next_time(tmp_path
     await store.close()
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as agent:
         with pytest.raises(BrokenPipeError):
-            await show_undelivered(agent, "cli:direct", Paper(Closed(), colour=False))
+            await show_undelivered(agent, "cli:direct", Output(Closed(), colour=False))
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as agent:
         assert await shown(agent, "") == "✉ while you were away (perhaps once more): Fine.\n"
         assert await shown(agent, "") == ""
@@ -166,9 +166,9 @@ async def test_at_a_terminal_an_answer_counts_as_sent_when_it_is_on_the_screen(t
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as agent:
         assert isinstance(agent.store, SQLiteStore)
         await left(agent.store, "Fine.")
-        paper = LivePaper()
-        paper._stream = screen = Screen(unsent)
-        await show_undelivered(agent, "cli:direct", paper)
+        output = LiveOutput()
+        output._stream = screen = Screen(unsent)
+        await show_undelivered(agent, "cli:direct", output)
         assert screen.seen == [("✉ while you were away: Fine.\n", 1)]
         assert unsent() == 0
 
@@ -191,13 +191,13 @@ async def test_an_answer_of_another_process_is_shown_though_a_turn_ended_here_me
 
     monkeypatch.setattr(here, "begin", late)
     out = io.StringIO()
-    paper = Paper(out, colour=False)
-    view = View(paper)
+    output = Output(out, colour=False)
+    view = Renderer(output)
     async with chat, other:
         chat.watch("cli:direct", view)
-        first = asyncio.create_task(_answer(chat, "cli:direct", "one", view, paper))
+        first = asyncio.create_task(_answer(chat, "cli:direct", "one", view, output))
         await asyncio.wait_for(gate.reached.wait(), 30)
-        second = asyncio.create_task(_answer(chat, "cli:direct", "two", view, paper))
+        second = asyncio.create_task(_answer(chat, "cli:direct", "two", view, output))
         await until(lambda: waiting(tmp_path) == 2)
         gate.open.set()
         async with asyncio.timeout(30):

@@ -11,7 +11,7 @@ import pytest
 
 from everloop import InboundMessage
 from everloop.cli import file_watch as watching
-from everloop.cli import log_follow as following
+from everloop.cli import log as following
 from everloop.cli.file_watch import FileWatch
 from everloop.cli.log import Cost, Told, Wanted
 from everloop.config import Config

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.messages import Conversation, assistant_message, clean, tool_message, user_message
+from everloop.messages import Conversation, assistant_message, tool_message, user_message
+from everloop.text import clean
 
 CALL = assistant_message(None, [("a", "look", {"path": "é"})])
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.context.models import UNKNOWN, ModelInfo, is_overflow, model_info, window_in_error
+from everloop.context.window import UNKNOWN, ModelInfo, is_overflow, model_info, window_in_error
 
 K = 1_024
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from everloop.context.models import UNKNOWN
 from everloop.context.pictures import MAX_BYTES, MAX_PICTURES, Picture, Refused, picture, user_content, without_pictures
-from everloop.context.tokens import PICTURE
+from everloop.context.window import PICTURE, UNKNOWN
 from everloop.sandbox.reach import Reach
 from everloop.tools.children import Child, beside_child
 from everloop.tools.files import documents, images

@@ -70,6 +70,7 @@ async def test_a_word_answers_the_open_question(tmp_path, pad, word, launched):
 
 async def test_without_a_question_the_words_are_messages(tmp_path, pad):
     async with agent_of(tmp_path, pad, ["one", "two", *LAUNCH]) as agent:
+        assert isinstance(agent.provider, ScriptedProvider)
         assert await agent.process_direct("y", attended=True) == "one"
         running = asyncio.create_task(agent.run())
         await agent.bus.publish_inbound(InboundMessage("test", "ann", "1", "no"))
@@ -125,14 +126,15 @@ async def test_what_was_granted_outside_the_workspace_is_the_very_path_and_no_ot
     for name in "ab":
         (outside / name).write_text(f"text of {name}")
     a, b = str(outside / "a"), str(outside / "b")
-    steps = [call("read_file", path=a), "1", call("read_file", path=a), "2", call("read_file", path=b), "3",
+    steps: list[Any] = [call("read_file", path=a), "1", call("read_file", path=a), "2", call("read_file", path=b), "3",
              call("write_file", path=a, content="gone"), "4"]  # fmt: skip
     options = {"restrict_to_workspace": True, "store": tmp_path / "store.db"}
-    async with AgentLoop(MessageBus(), ScriptedProvider(steps), workspace, **options) as agent:
+    model = ScriptedProvider(steps)
+    async with AgentLoop(MessageBus(), model, workspace, **options) as agent:
         assert a in await agent.process_direct("read", attended=True)
         assert await agent.process_direct("a", attended=True) == "1"
         assert await agent.process_direct("again", attended=True) == "2"
-        seen = [message for message in agent.provider.requests[-1].messages if message["role"] == "tool"]
+        seen = [message for message in model.requests[-1].messages if message["role"] == "tool"]
         assert all("text of a" in message["content"] for message in seen)
         assert b in await agent.process_direct("the other", attended=True)
         assert await agent.process_direct("n", attended=True) == "3"
@@ -143,7 +145,7 @@ async def test_what_was_granted_outside_the_workspace_is_the_very_path_and_no_ot
 async def test_what_was_granted_to_a_command_is_the_very_command(tmp_path):
     rules = Config(policy=(Rule(do="ask", command="touch"),))
     lines = ["touch a", "rm a", "touch a", "touch b", "touch a; touch b"]
-    steps = [step for line in lines for step in (call("exec", command=line), line)]
+    steps: list[Any] = [step for line in lines for step in (call("exec", command=line), line)]
     options = {"restrict_to_workspace": True, "store": tmp_path / "store.db", "config": rules}
     async with AgentLoop(MessageBus(), ScriptedProvider(steps), tmp_path / "workspace", **options) as agent:
         agent.workspace.mkdir()
@@ -340,7 +342,7 @@ async def test_an_answer_accepted_before_a_kill_is_taken_by_the_next_start(tmp_p
     await store.close()
     store = SQLiteStore(tmp_path / "store.db")
     bus = DurableBus(store)
-    agent = AgentLoop(bus, ScriptedProvider(LAUNCH[1:]), tmp_path, config=ASK, store=store)
+    agent = AgentLoop(bus, ScriptedProvider(["it flies"]), tmp_path, config=ASK, store=store)
     agent.tools.register(pad.tool())
     running = asyncio.create_task(agent.run())
     assert (await bus.consume_outbound()).content == "Approved."

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from everloop.tools.policy.commands import TEXT, WORDS, read
+from everloop.tools.policy.shell_line import TEXT, WORDS
+from everloop.tools.policy.shell_syntax import read
 
 
 def found(command: str) -> list[str]:

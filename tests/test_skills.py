@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.context.skill import Skill
-from everloop.context.skill_list import INTRODUCTION, list_skills
-from everloop.context.skills import ALWAYS_LIMIT, MOST, named
+from everloop.context.skills import ALWAYS_LIMIT, INTRODUCTION, MAX_SKILLS, Skill, list_skills, named
 from everloop.sandbox.reach import Reach
 
 from .skill_bench import Bench
@@ -135,13 +133,13 @@ def test_skills_that_are_always_on_have_a_limit_together(bench):
 
 
 def test_there_is_a_largest_number_of_skills(bench):
-    for number in range(MOST + 3):
+    for number in range(MAX_SKILLS + 3):
         bench.add(f"s{number:03}")
     listed = Bench(bench.folder, bench.shipped, budget=1_000_000)
-    assert listed.prompt.count("\n- ") == MOST
-    assert f"s{MOST - 1:03}" in listed.prompt
-    assert f"s{MOST:03}" not in listed.prompt
-    assert str(MOST) in "".join(listed.skills.problems())
+    assert listed.prompt.count("\n- ") == MAX_SKILLS
+    assert f"s{MAX_SKILLS - 1:03}" in listed.prompt
+    assert f"s{MAX_SKILLS:03}" not in listed.prompt
+    assert str(MAX_SKILLS) in "".join(listed.skills.problems())
 
 
 # ---------------------------------------------------------------------------------------------- the budget

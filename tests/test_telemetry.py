@@ -299,7 +299,7 @@ async def test_a_receiver_that_is_not_there_is_told_of_once_and_keeps_nobody_fro
 
 
 async def test_only_so_many_turns_wait_for_a_receiver_that_is_away(tmp_path, monkeypatch, receiver):
-    monkeypatch.setattr(tracing, "MOST_WAITING", 2)
+    monkeypatch.setattr(tracing, "MAX_QUEUED", 2)
     receiver.status = 503
     async with Traced(tmp_path, receiver.endpoint, *["done"] * 5) as traced:
         turns = [await traced.say("x") for _ in range(5)]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.context import tokens
-from everloop.context.tokens import Meter, weigh, weigh_text, weigh_tools
+from everloop.context import window
+from everloop.context.window import Meter, weigh, weigh_text, weigh_tools
 from everloop.messages import assistant_message, tool_message, user_message
 
 # Texts with the numbers of tokens that real tokenizers count: o200k (GPT-4o and later), Llama 3, Qwen 2.5, DeepSeek V3.
@@ -103,7 +103,7 @@ def test_a_model_learns_nothing_from_another():
     meter = Meter()
     meter.observe("a", 10_000, 5_000)
     assert meter.tokens("a", 1_000) == 500
-    assert meter.tokens("b", 1_000) == tokens.START * 1_000
+    assert meter.tokens("b", 1_000) == window.START * 1_000
 
 
 def test_what_a_session_is_about_may_change():
@@ -128,7 +128,7 @@ def test_a_request_of_next_to_nothing_tells_nothing(units):
     meter = Meter()
     meter.observe("m", units, 90)
     meter.observe("m", units, units)
-    assert meter.tokens("m", 10_000) == tokens.START * 10_000
+    assert meter.tokens("m", 10_000) == window.START * 10_000
 
 
 def test_any_number_of_models_takes_the_same_memory():
@@ -169,7 +169,7 @@ def test_everything_that_is_sent_counts():
 @pytest.mark.parametrize("size", [100, 1_000_000])
 def test_a_picture_costs_the_same_however_many_bytes_it_has(size):
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * size}}
-    assert weigh(user_message([part, part])) == weigh(user_message("")) + 2 * tokens.PICTURE
+    assert weigh(user_message([part, part])) == weigh(user_message("")) + 2 * window.PICTURE
 
 
 def test_a_part_of_a_kind_that_nobody_knows_counts_by_its_json():

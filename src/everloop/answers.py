@@ -7,8 +7,9 @@ from collections.abc import Collection
 from typing import Any
 
 from .log import Call, ModelAnswered
-from .messages import clean, encode_json
+from .messages import encode_json
 from .providers.base import LLMResponse, ToolCallRequest, counts
+from .text import clean
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")

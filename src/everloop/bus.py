@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from .log import Content, Request, UserSaid
-from .messages import clean
+from .text import clean
 
 INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
 PULLED = frozenset({"api"})  # channels whose clients fetch their answers: nothing can be sent there
@@ -85,6 +85,7 @@ class InboundMessage:
     parts: list[dict[str, Any]] | None = None  # what was said where text is not all of it: pictures in the request
     cause: Cause | None = None  # what made it, where that was the system itself
     untrusted: bool = False  # it holds what came from outside; believed of the system's own messages only
+    own_files: bool = False  # it is untrusted only because of files that the agent did not write
 
     def __post_init__(self) -> None:
         if self.metadata and self.cause is None:
@@ -132,9 +133,10 @@ class InboundMessage:
             text = f"{text}\n\n[{self.cron.note}]"  # or the model would take it for the words of a person
         # A client that sends the history itself never sends the time along: told here, no prefix would stay the same.
         told = "" if self.request is not None and not self.request.kept else now
-        # Only what the system itself says of a message is to be believed; both of these are.
+        # Only what the system itself says of a message is to be believed; all of these are.
         untrusted = (inside or self.request is not None) and self.untrusted
-        return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request)
+        own_files = untrusted and self.own_files
+        return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request, own_files=own_files)
 
     def addressed(self) -> InboundMessage:
         """The message as it enters the inbox: with its session (one from inside the system works in its
@@ -162,6 +164,7 @@ def _read_old_metadata(message: InboundMessage) -> None:
         message.request = msgspec.structs.replace(message.request, via=via)
     if message.channel in INSIDE or message.request is not None:
         message.untrusted = message.untrusted or bool(facts.get("untrusted"))
+        message.own_files = message.own_files or bool(facts.get("own_files"))
 
 
 @dataclass(slots=True)

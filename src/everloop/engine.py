@@ -53,8 +53,9 @@ from .log import (
     apology,
     hear,
 )
-from .messages import Conversation, clean
+from .messages import Conversation
 from .providers.base import LLMResponse, ProviderError
+from .text import clean
 
 logger = logging.getLogger(__name__)
 

@@ -72,6 +72,7 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     untrusted: bool = False  # it holds what came from outside
     loaded: str = ""  # skills that it names, read when it came: no word of the person
     request: Request | None = None  # it came by the API; with no words of its own, results of the client's tools did
+    own_files: bool = False  # it is untrusted only because of files that the agent did not write
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
@@ -305,7 +306,7 @@ def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> No
     messages = transcript.add(entry)
     if isinstance(entry, CallEnded | UserSaid) and entry.untrusted:
         conversation.untrusted = True
-        conversation.outside |= not (isinstance(entry, CallEnded) and entry.own_files)
+        conversation.outside |= not entry.own_files
     if isinstance(entry, UserSaid) and (entry.inside or entry.loaded):
         conversation.own_words[len(conversation) + len(messages) - 1] = "" if entry.inside else entry.content
     conversation.extend(messages)

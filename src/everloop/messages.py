@@ -31,15 +31,6 @@ def tool_message(call_id: str, name: str, content: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
 
 
-def clean(text: str) -> str:
-    """The text without lone surrogates, which no JSON encoder at the edges takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode()
-    return text
-
-
 class Conversation(list[Message]):
     """The messages of one request, as a plain list that also keeps its JSON.
 

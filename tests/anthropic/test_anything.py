@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everloop.providers.anthropic_answer import MessageAnswer
+from everloop.providers.anthropic.answer import MessageAnswer
 from everloop.providers.base import LLMResponse, ProviderError
 from everloop.providers.sse import Lines
 

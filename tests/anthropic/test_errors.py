@@ -200,7 +200,7 @@ async def test_a_stream_that_falls_silent_is_given_up(server):
 
 
 async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server, monkeypatch):
-    monkeypatch.setattr("everloop.providers.streaming.LAST_WORDS", 0.1)
+    monkeypatch.setattr("everloop.providers.http.LAST_WORDS", 0.1)
     provider = timed(server, token=30)
     server.hang(20, after_chunks=3, text="one two")
     started = time.monotonic()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everloop.context.compaction import Plan, Room, plan
-from everloop.context.view import SUMMARY_REPLY, conversation_of
+from everloop.context.compaction import SUMMARY_REPLY, Plan, Room, conversation_of, plan
 from everloop.log import CallEnded, Compacted, Logged, ModelAnswered, TurnEnded, UserSaid, text_of
 from everloop.messages import Conversation
 from everloop.testing import check_conversation
@@ -75,7 +74,7 @@ def in_order(wanted: list[str], contents: list[str]) -> bool:
 @settings(max_examples=200)
 @given(logged=sessions(), room=rooms, kept=st.integers(0, 3))
 def test_a_plan_weighs_what_its_conversation_weighs(logged, room, kept):
-    from everloop.context.tokens import weigh
+    from everloop.context.window import weigh
 
     made = compact(logged, None, room, kept)
     if made is None:

@@ -10,7 +10,7 @@ import pytest
 
 from everloop import AgentLoop, Config, LLMResponse, MessageBus, events, tool
 from everloop.config import Rule
-from everloop.context.view import SUMMARY_HEAD
+from everloop.context.compaction import SUMMARY_HEAD
 from everloop.log import CallEnded, Compacted, UserSaid
 from everloop.providers.base import ProviderError
 from everloop.store.sqlite import SQLiteStore

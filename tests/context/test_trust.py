@@ -8,7 +8,7 @@ import pytest
 
 from everloop import AgentLoop, InboundMessage, tool
 from everloop.config import Rule
-from everloop.context.summaries import digest, told
+from everloop.context.compaction import digest, told
 from everloop.log import CallEnded, CallsDecided, Logged, UserSaid
 from everloop.providers.base import ToolCallRequest
 from everloop.testing import ScriptedProvider, call

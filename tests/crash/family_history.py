@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from everloop.context.view import conversation_of
+from everloop.context.compaction import conversation_of
 from everloop.log import CallEnded, Cleared, Compacted, Logged, ModelAnswered, TurnEnded, UserSaid, messages_of
 from everloop.testing import check_conversation
 

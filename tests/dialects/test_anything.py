@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everloop.providers.text_calls import Reader, read
-from everloop.providers.text_calls.families import OPENINGS
+from everloop.providers.text_calls.dialects import OPENINGS
 
 from .tools import TOOLS, fed, plain
 
@@ -127,6 +127,7 @@ UNITS = {
     "mistral": "[TOOL_CALLS]exec[ARGS]{",
     "announced beginnings": 'I look. {"name": "exec", ',
     "announced fences": "let me look: ```json",
+    "announced fences far apart": f"let me look {'on ' * 30}now: ```json ",
 }
 
 

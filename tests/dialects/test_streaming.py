@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from everloop.providers.text_calls import Piece, Reader
+from everloop.providers.text_calls import Reader, TextPart
 
 from .tools import TOOLS, fed
 
@@ -74,7 +74,7 @@ def test_a_plain_answer_is_shown_as_it_comes():
 )  # fmt: skip
 def test_what_was_held_is_shown_as_soon_as_it_is_known_to_be_no_call(held, then):
     reader = Reader(TOOLS)
-    assert reader.feed("word\n") == [Piece("word\n")]
+    assert reader.feed("word\n") == [TextPart("word\n")]
     assert reader.feed(held) == []
     assert "".join(piece.text for piece in reader.feed(then)) == held + then
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.providers.text_calls import Piece, Reader, read
+from everloop.providers.text_calls import Reader, TextPart, read
 
 CASES = [
     ("plain answer", "plain answer", ""),
@@ -85,11 +85,11 @@ def test_tags_over_the_borders_of_pieces_are_seen(size):
 
 def test_text_is_passed_on_as_soon_as_it_cannot_be_a_tag():
     reader = Reader()
-    assert reader.feed("a <") == [Piece("a ")]
-    assert reader.feed("b") == [Piece("<b")]
-    assert reader.feed("<think>h") == [Piece("h", True)]
-    assert reader.feed("m <") == [Piece("m ", True)]
-    assert reader.feed("i> ") == [Piece("<i> ", True)]
+    assert reader.feed("a <") == [TextPart("a ")]
+    assert reader.feed("b") == [TextPart("<b")]
+    assert reader.feed("<think>h") == [TextPart("h", True)]
+    assert reader.feed("m <") == [TextPart("m ", True)]
+    assert reader.feed("i> ") == [TextPart("<i> ", True)]
 
 
 def test_a_tag_that_turns_out_to_be_a_word_is_shown_as_text_in_the_end():

@@ -129,6 +129,7 @@ class Result:
     status: str = "ok"
     untrusted: bool = False
     images: tuple[str, ...] = ()
+    own_files: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from everloop.context.models import is_overflow
+from everloop.context.window import is_overflow
 from everloop.providers.base import ProviderError
 from everloop.providers.local.engine import Engine, Settings
 

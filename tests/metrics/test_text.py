@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.observability.metrics_text import MOST_SERIES, Counter, Histogram, number_in_words
+from everloop.observability.metrics_text import MAX_SERIES, Counter, Histogram, format_number
 
 from .reading import read, value
 
@@ -56,7 +56,7 @@ def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it(values):
         histogram.observe(one)
     seen = read(text(histogram))
     for bound in (0.5, 1, 10, math.inf):
-        le = number_in_words(bound)
+        le = format_number(bound)
         assert value(seen, "took_seconds_bucket", le=le) == sum(one <= bound for one in values)
     assert value(seen, "took_seconds_sum") == pytest.approx(sum(values))
     assert value(seen, "took_seconds_count") == len(values)
@@ -64,12 +64,12 @@ def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it(values):
 
 def test_whatever_comes_as_a_label_the_number_of_series_is_bounded():
     counter = Counter("seen_total", "Seen.", "name")
-    for n in range(MOST_SERIES * 3):
+    for n in range(MAX_SERIES * 3):
         counter.add(f"name{n}")
     counter.add("name0")
     seen = read(text(counter))
-    assert len(seen["seen_total"].samples) == MOST_SERIES + 1
-    assert value(seen, "seen_total", name="other") == MOST_SERIES * 2
+    assert len(seen["seen_total"].samples) == MAX_SERIES + 1
+    assert value(seen, "seen_total", name="other") == MAX_SERIES * 2
     assert value(seen, "seen_total", name="name0") == 2
 
 
@@ -78,7 +78,7 @@ def test_whatever_comes_as_a_label_the_number_of_series_is_bounded():
     [(0, "0"), (3.0, "3"), (0.25, "0.25"), (1e20, "1e+20"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN")],
 )
 def test_numbers_are_written_as_the_format_says(number, words):
-    assert number_in_words(number) == words
+    assert format_number(number) == words
 
 
 @pytest.mark.parametrize(

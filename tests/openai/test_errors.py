@@ -51,7 +51,7 @@ async def test_a_refused_request_says_why_and_whether_to_try_again(server, provi
         ({"error": "plain words"}, "HTTP 502: plain words"),
         ({"message": "vllm's way", "code": 1}, "HTTP 502: vllm's way"),
         ({"detail": [{"msg": "x"}]}, 'HTTP 502: [{"msg": "x"}]'),
-        (b"x" * 100_000, "HTTP 502: " + "x" * 300),
+        (b"x" * 100_000, "HTTP 502: " + "x" * 299 + "…"),
         ({"error": {"message": "bad key secret-key"}}, "HTTP 502: bad key ***"),
     ],
 )

@@ -103,7 +103,7 @@ async def test_the_clock_stands_still_while_the_watcher_is_slow(server):
 
 
 async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server, monkeypatch):
-    monkeypatch.setattr("everloop.providers.streaming.LAST_WORDS", 0.1)
+    monkeypatch.setattr("everloop.providers.http.LAST_WORDS", 0.1)
     provider = timed(server, token=30)
     server.hang(20, after_chunks=3, text="one two")
     started = time.monotonic()
@@ -126,7 +126,7 @@ async def test_chunks_with_nothing_in_them_do_not_keep_a_dead_answer_for_ever(se
 
 @pytest.mark.parametrize("chatter", [EMPTY, COMMENT])
 async def test_an_answer_that_ended_is_not_kept_by_what_comes_after_it(server, monkeypatch, chatter):
-    monkeypatch.setattr("everloop.providers.streaming.LAST_WORDS", 0.5)
+    monkeypatch.setattr("everloop.providers.http.LAST_WORDS", 0.5)
     provider = timed(server, token=30)
     server.raw(sse({"content": "one"}, END, done=False) + chatter * 1000, piece=len(chatter), token_delay=0.01)
     assert (await watch(provider))[1].content == "one"

@@ -75,7 +75,7 @@ async def test_commands_run_in_the_sandbox(agent: Any, scene: Scene, evil: Serve
         told = await loop.tools.execute("exec", {"command": f"bash -c '{send}'", "network": True})
     assert not (scene.outside / "gone").exists()
     assert evil.requests == []
-    assert "network is asked for" in told  # the reason is given
+    assert "network access needs approval" in told  # the reason is given
 
 
 async def test_rules_hold_and_asking_means_no(agent: Any, scene: Scene) -> None:

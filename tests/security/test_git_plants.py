@@ -122,6 +122,10 @@ EXISTING = {
     "hooks that were missing": "mkdir .git/hooks; printf '#!/bin/sh\\n{evil}' > .git/hooks/post-index-change; "
     "chmod +x .git/hooks/*; touch -d 2020-01-01 file.txt",
     "attributes for a filter of the person's": "mkdir -p .git/info; echo 'data.bin filter=mine' > .git/info/attributes",
+    "hooks where the person keeps them": "mkdir -p .hooks; printf '#!/bin/sh\\n{evil}' > .hooks/post-index-change; "
+    "chmod +x .hooks/*; touch -d 2020-01-01 file.txt",
+    "a link where the person keeps hooks": "mkdir h; printf '#!/bin/sh\\n{evil}' > h/post-index-change; "
+    "chmod +x h/*; ln -s h .hooks; touch -d 2020-01-01 file.txt",
     "the config itself": "git config core.fsmonitor '{evil}'; echo '[core] fsmonitor = {evil}' >> .git/config; "
     "mv .git away; cp -r away .git; git config core.fsmonitor '{evil}'",
 }
@@ -148,6 +152,8 @@ def prepare(scene: Scene, how: str) -> None:
     git(scene.workspace, "config", "extensions.worktreeConfig", "true")
     if "filter" in how:
         git(scene.workspace, "config", "filter.mine.clean", f"touch {scene.outside}/canary; cat")
+    if "person keeps" in how:
+        git(scene.workspace, "config", "core.hooksPath", ".hooks")
     if (scene.workspace / ".git/hooks").exists():
         for hook in (scene.workspace / ".git/hooks").iterdir():
             hook.unlink()
@@ -336,7 +342,7 @@ async def test_an_agent_makes_a_repository_commits_branches_and_the_person_goes_
         call("exec", command="echo 3 > three && git add three && git -c user.name=A -c user.email=a@b.c commit -qm 3")
     )
     assert git(scene.workspace, "config", "core.pager").strip() == "less"
-    assert git(scene.workspace, "log", "--format=%s").split() == ["x", "first"]
+    assert git(scene.workspace, "log", "--format=%s").split() == ["3", "first"]
 
 
 async def test_an_agent_clones_and_works_in_repositories_below_the_workspace(scene):

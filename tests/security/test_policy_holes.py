@@ -208,7 +208,7 @@ async def test_a_long_command_does_not_hold_up_the_event_loop(scene: Scene, comm
 async def test_what_is_too_long_to_be_read_is_allowed_by_no_rule_and_asked_of_nobody(scene: Scene) -> None:
     long = f"touch {scene.workspace}/gone; " + "true; " * 4_000
     for last in ("ask", "deny"):
-        rules = Rule(do="allow", command="*"), Rule(do=last, tool="exec")  # type: ignore[arg-type]
+        rules = Rule(do="allow", command="*"), Rule(do=last, tool="exec")
         await scene.run(call("exec", command=long), **policy(*rules))
         assert not (scene.workspace / "gone").exists()
     secret = canary()

@@ -189,6 +189,20 @@ async def test_outside_of_a_sandbox_own_files_leave_commands_free_and_pages_do_n
     assert not (scene.workspace / "mark-2").exists()
 
 
+async def test_nor_do_own_files_that_a_sub_agent_knows_of(scene):
+    (scene.workspace / "notes.txt").write_text("beans")
+    await scene.run(
+        call("read_file", path="notes.txt"),
+        call("spawn", task="make a mark", wait=True),
+        call("exec", command="touch mark-1"),
+        "marked",
+        call("exec", command="touch mark-2"),
+        restrict_to_workspace=False,
+    )
+    assert (scene.workspace / "mark-1").exists()
+    assert (scene.workspace / "mark-2").exists()
+
+
 # ---------------------------------------------------------------------------------------------- links
 
 

@@ -1,4 +1,4 @@
-"""A small application behind the door, on a real socket, and clients that write what they like."""
+"""A small application behind the guard, on a real socket, and clients that write what they like."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from everloop.server.connections import Runner
-from everloop.server.guard import OWNER, Door, needs
+from everloop.server.guard import OWNER, Guard, needs
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 
@@ -50,7 +50,7 @@ class House:
     """Counts what got in: a handler that must not run did not."""
 
     store: SQLiteStore
-    door: Door
+    guard: Guard
     port: int = 0
     entered: list[web.Request] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
@@ -150,15 +150,15 @@ class House:
 
 @contextlib.asynccontextmanager
 async def opened_house(folder: Path, host: str = "127.0.0.1", **options: Any) -> AsyncIterator[House]:
-    """The application behind a door with these options."""
+    """The application behind a guard with these options."""
     store = SQLiteStore(folder / "store.db")
     limits = {
         name: options.pop(name)
-        for name in ("idle_seconds", "head_seconds", "send_seconds", "places")
+        for name in ("idle_seconds", "head_seconds", "send_seconds", "connections")
         if name in options
     }
     settings = {"loopback": True, "token_needed": False, "body_limit": 100_000, "at_once": 50, "at_once_each": 20}
-    house = House(store, Door(store, **{**settings, **options}))
+    house = House(store, Guard(store, **{**settings, **options}))
     app = web.Application()
     app.router.add_post("/echo", house.echo)
     app.router.add_delete("/echo", house.echo)
@@ -170,7 +170,7 @@ async def opened_house(folder: Path, host: str = "127.0.0.1", **options: Any) ->
     app.router.add_post("/broken_stream", house.broken_stream)
     app.router.add_get("/endless", house.endless)
     app.router.add_get("/healthz", house.health)
-    runner = Runner(app, house.door, shutdown_timeout=0.2, **limits)
+    runner = Runner(app, house.guard, shutdown_timeout=0.2, **limits)
     await runner.setup()
     site = web.TCPSite(runner, host, 0)
     await site.start()

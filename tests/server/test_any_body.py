@@ -160,4 +160,4 @@ def test_every_conversation_that_a_client_may_have_had_is_taken(roles, data):
             messages.append({"role": role, "content": data.draw(st.text(max_size=3))})
     request = outcome(json.dumps({"messages": [*messages, HELLO]}).encode())
     assert isinstance(request, ChatRequest)
-    assert request.last_user == HELLO
+    assert request.messages[-1] == HELLO

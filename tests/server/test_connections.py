@@ -93,7 +93,7 @@ async def test_a_token_gets_so_many_requests_at_once_and_another_is_not_kept_out
     house.gate.set()
     assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
     assert (await house.ask(authorization=f"Bearer {anna}")).status == 200
-    assert house.door.under_way == 0
+    assert house.guard.running == 0
 
 
 async def test_all_together_get_so_many_requests_at_once_and_health_is_not_counted(house):
@@ -121,7 +121,7 @@ async def test_a_place_is_free_again_however_a_request_ended(house):
         await until(house, entered + 1)
         writer.close()
     async with asyncio.timeout(20):
-        while house.door.under_way:
+        while house.guard.running:
             await asyncio.sleep(0.01)
     assert house.ended == 4  # the handlers of clients that went away were cancelled
     assert (await house.ask()).status == 200
@@ -203,7 +203,7 @@ async def test_a_client_that_does_not_read_what_it_is_sent_is_cut_off(tmp_path):
         async with asyncio.timeout(30):
             while not house.ended:
                 await asyncio.sleep(0.02)
-        assert house.door.under_way == 0
+        assert house.guard.running == 0
         writer.close()
 
 
@@ -272,13 +272,13 @@ async def test_text_beyond_ascii_in_a_header_is_allowed_when_it_is_text(house):
     assert answer.status == 200
 
 
-async def test_requests_behind_one_another_on_a_connection_pass_the_door_one_by_one(house):
+async def test_requests_behind_one_another_on_a_connection_pass_the_guard_one_by_one(house):
     answers = await house.raw(head("GET /read") + head("GET /read", "Origin: http://evil.test") + LAST)
     assert [answer.status for answer in answers] == [200, 403, 200]
     assert len(house.entered) == 2
 
 
-async def test_a_request_behind_an_upgrade_that_is_not_taken_passes_the_door_too(house):
+async def test_a_request_behind_an_upgrade_that_is_not_taken_passes_the_guard_too(house):
     upgrade = head("GET /read", "Connection: Upgrade", "Upgrade: websocket")
     answers = await house.raw(upgrade + "GET /read HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n")
     assert [answer.status for answer in answers] == [200, 403]
@@ -302,14 +302,14 @@ async def test_large_bodies_have_so_much_room_together_and_small_ones_always_pas
         for _ in range(4):
             assert (await house.ask(body=large)).status == 200
         assert (await house.ask(body=large + large)).status == 413
-        assert house.door._held == 0
+        assert house.guard._held == 0
 
 
 # ---------------------------------------------------------------------------------------------- many connections
 
 
 async def test_silent_connections_keep_nobody_out_and_those_at_work_stay(tmp_path):
-    async with opened_house(tmp_path, places=10) as house:
+    async with opened_house(tmp_path, connections=10) as house:
         working = [asyncio.create_task(house.ask("POST", "/wait")) for _ in range(3)]
         async with asyncio.timeout(20):
             while len(house.entered) < 3:
@@ -328,7 +328,7 @@ async def test_silent_connections_keep_nobody_out_and_those_at_work_stay(tmp_pat
 
 
 async def test_where_every_connection_is_at_work_a_new_one_is_told_so(tmp_path):
-    async with opened_house(tmp_path, places=3) as house:
+    async with opened_house(tmp_path, connections=3) as house:
         working = [asyncio.create_task(house.ask("POST", "/wait")) for _ in range(3)]
         async with asyncio.timeout(20):
             while len(house.entered) < 3:
@@ -347,12 +347,12 @@ async def test_where_every_connection_is_at_work_a_new_one_is_told_so(tmp_path):
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be():
     program = """
 import resource
-from everloop.server.connections import room_for
+from everloop.server.connections import connection_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
-assert room_for(2000) == 1920, room_for(2000)
+assert connection_limit(2000) == 1920, connection_limit(2000)
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (4096, 4096)
-assert room_for(100) == 1100
+assert connection_limit(100) == 1100
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
-assert room_for(2000) == 22
+assert connection_limit(2000) == 22
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

@@ -28,7 +28,6 @@ def test_the_leading_system_messages_are_the_system_prompt():
     assert [(message["role"], message["content"]) for message in request.messages] == [
         ("user", "hello"), ("system", "Now in French."), ("user", "again"),
     ]  # fmt: skip
-    assert request.last_user == {"role": "user", "content": "again"}
 
 
 def test_texts_in_parts_become_one_text_and_pictures_stay():
@@ -162,7 +161,7 @@ def test_a_conversation_that_no_model_takes_is_refused_by_the_place_of_its_fault
 
 def test_a_reminder_may_stand_last():
     request = read(messages=[HELLO, {"role": "system", "content": "Answer in French."}])
-    assert request.last_user == HELLO
+    assert request.messages[0] == HELLO
     assert request.messages[-1]["role"] == "system"
 
 

@@ -20,10 +20,10 @@ async def server(tmp_path: Path):
         yield running
 
 
-def under_way(server: Serving) -> int:
+def running(server: Serving) -> int:
     """Requests that are being handled."""
-    assert server.server._door is not None
-    return server.server._door.under_way
+    assert server.server._guard is not None
+    return server.server._guard.running
 
 
 async def test_a_kept_session_takes_only_the_last_message(server: Serving):
@@ -116,12 +116,12 @@ async def test_whoever_repeats_a_request_gets_its_answer_though_the_first_connec
     first = asyncio.create_task(server.ask("go", ONCE))
     await until(lambda: server.fake.requests)
     second = asyncio.create_task(server.ask("go", ONCE))
-    await until(lambda: under_way(server) == 2)
+    await until(lambda: running(server) == 2)
     await asyncio.sleep(0.3)
     first.cancel()
-    await until(lambda: under_way(server) == 1)
+    await until(lambda: running(server) == 1)
     third = asyncio.create_task(server.stream("go", ONCE))
-    await until(lambda: under_way(server) == 2)
+    await until(lambda: running(server) == 2)
     await asyncio.sleep(0.3)
     second.cancel()
     assert (await third).text == "the only answer"

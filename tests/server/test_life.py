@@ -75,8 +75,8 @@ async def test_a_client_that_leaves_ends_its_tools_at_once(server: Serving, stre
     assert ended.reason == "cancelled"
     results = [entry for entry in await server.entries() if isinstance(entry, CallEnded)]
     assert [result.status for result in results] == ["cancelled"]
-    assert server.server._door is not None
-    await until(lambda: not server.server._door.under_way)
+    assert server.server._guard is not None
+    await until(lambda: not server.server._guard.running)
     await asyncio.sleep(0.1)
     assert not (workspace / "canary").exists()
 

@@ -109,7 +109,7 @@ async def test_requests_are_counted_by_route_and_status(server):
     assert value(await scraped(server), REQUESTS, route="/metrics", status="200") == 1
 
 
-async def test_a_request_that_is_refused_at_the_door_is_counted(tmp_path):
+async def test_a_request_that_is_refused_by_the_guard_is_counted(tmp_path):
     async with serving(tmp_path, server_tokens=True) as server:
         await server.fails("hi")
         found = await scraped(await server.client("prometheus", "me", "admin"))
@@ -225,7 +225,7 @@ async def test_whoever_leaves_while_the_store_is_away_leaves_no_error_that_nobod
         raise StoreError("the store is away")
 
     monkeypatch.setattr(server.store, "token", away)
-    monkeypatch.setattr(server.server._door, "_on_answer", lambda path, status: left.set())
+    monkeypatch.setattr(server.server._guard, "_on_response", lambda path, status: left.set())
     scraping = asyncio.create_task(get(client))
     async with asyncio.timeout(20):
         await asked.wait()

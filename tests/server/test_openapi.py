@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from everloop.server.errors import ApiError
-from everloop.server.openapi import EXAMPLES, document
-from everloop.server.parameters import WORDS, effect, table
-from everloop.server.requests import DEFAULTS, ChatRequest, read_chat
-from everloop.server.shapes import ChatBody
+from everloop.server.openapi import EXAMPLES, PARAMETERS, document, effect, parameter_table
+from everloop.server.requests import DEFAULTS, ChatBody, ChatRequest, read_chat
 
 DOCUMENT = document()
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -87,12 +85,12 @@ def test_what_is_always_sent_is_required():
 
 
 def test_every_parameter_is_described():
-    assert list(WORDS) == sorted(WORDS, key=list(ChatBody.__struct_fields__).index)
-    assert WORDS.keys() == set(ChatBody.__struct_fields__) == SCHEMAS["ChatBody"]["properties"].keys()
+    assert list(PARAMETERS) == sorted(PARAMETERS, key=list(ChatBody.__struct_fields__).index)
+    assert PARAMETERS.keys() == set(ChatBody.__struct_fields__) == SCHEMAS["ChatBody"]["properties"].keys()
 
 
 def test_the_page_has_the_table_of_the_code():
-    assert table() in PAGE.read_text(), f"docs/api.md must have this table:\n\n{table()}"
+    assert parameter_table() in PAGE.read_text(), f"docs/api.md must have this table:\n\n{parameter_table()}"
 
 
 def test_the_table_says_what_becomes_of_each_parameter():
@@ -113,7 +111,7 @@ def test_the_table_says_what_becomes_of_each_parameter():
         "seed": 2,
         "temperature": 0.5, "top_p": 0.5, "presence_penalty": 0.5, "frequency_penalty": 0.5,
     }  # fmt: skip
-    for name in WORDS:
+    for name in PARAMETERS:
         value = samples.get(name, "text" if name not in ("store", "logprobs") else True)
         everything = outcome(name, value, frozenset(DEFAULTS) - {"user"})
         assert everything == effect(name), name

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everloop.errors import ConfigError
-from everloop.server.origins import check_bind, configured_origins, name_of, plain
+from everloop.server.origins import check_bind, configured_origins, host_name, normalize_host
 
 LAN = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 0))
 HERE = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
@@ -63,11 +63,11 @@ async def test_a_host_that_is_none_is_an_error_in_one_line(host):
 
 
 def test_names_have_one_spelling():
-    assert [name_of(host) for host in ("LOCALHOST:80", "[::FFFF:7f00:1]", "[0::1]:9", "a_b.test")] == [
+    assert [host_name(host) for host in ("LOCALHOST:80", "[::FFFF:7f00:1]", "[0::1]:9", "a_b.test")] == [
         "localhost", "127.0.0.1", "::1", "a_b.test"
     ]  # fmt: skip
-    assert plain("fe80::1%eth0") == "fe80::1"
-    assert [name_of(host) for host in ("", "a b", "a@b", "a:b", "[x]", "a/", "::1", ".", "a.")] == [None] * 9
+    assert normalize_host("fe80::1%eth0") == "fe80::1"
+    assert [host_name(host) for host in ("", "a b", "a@b", "a:b", "[x]", "a/", "::1", ".", "a.")] == [None] * 9
 
 
 def test_an_origin_in_the_settings_that_could_never_match_is_an_error():

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from everloop.providers import base as providers
-from everloop.server.requests import DEFAULTS, UNHEARD, ChatRequest
-from everloop.server.shapes import ChatBody
+from everloop.server.requests import DEFAULTS, WITHOUT_EFFECT, ChatBody, ChatRequest
 
 from .chats import ALL, HELLO, NONE, nested, read, refused, tool
 
@@ -52,7 +51,7 @@ def test_an_option_reaches_the_model_as_it_was_sent(name):
     assert request.options == {name: OPTIONS[name]}
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in UNHEARD])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in WITHOUT_EFFECT])
 def test_an_option_that_the_model_does_not_take_is_refused_by_its_name(name):
     assert refused(ALL - {name}, tools=[tool()], **{name: OPTIONS[name]}).param == name
 
@@ -62,7 +61,7 @@ def test_an_option_that_asks_for_nothing_is_taken_by_every_model(name):
     assert read(NONE, **{name: DEFAULTS[name]}).options == {}
 
 
-@pytest.mark.parametrize("name", UNHEARD)
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_what_only_serves_book_keeping_is_taken_by_every_model(name):
     assert read(NONE, **{name: "x"}).options == {}
 

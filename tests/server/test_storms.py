@@ -52,9 +52,9 @@ async def test_a_crowd_that_leaves_leaves_nothing_behind(tmp_path: Path):
                     server.fake.reply("word " * 20, delay=0.05)
             for first in range(0, 240, 40):
                 await asyncio.gather(*(come_and_go(server, first + number) for number in range(40)))
-            door, dispatcher = server.server._door, agent._dispatcher
-            assert door is not None
-            await until(lambda door=door: not door.under_way)
+            guard, dispatcher = server.server._guard, agent._dispatcher
+            assert guard is not None
+            await until(lambda guard=guard: not guard.running)
             await until(lambda dispatcher=dispatcher: not dispatcher._sessions)
             assert not list(dispatcher._waiters)
             assert not dispatcher._taking

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everloop.tools.coerce import same
 from everloop.tools.schema import InvalidArguments, compile_schema, validate
+from everloop.tools.schema.values import same
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 values = st.recursive(

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from everloop.tools.regexes import read_pattern
 from everloop.tools.schema import InvalidArguments, compile_schema
+from everloop.tools.schema.checks import read_pattern
 
 
 def fits(pattern: str, value: object) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from everloop.tools.coerce import same
 from everloop.tools.schema import InvalidArguments, compile_schema, validate
+from everloop.tools.schema.values import same
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 
 from everloop.providers import http
 from everloop.providers.base import ProviderError
+from everloop.providers.http_client import Pool, origin_of
 from everloop.providers.openai import OpenAIProvider, Timeouts
-from everloop.providers.origin import origin_of
-from everloop.providers.pool import Pool
 from everloop.testing.openai_server import FakeOpenAI
 
 from .servers import BODY, CHUNKED, MEGABYTE, Peer, Server, answer, chunked, client, failure, once, raw, say

@@ -13,10 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from everloop.providers.base import ProviderError
+from everloop.providers.http_client import Connection, ConnectionBroke, Pool, origin_of
 from everloop.providers.openai import OpenAIProvider, Timeouts
-from everloop.providers.origin import origin_of
-from everloop.providers.pool import Pool
-from everloop.providers.wire import Connection, ConnectionBroke
 
 from .servers import ASK, MEGABYTE, Peer, Server, answer, client, failure, polite, raw, say, server_tls
 

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
+from everloop.providers.http_client import Pool, origin_of
 from everloop.providers.openai import Timeouts
-from everloop.providers.origin import origin_of
-from everloop.providers.pool import Pool
 
 from .servers import MEGABYTE, Peer, Proxy, Server, answer, client, failure, polite, raw, say, server_tls
 

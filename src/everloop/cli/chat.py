@@ -6,18 +6,14 @@ import argparse
 import os
 import sys
 
-from ..commands import command_of
 from ..config import Config
 from ..config.sources import shown
 from ..store.location import is_home_workspace
+from ..text import printable
 from .common import check_model, hush, is_trusted, load_config, prepare_workspace, session_key
 from .folder import enter
 from .main import INTERRUPTED
-from .output import harmless
 from .setup import SMALL, with_model
-
-LEAVE = ("/exit", "/quit")
-LEAVE_HELP = "/exit  leave; what runs is kept and goes on at the next start"
 
 
 def command(options: argparse.Namespace) -> int:
@@ -32,24 +28,19 @@ def command(options: argparse.Namespace) -> int:
     import asyncio
 
     if at_terminal and os.environ.get("TERM", "dumb") != "dumb":
-        from .terminal import chat
+        from .terminal import terminal_chat
 
-        return asyncio.run(chat(config, key))
+        return asyncio.run(terminal_chat(config, key, greeting(config, key)))
     from .chat_plain import plain_chat
 
     try:
-        return asyncio.run(plain_chat(config, key, "> " if at_terminal else ""))
+        return asyncio.run(plain_chat(config, key, greeting(config, key), "> " if at_terminal else ""))
     except asyncio.CancelledError:  # Ctrl-C, twice
         return INTERRUPTED
 
 
 def greeting(config: Config, key: str) -> str:
     own = " (your home workspace; `everloop FOLDER` works in another folder)"
-    place = f"{harmless(shown(config.workspace))}{own if is_home_workspace(config.workspace, config) else ''}"
+    place = f"{printable(shown(config.workspace))}{own if is_home_workspace(config.workspace, config) else ''}"
     line = f"In {place}\nEverloop · {config.model} · session {key} · /help shows the commands"
     return f"{line}\n{SMALL.format(config.model)}" if config.provider == "local" else line
-
-
-def with_leaving(line: str, text: str) -> str:
-    """What a command answers; /help also names the one that only works here."""
-    return f"{text}\n{LEAVE_HELP}" if command_of(line) == "help" else text

@@ -1,4 +1,4 @@
-"""The chat without a terminal: lines in, answers out."""
+"""The chat without a full terminal: lines in, answers out."""
 
 from __future__ import annotations
 
@@ -11,39 +11,51 @@ from .. import events
 from ..config import Config
 from ..errors import EverloopError
 from ..runtime.agent import AgentLoop
-from .chat import LEAVE, greeting, with_leaving
-from .common import chat_of, left_behind, make_agent, seen_ending, show_messages, show_undelivered
-from .interrupt import CtrlC
+from ..text import one_line
+from .common import (
+    LEAVE,
+    CtrlC,
+    chat_of,
+    left_behind,
+    make_agent,
+    seen_ending,
+    show_messages,
+    show_undelivered,
+    with_leaving,
+)
 from .main import INTERRUPTED
-from .output import Paper, one_line
-from .render import View
+from .output import Output
+from .render import Renderer
 
 LONGEST_LINE = 10_000_000  # bytes
 
 
-async def plain_chat(config: Config, key: str, prompt: str) -> int:
-    """Read lines and answer each, until the input ends. Status 1 when a turn did not end with an answer."""
-    out = Paper(sys.stdout, colour=False)
-    # With a person there, everything; over a pipe the answers alone, and the rest beside them.
-    view = View(out) if prompt else _Answers(out)
+async def plain_chat(config: Config, key: str, greeting: str, prompt: str) -> int:
+    """Read lines and answer each, until the input ends. Status 1 when a turn did not end with an answer.
+
+    With a `prompt` there is a user, who is greeted and shown everything.
+    """
+    out = Output(sys.stdout, colour=False)
+    # A user is shown everything; over a pipe only the answers are on standard output.
+    view = Renderer(out) if prompt else _Answers(out)
     lines = Lines(0)
     failed = False
     async with make_agent(config) as agent:
         current = asyncio.current_task()
         assert current is not None
         ctrl_c = CtrlC(agent, key, current.cancel)
-        others = await left_behind(agent.store, key)  # a store that cannot be used is an error before anything is asked
+        others = await left_behind(agent.store, key)  # a store that cannot be used is an error before the first prompt
         if prompt:
-            out.line("\n".join(filter(None, (greeting(config, key), others))))
+            out.line("\n".join(filter(None, (greeting, others))))
         agent.watch(key, view)
-        messages = asyncio.create_task(show_messages(agent.bus, view.paper, key))
-        await show_undelivered(agent, key, view.paper)
-        agent.subagents.waits = True  # the end of the input ends this process
+        messages = asyncio.create_task(show_messages(agent.bus, view.output, key))
+        await show_undelivered(agent, key, view.output)
+        agent.subagents.waits = True  # the process ends with its input
         await agent.resume(key)
         if not view.asked and (question := await agent.question(key)):
             out.line(question)
         while not ctrl_c.pressed:
-            if out.failed is not None:  # a turn goes on without whoever watches it: nobody reads the answers
+            if out.failed is not None:  # the answers have no reader any more
                 raise out.failed
             if prompt:
                 out.fresh()
@@ -61,30 +73,30 @@ async def plain_chat(config: Config, key: str, prompt: str) -> int:
             if line.strip():
                 failed |= not await _answer(agent, key, line, view, out)
         if not ctrl_c.pressed:
-            await agent.resume(key)  # what waited behind a question that was answered last
+            await agent.resume(key)  # messages that waited behind the last question
             failed |= await agent.question(key) is not None
         messages.cancel()
     return INTERRUPTED if ctrl_c.pressed else int(failed)
 
 
-async def _answer(agent: AgentLoop, key: str, line: str, view: View, out: Paper) -> bool:
-    """Answer one line; False when its turn ended without an answer."""
+async def _answer(agent: AgentLoop, key: str, line: str, view: Renderer, out: Output) -> bool:
+    """Answer one line; return False when its turn ended without an answer."""
     channel, chat_id = chat_of(key)
     with seen_ending(agent, key) as seen:
         text = await agent.process_direct(line, key, channel, chat_id, attended=True)
     if text not in seen:  # a command, or a turn that ran in another process
         out.line(with_leaving(line, text))
-        await show_undelivered(agent, key, view.paper, shown=text)
+        await show_undelivered(agent, key, view.output, shown=text)
         return True
     return view.asked or (view.ended is not None and view.ended.reason == "answer")
 
 
-class _Answers(View):
-    """Only the answers, as they come; a turn that ended without one is told on standard error."""
+class _Answers(Renderer):
+    """Writes only the answers, streamed; a turn that ended without one is reported on standard error."""
 
-    def __init__(self, paper: Paper) -> None:
-        super().__init__(paper, summary=False)
-        self._beside = View(Paper(sys.stderr), text=False, summary=False) if sys.stderr.isatty() else None
+    def __init__(self, output: Output) -> None:
+        super().__init__(output, summary=False)
+        self._beside = Renderer(Output(sys.stderr), text=False, summary=False) if sys.stderr.isatty() else None
 
     def __call__(self, event: events.Event) -> None:
         match event:
@@ -94,19 +106,19 @@ class _Answers(View):
                 super().__call__(event)
             case events.TurnEnded():
                 self.ended = event
-                self.paper.fresh()
+                self.output.fresh()
                 print(f"everloop: {one_line(event.text, 500)}", file=sys.stderr)
             case events.TurnStarted():
                 print("everloop: an earlier turn was cut off; it goes on now", file=sys.stderr)
             case events.ToolStarted():
                 self._shown = False
-                self.paper.fresh()
+                self.output.fresh()
         if self._beside is not None:
             self._beside(event)
 
 
 class Lines:
-    """The lines of a file descriptor, read in threads of their own, which never keep the process from ending."""
+    """Reads lines of a file descriptor in daemon threads, which do not keep the process from ending."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -147,7 +159,7 @@ class Lines:
         def read() -> None:
             try:
                 data = os.read(self._descriptor, 65536)
-            except OSError:  # closed, or a terminal that is gone: the end of the input
+            except OSError:  # closed, or a terminal that has gone: the end of the input
                 data = b""
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, data)

@@ -1,4 +1,4 @@
-"""What several commands need: settings, the workspace, the store, the agent, Ctrl-C."""
+"""Shared by several commands: settings, the workspace, the store, the agent, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..errors import ConfigError, EverloopError
+from ..text import printable
 from .folder import with_own_store
-from .output import harmless
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ..bus import MessageBus
     from ..runtime.agent import AgentLoop
     from ..store.base import Store, TurnInfo
-    from .output import Paper
+    from .output import Output
 
 OWNER = "me"
+LEAVE = ("/exit", "/quit")
+LEAVE_HELP = "/exit  leave; a running turn is kept and continues at the next start"
 FLAGS = ("workspace", "provider", "base_url", "model", "store", "host", "port", "metrics")
 LONGEST_KEY = 200
 EXAMPLE = "for example with Ollama: EVERLOOP_BASE_URL=http://127.0.0.1:11434/v1 EVERLOOP_MODEL=qwen3:8b"
@@ -44,7 +48,7 @@ def is_trusted(options: argparse.Namespace) -> bool:
 
 
 def session_key(options: argparse.Namespace, default: str) -> str:
-    """The session that was asked for."""
+    """The session key given with --session, or the default."""
     return checked_key(getattr(options, "session", default), "--session")
 
 
@@ -55,13 +59,13 @@ def checked_key(key: str, where: str) -> str:
 
 
 def chat_of(key: str) -> tuple[str, str]:
-    """(channel, chat id) that a session's messages come from."""
+    """The channel and chat id of a session's messages."""
     channel, colon, chat_id = key.partition(":")
     return (channel, chat_id) if colon and channel and chat_id else ("cli", key)
 
 
 def prepare_workspace(folder: Path) -> None:
-    """Make the workspace if it is missing; an error in one line if it cannot be used."""
+    """Create the workspace if it is missing; raise a ConfigError if it cannot be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -75,23 +79,32 @@ def prepare_workspace(folder: Path) -> None:
 
 
 def check_model(config: Config) -> None:
-    """Refuse settings that name no model to ask, with an example that works."""
+    """Refuse settings without a model, with an example that works, and plugins that cannot be used."""
     if missing_model(config):
         what = "no model is set" if not config.model else "no model server is set"
         raise ConfigError(
             f"{what}: set EVERLOOP_BASE_URL and EVERLOOP_MODEL (and EVERLOOP_API_KEY if it needs one), {EXAMPLE}"
         )
+    if config.plugin_tools:
+        from ..tools.builtin import check_plugins
+
+        check_plugins(config)
 
 
 def missing_model(config: Config) -> bool:
-    """Whether the settings lack what is needed to ask a model at all."""
+    """Whether the settings lack a model or a server for it. A provider plugin may need no model's name."""
+    if config.provider and not config.model and config.provider != "local":
+        from ..providers.endpoints import ENDPOINTS
+
+        if config.provider not in ENDPOINTS:
+            return False
     return config.provider != "local" and (
         not config.model or not (config.provider or config.base_url or config.api_key)
     )
 
 
 def make_agent(config: Config, bus: MessageBus | None = None, store: Store | None = None) -> AgentLoop:
-    """The agent that the settings describe. All that a chat or a run needs is loaded after this."""
+    """The agent that the settings describe. Everything a chat or a run needs is loaded when this returns."""
     from ..bus import MessageBus
     from ..providers.factory import make_provider
     from ..runtime.agent import AgentLoop
@@ -111,30 +124,32 @@ def make_agent(config: Config, bus: MessageBus | None = None, store: Store | Non
     return agent
 
 
-async def show_messages(bus: MessageBus, paper: Paper, watched: str = "") -> None:
-    """Show what the agent says in between: with the tool `message`, or in a turn that nobody here began. The answers of
-    the session that is watched are shown as they come."""
+async def show_messages(bus: MessageBus, output: Output, watched: str = "") -> None:
+    """Show messages that answer no prompt: those of the tool `message`, and those of turns that another client began.
+    Answers of the `watched` session are skipped, since they are streamed."""
     while True:
         message = await bus.consume_outbound()
         if message.reply_to is not None and (message.channel, message.chat_id) == chat_of(watched):
             continue
-        paper.line(f"✉ {message.content}" if message.channel == "cli" else f"✉ to {message.channel}: {message.content}")
+        output.line(
+            f"✉ {message.content}" if message.channel == "cli" else f"✉ to {message.channel}: {message.content}"
+        )
 
 
-async def show_undelivered(agent: AgentLoop, key: str, paper: Paper, shown: str | None = None) -> None:
-    """Show what was said in this chat while nobody was there, but for an answer that was `shown` just now."""
+async def show_undelivered(agent: AgentLoop, key: str, output: Output, shown: str | None = None) -> None:
+    """Show messages that arrived in this chat while no client was connected, except an answer just `shown`."""
     while rows := await agent.undelivered(*chat_of(key)):
         for message in (row.message for row in rows):
             if message.content != shown:
                 repeated = " (perhaps once more)" if message.repeat else ""
-                paper.line(f"✉ while you were away{repeated}: {message.content}")
-        await paper.print()
-        await agent.store.sent([row.id for row in rows])  # not before it is there to be read
+                output.line(f"✉ while you were away{repeated}: {message.content}")
+        await output.print()
+        await agent.store.sent([row.id for row in rows])  # only once it is on the screen
 
 
 @contextlib.contextmanager
 def seen_ending(agent: AgentLoop, key: str) -> Iterator[set[str]]:
-    """What the turns of a session say that come to their end here, or to a question, meanwhile: it is shown by then."""
+    """Collect the answers and questions of turns that end or park here meanwhile: they are on the screen already."""
     from .. import events
 
     said: set[str] = set()
@@ -152,8 +167,15 @@ def seen_ending(agent: AgentLoop, key: str) -> Iterator[set[str]]:
         unwatch()
 
 
+def with_leaving(line: str, text: str) -> str:
+    """The answer to a command; that to /help also names the one that only works in the terminal."""
+    from ..commands import command_of
+
+    return f"{text}\n{LEAVE_HELP}" if command_of(line) == "help" else text
+
+
 def hush() -> None:
-    """Keep the log of the rooms below off the screen: what a person must know, the command says itself."""
+    """Keep log records of the library off the screen; the command itself reports what the user must know."""
     import logging
 
     logging.getLogger("everloop").addHandler(logging.NullHandler())
@@ -161,17 +183,22 @@ def hush() -> None:
 
     class Tell(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            print(f"everloop: {harmless(record.getMessage())}", file=sys.stderr)
+            print(f"everloop: {printable(record.getMessage())}", file=sys.stderr)
 
-    # A server that could not be used, a skill that is broken: things that only their owner can mend.
-    for room in ("everloop.tools.mcp", "everloop.context", "everloop.runtime.compactor", "everloop.telemetry"):
+    # A server that cannot be used, a broken skill: problems that only the user can fix.
+    for room in (
+        "everloop.tools.mcp",
+        "everloop.context.prompt",
+        "everloop.runtime.compactor",
+        "everloop.observability",
+    ):
         logging.getLogger(room).addHandler(Tell(logging.WARNING))
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
 @contextlib.asynccontextmanager
 async def reading(config: Config) -> AsyncIterator[Store]:
-    """The store, for commands that only make sense when there is one."""
+    """Open the store, for commands that need an existing one."""
     from ..store.opening import store_at
 
     if not config.store.exists():
@@ -184,7 +211,7 @@ async def reading(config: Config) -> AsyncIterator[Store]:
 
 
 async def left_behind(store: Store, key: str) -> str:
-    """What to tell of other sessions that a crash left with work to do; "" if there are none."""
+    """A hint about other sessions that a crash left with unfinished turns; "" if there are none."""
     others = [other for owner, other in await store.ready("") if (owner, other) != (OWNER, key)]
     if not others:
         return ""
@@ -195,7 +222,7 @@ async def left_behind(store: Store, key: str) -> str:
 
 
 async def find_turn(store: Store, prefix: str, owner: str = OWNER) -> TurnInfo:
-    """The one turn of an owner whose id begins so."""
+    """The only turn of an owner whose id begins with the prefix."""
     known = prefix and prefix.isascii() and prefix.isalnum()
     turns = await store.turns(owner, prefix=prefix, limit=6) if known else []
     if not turns:
@@ -205,3 +232,36 @@ async def find_turn(store: Store, prefix: str, owner: str = OWNER) -> TurnInfo:
         ids = ", ".join(turn.id for turn in turns[:5]) + (", …" if len(turns) > 5 else "")
         raise EverloopError(f'the turn "{prefix}" may be one of {ids}: write more of its id')
     return (exact or turns)[0]
+
+
+class CtrlC:
+    """The first Ctrl-C stops the turn that runs, or the one about to start; the second leaves at once."""
+
+    def __init__(self, agent: AgentLoop, key: str, leave: Callable[[], object]) -> None:
+        import asyncio
+        import signal
+
+        self.pressed = False
+        self.idle: Callable[[], object] | None = None  # called instead while no turn runs
+        self._agent = agent
+        self._key = key
+        self._leave = leave
+        self._tasks: set[asyncio.Task[str]] = set()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._press)
+
+    def stop(self) -> None:
+        """Stop the running turn; its log is closed."""
+        import asyncio
+
+        task = asyncio.create_task(self._agent.process_direct("/stop", self._key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _press(self) -> None:
+        if self.pressed:
+            self._leave()
+        self.pressed = True
+        if self.idle is not None:
+            self.idle()
+        else:
+            self.stop()

@@ -14,10 +14,11 @@ from ..config import Config
 from ..cron.jobs import Job
 from ..cron.service import CronService
 from ..errors import EverloopError
+from ..text import one_line, printable
 from .common import OWNER, chat_of, load_with_store, session_key
-from .output import as_json, harmless, one_line
+from .output import as_json
 
-NEEDS_SOMEBODY = "It fires while `everloop` or `everloop worker` runs on this store."
+FIRED_BY = "It fires while `everloop` or `everloop worker` runs on this store."
 
 
 def command(options: argparse.Namespace) -> int:
@@ -43,7 +44,7 @@ async def _add(config: Config, options: argparse.Namespace) -> int:
     async with _service(config) as service:
         job = await service.add(options.message, **when, channel=channel, chat_id=chat_id, session=key)
     print(job.id)
-    print(f"{job.words}; first on {job.next_words}, in the session {harmless(key)}. {NEEDS_SOMEBODY}")
+    print(f"{job.words}; first on {job.next_words}, in the session {printable(key)}. {FIRED_BY}")
     return 0
 
 
@@ -109,7 +110,7 @@ def _table(jobs: list[Job]) -> str:
     rows = [("id", "next", "last", "session", "schedule", "message")]
     for job in jobs:
         last = _minute(job.last_fired) if job.last_fired is not None else ""
-        where = harmless(job.session_key)
+        where = printable(job.session_key)
         rows.append((job.id, _minute(job.next_due), last, where, job.words, one_line(job.message, 60)))
     wide = [max(len(row[column]) for row in rows) for column in range(6)]
     return "\n".join("  ".join(f"{cell:<{wide[n]}}" for n, cell in enumerate(row)).rstrip() for row in rows)

@@ -1,4 +1,4 @@
-"""`everloop doctor`: what is in use, what is missing, and the one command that puts it right."""
+"""`everloop doctor`: what is in use, what is missing, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import __version__
+from .._version import __version__
 from ..config import Config
 from ..config.dsn import DSN
 from ..errors import EverloopError
+from ..text import printable
 from .common import OWNER, load_with_store, reading
-from .output import as_json, harmless
+from .output import as_json
 
 if TYPE_CHECKING:
     from ..store.base import Overview, Store
@@ -29,7 +30,7 @@ _SHOWN = 3  # sessions that are named
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line: what was looked at, what was found, and the command (or the setting) that mends it."""
+    """One line: what was checked, what was found, and the command or setting that fixes it."""
 
     name: str
     ok: bool
@@ -49,7 +50,7 @@ def command(options: argparse.Namespace) -> int:
     wide = max(len(check.name) for check in checks)
     for check in checks:
         fix = f": {_fix(check)}" if _fix(check) else ""
-        print(harmless(f"{'✓' if check.ok else '✗'} {check.name:<{wide}}  {check.found}{fix}"))
+        print(printable(f"{'✓' if check.ok else '✗'} {check.name:<{wide}}  {check.found}{fix}"))
     return 0 if well else 1
 
 
@@ -109,17 +110,17 @@ def _local(config: Config) -> list[Check]:
         found.append(Check("model", True, f"{name}, {needed} of memory for {window} tokens, {path}"))
     except (EverloopError, ProviderError) as error:
         found.append(Check("model", False, f"{name} cannot be loaded", str(error)))
-    except OSError as error:  # the folder of somebody else, a disk that is not there
+    except OSError as error:  # another user's folder, a missing disk
         why = f"{error.filename} cannot be read ({error.strerror})"
         found.append(Check("model", False, why, "set EVERLOOP_MODELS, or EVERLOOP_WEIGHTS, to a folder that can be"))
     return found
 
 
 async def _reached(name: str, config: Config) -> Check:
-    """Whether somebody is there to be asked. Only the connection is tried: nothing is sent."""
+    """Whether the provider can be reached. Only a connection is opened; nothing is sent."""
     from ..providers.endpoints import ENDPOINTS, key_for
     from ..providers.http import proxy_for
-    from ..providers.origin import origin_of
+    from ..providers.http_client import origin_of
 
     known = ENDPOINTS.get(name)
     address = config.base_url or (known.base_url if known else "")
@@ -151,7 +152,7 @@ def _workspace(folder: Path) -> Check:
 
 
 def _missing(name: str, place: Path | DSN) -> Check | None:
-    """Whether what is not there yet can be made by the first turn; None where it is there."""
+    """Whether something missing can be created by the first turn; None if it exists."""
     try:
         if isinstance(place, DSN) or place.exists():
             return None
@@ -192,8 +193,8 @@ async def _store(config: Config) -> tuple[list[Check], Overview | None]:
 
 
 async def work_in(store: Store) -> Overview:
-    """What the store holds. What seems stuck beside a living worker is looked at again: one that has just died leaves
-    work that the others take in a moment."""
+    """An overview of the store. Sessions that seem stuck while a worker lives are checked twice: another worker takes
+    over the work of one that has just died within a moment."""
     work = await store.overview()
     if work.processes and work.stuck:
         await asyncio.sleep(SECOND_LOOK_SECONDS)

@@ -1,7 +1,7 @@
-"""Hears of every write to the store's file, so that whoever follows the log need not look again and again.
+"""Waits for writes to the store's file, so that `log --follow` need not poll it.
 
-Workers wake each other for work, not for each entry: a datagram a write would cost the turn. The kernel tells of a
-write to a file for nothing (inotify). Where it cannot, the file's size and time are looked at in steps.
+Workers wake each other for work, not for each entry: a datagram for each write would slow the turn down. The kernel
+reports writes to a file for free (inotify). Where it cannot, the file's size and time are polled.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import struct
 import sys
 from pathlib import Path
 
-STEP_SECONDS = 0.25  # where the kernel does not tell
-CHANGES = 0x2 | 0x80 | 0x100 | 0x200  # a file was written, moved here, made, removed
+STEP_SECONDS = 0.25  # between two polls, where the kernel reports nothing
+CHANGES = 0x2 | 0x80 | 0x100 | 0x200  # a file was written, moved here, created, removed
 LEAVES = 0x400 | 0x800  # the folder itself was removed or moved
-GONE = LEAVES | 0x2000 | 0x8000  # … or its disk is gone, or it is watched no more
+GONE = LEAVES | 0x2000 | 0x8000  # … or its disk was unmounted, or the watch was removed
 HEAD = struct.Struct("iIII")
 
 
 class FileWatch:
-    """Wakes when a database file, which need not be there yet, is written, made or removed."""
+    """Wakes when a database file, which need not exist yet, is written, created or removed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,18 +35,18 @@ class FileWatch:
             asyncio.get_running_loop().add_reader(self._notify.fd, self._heard)
 
     async def start(self) -> None:
-        """From here on nothing is missed."""
+        """Begin: no change after this is missed."""
         await self._settled()
         self._seen = await asyncio.to_thread(self._look)
 
     async def changed(self) -> None:
-        """Wait for the next change, or return at once if there was one since the last time."""
+        """Wait for the next change; return at once if there was one since the last call."""
         if self._notify is not None:
             await self._changed.wait()
             self._changed.clear()
             await self._settled()
             return
-        while (found := await asyncio.to_thread(self._look)) == self._seen:  # noqa: ASYNC110 - nobody tells us
+        while (found := await asyncio.to_thread(self._look)) == self._seen:  # noqa: ASYNC110 - nothing notifies us
             await asyncio.sleep(STEP_SECONDS)
         self._seen = found
 
@@ -60,11 +60,11 @@ class FileWatch:
         try:
             if self._notify is not None:
                 await asyncio.to_thread(self._settle)
-        except OSError:  # the kernel's watches are used up, or the folder may not be read
+        except OSError:  # no more inotify watches, or the folder cannot be read
             self.close()
 
     def _settle(self) -> None:
-        """Watch the file's folder, or the nearest one above it that is there."""
+        """Watch the file's folder, or the nearest existing one above it."""
         assert self._notify is not None
         while True:
             place = self._path.parent
@@ -72,7 +72,7 @@ class FileWatch:
                 place = place.parent
             if place == self._place:
                 return
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # gone meanwhile: look once more
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile: try again
                 self._notify.watch(place)
                 self._place = place
 
@@ -96,7 +96,7 @@ class FileWatch:
 
 
 class Steps:
-    """For a database that tells of no single entry: it is looked at in steps."""
+    """For a database that does not notify of single entries: it is polled."""
 
     async def start(self) -> None:
         pass
@@ -109,7 +109,7 @@ class Steps:
 
 
 class _Inotify:
-    """The kernel's own notice of changes in one folder."""
+    """The kernel's notifications of changes in one folder."""
 
     def __init__(self, library: ctypes.CDLL, fd: int) -> None:
         self.fd = fd
@@ -135,7 +135,7 @@ class _Inotify:
         self._watched = new
 
     def read(self) -> list[tuple[int, str]]:
-        """(what, name) of each change that waits to be read, of the folder that is watched now."""
+        """(mask, file name) of each pending change in the folder that is watched now."""
         found = []
         try:
             data = os.read(self.fd, 65536)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from ..config import Config
 from ..store.location import find_own, is_home_workspace
-from .output import harmless
+from ..text import printable
 
 STEERING_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md", "HEARTBEAT.md")
 STEERING_FOLDERS = ("skills", "agents", "memory")
-MOST_ENTRIES = 1000  # of one folder that are looked at
+MOST_ENTRIES = 5000  # of one folder, as many as the readers of skills and agents look at
 MOST_SHOWN = 20
 
 
@@ -47,7 +47,7 @@ def with_trust(config: Config, *, person: bool, trust: bool = False) -> Config:
         return config
     names = ", ".join(found[:MOST_SHOWN]) + (", …" if len(found) > MOST_SHOWN else "")
     said = f"{names} left out, since {config.workspace} is not trusted; --trust uses what is there"
-    print(f"everloop: {harmless(said)}", file=sys.stderr)
+    print(f"everloop: {printable(said)}", file=sys.stderr)
     return dataclasses.replace(config, trusted=False)
 
 
@@ -64,6 +64,8 @@ def steering_files(folder: Path) -> list[str]:
             inside = [one for one in inside if os.path.lexists(folder / name / one / "SKILL.md")]
         elif name == "agents":
             inside = [one for one in inside if one.endswith(".md")]
+        else:  # of the memory only this file is in the prompt
+            inside = [one for one in inside if one == "MEMORY.md"]
         found += [f"{name}/{one}" for one in inside if not one.startswith(".")]
     return found
 
@@ -115,24 +117,26 @@ def with_own_store(config: Config, *, person: bool = False, claim: bool = False)
         if person and _ask_moved(found.workspace, found.lost):
             found = found.adopt()
         elif not person:
-            kept = f"the sessions of {harmless(str(found.lost))}, which is gone, are kept and not used"
-            print(f"everloop: {harmless(str(found.workspace))} has no sessions yet; {kept}", file=sys.stderr)
+            kept = f"the sessions of {printable(str(found.lost))}, which is gone, are kept and not used"
+            print(f"everloop: {printable(str(found.workspace))} has no sessions yet; {kept}", file=sys.stderr)
     if claim or not found.new:
         found.claim()
     return dataclasses.replace(config, store=found.path, store_named=True)
 
 
 def _ask_trust(folder: Path, found: list[str]) -> bool:
-    print(f"{harmless(str(folder))} has files that tell the agent what to do:", file=sys.stderr)
+    print(f"{printable(str(folder))} has files that tell the agent what to do:", file=sys.stderr)
     for name in found[:MOST_SHOWN]:
-        print(f"  {harmless(name)}", file=sys.stderr)
+        print(f"  {printable(name)}", file=sys.stderr)
     if len(found) > MOST_SHOWN:
         print(f"  … and {len(found) - MOST_SHOWN} more", file=sys.stderr)
     return _yes("Use them only if you know who wrote them. Trust this folder? [y/N] ")
 
 
 def _ask_moved(folder: Path, lost: Path) -> bool:
-    print(f"{harmless(str(folder))} has no sessions yet. {harmless(str(lost))} had some, and is gone.", file=sys.stderr)
+    print(
+        f"{printable(str(folder))} has no sessions yet. {printable(str(lost))} had some, and is gone.", file=sys.stderr
+    )
     return _yes("Is this the same folder, and do they continue here? [y/N] ")
 
 

@@ -1,4 +1,4 @@
-"""`everloop fork`: a new session that begins as a copy of another's first entries."""
+"""`everloop fork`: create a session from the first entries of another one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def command(options: argparse.Namespace) -> int:
     made = asyncio.run(_fork(load_with_store(options), source, new_key))
     print(made.key)
     under_way = " and finishes the turn that is under way there" if made.open_turn else ""
-    store = f"--store {shlex.quote(options.store)} " if getattr(options, "store", None) else ""
+    given = ((name, getattr(options, name, None)) for name in ("workspace", "store"))
+    flags = "".join(f"--{name} {shlex.quote(value)} " for name, value in given if value)
     count = f"{made.entries} entr{'y' if made.entries == 1 else 'ies'}"
-    go_on = f"everloop {store}--session {shlex.quote(made.key)}"
+    go_on = f"everloop {flags}--session {shlex.quote(made.key)}"
     print(f"It has {count}. `{go_on}` goes on from there{under_way}.")
     return 0
 
@@ -32,7 +33,7 @@ async def _fork(config: Config, source: str, new_key: str | None) -> SessionInfo
 
 
 async def _split(store: Store, source: str) -> tuple[str, int | None]:
-    """SESSION@N in its parts. A key may hold an @ of its own."""
+    """Split SESSION@N. A key may contain an @ itself."""
     key, at, number = source.rpartition("@")
     if at and number.isascii() and number.isdecimal() and await store.session(OWNER, key) is not None:
         if not 0 < len(number.lstrip("0")) < 18:

@@ -1,4 +1,4 @@
-"""Entries of a log, and what happened by them, in words."""
+"""Formats log entries and events as text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from ..log import (
     kind_of,
     text_of,
 )
-from .output import as_json, mark_of, one_line, short_arguments, short_result
+from ..text import one_line
+from .output import as_json, mark_of, short_arguments, short_result
 
 KINDS = {"model_called": "model", "tool_started": "tool", "feedback": "feedback"}
 
 
 def line_of(happening: Happening, *, full: bool = False) -> tuple[str, str, str]:
-    """(kind, what happened, facts about it): on one line, or in full."""
+    """The kind, text and facts of an event: on one line, or in full."""
     entry, facts = happening.entry, happening.facts
     kind = KINDS[happening.event] if entry is None else kind_of(entry)
     match happening.event:
@@ -41,11 +42,11 @@ def line_of(happening: Happening, *, full: bool = False) -> tuple[str, str, str]
         case _:
             assert entry is not None
             text = described(entry, full=full)
-    return kind, text, ", ".join(one_line(fact) for fact in _facts(happening))
+    return kind, text, ", ".join(one_line(fact, 100) for fact in _facts(happening))
 
 
 def described(entry: Entry, *, full: bool = False) -> str:
-    """What an entry says: on one line, or in full."""
+    """The text of an entry: on one line, or in full."""
     match entry:
         case UserSaid():
             return _cut(text_of(entry.content), full)
@@ -64,7 +65,7 @@ def described(entry: Entry, *, full: bool = False) -> str:
             content = entry.content if full else short_result(entry.content)
             return f"{mark} {entry.name}{status}: {content}"
         case TurnEnded():
-            # The answer stands right above.
+            # The answer is the line above.
             return entry.reason if entry.reason == "answer" else f"{entry.reason}: {_cut(entry.text, full)}"
         case Noted():
             message = entry.message
@@ -91,14 +92,14 @@ def _answer(entry: ModelAnswered, full: bool) -> str:
 
 
 def _call(call: Call, full: bool) -> str:
-    error = f" (not run: {one_line(call.error)})" if call.error else ""
+    error = f" (not run: {one_line(call.error, 100)})" if call.error else ""
     if full:
         return f"{call.name}({as_json(call.arguments)}) {call.id}{error}"
     return f"{call.name}({short_arguments(call.arguments)}){error}"
 
 
 def _facts(happening: Happening) -> Iterator[str]:
-    """What is to be known of it, in the order in which one asks."""
+    """The facts of an event, the most important first."""
     facts = happening.facts
     match happening.event:
         case "request" | "steered":
@@ -143,4 +144,4 @@ def _count(number: int, what: str) -> str:
 
 
 def _cut(text: str, full: bool) -> str:
-    return text if full else one_line(text)
+    return text if full else one_line(text, 100)

@@ -1,4 +1,4 @@
-"""`everloop init`: a workspace with short files to begin with. What is there stays as it is."""
+"""`everloop init`: create a workspace with short starter files. Existing files are left alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..errors import EverloopError
+from ..text import printable
 from .common import load_config, prepare_workspace
 from .folder import Trust, steering_files
-from .output import harmless
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TEMPLATES = Path(__file__).parent / "workspace"
@@ -28,7 +28,7 @@ FILES = {
 
 
 def command(options: argparse.Namespace) -> int:
-    """Make what is missing in a folder, by default the workspace of the settings."""
+    """Create the missing files of a folder, by default the workspace of the settings."""
     named = getattr(options, "folder", None)
     if named == "":
         raise EverloopError('"" is no folder: name one, or none for the workspace of the settings')
@@ -38,7 +38,7 @@ def command(options: argparse.Namespace) -> int:
     made, left = make_files(folder)
     if trust.answer(folder, before):  # the rest is ours
         trust.keep(folder, steering_files(folder), True)
-    shown = harmless(str(folder))
+    shown = printable(str(folder))
     if not made:
         print(f"Nothing was missing in {shown}, and nothing was changed.")
         return 0
@@ -53,7 +53,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def make_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Write the files that are missing: (made, left as they were). Nothing is overwritten, and no link is followed."""
+    """Create the missing files; return those created and those left alone. No link is followed."""
     made: list[str] = []
     left: list[str] = []
     with ExitStack() as opened:
@@ -73,7 +73,7 @@ def make_files(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _open_folder(root: int, name: str, path: Path) -> int | None:
-    """A folder of the workspace, made if it is missing; None for a link, which may lead anywhere."""
+    """Open a folder of the workspace, created if missing; None for a link, which may lead anywhere."""
     try:
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=root)
@@ -87,7 +87,7 @@ def _open_folder(root: int, name: str, path: Path) -> int | None:
 
 
 def _write(place: int, name: str, path: Path, text: bytes) -> bool:
-    """Write a new file, whole or not at all; False when there is something of that name."""
+    """Write a new file, whole or not at all; return False when the name is taken."""
     try:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=place)
     except FileExistsError:
@@ -98,7 +98,7 @@ def _write(place: int, name: str, path: Path, text: bytes) -> bool:
         with open(descriptor, "wb") as file:
             file.write(text)
     except BaseException as error:
-        os.unlink(name, dir_fd=place)  # half a file would count as there the next time
+        os.unlink(name, dir_fd=place)  # a partial file would count as existing the next time
         if isinstance(error, OSError):
             raise _failed(path, error) from None
         raise

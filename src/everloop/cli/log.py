@@ -1,13 +1,17 @@
-"""`everloop log`: what happened in a session, a turn or all sessions, and what happens now."""
+"""`everloop log`: the events of a session, a turn or all sessions; with --follow also new ones."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import os
+import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,28 +20,36 @@ from ..activity import Happening, Timeline
 from ..config import Config
 from ..errors import EverloopError
 from ..store.base import SessionInfo, Store
+from ..store.opening import store_at
+from ..text import printable
 from .common import checked_key, find_turn, load_with_store, reading
+from .file_watch import FileWatch, Steps
 from .format import line_of
-from .output import Paper, as_json, harmless
+from .output import Output, as_json
 
 EVERY_SESSION = 1_000_000
 LAST = 2**62  # an entry after all others
+FIRST = 10  # past events that --follow shows first
+RECENT = 200  # sessions that --follow reads after a write, or more if more have worked; busy ones always
+PAUSE_SECONDS = 0.02  # writes in quick succession are read together
+# A write is announced before it can be read, for as long as the disk takes: read again after the last one.
+AGAIN_SECONDS = (0.25, 1.0, 4.0, 15.0)
 
 
 @dataclass(slots=True, frozen=True)
 class Wanted:
-    """What was asked for."""
+    """What to show."""
 
     owner: str
     session: str | None = None
     turn: str | None = None
     every: bool = False  # all sessions
-    last: int | None = None  # only so many events
+    last: int | None = None  # only this many events
 
 
 @dataclass(slots=True, frozen=True)
 class Told:
-    """Something that happened, and where."""
+    """An event and its session."""
 
     session: str
     happening: Happening
@@ -47,8 +59,6 @@ def command(options: argparse.Namespace) -> int:
     wanted = _wanted(options)
     config = load_with_store(options)
     if options.follow:
-        from .log_follow import follow
-
         return asyncio.run(follow(config, wanted, Teller(options.json, full=wanted.turn is not None)))
     tell = Teller(options.json, full=wanted.turn is not None)
     for told in asyncio.run(_read(config, wanted)):
@@ -101,7 +111,7 @@ async def turn_so_far(store: Store, wanted: Wanted, cost: Cost, until: int = LAS
 
 
 async def merged(store: Store, sessions: list[SessionInfo], last: int | None, cost: Cost) -> list[Told]:
-    """The events of several sessions by their time."""
+    """The events of several sessions, ordered by time."""
     told = [one for session in sessions for one in await _session_so_far(store, session, last, cost)]
     told.sort(key=lambda one: one.happening.at)
     return told[-(last or 0) :]
@@ -121,12 +131,12 @@ async def _session_so_far(store: Store, session: SessionInfo, last: int | None, 
 
 
 class Teller:
-    """Writes events: a line each under their session and turn, or a JSON object each."""
+    """Prints events: one line each under their session and turn, or one JSON object each."""
 
     def __init__(self, json: bool, *, full: bool) -> None:
         self._json = json
-        self._full = full  # what does not fit on the line comes below it
-        self._paper = Paper(sys.stdout)
+        self._full = full  # text that does not fit on the line is printed below it
+        self._output = Output(sys.stdout)
         self._session: str | None = None
         self._turn: str | None = None
 
@@ -140,20 +150,20 @@ class Teller:
         self._heads(told)
         kind, text, facts = line_of(happening, full=self._full)
         clock = time.strftime("%H:%M:%S", time.localtime(happening.at))
-        lines = harmless(text).split("\n")
+        lines = printable(text).split("\n")
         place = "" if happening.seq is None else str(happening.seq)
-        self._paper.put(f"{place:>5}  {clock}  {kind:<7}  {lines[0]}", "" if happening.seq is not None else "dim")
-        self._paper.line_end(f"  [{facts}]" if facts else "", "dim")
+        self._output.put(f"{place:>5}  {clock}  {kind:<7}  {lines[0]}", "" if happening.seq is not None else "dim")
+        self._output.line_end(f"  [{facts}]" if facts else "", "dim")
         for line in lines[1:]:
-            self._paper.line(f"{'':>26}{line}")
+            self._output.line(f"{'':>26}{line}")
 
     def _heads(self, told: Told) -> None:
         turn, at = told.happening.turn, told.happening.at
         if told.session != self._session:
             self._session, self._turn = told.session, None
-            self._paper.line(f"session {told.session}", "bold")
+            self._output.line(f"session {told.session}", "bold")
         if turn != self._turn and turn is not None:
-            self._paper.line(f"turn {turn}  {time.strftime('%Y-%m-%d', time.localtime(at))}", "bold")
+            self._output.line(f"turn {turn}  {time.strftime('%Y-%m-%d', time.localtime(at))}", "bold")
         self._turn = turn
 
 
@@ -165,7 +175,7 @@ def _row(told: Told) -> dict[str, Any]:
 
 
 class Cost:
-    """What tokens of a model cost by the prices in the settings; nothing where there is none."""
+    """The cost of a model's tokens by the prices in the settings; None without a price."""
 
     def __init__(self, store: Store, config: Config) -> None:
         from ..runtime.budgets import Budgets
@@ -176,3 +186,178 @@ class Cost:
     def __call__(self, model: str, usage: Mapping[str, int]) -> float | None:
         model = model or self._usual
         return self._prices.cost(model, usage) if self._prices.price(model) is not None else None
+
+
+# ---------------------------------------------------------------------------------------------- following
+
+
+@dataclass(slots=True)
+class Followed:
+    """A session with an open turn."""
+
+    key: str
+    timeline: Timeline
+
+
+async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
+    """Show past events, then new ones until Ctrl-C; of a single turn until its end."""
+    watch = FileWatch(config.store) if isinstance(config.store, Path) else Steps()
+    gone = _reader_gone()
+    work = asyncio.create_task(_follow(config, wanted, tell, watch))
+    gone.add_done_callback(lambda _: work.cancel())
+    try:
+        await asyncio.wait([work])
+        if work.cancelled():
+            raise BrokenPipeError
+        return work.result()
+    finally:
+        work.cancel()
+        await asyncio.wait([work])
+        gone.cancel()
+        watch.close()
+
+
+async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch | Steps) -> int:
+    await watch.start()
+    first = True
+    while True:
+        while (file := await asyncio.to_thread(_file, config)) is None:
+            if first and wanted.turn is None:
+                print(f"everloop: waiting for the store {config.store}", file=sys.stderr)
+            first = False
+            await watch.changed()
+        store = store_at(config.store, config)
+        try:
+            follower = Follower(store, wanted, tell, Cost(store, config))
+            await follower.begin(everything=not first)
+            first, again = False, iter(AGAIN_SECONDS)
+            while not follower.done and await asyncio.to_thread(_file, config) == file:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(next(again, None)):
+                        await watch.changed()
+                    await asyncio.sleep(PAUSE_SECONDS)
+                    again = iter(AGAIN_SECONDS)
+                await follower.look()
+            if follower.done:
+                return 0
+        finally:
+            await store.close()
+
+
+def _file(config: Config) -> tuple[int, int] | None:
+    """The identity of the store's file; None while it is missing or empty. A database server is always the same."""
+    if not isinstance(config.store, Path):
+        return (0, 0)
+    try:
+        found = os.stat(config.store)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if found.st_size else None
+
+
+class Follower:
+    """Reads new entries, session by session."""
+
+    def __init__(self, store: Store, wanted: Wanted, tell: Callable[[Told], None], cost: Cost) -> None:
+        self.done = False
+        self._store = store
+        self._wanted = wanted
+        self._tell = tell
+        self._cost = cost
+        self._seqs: dict[int, int] = {}  # the last entry read of each session
+        self._open: dict[int, Followed] = {}
+
+    async def begin(self, everything: bool) -> None:
+        """Show the last events, or all events of a new store."""
+        wanted = self._wanted
+        sessions = await self._found(EVERY_SESSION)
+        if wanted.turn is not None:  # up to the session's current end; from there it is followed
+            self._show(
+                await turn_so_far(self._store, wanted, self._cost, max((s.entries for s in sessions), default=0))
+            )
+        if everything:
+            await self.look(EVERY_SESSION)
+            return
+        for session in sessions:
+            self._seqs[session.id] = session.entries
+            await self._read(session)
+        if wanted.turn is None:
+            recent = [session for session in sessions[:RECENT] if session.entries]
+            self._show(await merged(self._store, recent, wanted.last or FIRST, self._cost))
+
+    async def look(self, limit: int | None = None) -> None:
+        """Show new events."""
+        working = dict(self._open)
+        for session in await self._latest(limit or RECENT):
+            working.pop(session.id, None)
+            await self._read(session)
+        for one in working.values():
+            if (info := await self._store.session(self._wanted.owner, one.key)) is not None:
+                await self._read(info)
+
+    async def _latest(self, limit: int) -> list[SessionInfo]:
+        """The most recently active sessions: `limit` of them, or more, so that all with new entries are included."""
+        while len(found := await self._found(limit)) == limit and any(map(self._is_new, found[limit // 2 :])):
+            limit *= 4
+        return found
+
+    def _is_new(self, session: SessionInfo) -> bool:
+        return session.entries > self._seqs.get(session.id, 0)
+
+    async def _found(self, limit: int) -> list[SessionInfo]:
+        wanted = self._wanted
+        if wanted.session is None and wanted.turn is None:
+            return await self._store.sessions(wanted.owner, limit)
+        key = wanted.session
+        if wanted.turn is not None:
+            turns = await self._store.turns(wanted.owner, prefix=wanted.turn, limit=1)
+            key = turns[0].key if turns else key
+        one = await self._store.session(wanted.owner, key) if key is not None else None
+        return [] if one is None else [one]
+
+    async def _read(self, session: SessionInfo) -> None:
+        seq, one = self._seqs.get(session.id, 0), self._open.pop(session.id, None)
+        new, open = self._is_new(session), session.open_turn is not None
+        if not new and not open:
+            return
+        one = one or Followed(session.key, await self._timeline(session, seq))
+        if open:
+            self._open[session.id] = one
+        if new:
+            logged = await self._store.read_log(session.id, seq, session.entries)
+            self._seqs[session.id] = session.entries
+            self._show([Told(session.key, happening) for happening in one.timeline.read(logged)])
+
+    async def _timeline(self, session: SessionInfo, seq: int) -> Timeline:
+        """The timeline of a session from this entry on, with the turn that is open there."""
+        timeline = Timeline(self._cost)
+        if seq and session.open_turn is not None:
+            turns = await self._store.turns(session.owner, session=session.id, prefix=session.open_turn, limit=1)
+            if turns and turns[0].first_seq <= seq:
+                for _ in timeline.read(await self._store.read_log(session.id, turns[0].first_seq - 1, seq)):
+                    pass
+        return timeline
+
+    def _show(self, told: list[Told]) -> None:
+        wanted = self._wanted.turn
+        for one in told:
+            turn = one.happening.turn
+            if wanted is None or (turn is not None and turn.startswith(wanted)):
+                self._tell(one)
+                self.done = wanted is not None and one.happening.event == "turn_ended"
+
+
+def _reader_gone() -> asyncio.Future[None]:
+    """A future that is done when the reader of our output has gone, which a pipe reports before the next write."""
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[None] = loop.create_future()
+    if stat.S_ISFIFO(os.fstat(1).st_mode):
+
+        def left() -> None:
+            loop.remove_reader(1)
+            if not gone.done():
+                gone.set_result(None)
+
+        loop.add_reader(1, left)
+        gone.add_done_callback(lambda _: loop.remove_reader(1))
+    return gone

@@ -1,7 +1,6 @@
-"""The command line: what can be said, and which command hears it.
+"""The command line: its arguments, and the dispatch to a command's module.
 
-Only the standard library's argparse is loaded here; each command imports what it needs when it runs, so that
-`everloop --help` is instant.
+Only argparse is loaded here; each command imports what it needs when it runs, so that `everloop --help` is instant.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn, Protocol
 
-from everloop import __version__
+from everloop._version import __version__
 from everloop.errors import EverloopError
 
-INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
+INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
 VALUED = frozenset({"--workspace", "--provider", "--base-url", "--model", "--store", "--session"})
-CLOSED_PIPE = 141  # and one whose reader went away
+CLOSED_PIPE = 141  # exit status of a command whose output was closed
 
 
 class Add(Protocol):
-    """Adds a command: its name, its module, what it does."""
+    """Adds a command: its name, its module and a description."""
 
     def __call__(self, name: str, module: str, text: str, *parents: Parser) -> Parser: ...
 
@@ -34,13 +33,13 @@ class Parser(argparse.ArgumentParser):
     commands: frozenset[str] = frozenset()  # the names of the commands there are
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"everloop: {one_line(message)}; `{self.prog} --help` shows what is allowed\n")
+        self.exit(2, f"everloop: {_single_line(message)}; `{self.prog} --help` shows what is allowed\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit status; an error a person can cause is one line and status 2."""
+    """Run one command and return its exit status; an error a user can cause is one line and status 2."""
     _forgiving_output()
-    gc.disable()  # what is loaded at the start stays: looking through it again and again costs a tenth of the start
+    gc.disable()  # modules loaded at start stay alive: collecting over them costs a tenth of the start-up time
     try:
         known = parser()
         given = sys.argv[1:] if arguments is None else list(arguments)
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return _reader_left()
-    except OSError as error:  # a full disk, a file that may not be read: for the person to put right
+    except OSError as error:  # a full disk, an unreadable file: for the user to fix
         where = f": {error.filename}" if error.filename else ""
         return _complain(f"{error.strerror or error}{where}", 2)
     except Exception as error:
@@ -83,7 +82,7 @@ def _with_folder(arguments: list[str], commands: frozenset[str]) -> list[str]:
 
 
 def parser() -> Parser:
-    """Everything that can be said. Flags stand before or after the command's name."""
+    """Build the parser. Flags may stand before or after the command's name."""
     common = _flags()
     session = _flags_of_session()
     top = Parser(
@@ -103,18 +102,18 @@ def parser() -> Parser:
         command.set_defaults(module=module)
         return command
 
-    _work(add, session)
-    _looking(add, session)
+    _add_work(add, session)
+    _add_history(add, session)
     _cron_actions(add("cron", "cron", "scheduled work: add, list, remove, or run at once"), common, session)
-    _serving(add)
-    _token_actions(add("token", "token", "who may come to the server: add, list or revoke tokens"), common)
+    _add_services(add)
+    _token_actions(add("token", "token", "access to the server: add, list or revoke tokens"), common)
     _model_actions(add("model", "model", "the local models: list, pull, find or remove their files"), common)
-    _upkeep(add)
+    _add_upkeep(add)
     top.commands = frozenset(commands.choices)
     return top
 
 
-def _work(add: Add, session: Parser) -> None:
+def _add_work(add: Add, session: Parser) -> None:
     trust = _flag_of_trust()
     chat = add("chat", "chat", "chat in the terminal, as without a command", session, trust)
     chat.add_argument("workspace", nargs="?", metavar="FOLDER", default=argparse.SUPPRESS, help="the folder to work in")
@@ -123,11 +122,11 @@ def _work(add: Add, session: Parser) -> None:
     run.add_argument("--json", action="store_true", help="print one JSON object instead of the answer")
     run.add_argument("-v", "--verbose", action="store_true", help="show tool calls on standard error")
 
-    init = add("init", "init", "make a workspace with short files to begin with; nothing is overwritten")
+    init = add("init", "init", "create a workspace with short starter files; nothing is overwritten")
     init.add_argument("folder", nargs="?", metavar="FOLDER", help="the folder (default: the workspace)")
 
 
-def _looking(add: Add, session: Parser) -> None:
+def _add_history(add: Add, session: Parser) -> None:
     sessions = add("sessions", "sessions", "list the sessions, the latest first")
     sessions.add_argument("-n", type=_count, default=100, metavar="N", help="at most so many (default 100)")
     sessions.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -135,51 +134,49 @@ def _looking(add: Add, session: Parser) -> None:
     log = add("log", "log", "show what happened in a session, by default the latest", session)
     log.add_argument("--turn", metavar="TURN", help="only this turn, in full; the start of its id is enough")
     log.add_argument("--all", action="store_true", help="all sessions, by time")
-    log.add_argument(
-        "--follow", action="store_true", help="go on with what happens now, in all sessions if none is named"
-    )
+    log.add_argument("--follow", action="store_true", help="keep showing new events, of all sessions if none is named")
     log.add_argument("-n", type=_count, metavar="N", help="only the last N events")
     log.add_argument("--owner", metavar="OWNER", default="me", help="whose sessions (default: me)")
     log.add_argument("--json", action="store_true", help="one JSON object a line")
 
-    replay = add("replay", "replay", "run a recorded turn again, without model or tools, and compare")
+    replay = add("replay", "replay", "run a recorded turn again without model or tools, and compare")
     replay.add_argument("turn", metavar="TURN", help="the turn's id, or the start of it")
 
-    fork = add("fork", "fork", "go on from an earlier point as a new session")
+    fork = add("fork", "fork", "continue from an earlier point as a new session")
     fork.add_argument("source", metavar="SESSION[@N]", help="the session, and the number of its last entry to keep")
     fork.add_argument("--as", dest="new_key", metavar="KEY", help="the new session's key")
 
 
-def _serving(add: Add) -> None:
+def _add_services(add: Add) -> None:
     trust = _flag_of_trust()
-    serve = add("serve", "serve", "answer OpenAI clients over HTTP until told to stop", trust)
+    serve = add("serve", "serve", "serve OpenAI clients over HTTP until stopped", trust)
     serve.add_argument("--host", metavar="HOST", help="the address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", metavar="PORT", help="the port to listen on (default 8002; 0 for any free one)")
 
-    worker = add("worker", "worker", "take work from the store until told to stop", trust)
+    worker = add("worker", "worker", "take work from the store until stopped", trust)
     worker.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics there")
 
 
-def _upkeep(add: Add) -> None:
+def _add_upkeep(add: Add) -> None:
     migrate = add("migrate", "migrate", "move a SQLite store into an empty PostgreSQL database")
     migrate.add_argument("source", metavar="FILE", help="the SQLite store")
     migrate.add_argument("target", metavar="DSN", help="the database: postgresql://USER:PASSWORD@HOST/DATABASE")
 
-    doctor = add("doctor", "doctor", "say what is in use, what is missing and what mends it")
+    doctor = add("doctor", "doctor", "check the installation: what is in use, what is missing and how to fix it")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
     actions = cron.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
     cron_add = actions.add_parser("add", help="schedule a message", parents=[common, session], allow_abbrev=False)
-    cron_add.add_argument("message", help="what the agent is told when the time comes")
+    cron_add.add_argument("message", help="the message that the agent gets at that time")
     cron_add.add_argument("--at", metavar="TIME", help='once: 2031-05-02T18:00, "tomorrow 9:00", "in 20 minutes"')
-    cron_add.add_argument("--every", metavar="SPAN", help="again and again: 10m, 1h30m, 2 days")
+    cron_add.add_argument("--every", metavar="SPAN", help="repeatedly: 10m, 1h30m, 2 days")
     cron_add.add_argument("--cron", metavar="FIELDS", help='by the calendar: "0 8 * * 1-5"')
     cron_add.add_argument("--tz", metavar="ZONE", help="time zone of --at and --cron (default: this machine's)")
-    cron_list = actions.add_parser("list", help="show what is scheduled", parents=[common], allow_abbrev=False)
+    cron_list = actions.add_parser("list", help="list the jobs", parents=[common], allow_abbrev=False)
     cron_list.add_argument("--json", action="store_true", help="one JSON object a line")
-    for action, text in (("remove", "forget a job"), ("run", "run a job now, besides its schedule")):
+    for action, text in (("remove", "remove a job"), ("run", "run a job now, in addition to its schedule")):
         one = actions.add_parser(action, help=text, parents=[common], allow_abbrev=False)
         one.add_argument("id", metavar="ID", help="the job's id, as `everloop cron list` shows it")
 
@@ -187,37 +184,37 @@ def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
 def _token_actions(token: Parser, common: Parser) -> None:
     actions = token.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
     token_add = actions.add_parser(
-        "add", aliases=["create"], help="make a token and print it, once", parents=[common], allow_abbrev=False
+        "add", aliases=["create"], help="create a token and print it once", parents=[common], allow_abbrev=False
     )
-    token_add.add_argument("name", metavar="NAME", help="what to call it: who or what will use it")
+    token_add.add_argument("name", metavar="NAME", help="its name: who or what will use it")
     token_add.add_argument("--owner", metavar="OWNER", help="whose sessions it opens (default: the name)")
     rights = token_add.add_mutually_exclusive_group()
     rights.add_argument("--rights", metavar="RIGHTS", default="use", help="use, admin or use,admin (default: use)")
     rights.add_argument(
         "--admin", dest="rights", action="store_const", const="use,admin", help="short for --rights use,admin"
     )
-    token_list = actions.add_parser("list", help="show what tokens there are", parents=[common], allow_abbrev=False)
+    token_list = actions.add_parser("list", help="list the tokens", parents=[common], allow_abbrev=False)
     token_list.add_argument("--json", action="store_true", help="one JSON object a line")
-    revoke = actions.add_parser("revoke", help="let a token in no more", parents=[common], allow_abbrev=False)
+    revoke = actions.add_parser("revoke", help="revoke a token", parents=[common], allow_abbrev=False)
     revoke.add_argument("name", metavar="NAME", help="the token's name, or the start of its id")
 
 
 def _model_actions(model: Parser, common: Parser) -> None:
     actions = model.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
-    model_list = actions.add_parser("list", help="show what models there are", parents=[common], allow_abbrev=False)
-    model_list.add_argument("--check", action="store_true", help="read every file that is there again")
+    model_list = actions.add_parser("list", help="list the models", parents=[common], allow_abbrev=False)
+    model_list.add_argument("--check", action="store_true", help="verify every downloaded file again")
     model_list.add_argument("--json", action="store_true", help="one JSON object a line")
     for action, text in (
-        ("pull", "download a model; one that was cut off goes on where it ended"),
-        ("path", "print where a model's file is"),
-        ("remove", "delete a model's file, and what there is of a download"),
+        ("pull", "download a model; an interrupted download is resumed"),
+        ("path", "print the path of a model's file"),
+        ("remove", "delete a model's file and any partial download"),
     ):
         one = actions.add_parser(action, help=text, parents=[common], allow_abbrev=False)
         one.add_argument("name", metavar="NAME", help="the model's name, or the path of a GGUF file of yours")
 
 
 def _flags() -> Parser:
-    # Without defaults, so that a command does not overwrite a flag that stood before its name.
+    # Without defaults, so that a command does not overwrite a flag given before its name.
     flags = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     flags.add_argument("--workspace", metavar="FOLDER", help="the folder it works in")
     flags.add_argument("--provider", metavar="NAME", help="which model API to use")
@@ -245,8 +242,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def one_line(text: str) -> str:
-    """The text on one line, without anything that a terminal would act on."""
+def _single_line(text: str) -> str:
+    """The text on one line, without control characters."""
     return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
 
 
@@ -255,28 +252,28 @@ def _complain(message: str, status: int) -> int:
         sys.stdout.flush()
     except OSError:
         _forget_output()
-    print(f"everloop: {one_line(message)}", file=sys.stderr)
+    print(f"everloop: {_single_line(message)}", file=sys.stderr)
     return status
 
 
 def _reader_left() -> int:
-    """Whoever read our output has gone (`everloop log | head`): end quietly."""
+    """End quietly: the reader of the output has gone (`everloop log | head`)."""
     _forget_output()
     return CLOSED_PIPE
 
 
 def _forget_output() -> None:
-    # Python flushes standard output once more when it ends, and would complain.
+    # Python flushes standard output again at exit, and would report the error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _forgiving_output() -> None:
-    """A terminal that lacks a character gets a question mark, and a closed output takes nothing; neither is a crash."""
+    """Make output errors printable: a character the terminal lacks becomes "?", and a closed output is ignored."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            # Left closed, its number would go to the next file that is opened, and our output into that file.
+            # Left closed, its number would go to the next file opened, and our output into that file.
             os.open(os.devnull, os.O_RDWR)
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115 - open for as long as we run
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115

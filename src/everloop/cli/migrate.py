@@ -1,4 +1,4 @@
-"""`everloop migrate`: moves a SQLite store into a PostgreSQL database."""
+"""`everloop migrate`: copy a SQLite store into a PostgreSQL database."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ..providers.local.progress import Watch, WeightsError
 from ..providers.local.weights import Weights, megabytes
 from .common import load_config
 from .output import as_json
-from .progress import Bar
+from .setup import ProgressBar
 
 State = Literal["there", "partly", "damaged", "not there"]
 
@@ -36,7 +36,7 @@ def _list(weights: Weights, options: argparse.Namespace) -> int:
 
 
 def _pull(weights: Weights, options: argparse.Namespace) -> int:
-    bar = Bar(options.name, sys.stderr)
+    bar = ProgressBar(options.name, sys.stderr)
     try:
         path = weights.pull(options.name, Watch(bar.show))
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""A running turn as a person watches it: its events, as lines on paper."""
+"""Renders the events of a running turn for a person, as lines of text."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import time
 from dataclasses import dataclass
 
 from .. import events
-from .output import Paper, mark_of, one_line, short_arguments, short_result
+from ..text import one_line
+from .output import Output, mark_of, short_arguments, short_result
 
 
 @dataclass(slots=True)
 class Running:
-    """A tool call under way."""
+    """A running tool call."""
 
     text: str
     since: float
 
 
-class View:
-    """Writes what happens in a session's turns.
+class Renderer:
+    """Writes the events of a session's turns.
 
-    `text` is off where the answer goes elsewhere; `live` says that calls under way are shown by somebody who redraws
-    them, so that only their ends are written.
+    Without `text` the answer is left out, because it goes elsewhere. With `live` the caller redraws running calls, so
+    only their ends are written.
     """
 
-    def __init__(self, paper: Paper, *, text: bool = True, live: bool = False, summary: bool = True) -> None:
-        self.paper = paper
+    def __init__(self, output: Output, *, text: bool = True, live: bool = False, summary: bool = True) -> None:
+        self.output = output
         self.ended: events.TurnEnded | None = None  # the latest turn that ended
-        self.asked = False  # the latest turn waits for a person's word
+        self.asked = False  # the latest turn waits for an approval
         self.running: dict[str, Running] = {}
         self.busy_since: float | None = None
         self._text = text
         self._live = live
         self._summary = summary
-        self._shown = False  # something of the answer that is being written
+        self._shown = False  # part of the current answer is on the screen
         self._reasoning = False
         self._tokens: dict[str, int] = {}
 
@@ -47,12 +48,12 @@ class View:
                 self._think(event.text)
             case events.Restarted():
                 self._shown = self._reasoning = False
-                self.paper.line(f"↻ the answer begins again: {one_line(event.reason, 160)}", "bad")
+                self.output.line(f"↻ the answer begins again: {one_line(event.reason, 160)}", "bad")
             case events.ToolStarted():
                 self._start_call(event)
             case events.ToolProgress():
                 if event.call in self.running:
-                    self.paper.line(f"  │ {one_line(event.text)}", "dim")
+                    self.output.line(f"  │ {one_line(event.text)}", "dim")
             case events.ToolEnded():
                 self._end_call(event)
             case events.Asked():
@@ -62,11 +63,11 @@ class View:
                     self._tokens[name] = self._tokens.get(name, 0) + count
             case events.Steered():
                 self._shown = False
-                self.paper.line(f"→ handed to the running turn: {one_line(event.text)}", "dim")
+                self.output.line(f"→ handed to the running turn: {one_line(event.text)}", "dim")
             case events.Compacting():
-                self.paper.line(f"… the conversation is long: summarising {event.turns} earlier turns", "dim")
+                self.output.line(f"… the conversation is long: summarising {event.turns} earlier turns", "dim")
             case events.Compacted():
-                self.paper.line(f"… about {event.before:,} tokens of conversation are now {event.after:,}", "dim")
+                self.output.line(f"… about {event.before:,} tokens of conversation are now {event.after:,}", "dim")
             case events.Error():
                 pass  # the turn's end says the same
             case events.TurnEnded():
@@ -78,59 +79,59 @@ class View:
         self._tokens = {}
         self._shown = self._reasoning = False
         if event.resumed:
-            self.paper.line("An earlier turn was cut off. It goes on now.", "bold")
+            self.output.line("An earlier turn was cut off. It goes on now.", "bold")
 
     def _answer(self, text: str) -> None:
         if not self._text:
             return
         if self._reasoning:
             self._reasoning = False
-            self.paper.fresh()
+            self.output.fresh()
         self._shown = True
-        self.paper.put(text)
+        self.output.put(text)
 
     def _think(self, text: str) -> None:
         if not self._text:
             return
         if not self._reasoning:
-            self.paper.fresh()
+            self.output.fresh()
         self._reasoning = True
-        self.paper.put(text, "dim")
+        self.output.put(text, "dim")
 
     def _start_call(self, event: events.ToolStarted) -> None:
         self._shown = self._reasoning = False
-        self.paper.fresh()
+        self.output.fresh()
         call = f"{event.name}({short_arguments(event.arguments)})"
         self.running[event.call] = Running(call, time.monotonic())
         if not self._live:
-            self.paper.line(f"• {call}", "dim")
+            self.output.line(f"• {call}", "dim")
 
     def _end_call(self, event: events.ToolEnded) -> None:
         known = self.running.pop(event.call, None)
         mark = mark_of(event.name, event.status, event.content)
         what = known.text if known is not None and self._live else event.name
-        self.paper.fresh()
-        self.paper.put(mark, "good" if mark == "✓" else "bad")
+        self.output.fresh()
+        self.output.put(mark, "good" if mark == "✓" else "bad")
         status = "" if event.status in ("ok", "error") else f"{event.status}: "
-        self.paper.line_end(f" {what}  {event.seconds:.1f} s  {status}{short_result(event.content, 80)}", "dim")
+        self.output.line_end(f" {what}  {event.seconds:.1f} s  {status}{short_result(event.content, 80)}", "dim")
 
     def _ask(self, event: events.Asked) -> None:
         self.running.clear()
         self.asked = True
         self.busy_since = None
-        self.paper.fresh()
-        self.paper.line(event.question, "bold")
+        self.output.fresh()
+        self.output.line(event.question, "bold")
 
     def _end(self, event: events.TurnEnded) -> None:
         self.ended = event
         self.running.clear()
-        self.paper.fresh()
+        self.output.fresh()
         if self._text and event.reason == "answer" and not self._shown:
-            self.paper.line(event.text)
+            self.output.line(event.text)
         elif self._text and event.reason != "answer":
-            self.paper.line(event.text, "bad")
+            self.output.line(event.text, "bad")
         if self._summary and self.busy_since is not None:
-            self.paper.line(f"— {time.monotonic() - self.busy_since:.1f} s{self._counted()}", "dim")
+            self.output.line(f"— {time.monotonic() - self.busy_since:.1f} s{self._counted()}", "dim")
         self.busy_since = None
 
     def _counted(self) -> str:

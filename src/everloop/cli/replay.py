@@ -1,4 +1,4 @@
-"""`everloop replay`: proves that a recorded turn gives the same steps again."""
+"""`everloop replay`: run a recorded turn again and compare its steps."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ..replay import Difference, Replayed, replay
 from ..store.base import TurnInfo
 from .common import find_turn, load_with_store, reading
 from .format import described
-from .output import Paper
+from .output import Output
 
 
 def command(options: argparse.Namespace) -> int:
     turn, logged, history = asyncio.run(_read(load_with_store(options), options.turn))
     entries = [one.entry for one in logged]
     result = asyncio.run(replay(entries, history))
-    paper = Paper(sys.stdout)
-    paper.line(f"turn {turn.id} of session {turn.key}", "bold")
+    output = Output(sys.stdout)
+    output.line(f"turn {turn.id} of session {turn.key}", "bold")
     for number, entry in enumerate(result.steps, start=1):
-        paper.line(_step(number, entry))
+        output.line(_step(number, entry))
     if result.same and (damage := _damage(turn, logged)):
-        paper.line(f"different: {damage}", "bad")
+        output.line(f"different: {damage}", "bad")
         return 1
-    return _verdict(paper, result)
+    return _verdict(output, result)
 
 
 async def _read(config: Config, prefix: str) -> tuple[TurnInfo, list[Logged], list[Entry]]:
@@ -40,7 +40,7 @@ async def _read(config: Config, prefix: str) -> tuple[TurnInfo, list[Logged], li
 
 
 def _damage(turn: TurnInfo, logged: Sequence[Logged]) -> str:
-    """What is wrong with the log itself: it has no holes, and its end is the one the turn's row has."""
+    """What is wrong with the log itself: a missing entry, or an end that differs from the turn's row."""
     for expected, one in enumerate(logged, start=turn.first_seq):
         if one.seq != expected:
             return f"entry {expected} of the log is missing"
@@ -51,21 +51,21 @@ def _damage(turn: TurnInfo, logged: Sequence[Logged]) -> str:
     return ""
 
 
-def _verdict(paper: Paper, result: Replayed) -> int:
+def _verdict(output: Output, result: Replayed) -> int:
     if result.difference is not None:
-        _show_difference(paper, result.difference)
+        _show_difference(output, result.difference)
         return 1
     count = f"{len(result.steps)} step{'' if len(result.steps) == 1 else 's'}"
     cut = f", as far as the turn can be replayed: {result.cut}" if result.cut else ""
-    paper.line(f"same {count}{cut}", "good")
+    output.line(f"same {count}{cut}", "good")
     return 0
 
 
-def _show_difference(paper: Paper, difference: Difference) -> None:
-    paper.line(f"different at step {difference.step}: {difference.why}", "bad")
+def _show_difference(output: Output, difference: Difference) -> None:
+    output.line(f"different at step {difference.step}: {difference.why}", "bad")
     for name, entry in (("recorded", difference.recorded), ("replayed", difference.replayed)):
         if entry is not None:
-            paper.line(f"  {name}: {_words(entry)}")
+            output.line(f"  {name}: {_words(entry)}")
 
 
 def _step(number: int, entry: Entry) -> str:

@@ -9,10 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EverloopError
+from ..text import one_line, printable
 from .common import chat_of, check_model, hush, is_trusted, load_config, prepare_workspace, session_key
 from .folder import enter
 from .main import INTERRUPTED
-from .output import as_json, harmless, one_line
+from .output import as_json
 from .setup import with_model
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def command(options: argparse.Namespace) -> int:
     if options.json:
         print(as_json(_outcome(key, result, reason, time.monotonic() - started)))
     elif reason == "answer":
-        print(harmless(result.text) if sys.stdout.isatty() else result.text)
+        print(printable(result.text) if sys.stdout.isatty() else result.text)
     if reason != "answer":
         print(f"everloop: {one_line(result.error or result.text, 500)}", file=sys.stderr)
     return INTERRUPTED if interrupted else 0 if reason == "answer" else 1
@@ -63,12 +64,11 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[TurnR
     import asyncio
 
     from .. import events
-    from .common import make_agent, show_messages
-    from .interrupt import CtrlC
-    from .output import Paper
-    from .render import View
+    from .common import CtrlC, make_agent, show_messages
+    from .output import Output
+    from .render import Renderer
 
-    view = View(Paper(sys.stderr), text=False, summary=False) if watched else None
+    view = Renderer(Output(sys.stderr), text=False, summary=False) if watched else None
 
     def watch(event: events.Event) -> None:
         if isinstance(event, events.TurnStarted) and ctrl_c.pressed:
@@ -79,7 +79,7 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[TurnR
     async with make_agent(config) as agent:
         agent.subagents.waits = True  # the process ends with the answer
         agent.watch(key, _tell_of_earlier)
-        messages = asyncio.create_task(show_messages(agent.bus, Paper(sys.stderr)))
+        messages = asyncio.create_task(show_messages(agent.bus, Output(sys.stderr)))
         answer = asyncio.create_task(agent.ask(goal, key, *chat_of(key), on_event=watch))
         ctrl_c = CtrlC(agent, key, answer.cancel)
         try:

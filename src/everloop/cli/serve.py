@@ -1,4 +1,4 @@
-"""`everloop serve`: the agent behind OpenAI's API, until told to stop."""
+"""`everloop serve`: the agent behind OpenAI's API, until stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _with_model(config: Config) -> Config:
-    """The settings; where they name no model, with the one of an Ollama on this machine, or else the local one."""
+    """The settings; if they name no model, with that of an Ollama on this machine, or else the local one."""
     if missing_model(config) and not (config.provider or config.base_url or config.api_key):
         from ..providers.ollama import find_ollama
 

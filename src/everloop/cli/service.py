@@ -1,4 +1,4 @@
-"""What `serve` and `worker` have in common: the agents of all owners at work, until a signal ends them."""
+"""Shared by `serve` and `worker`: run the agents of all owners until a signal."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 async def at_work(
     config: Config, store: Store, *, drain: float, runs: bool = True, meters: Meters | None = None
 ) -> AsyncIterator[tuple[Owners, asyncio.Future[int], asyncio.Event]]:
-    """The agents at work, and the exit status that a signal will give; what goes wrong with them is raised by it. The
-    event is set by a second signal.
+    """Run the agents; yield them, a future with the exit status that a signal sets, and an event that a second signal
+    sets. The future also raises what makes the agents fail.
 
-    At the end after SIGTERM, turns are left to other processes, each after the step that runs, if that ends within
-    `drain` seconds of the signal. A second signal, or Ctrl-C, waits for nothing.
+    After SIGTERM, turns are handed off to other processes after their current step, if that ends within `drain` seconds
+    of the signal. A second signal, or Ctrl-C, waits for nothing.
     """
     try:
-        await store.workers()  # opens it: a store that cannot be used is an error before anything is promised
+        await store.workers()  # opens the store: an unusable one is an error before the start is announced
     except BaseException:
         await store.close()
         raise
@@ -42,7 +42,7 @@ async def at_work(
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
     hurry, again = asyncio.Event(), asyncio.Event()
-    late: asyncio.TimerHandle | None = None  # from the first signal on: when its time is over
+    late: asyncio.TimerHandle | None = None  # from the first signal on: its deadline
 
     def hear(number: int) -> None:
         nonlocal late
@@ -62,7 +62,7 @@ async def at_work(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, hear, number)
-    gc.freeze()  # what is loaded by now stays; from here on whatever is left behind is looked for
+    gc.freeze()  # modules loaded so far stay alive; from here on garbage is collected
     gc.enable()
     work = asyncio.create_task(owners.run())
     work.add_done_callback(ended)
@@ -84,7 +84,7 @@ async def at_work(
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do it, unless somebody is in a hurry."""
+    """Await the work until it ends or `hurry` is set."""
     tasks = asyncio.ensure_future(work), asyncio.ensure_future(hurry.wait())
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

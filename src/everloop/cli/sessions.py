@@ -1,4 +1,4 @@
-"""`everloop sessions`: which sessions there are."""
+"""`everloop sessions`: list the sessions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import asdict
 
 from ..config import Config
 from ..store.base import SessionInfo
+from ..text import printable
 from .common import OWNER, load_with_store, reading
-from .output import as_json, harmless
+from .output import as_json
 
 
 def command(options: argparse.Namespace) -> int:
@@ -36,7 +37,7 @@ def _table(found: list[SessionInfo]) -> str:
     rows = [("session", "entries", "updated", "open turn")]
     for session in found:
         updated = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.updated_at))
-        rows.append((harmless(session.key), str(session.entries), updated, session.open_turn or ""))
+        rows.append((printable(session.key), str(session.entries), updated, session.open_turn or ""))
     wide = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = (f"{row[0]:<{wide[0]}}  {row[1]:>{wide[1]}}  {row[2]:<{wide[2]}}  {row[3]}" for row in rows)
     return "\n".join(line.rstrip() for line in lines)

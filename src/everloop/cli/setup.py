@@ -1,20 +1,28 @@
-"""Which model answers where none is set: the local one, once its weights are there."""
+"""The model of a first start: the local one once its weights are downloaded, or one that the user names."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import sys
-from typing import TYPE_CHECKING
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from ..config import Config
 from ..errors import ConfigError
 from .common import EXAMPLE, missing_model
+from .output import as_json
 
 if TYPE_CHECKING:
+    from ..providers.local.progress import Progress
     from ..providers.local.weights import Weights
 
-PULL = "EVERLOOP_PULL"  # set to 1, the weights are fetched without a question; `make chat` does
+OLLAMA = "http://127.0.0.1:11434/v1"
+
+PULL = "EVERLOOP_PULL"  # set to 1, the weights are downloaded without a question; `make chat` sets it
 SMALL = (
     "{} runs on this machine: a small model, good for files, notes and simple commands, that makes mistakes. "
     "To connect a better one:"
@@ -25,7 +33,7 @@ SMALL = (
 
 
 def with_model(config: Config, *, at_terminal: bool = False) -> Config:
-    """The settings with a model to ask. At a terminal whatever is missing is asked for; elsewhere it is an error."""
+    """The settings with a model. At a terminal the user is asked for what is missing; elsewhere that is an error."""
     if not is_local(config):
         if missing_model(config) and at_terminal:
             return _asked(config)
@@ -57,7 +65,7 @@ def with_model(config: Config, *, at_terminal: bool = False) -> Config:
 
 
 def is_local(config: Config) -> bool:
-    """Whether the local model is meant: by its name, or because nothing else is."""
+    """Whether the settings mean the local model: by its name, or because they name nothing else."""
     if config.provider:
         return config.provider == "local"
     if config.base_url or config.api_key:
@@ -71,11 +79,10 @@ def is_local(config: Config) -> bool:
 
 
 def pull(weights: Weights, name: str) -> None:
-    """Fetch the weights, with a bar that shows how far it is."""
+    """Download the weights with a progress bar."""
     from ..providers.local.progress import Watch
-    from .progress import Bar
 
-    bar = Bar(name, sys.stderr)
+    bar = ProgressBar(name, sys.stderr)
     try:
         weights.pull(name, Watch(bar.show))
     finally:
@@ -83,7 +90,7 @@ def pull(weights: Weights, name: str) -> None:
 
 
 def size_of(name: str) -> str:
-    """How much is to be fetched, in words."""
+    """The size of the download, for a message."""
     from ..providers.local.catalogue import CATALOGUE
     from ..providers.local.weights import megabytes
 
@@ -92,7 +99,7 @@ def size_of(name: str) -> str:
 
 
 def _may_pull(name: str, weights: Weights, at_terminal: bool) -> bool:
-    card = weights.card(name)  # or an error that names those there are
+    card = weights.card(name)  # or an error that lists the known ones
     if os.environ.get(PULL) == "1":
         return True
     if not at_terminal:
@@ -107,10 +114,132 @@ def _may_pull(name: str, weights: Weights, at_terminal: bool) -> bool:
 
 
 def _asked(config: Config) -> Config:
-    from .questions import ask_model
-
     try:
         return ask_model(config)
     except EOFError:
         print()
         return config
+
+
+# ---------------------------------------------------------------------------------------------- questions
+
+
+def ask_model(config: Config) -> Config:
+    """Ask for what is missing, and offer to save it."""
+    import getpass
+
+    print("No model is set yet. Any server that speaks the OpenAI API will do.")
+    base_url = config.base_url or _ask_url()
+    model = config.model or _ask("Model (for example qwen3:8b)")
+    api_key = config.api_key or getpass.getpass("API key (leave empty if it needs none): ").strip()
+    if not api_key.isprintable():
+        raise ConfigError("the API key must be one line of text: copy it again")
+    Config.load({"model": model})  # refuse now what the file would refuse later
+    answered = dataclasses.replace(config, base_url=base_url, model=model, api_key=api_key)
+    path = config.home / "config.toml"
+    if input(f"Write this to {path}? [Y/n] ").strip().lower() in ("", "y", "yes"):
+        print(remember(path, {"base_url": base_url, "model": model, "api_key": api_key}))
+    return answered
+
+
+def remember(path: Path, values: dict[str, str]) -> str:
+    """Append a [provider] section unless the file has one; return what was done."""
+    import tomllib
+
+    try:
+        before = path.read_bytes().decode("utf-8-sig") if path.exists() else ""
+        if "provider" in tomllib.loads(before):
+            return f"{path} has a [provider] section already, which is left alone: add the lines there yourself."
+        lines = "".join(f"{name} = {as_json(value)}\n" for name, value in values.items() if value)
+        parting = "" if not before else "\n" if before.endswith("\n") else "\n\n"
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # It may hold a key, so only this user may read it, from its first byte on.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(f"{parting}[provider]\n{lines}")
+    except OSError as error:
+        return f"{path} cannot be written ({error.strerror}): set EVERLOOP_BASE_URL and EVERLOOP_MODEL instead."
+    return f"Written to {path}."
+
+
+def _ask_url() -> str:
+    while True:
+        url = _ask(f"Base URL [{OLLAMA}]", OLLAMA)
+        try:
+            return Config.load({"base_url": url}).base_url
+        except ConfigError as error:
+            print(str(error).removeprefix("--base-url "))
+
+
+def _ask(question: str, default: str = "") -> str:
+    while True:
+        if answer := input(f"{question}: ").strip() or default:
+            return answer
+
+
+# ---------------------------------------------------------------------------------------------- download progress
+
+_WINDOW = 5.0  # seconds over which the rate is averaged
+_SECONDS = 15.0  # between two lines without a terminal
+_WIDTH = 20
+
+
+class ProgressBar:
+    """Shows the progress of a download: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self._name = name
+        self._stream = stream
+        self._moves = stream.isatty()
+        self._seen: deque[tuple[float, int]] = deque()
+        self._shown: tuple[str, str, str] = ("", "", "")
+        self._at = 0.0
+        self._drawn = False
+
+    def show(self, now: Progress) -> None:
+        what = (now.stage, now.source, now.holder)
+        if what != self._shown:
+            self._seen.clear()
+        self._seen.append((time.monotonic(), now.done))
+        while self._seen[-1][0] - self._seen[0][0] > _WINDOW:
+            self._seen.popleft()
+        if self._moves:
+            columns = shutil.get_terminal_size().columns
+            self._stream.write(f"\r\x1b[K{self._line(now)[: columns - 1]}")
+            self._stream.flush()
+            self._drawn = True
+        elif what != self._shown or time.monotonic() - self._at >= _SECONDS:
+            self._at = time.monotonic()
+            print(f"everloop: {self._line(now)}", file=self._stream, flush=True)
+        self._shown = what
+
+    def close(self) -> None:
+        """End the line of the bar."""
+        if self._drawn:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._drawn = False
+
+    def _line(self, now: Progress) -> str:
+        from ..providers.local.weights import megabytes
+
+        share = now.done / now.total if now.total else 1.0
+        amount = f"{megabytes(now.done)} of {megabytes(now.total)}"
+        if now.stage == "wait":
+            return f"{self._name}: the process {now.holder} is pulling it, {amount}; waiting"
+        if now.stage == "check":
+            return f"{self._name}: checking, {amount}"
+        parts = [f"{self._name}:", f"{share:4.0%}", amount, *self._rate(now), f"from {now.source}"]
+        if self._moves:
+            full = round(share * _WIDTH)
+            parts.insert(1, f"[{'#' * full}{'.' * (_WIDTH - full)}]")
+        return " ".join(parts)
+
+    def _rate(self, now: Progress) -> list[str]:
+        (start, before), (end, after) = self._seen[0], self._seen[-1]
+        if end - start < 0.5 or after <= before:
+            return []
+        rate = (after - before) / (end - start)
+        left = round((now.total - now.done) / rate)
+        return [f"{rate / 1e6:.1f} MB/s", f"{left // 60}:{left % 60:02} left"] if now.done < now.total else []

@@ -1,4 +1,4 @@
-"""The chat at a real terminal: the prompt stays, and whatever happens scrolls past above it."""
+"""The chat at a terminal: the prompt stays at the bottom, and output scrolls above it."""
 
 from __future__ import annotations
 
@@ -22,30 +22,38 @@ from ..config import Config
 from ..errors import EverloopError
 from ..runtime.agent import AgentLoop
 from ..runtime.chat_commands import STOPPED
-from .chat import LEAVE, greeting, with_leaving
-from .common import chat_of, left_behind, make_agent, seen_ending, show_messages, show_undelivered
-from .output import Paper, Style
-from .render import View
+from .common import (
+    LEAVE,
+    chat_of,
+    left_behind,
+    make_agent,
+    seen_ending,
+    show_messages,
+    show_undelivered,
+    with_leaving,
+)
+from .output import Output, Style
+from .render import Renderer
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-TICK = 0.1  # seconds between two pictures of the spinner
+TICK = 0.1  # seconds between two frames of the spinner
 TWICE = 2.0  # seconds within which a second Ctrl-C leaves
-LIVE_ROWS = 12  # of a line that is still being written
+LIVE_ROWS = 12  # of an unfinished line that are shown
 STYLES: dict[Style, str] = {"": "", "dim": "ansibrightblack", "bold": "bold", "good": "ansigreen", "bad": "ansired"}
 
 
-async def chat(config: Config, key: str) -> int:
-    """Chat until the person leaves. What runs then is kept and goes on at the next start."""
+async def terminal_chat(config: Config, key: str, greeting: str) -> int:
+    """Chat until the user leaves. A turn that runs then is kept and continues at the next start."""
     async with make_agent(config) as agent:
-        # A store that cannot be used is an error before anything is asked.
+        # A store that cannot be used is an error before the first prompt.
         others = await left_behind(agent.store, key)
         with patch_stdout(raw=True):
-            await Chat(agent, key, "\n".join(filter(None, (greeting(config, key), others)))).run()
+            await Chat(agent, key, "\n".join(filter(None, (greeting, others)))).run()
     return 0
 
 
-class LivePaper(Paper):
-    """Finished lines go above the prompt; the one that is still being written is part of it until it ends."""
+class LiveOutput(Output):
+    """Prints finished lines above the prompt; the unfinished line is part of the prompt until it ends."""
 
     def __init__(self) -> None:
         super().__init__(sys.__stdout__ or sys.stdout)
@@ -72,11 +80,11 @@ class LivePaper(Paper):
             await self.print()
 
     async def print(self) -> None:
-        """Put all finished lines on the screen, above the prompt. The terminal stays in its raw mode meanwhile: in the
-        other one, as `run_in_terminal` would have it, a key that is pressed just then is lost (Ctrl-D) or a signal."""
+        """Print all finished lines above the prompt. The terminal stays in raw mode meanwhile: in cooked mode, which
+        `run_in_terminal` would use, a key pressed at that moment is lost (Ctrl-D) or becomes a signal."""
         app = get_app_or_none()
         if app is not None and app.is_running:
-            await app.renderer.wait_for_cpr_responses()  # the place of the prompt is known when it is taken away
+            await app.renderer.wait_for_cpr_responses()  # so that the prompt's position is known when it is erased
         text, self._finished = "".join(self._finished), []
         if not text:
             return
@@ -88,34 +96,34 @@ class LivePaper(Paper):
 
 
 class Chat:
-    """One person, one session."""
+    """One user in one session."""
 
     def __init__(self, agent: AgentLoop, key: str, greeting: str) -> None:
         self._agent = agent
         self._key = key
-        self._paper = LivePaper()
-        self._view = View(self._paper, live=True)
+        self._output = LiveOutput()
+        self._view = Renderer(self._output, live=True)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asked = 0  # messages that have no answer yet
+        self._asked = 0  # messages without an answer
         self._left_at = 0.0
         self._told_to_leave = False
         self._session: PromptSession[str] = PromptSession(
             self._message, key_bindings=self._keys(), erase_when_done=True
         )
-        self._paper.line(greeting, "dim")
+        self._output.line(greeting, "dim")
 
     async def run(self) -> None:
         self._agent.watch(self._key, self._see)
         self._start(self._resume())
-        await show_undelivered(self._agent, self._key, self._paper)
+        await show_undelivered(self._agent, self._key, self._output)
         self._agent.serve_cron()
-        messages = show_messages(self._agent.bus, self._paper, self._key)
-        helpers = [asyncio.create_task(work) for work in (self._paper.keep_printing(), self._tick(), messages)]
+        messages = show_messages(self._agent.bus, self._output, self._key)
+        helpers = [asyncio.create_task(work) for work in (self._output.keep_printing(), self._tick(), messages)]
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):  # from here on, so that the terminal is left as it was
+        for number in (signal.SIGTERM, signal.SIGHUP):  # so that the terminal is restored
             loop.add_signal_handler(number, self._leave)
         try:
-            with self._session.input.raw_mode():  # between two prompts too: each key is ours
+            with self._session.input.raw_mode():  # also between two prompts, so that no key is lost
                 while not self._told_to_leave and await self._next_line():
                     pass
         finally:
@@ -123,14 +131,14 @@ class Chat:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
             if self._view.busy_since is not None:
-                self._paper.line("The turn is kept and goes on when you come back.", "dim")
-            self._paper.fresh()
-            await self._paper.print()
+                self._output.line("The turn is kept and goes on when you come back.", "dim")
+            self._output.fresh()
+            await self._output.print()
 
-    # ------------------------------------------------------------------------------------------ the person
+    # ------------------------------------------------------------------------------------------ input
 
     async def _next_line(self) -> bool:
-        """Take one line; False when the person leaves."""
+        """Read one line; return False when the user leaves."""
         try:
             line = (await self._session.prompt_async()).strip()
         except EOFError:
@@ -139,12 +147,12 @@ class Chat:
             if time.monotonic() - self._left_at < TWICE:
                 return False
             self._left_at = time.monotonic()
-            self._paper.line("Ctrl-C again, or Ctrl-D, leaves.", "dim")
+            self._output.line("Ctrl-C again, or Ctrl-D, leaves.", "dim")
             return True
         if line in LEAVE:
             return False
         if line:
-            self._paper.line(f"> {line}", "bold")
+            self._output.line(f"> {line}", "bold")
             self._start(self._say(line))
         return True
 
@@ -153,7 +161,7 @@ class Chat:
 
         @keys.add("c-c")
         def _(event: KeyPressEvent) -> None:
-            """Stop the turn; without one clear the line; with an empty line leave."""
+            """Stop the turn; without one clear the line; on an empty line leave."""
             if self._view.busy_since is not None or self._asked:
                 self._start(self._say("/stop"))
             elif event.current_buffer.text:
@@ -164,7 +172,7 @@ class Chat:
         return keys
 
     def _leave(self) -> None:
-        """A signal, which may come between two prompts, or after the key that ends one, or twice."""
+        """Handle a signal, which may come between two prompts, after the key that ends one, or twice."""
         self._told_to_leave = True
         app = self._session.app
         if app.is_running and app.future is not None and not app.future.done():
@@ -179,14 +187,14 @@ class Chat:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:  # a store that fails, say
-            self._paper.line(f"everloop: {error}", "bad")
+        if not task.cancelled() and (error := task.exception()) is not None:  # a failing store, for example
+            self._output.line(f"everloop: {error}", "bad")
 
     async def _resume(self) -> None:
-        """Go on with what an earlier process left, and ask again what it had asked."""
+        """Resume the turn that an earlier process left, and repeat its open question."""
         await self._agent.resume(self._key)
         if not self._view.asked and (question := await self._agent.question(self._key)):
-            self._paper.line(question, "bold")
+            self._output.line(question, "bold")
 
     async def _say(self, line: str) -> None:
         self._asked += 1
@@ -195,15 +203,15 @@ class Chat:
             with seen_ending(self._agent, self._key) as seen:
                 text = await self._agent.process_direct(line, self._key, channel, chat_id, attended=True)
         except EverloopError as error:
-            self._paper.line(f"everloop: {error}", "bad")
+            self._output.line(f"everloop: {error}", "bad")
             return
         finally:
             self._asked -= 1
         if text == STOPPED:
-            return  # the end of the turn says it
-        if text not in seen:  # a command, or run in another process
-            self._paper.line(with_leaving(line, text), "dim" if command_of(line) else "")
-            await show_undelivered(self._agent, self._key, self._paper, shown=text)
+            return  # the turn's end reports it
+        if text not in seen:  # a command, or a turn in another process
+            self._output.line(with_leaving(line, text), "dim" if command_of(line) else "")
+            await show_undelivered(self._agent, self._key, self._output, shown=text)
 
     def _see(self, event: events.Event) -> None:
         self._view(event)
@@ -222,11 +230,11 @@ class Chat:
                 self._redraw()
 
     def _message(self) -> StyleAndTextTuples:
-        """All that stands at the bottom: the line being written, what runs, and the prompt."""
-        look = STYLES if self._paper.colour else dict.fromkeys(STYLES, "")
+        """The text at the bottom: the unfinished line, the running calls, and the prompt."""
+        look = STYLES if self._output.colour else dict.fromkeys(STYLES, "")
         parts: StyleAndTextTuples = []
         width = self._session.app.output.get_size().columns
-        for row in wrapped(self._paper.unfinished, width, LIVE_ROWS):
+        for row in wrapped(self._output.unfinished, width, LIVE_ROWS):
             parts += [*((look[style], text) for style, text in row), ("", "\n")]
         now = time.monotonic()
         picture = SPINNER[int(now / TICK) % len(SPINNER)]
@@ -240,12 +248,12 @@ class Chat:
 
 
 def wrapped(pieces: list[tuple[Style, str]], width: int, most: int) -> list[list[tuple[Style, str]]]:
-    """The last rows of a line, cut so that they fit the terminal."""
+    """The last rows of a line, wrapped to the width of the terminal."""
     rows: list[list[tuple[Style, str]]] = []
     room = 0
     step = width * most
     for style, text in pieces:
-        # However long the line has become, a redraw costs no more than a screen of it.
+        # A redraw costs no more than a screenful, however long the line is.
         start = max(0, len(text) // step - 1) * step
         for character in text[start:].expandtabs(4):
             size = get_cwidth(character)

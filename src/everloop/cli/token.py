@@ -1,4 +1,4 @@
-"""`everloop token`: who may come to the server over the network."""
+"""`everloop token`: the tokens that give access to the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..store.tokens import OWNER, checked_name, checked_owner, checked_rights, h
 from .common import load_with_store
 from .output import as_json
 
-SHORTEST_ID = 4  # so that a short name that was mistyped is not taken for the start of some id
+SHORTEST_ID = 4  # so that a mistyped short name is not taken for the start of an id
 
 
 def command(options: argparse.Namespace) -> int:
@@ -46,8 +46,8 @@ async def _add(config: Config, options: argparse.Namespace) -> int:
     print(token)
     whose = "this machine's own person (me)" if owner == "me" else f"the owner {owner}"
     print(
-        f"everloop: this is the only time that it is shown. It lets in {whose} with the rights "
-        f'{joined_rights(rights)}; `everloop token revoke "{made.name}"` ends that.',
+        f"everloop: the token is shown only this once. It is for {whose}, with the rights {joined_rights(rights)}; "
+        f'`everloop token revoke "{made.name}"` revokes it.',
         file=sys.stderr,
     )
     if first:
@@ -90,7 +90,7 @@ def _owner_of(name: str) -> str:
 
 
 def _meant(tokens: list[Token], name: str) -> Token:
-    """The living token with this name, else the one whose id begins so: never a guess between two."""
+    """The valid token with this name, else the only one whose id begins with it."""
     living = [token for token in tokens if token.revoked_at is None]
     if found := [token for token in living if token.name == name]:
         return found[0]
@@ -107,7 +107,7 @@ def _meant(tokens: list[Token], name: str) -> Token:
 
 
 def _unknown(name: str) -> EverloopError:
-    # Somebody may paste the token itself: what is shown must not be enough to use it.
+    # The user may have pasted the token itself: never show enough of it to be used.
     return EverloopError(f'there is no token "{name[:12]}…": `everloop token list` shows their names')
 
 

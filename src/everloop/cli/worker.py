@@ -1,4 +1,4 @@
-"""`everloop worker`: takes work from the store until told to stop."""
+"""`everloop worker`: take work from the store until stopped."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def _work(config: Config) -> int:
 
 
 def _meters(config: Config) -> Meters | None:
-    """What counts, where somebody can read it; without an address for that, nothing of it is even loaded."""
+    """The metrics, if there is an address to serve them at; otherwise the module is not even loaded."""
     if not config.metrics:
         return None
     from ..observability.metrics import Meters
@@ -56,7 +56,7 @@ def _meters(config: Config) -> Meters | None:
 
 @contextlib.asynccontextmanager
 async def _telling(config: Config, store: Store, meters: Meters | None) -> AsyncIterator[None]:
-    """Serve /metrics meanwhile, if that is asked for."""
+    """Serve /metrics meanwhile, if it is configured."""
     if meters is None:
         yield
         return

@@ -31,13 +31,13 @@ Search = Literal["auto", "brave", "duckduckgo", "searxng"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule of the policy, a `[[policy]]` table: the calls that it fits, and what happens to them.
+    """One rule of the policy, a `[[policy]]` table: the calls that it matches, and what happens to them.
 
-    A part that is empty fits everything. Patterns are shell globs.
+    An empty part matches everything. Patterns are shell globs.
     """
 
     # fmt: off
-    do: Decision = key("[policy]", MISSING, "what happens to a call that fits", choices=get_args(Decision))
+    do: Decision = key("[policy]", MISSING, "what happens to a matching call", choices=get_args(Decision))
     tool: str = key("[policy]", "", "pattern: name of the tool")
     command: str = key("[policy]", "", "pattern: one simple command of a command line")
     path: str = key("[policy]", "", "pattern: a file, relative to the workspace when inside it, absolute otherwise")
@@ -47,11 +47,11 @@ class Rule:
         "[policy]", False, "`allow` with a `command`: also with network; `ask`, `deny`: only commands that ask for it"
     )
     tainted: bool = key("[policy]", False, "an `allow` that also holds after untrusted content was read")
-    why: str = key("[policy]", "", "told to the model and to the person who is asked")
+    why: str = key("[policy]", "", "the reason, for the model and the user")
     # fmt: on
 
     def problem(self) -> str:
-        """Why this rule could never do what it says; "" for a rule that can."""
+        """Why this rule can never take effect; "" if it can."""
         if self.command and self.tool and not fnmatchcase("exec", self.tool):
             return f'has a command, but its tool "{self.tool}" is not exec: leave one of them out'
         if self.network and self.tool and not fnmatchcase("exec", self.tool):
@@ -69,17 +69,17 @@ class McpServer:
     # fmt: off
     command: str = key("mcp.NAME", "", "the program to start")
     args: tuple[str, ...] = key("mcp.NAME", (), "its arguments")
-    env: dict[str, str] = key("mcp.NAME", {}, "variables that it gets besides the usual few", secret=True)
+    env: dict[str, str] = key("mcp.NAME", {}, "its environment variables, besides the usual few", secret=True)
     url: str = key("mcp.NAME", "", "the address, for a server that runs elsewhere", url=True)
-    headers: dict[str, str] = key("mcp.NAME", {}, "HTTP headers that are sent to it", secret=True)
+    headers: dict[str, str] = key("mcp.NAME", {}, "HTTP headers for it", secret=True)
     tools: tuple[str, ...] = key("mcp.NAME", ("*",), "patterns of the tools that may be used")
     trusted: bool = key("mcp.NAME", False, "you vouch for its descriptions of tools and its hints; not for its results")
     timeout: float = key("mcp.NAME", 60.0, "seconds that a call may take", above=0)
-    connect_timeout: float = key("mcp.NAME", 20.0, "seconds until it must have answered at the start", above=0)
+    connect_timeout: float = key("mcp.NAME", 20.0, "seconds that it may take to start", above=0)
     # fmt: on
 
     def problem(self) -> str:
-        """Why this server could never be reached; "" for one that could."""
+        """Why this server can never be reached; "" if it can."""
         if bool(self.command) == bool(self.url):
             return "needs a command (a program to start) or a url (where it runs), and not both"
         if self.url and (self.args or self.env):
@@ -89,17 +89,17 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a model costs, a `[[price]]` table; the first one that fits counts."""
+    """The price of a model, a `[[price]]` table; the first match counts."""
 
     # fmt: off
     model: str = key("[price]", MISSING, "pattern: name of the model")
-    input: float = key("[price]", 0.0, "price of a million tokens read", at_least=0)
-    output: float = key("[price]", 0.0, "price of a million tokens written", at_least=0)
-    cached: float = key("[price]", -1.0, "price of a million tokens from the cache; by default that of tokens read")
+    input: float = key("[price]", 0.0, "price of a million input tokens", at_least=0)
+    output: float = key("[price]", 0.0, "price of a million output tokens", at_least=0)
+    cached: float = key("[price]", -1.0, "price of a million cached input tokens; by default that of input")
     # fmt: on
 
     def problem(self) -> str:
-        """Why this price could never count; "" for one that can."""
+        """Why this price can never count; "" if it can."""
         return "" if self.input or self.output else "has neither an input nor an output price"
 
 
@@ -121,48 +121,48 @@ class Config:
     provider: str = key("provider", "", "which model API to use", key="name", env="EVERLOOP_PROVIDER", flag=True)
     base_url: str = key("provider", "", "address of the model API", env="EVERLOOP_BASE_URL", flag=True, url=True)
     api_key: str = key("provider", "", "key of the model API", env="EVERLOOP_API_KEY", secret=True)
-    model: str = key("provider", "", "the model to ask", env="EVERLOOP_MODEL", flag=True)
-    window: int = key("provider", 0, "tokens that the model takes; 0 goes by its name", at_least=0)
-    vision: Vision = key("provider", "auto", "whether the model sees pictures", choices=get_args(Vision))
-    temperature: float = key("provider", -1.0, "how freely the model writes; below 0 leaves it to the model")
-    answer_tokens: int = key("provider", 0, "most tokens of an answer; 0 leaves it to the model", at_least=0)
-    text_calls: bool = key("provider", True, "calls that the model writes into its text count")
+    model: str = key("provider", "", "the model", env="EVERLOOP_MODEL", flag=True)
+    window: int = key("provider", 0, "the model's window in tokens; 0 goes by its name", at_least=0)
+    vision: Vision = key("provider", "auto", "whether the model accepts pictures", choices=get_args(Vision))
+    temperature: float = key("provider", -1.0, "sampling temperature; below 0 leaves it to the model")
+    answer_tokens: int = key("provider", 0, "maximum tokens of an answer; 0 leaves it to the model", at_least=0)
+    text_calls: bool = key("provider", True, "recognise tool calls in the model's text")
     fallbacks: tuple[str, ...] = key("provider", (), "models to try, in order, when the first one fails")
     connect_timeout: float = key("provider", 10.0, "seconds to reach the model API", above=0)
     first_token_timeout: float = key("provider", 120.0, "seconds until an answer begins", above=0)
-    token_timeout: float = key("provider", 60.0, "seconds between two pieces of an answer", above=0)
+    token_timeout: float = key("provider", 60.0, "seconds between two chunks of an answer", above=0)
     request_timeout: float = key("provider", 600.0, "seconds for a whole answer", above=0)
-    retries: int = key("provider", 4, "further tries after a failure that may pass", at_least=0)
+    retries: int = key("provider", 4, "retries after a transient failure", at_least=0)
 
     models: Path = key("local", UnderHome("models"), "where weights are kept", env="EVERLOOP_MODELS")
-    weights: str = key("local", "", "a GGUF file, or a folder with some, that is there already", env="EVERLOOP_WEIGHTS")
+    weights: str = key("local", "", "an existing GGUF file, or a folder of them", env="EVERLOOP_WEIGHTS")
     small: Small = key("local", "auto", "help a small model: few tools, worked examples", choices=get_args(Small))
-    threads: int = key("local", 0, "threads of the model; 0 for as many as there are cores", at_least=0)
-    slots: int = key("local", 2, "conversations that are worked on at once", at_least=1)
-    mirror: str = key("local", "", "a folder of your own to get weights from", url=True)
+    threads: int = key("local", 0, "threads of the model; 0 for one per core", at_least=0)
+    slots: int = key("local", 2, "conversations processed in parallel", at_least=1)
+    mirror: str = key("local", "", "your own mirror to download weights from", url=True)
 
     name: str = key("agent", "Everloop", "the agent's name")
     max_iterations: int = key("agent", 20, "rounds a turn may take", at_least=1)
     busy: Busy = key("agent", "queue", "what a message does while its session is busy", choices=get_args(Busy))
     restrict_to_workspace: bool = key("agent", True, "keep files and commands inside the workspace")
     tool_timeout: float = key("agent", 120.0, "seconds a tool call may take", above=0)
-    result_limit: int = key("agent", 50_000, "characters of a result; a longer one is saved whole", at_least=1000)
+    result_limit: int = key("agent", 50_000, "characters of a result; a longer one is saved to a file", at_least=1000)
     taint: Taint = key("agent", True, "after untrusted text, ask before data is sent out; `outside` leaves files out")
     message_to: tuple[str, ...] = key("agent", (), "patterns of other chats for `message`", each="chat")
 
-    compact_at: float = key("context", 0.7, "share of the window that makes older turns a summary", above=0, at_most=1)
-    summary_model: str = key("context", "", "the model that writes summaries, if another one")
+    compact_at: float = key("context", 0.7, "share of the window at which turns are summarised", above=0, at_most=1)
+    summary_model: str = key("context", "", "a different model for summaries")
     memory_limit: int = key("context", 16_000, "characters of memory/MEMORY.md", at_least=1000)
     skills_limit: int = key("context", 8_000, "characters of the list of skills", at_least=500)
 
-    subagents: int = key("agent", 8, "sub-agents that may be at work at once", at_least=0)
-    subagent_depth: int = key("agent", 2, "how deep sub-agents may start further ones", at_least=0)
+    subagents: int = key("agent", 8, "sub-agents that may run at once", at_least=0)
+    subagent_depth: int = key("agent", 2, "how deep sub-agents may nest", at_least=0)
     subagent_rounds: int = key("agent", 30, "rounds a sub-agent may take", at_least=1)
     subagent_minutes: float = key("agent", 10.0, "minutes a sub-agent may take", above=0)
 
-    missed: Missed = key("cron", "run", "what becomes of a one-shot missed while down", choices=get_args(Missed))
-    heartbeat_minutes: float = key("cron", 0.0, "minutes between looks at HEARTBEAT.md; 0 for none", at_least=0)
-    heartbeat_to: str = key("cron", "cli:direct", "the chat that hears of it")
+    missed: Missed = key("cron", "run", "what happens to a one-shot job missed while down", choices=get_args(Missed))
+    heartbeat_minutes: float = key("cron", 0.0, "minutes between checks of HEARTBEAT.md; 0 for none", at_least=0)
+    heartbeat_to: str = key("cron", "cli:direct", "the chat that gets its report")
 
     sandbox: Sandbox = key("sandbox", "auto", "how commands are confined", key="mode", choices=get_args(Sandbox))
     exec_timeout: float = key("sandbox", 60.0, "seconds a command takes by default", key="timeout", above=0)
@@ -172,38 +172,40 @@ class Config:
     memory_mb: int = key("sandbox", 4096, "memory that a command may use, in MiB", at_least=16)
     processes: int = key("sandbox", 512, "processes that a command may have at once", at_least=4)
 
-    turn_tokens: int = key("budget", 0, "tokens a turn may use with its sub-agents; 0 for any number", at_least=0)
-    turn_cost: float = key("budget", 0.0, "money a turn may cost, by the prices below; 0 for any sum", at_least=0)
-    day_tokens: int = key("budget", 0, "tokens that may be used in a day", at_least=0)
-    day_cost: float = key("budget", 0.0, "money that may be spent in a day", at_least=0)
+    turn_tokens: int = key("budget", 0, "tokens a turn may use with its sub-agents; 0 for no limit", at_least=0)
+    turn_cost: float = key("budget", 0.0, "cost of a turn, by the prices below; 0 for no limit", at_least=0)
+    day_tokens: int = key("budget", 0, "tokens a day", at_least=0)
+    day_cost: float = key("budget", 0.0, "cost of a day", at_least=0)
 
-    lease_seconds: float = key("worker", 15.0, "seconds that a worker keeps what it holds unheard; PostgreSQL", above=0)
+    lease_seconds: float = key("worker", 15.0, "seconds until a silent worker is considered dead; PostgreSQL", above=0)
     worker_drain: float = key("worker", 30.0, "seconds for running steps at SIGTERM", key="drain_seconds", at_least=0)
     metrics: str = key("worker", "", "HOST:PORT where a worker serves /metrics", flag=True)
 
     host: str = key("server", "127.0.0.1", "the address it listens on", flag=True)
     port: int = key("server", 8002, "the port it listens on; 0 for any free one", flag=True, at_least=0)
     server_rounds: int = key("server", 5, "rounds a request may take", key="rounds", at_least=1)
-    server_models: tuple[str, ...] = key("server", (), "patterns of further models a client may ask for", key="models")
-    server_hosts: tuple[str, ...] = key("server", (), "further names it is reached by", key="hosts", each="host")
-    server_origins: tuple[str, ...] = key("server", (), "pages that may use it from a browser", key="origins")
-    server_turns: bool = key("server", True, "run turns in it too; else workers do", key="turns", env="EVERLOOP_TURNS")
-    server_tokens: bool = key("server", False, "ask for a token on this machine too", key="tokens")
+    server_models: tuple[str, ...] = key("server", (), "patterns of further models a client may request", key="models")
+    server_hosts: tuple[str, ...] = key("server", (), "further host names of the server", key="hosts", each="host")
+    server_origins: tuple[str, ...] = key("server", (), "origins of web pages that may use it", key="origins")
+    server_turns: bool = key("server", True, "run turns in it; otherwise workers do", key="turns", env="EVERLOOP_TURNS")
+    server_tokens: bool = key("server", False, "require a token on this machine even before one exists", key="tokens")
     body_limit: int = key("server", 32_000_000, "bytes of a request", at_least=1000)
     messages_limit: int = key("server", 5000, "messages of a request", at_least=1)
-    at_once: int = key("server", 2000, "requests at once", at_least=1)
-    at_once_each: int = key("server", 1000, "requests at once of one token", at_least=1)
-    requests_per_minute: int = key("server", 0, "requests a minute of one owner; 0 for any number", at_least=0)
-    ping_seconds: float = key("server", 15.0, "seconds of silence before a stream shows that it is alive", above=0)
-    drain_seconds: float = key("server", 30.0, "seconds that requests have to end when it is stopped", at_least=0)
+    at_once: int = key("server", 2000, "concurrent requests", at_least=1)
+    at_once_each: int = key("server", 1000, "concurrent requests of one token", at_least=1)
+    requests_per_minute: int = key("server", 0, "requests a minute of one owner; 0 for no limit", at_least=0)
+    ping_seconds: float = key("server", 15.0, "seconds between keep-alive comments of a stream", above=0)
+    drain_seconds: float = key("server", 30.0, "seconds for requests to finish at shutdown", at_least=0)
 
-    telemetry_endpoint: str = key("telemetry", "", "where spans go, by OTLP over HTTP", key="endpoint", url=True)
-    telemetry_content: bool = key("telemetry", False, "send what was said along", key="content")
+    telemetry_endpoint: str = key("telemetry", "", "address for spans, by OTLP over HTTP", key="endpoint", url=True)
+    telemetry_content: bool = key("telemetry", False, "include message texts in spans", key="content")
 
-    search: Search = key("web", "auto", "which search engine to ask", choices=get_args(Search))
+    plugin_tools: tuple[str, ...] = key("plugins", (), "tools of other packages, by their entry points", key="tools")
+
+    search: Search = key("web", "auto", "the search engine", choices=get_args(Search))
     brave_api_key: str = key("web", "", "key of the Brave Search API", env="BRAVE_API_KEY", secret=True)
     searxng_url: str = key("web", "", "address of a SearXNG server", url=True)
-    private_hosts: tuple[str, ...] = key("web", (), "hosts that may be private", each="host")
+    private_hosts: tuple[str, ...] = key("web", (), "private hosts that may be fetched", each="host")
     web_timeout: float = key("web", 30.0, "seconds a page may take", key="timeout", above=0)
 
     policy: tuple[Rule, ...] = key("", (), "rules for tool calls", record=Rule)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 SCHEMES = ("postgresql:", "postgres:")
-# Nothing is guessed about an address that is written in another way: what looks like a host may be half of a password.
+# An address of another form is not interpreted: what looks like a host may be half of a password.
 _HOST = r"(?:\[[0-9a-fA-F:.]+\]|[\w.%-]*)(?::[0-9]*)?"
 _SHAPE = re.compile(
     rf"postgres(?:ql)?://(?:(?P<user>[^:@/?#\s]*)(?::[^@/?#\s]*)?@)?(?P<hosts>{_HOST}(?:,{_HOST})*)"

@@ -1,4 +1,4 @@
-"""What a setting is: its place in the file, its variable and flag, and what its value must be."""
+"""The description of a setting: its place in the file, its variable and flag, and its allowed values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def key(
     each: str = "",
     record: type[Any] | None = None,
 ) -> Any:
-    """A field with what the readers of files, environment and flags need to know about it."""
+    """A dataclass field with what the readers of file, environment and flags need to know."""
     limits = {"above": above, "at_least": at_least, "at_most": at_most}
     rules = {"url": url, **limits, "choices": choices, "each": each, "record": record}
     metadata = {"text": text, "section": section, "key": key, "env": env, "flag": flag, "secret": secret, **rules}
@@ -40,7 +40,7 @@ def key(
 
 
 class Key(NamedTuple):
-    """One setting as its readers see it; `attribute` is its name on its class."""
+    """One setting; `attribute` is its field name."""
 
     attribute: str
     kind: str  # the annotation of the field
@@ -56,12 +56,12 @@ class Key(NamedTuple):
     at_least: int | None
     at_most: float | None
     choices: tuple[str, ...]
-    each: str  # what each of a list of texts must look like, a name in SHAPES
-    record: type[Any] | None  # what each of several tables is
+    each: str  # the shape of each text in a list, a name in SHAPES
+    record: type[Any] | None  # the class of each table, where there can be several
 
     @property
     def allowed(self) -> str:
-        """What a value must be, for errors and for the documentation."""
+        """The allowed values, for errors and for the documentation."""
         if self.choices:
             return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
         if self.each:
@@ -75,12 +75,12 @@ class Key(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Its section as it is written in the file."""
+        """Its section as written in the file."""
         return f"[{self.section}]" if self.section else ""
 
 
 class Shape(NamedTuple):
-    """What a text must look like."""
+    """The required form of a text."""
 
     pattern: str
     words: str
@@ -116,7 +116,7 @@ def keys_of(settings: type[Any]) -> tuple[Key, ...]:
 
 
 def reference(keys: tuple[Key, ...]) -> str:
-    """Every key as a Markdown table, the one in docs/config.md."""
+    """The Markdown table of all keys in docs/config.md."""
     lines = ["| section | key | value | default | variable, flag | meaning |", "|---|---|---|---|---|---|"]
     for one in (part for key in keys for part in (keys_of(key.record) if key.record else [key])):
         names = [f"`{one.env}`"] if one.env else []

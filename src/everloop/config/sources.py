@@ -1,4 +1,4 @@
-"""Where settings come from: the file, the environment, flags. Each gives values by the names of the class's fields."""
+"""The sources of settings: the file, the environment and flags. Each gives values by field name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 def over(below: dict[str, Any], above: dict[str, Any], tied: bool = True) -> dict[str, Any]:
-    """One source of settings over another. An address belongs to its provider, and a key to the endpoint it was set
-    for (unless it is not `tied` to one): neither is carried to another endpoint that the upper source names."""
+    """Merge two sources; `above` wins. An address belongs to its provider, and a key to its endpoint (unless it is not
+    `tied` to one): neither is carried over to another endpoint that `above` names."""
     kept = dict(below)
-    usual = {"provider": "openai", "base_url": ""}  # what it is when nobody says
+    usual = {"provider": "openai", "base_url": ""}  # the defaults
     moved = {name for name in ENDPOINT & above.keys() if above[name] != below.get(name, usual[name])}
     if "provider" in moved:
         kept.pop("base_url", None)
@@ -99,7 +99,7 @@ class _File:
         return values
 
     def _records(self, key: Key, value: Any) -> tuple[Any, ...]:
-        """The settings of one kind that there can be several of: a list of tables, or tables with names."""
+        """Settings that can occur several times: a list of tables, or named tables."""
         assert key.record is not None
         parts = keys_of(key.record)
         if parts[0].section.startswith("["):
@@ -155,7 +155,7 @@ def from_flags(flags: Mapping[str, Any], keys: Sequence[Key]) -> dict[str, Any]:
 
 
 def _parsed(key: Key, text: str) -> Any:
-    """The value that a variable's or flag's text stands for; text that is none is left for `_typed` to refuse."""
+    """The value of a variable's or flag's text; invalid text is left for `_typed` to refuse."""
     if key.kind in ("bool", "Taint"):
         return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
     if key.kind == "tuple[str, ...]":
@@ -169,7 +169,7 @@ def _parsed(key: Key, text: str) -> Any:
 
 
 def _typed(key: Key, value: Any, folder: Path | None, where: str) -> Any:
-    """The value as its field wants it, or a ConfigError that says what is allowed (and never shows a secret)."""
+    """The value in its field's type, or a ConfigError that says what is allowed and never shows a secret."""
     if key.kind == "Path | DSN" and (isinstance(value, DSN) or (isinstance(value, str) and is_dsn(value))):
         return value if isinstance(value, DSN) else DSN(value.strip())
     if key.kind.startswith("Path") and isinstance(value, (str, os.PathLike)) and os.fspath(value):
@@ -192,7 +192,7 @@ def _fits(key: Key, value: Any) -> bool:
             isinstance(part, str) and part.isprintable() and re.fullmatch(shape, part) for part in value
         )
     if key.kind == "str":
-        # A line break in a key or an address would end up inside an HTTP header.
+        # A line break in a key or an address would get into an HTTP header.
         return isinstance(value, str) and value.isprintable() and (not key.url or _is_url(value))
     if key.kind == "dict[str, str]":
         texts = [*value.keys(), *value.values()] if isinstance(value, dict) else [None]
@@ -215,8 +215,8 @@ def _is_url(value: str) -> bool:
 
 
 def _path(text: str, folder: Path | None, where: str) -> Path:
-    """The absolute path: `~` is the person's home, and a relative one starts at the folder (or where we are)."""
-    # The address of a database often holds a password, so it is never shown.
+    """The absolute path: `~` is the user's home, and a relative path starts at the folder (or the current one)."""
+    # The address of a database often contains a password, so it is never shown.
     if is_dsn(text):
         raise ConfigError(f"{where} must be a path, not the address of a database")
     if "\0" in text or "://" in text:
@@ -232,13 +232,13 @@ def _path(text: str, folder: Path | None, where: str) -> Path:
 
 
 def shown(path: Path) -> str:
-    """The path for a person, with `~` for their home."""
+    """The path for a message, with `~` for the user's home."""
     home = os.environ.get("HOME") or "\0"
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _not_this(key: Key, value: Any) -> str:
-    """What was given instead, unless it is or may hold a secret."""
+    """The value that was given instead, unless it is or may contain a secret."""
     if key.secret or not isinstance(value, (str, int, float)) or (key.url and "@" in str(value)):
         return ""
     if isinstance(value, str):
@@ -247,13 +247,13 @@ def _not_this(key: Key, value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """The text in quotes, short and on one line whatever is in it."""
+    """The text in quotes, short and on one line."""
     short = text if len(text) <= 60 else text[:59] + "…"
     return f'"{short}"' if short.isprintable() else ascii(short)
 
 
 def _unknown(name: str, section: str, is_section: bool, keys: Sequence[Key]) -> str:
-    """The message for a key or section that does not exist, with the nearest one that does."""
+    """The message for an unknown key or section, with the closest known one."""
     if is_section and not section:
         places = list(dict.fromkeys(key.section for key in keys if key.section))
         records = [key for key in keys if key.record is not None]

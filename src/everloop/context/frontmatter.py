@@ -1,6 +1,6 @@
-"""Reads a Markdown text with front matter: `---`, YAML, `---`, body.
+"""Reads Markdown with front matter: `---`, YAML, `---`, body.
 
-Whoever wrote the file may have written anything, so what YAML can do beyond plain data is refused.
+The file may come from anywhere, so everything in YAML beyond plain data is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import yaml
 
 LONGEST = 16_000  # characters of front matter
-DEEPEST = 20  # levels of lists and mappings in one another
+DEEPEST = 20  # levels of nested lists and mappings
 FIRST_LINE = 2  # where the YAML begins in the file
 
 _FENCE = re.compile(r"^---[ \t]*$", re.MULTILINE)
@@ -30,7 +30,7 @@ _NOT_TEXT = frozenset({"yes", "no", "on", "off", "true", "false", "null"})  # in
 
 
 class FrontMatterError(EverloopError):
-    """What is wrong, and in which line of the file."""
+    """What is wrong, and in which line."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(f"line {line}: {message}")
@@ -40,21 +40,21 @@ class FrontMatterError(EverloopError):
 
 @dataclass(slots=True, frozen=True)
 class FrontMatter:
-    """The values, the text below them, and where each key stands."""
+    """The values, the text below them, and the line of each key."""
 
     values: dict[str, Any]  # plain data: texts, numbers, booleans, None, lists, and mappings by text
     body: str
     lines: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def line(self, *path: str) -> int:
-        """The line of a key, or of the closest one around it that has one."""
+        """The line of a key, or of the nearest enclosing key."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
 
 def read_front_matter(text: str) -> FrontMatter:
-    """The front matter and the body of a text; a FrontMatterError says what is wrong and where."""
+    """Parse a text; a FrontMatterError says what is wrong and where."""
     header, body = _split(text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
     if (simple := read_simple(header)) is not None:
         return FrontMatter(simple[0], body, simple[1])
@@ -80,7 +80,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _line(header: str, position: int) -> int:
-    """The line in the file. Counted here, because YAML takes some more characters for line breaks than editors do."""
+    """The line in the file. Counted here, because YAML has more line breaks than editors do."""
     return FIRST_LINE + header.count("\n", 0, position)
 
 
@@ -88,9 +88,9 @@ def _line(header: str, position: int) -> int:
 
 
 def read_simple(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]] | None:
-    """Front matter of `key: text` lines, as YAML would read it; None when it takes YAML to be sure.
+    """Parse front matter of `key: text` lines exactly as YAML would; None if that takes a YAML parser.
 
-    Loading YAML's reader costs more than all else that is done for skills when an agent starts.
+    Every start reads the shipped skills, and importing PyYAML costs more than everything else done for them.
     """
     values: dict[str, Any] = {}
     lines: dict[tuple[str, ...], int] = {}
@@ -133,7 +133,7 @@ def _simple_mapping(text: str) -> dict[str, list[str]] | None:
 
 
 def read_yaml(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
-    """Any front matter, by PyYAML. No anchors, tags or merges: a few of them make a small file a huge value."""
+    """Parse any front matter with PyYAML, without anchors, tags and merges, which can expand a small file hugely."""
     import yaml
 
     loader_class: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -152,7 +152,7 @@ def read_yaml(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
 
 
 def _check(header: str, events: Iterator[Any]) -> None:
-    """Refuse what could grow or nest without end, before anything is built of it."""
+    """Refuse unbounded growth and nesting before anything is built."""
     import yaml
 
     depth = 0
@@ -174,7 +174,7 @@ def _explain(error: yaml.MarkedYAMLError, header: str) -> FrontMatterError:
     problem = error.problem or str(error)
     mark = error.problem_mark
     if error.context_mark is not None and _NOT_CLOSED.search(problem):
-        mark = error.context_mark  # where a quote or a list was opened says more than where the text ends
+        mark = error.context_mark  # where a quote or list was opened is more useful than where the text ends
     place: int = getattr(mark, "index", 0)
     message = f"this is no YAML: {', '.join(filter(None, (error.context, problem)))}"
     if "mapping values are not allowed" in problem:
@@ -187,7 +187,7 @@ def _explain(error: yaml.MarkedYAMLError, header: str) -> FrontMatterError:
 
 
 class _Builder:
-    """Makes plain data of YAML's nodes, and notes where the keys stand."""
+    """Turns YAML nodes into plain data, and records the lines of keys."""
 
     def __init__(self, header: str, loader: Any) -> None:
         self._header = header
@@ -224,7 +224,7 @@ class _Builder:
 
     def _scalar(self, node: Any) -> Any:
         if node.tag.endswith((":timestamp", ":value", ":merge")):
-            return node.value  # a date is text: plain data has no type for it
+            return node.value  # a date stays text: plain data has no type for it
         try:
             return self._loader.construct_object(node)
         except (ValueError, OverflowError):

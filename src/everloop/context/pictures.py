@@ -1,4 +1,4 @@
-"""What people attach, as a model gets it: pictures to see, other files by their path."""
+"""Attachments as a model gets them: pictures as images, other files by their path."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..messages import clean
 from ..sandbox.reach import READ, OutOfReach, Reach
+from ..text import clean
 from ..tools.children import Child
 from ..tools.files.images import EDGE, Picture, Refused, printable, view
 from ..tools.files.paths import size
 
 MAX_PICTURES = 20  # of one message
-MAX_BYTES = 20_000_000  # of all pictures of one message: model APIs take requests of about 30 MB
+MAX_BYTES = 20_000_000  # of all pictures of one message: model APIs accept requests of about 30 MB
 _DATA_URL = re.compile(r"data:(image/[\w.+-]{1,40})(?:;[\w=-]{1,40})*;base64,", re.I)
 
 __all__ = ["Picture", "Refused", "picture", "user_content", "without_pictures"]
@@ -29,21 +29,21 @@ def picture(
     reach: Reach | None = None,
     child: Child | None = None,
 ) -> Picture | Refused:
-    """A local file as a picture, made smaller where it has to be; for a worker thread, as it blocks.
+    """Read a local file as a picture, scaled down if necessary. It blocks: call it in a thread.
 
-    Stopping `child` ends the process that makes it smaller.
+    Stopping `child` ends the process that scales the picture.
     """
     try:
         with _opened(path, reach) as descriptor:
             return view(child or Child(), descriptor, path, limit, edge)
-    except (OSError, OutOfReach, ValueError):  # a path that cannot be one is a ValueError
+    except (OSError, OutOfReach, ValueError):  # an impossible path is a ValueError
         return Refused("")
 
 
 def user_content(
     text: str, media: Sequence[str] = (), reach: Reach | None = None, child: Child | None = None
 ) -> str | list[dict[str, Any]]:
-    """The text alone, or with its pictures before it; what is not a picture is named by its path. It blocks."""
+    """The text, after its pictures if there are any; a file that is not a picture is named by its path. It blocks."""
     child = child or Child()
     parts: list[dict[str, Any]] = []
     lines = [text] if text else []
@@ -65,11 +65,11 @@ def user_content(
     text = clean("\n".join(lines))
     if not parts:
         return text
-    return [*parts, {"type": "text", "text": text}] if text else parts  # an empty part is refused by some
+    return [*parts, {"type": "text", "text": text}] if text else parts  # some APIs refuse an empty part
 
 
 def without_pictures(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """The same for a model without vision: each picture becomes a line that says so. The same parts, the same bytes."""
+    """The content for a model without vision: each picture becomes a line of text. Same parts, same bytes."""
     parts = [_described(part) if part.get("type") == "image_url" else part for part in content]
     if all(part.get("type") == "text" for part in parts):
         return "\n".join(str(part.get("text", "")) for part in parts)
@@ -89,7 +89,7 @@ def _described(part: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: str, reach: Reach | None) -> Iterator[int]:
-    """The file, open for reading; a pipe that nobody writes to is no reason to wait."""
+    """Open the file for reading, without waiting for the writer of a pipe."""
     if reach is not None:
         with reach.open(path) as opened:
             yield opened.descriptor

@@ -1,4 +1,4 @@
-"""Builds what the model is sent: the system prompt, the history, the current message."""
+"""Builds the messages for the model: the system prompt, the history, the current message."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..log import day_in_words
-from ..messages import Conversation, Message, assistant_message, clean, tool_message, user_message
+from ..messages import Conversation, Message, assistant_message, tool_message, user_message
 from ..sandbox.reach import OutOfReach, Reach
+from ..text import clean
 from .pictures import user_content
 from .skills import BUDGET, Skills, named
 
@@ -24,11 +25,11 @@ PARTING = "\n\n---\n\n"
 HEARTBEAT_FILE = "HEARTBEAT.md"
 MEMORY_FILE = "memory/MEMORY.md"
 FILE_LIMIT = 64_000  # characters of one file in the prompt
-MEMORY_LIMIT = 16_000  # and of the memory
+MEMORY_LIMIT = 16_000  # characters of the memory in the prompt
 
 
 class ContextBuilder:
-    """The prompt of one workspace. The same files give the same bytes, and files are only read when they changed."""
+    """The prompt of one workspace. Same files, same bytes; a file is read again only when it has changed."""
 
     def __init__(
         self,
@@ -54,19 +55,19 @@ class ContextBuilder:
         self._problems: list[str] = []
 
     def build_system_prompt(self, began: float | None = None) -> str:
-        """Identity, bootstrap files, memory, skills, and last of all when the conversation began, by default now:
-        parted by `---`."""
+        """The system prompt: identity, bootstrap files, memory, skills, and last the day on which the conversation
+        began, by default today; separated by `---`."""
         return self.dated(self.standing_prompt(), time.time() if began is None else began)
 
     def dated(self, standing: str, began: float) -> str:
-        """The system prompt of one conversation. It stays as it is for as long as the conversation lives, and is the
-        same for all that begin on one day: local servers need not read the tools again, which many chat templates put
-        behind it. The time of later messages is told with them."""
+        """The system prompt of one conversation. It does not change during the conversation, and is the same for all
+        that begin on one day, so that a local server need not process the tools again, which many chat templates put
+        after it. Later messages carry their own time."""
         return f"{standing}{PARTING}This conversation began on {day_in_words(began)}."
 
     def shared_prompt(self) -> str:
-        """What the prompts of all conversations begin with: the whole prompt where a subclass builds it. It looks at
-        the disk: call it in a thread."""
+        """The part of the prompt that all conversations share; the whole prompt if a subclass builds it. It reads the
+        disk: call it in a thread."""
         return clean(self.build_system_prompt()) if self._builds("build_system_prompt") else self.standing_prompt()
 
     def conversation_prompt(self, shared: str, began: float) -> str:
@@ -83,25 +84,25 @@ class ContextBuilder:
         return method in self.__dict__ or getattr(type(self), method) is not getattr(ContextBuilder, method)
 
     def standing_prompt(self) -> str:
-        """What all conversations of the workspace begin with. It looks at the disk: call it in a thread."""
+        """The part of the prompt that all conversations share. It reads the disk: call it in a thread."""
         self._identity = self._identity or self._introduce()
         blocks, reach = [self._identity], self._reach()
         blocks += [f"{title}\n\n{text}" for title, path, most in self._files if (text := self._text(path, most, reach))]
         blocks += self.skills.blocks(reach)
         self._report(self.skills.problems())
-        return clean(PARTING.join(blocks))  # a path may hold bytes that are no text
+        return clean(PARTING.join(blocks))  # a path may contain bytes that are not text
 
     def build_messages(
         self, history: Sequence[Message], current_message: str, media: Sequence[str] | None = None
     ) -> list[Message]:
-        """The whole request: system prompt, history, current message."""
+        """All messages of a request: system prompt, history, current message."""
         system: Message = {"role": "system", "content": self.build_system_prompt()}
         return [system, *history, user_message(self.user_content(current_message, media))]
 
     def add_assistant_message(
         self, messages: list[Message], content: str | None, tool_calls: Sequence[dict[str, Any]] | None = None
     ) -> list[Message]:
-        """Append an assistant's message; `tool_calls` are in the wire's shape."""
+        """Append an assistant message; `tool_calls` are in the wire format."""
         message = assistant_message(content)
         if tool_calls:
             message["tool_calls"] = list(tool_calls)
@@ -113,22 +114,22 @@ class ContextBuilder:
         return messages
 
     def user_content(self, text: str, media: Sequence[str] | None = None) -> str | list[dict[str, Any]]:
-        """The text alone, or with its pictures before it; what is not a picture is named by its path."""
+        """The text, after its pictures if there are any; a file that is not a picture is named by its path."""
         return user_content(text, media or ())
 
     def heartbeat_file(self) -> str:
-        """The text of HEARTBEAT.md, "" when there is none. It looks at the disk: call it in a thread."""
+        """The text of HEARTBEAT.md, "" if there is none. It reads the disk: call it in a thread."""
         return self._text(HEARTBEAT_FILE, FILE_LIMIT, self._reach())
 
     def skills_in(self, text: str) -> str:
-        """The skills that a text names as `$name`, whole. It looks at the disk: call it in a thread."""
+        """The full text of the skills that a message names as `$name`. It reads the disk: call it in a thread."""
         names = named(text)
         reach = self._reach() if names else None
         skills = [self.skills.load(name, reach) for name in names] if reach is not None else []
         return "\n\n".join(f"[The skill that was asked for:]\n\n{skill}" for skill in skills if skill is not None)
 
     def _report(self, problems: list[str]) -> None:
-        """Tell whoever runs the agent what is wrong, once."""
+        """Log each problem once."""
         for problem in problems:
             if problem not in self._problems:
                 log.warning("%s", problem)
@@ -144,10 +145,9 @@ class ContextBuilder:
         )
 
     def _text(self, path: str, limit: int, reach: Reach) -> str:
-        """The file's text, read again only when it changed; "" when there is none that can be read.
+        """The file's text, read again only when it has changed; "" if it is missing or cannot be read.
 
-        A command of the agent may have put anything there: a link to a file out of its reach, a pipe, a file without
-        an end.
+        A command of the agent may have put anything there: a link to a file out of its reach, a pipe, an endless file.
         """
         if not self.trusted or not os.path.lexists(f"{self.workspace}/{path}"):
             return ""
@@ -187,9 +187,9 @@ class Composer:
         self._built: list[Message] | None = None
 
     def __call__(self, conversation: Conversation) -> Conversation:
-        """The messages of the next request. It looks at the disk: call it in a thread."""
+        """The messages of the next request. It may read the disk: call it in a thread."""
         place = next((n for n in range(len(conversation) - 1, 0, -1) if self._is_current(conversation[n])), None)
-        if place is None:  # it has become part of a summary
+        if place is None:  # it is part of a summary by now
             return conversation
         history = conversation[1:place]
         if self._built is None or history != self._history:

@@ -1,51 +1,422 @@
-"""How full a model's window is with a conversation."""
+"""The model's window: how many tokens a model takes, and how many a conversation has.
+
+Limits go by the model's name: what its maker documents, and the smaller number where there is doubt. A server may
+accept less than the model could (Ollama and llama.cpp do by default); its error or the config says so. Tokens are
+estimated without a tokenizer: the weight of the text, times a ratio for each model that is learned from what its
+provider counts.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+import string
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from ..messages import Conversation
+from ..messages import Conversation, Message, encode_json
 from ..providers.base import ProviderError
 from ..tools.registry import ToolRegistry
-from .models import is_overflow, model_info, window_in_error
-from .tokens import Meter, weigh, weigh_tools
 
 log = logging.getLogger(__name__)
 
+# ---------------------------------------------------------------------------------------------- what models take
+
+
+@dataclass(slots=True, frozen=True)
+class ModelInfo:
+    """A model's limits in tokens, and whether it sees pictures (None: unknown)."""
+
+    window: int  # of a request; for most models it includes the answer
+    vision: bool | None = None
+    output: int = 4_096  # of an answer
+
+
+UNKNOWN = ModelInfo(32_768)
+_K = 1_024
+_MILLION = 1_000_000
+_Row = tuple[str, int, bool | None, int]  # a pattern, window, vision, output
+
+# Patterns by family, which is a word in the name: the first match decides, so special patterns come first. A family
+# whose name also occurs in models of another one (a DeepSeek distilled into Qwen) comes before it.
+_FAMILIES: dict[str, list[_Row]] = {
+    "deepseek": [
+        (r"deepseek-(?:ocr|vl)", 8 * _K, True, 4_096),
+        (r"r1-distill|distill-(?:qwen|llama)|r1-0528-qwen|r1[:-](?:1\.5|7|8|14|32|70)b", 32 * _K, False, 16 * _K),
+        (r"deepseek.*vision|deepseek[.-]?v4\.1", _MILLION, True, 128 * _K),
+        (r"deepseek[.-]?v4|deepseek-flash", _MILLION, None, 128 * _K),
+        (r"deepseek-coder-?v2|deepseek[.-]?v2", 32 * _K, False, 8 * _K),
+        (r"deepseek-coder", 16 * _K, False, 4_096),
+        (r"deepseek-(?:chat|reasoner)|deepseek[.-]?(?:v3|r1)", 128_000, False, 8 * _K),
+    ],
+    "gpt-oss": [(r"gpt-oss", 128_000, False, 32 * _K)],
+    "gpt": [
+        (r"gpt-?3\.?5.*instruct", 4_096, False, 4_096),
+        (r"gpt-?3\.?5", 16_385, False, 4_096),
+        (r"gpt-4-?o|gpt-4-turbo|gpt-4-vision|gpt-4\.5", 128_000, True, 4_096),
+        (r"gpt-4\.1", 1_047_576, True, 32 * _K),
+        (r"gpt-4-(?:0125|1106)", 128_000, False, 4_096),
+        (r"gpt-4-32k", 32 * _K, False, 4_096),
+        (r"gpt-4", 8 * _K, False, 4_096),
+        (r"gpt-5(?:\.\d)?-(?:chat|instant)|codex-spark", 128_000, True, 16 * _K),
+        (r"gpt-(?:[5-9]|chat)", 272_000, True, 128_000),
+        (r"chatgpt-4o", 128_000, True, 16 * _K),
+    ],
+    "o1": [(r"\bo1-(?:mini|preview)", 128_000, False, 32 * _K), (r"\bo1\b", 200_000, True, 100_000)],
+    "o3": [(r"\bo3-mini", 200_000, False, 100_000), (r"\bo3\b", 200_000, True, 100_000)],
+    "o4": [(r"\bo4-mini", 200_000, True, 100_000)],
+    "codex": [(r"codex-mini", 200_000, True, 100_000)],
+    "claude": [
+        (r"claude-(?:v?[12]|instant)", 100_000, False, 4_096),
+        (r"claude-3-5-haiku|claude-3\.5-haiku", 200_000, True, 8 * _K),
+        (r"claude-3-(?:opus|sonnet|haiku)", 200_000, True, 4_096),
+        (r"claude-3[.-]5", 200_000, True, 8 * _K),
+        (r"claude-(?:opus-4|4-opus)(?:[.-]1|-2025|-latest|$|[@:])", 200_000, True, 32_000),
+        (r"claude-(?:3[.-]7|4)|claude-(?:opus|sonnet|haiku)-4(?:[.-]5|-2025|-latest|$|[@:])", 200_000, True, 64_000),
+        (r"claude-(?:opus|sonnet)-4[.-][6-9]|claude-[a-z]+-[5-9]|claude-mythos", _MILLION, True, 128_000),
+        (r"claude", 200_000, True, 32_000),
+    ],
+    "gemma": [
+        (r"gemma-?4", 128 * _K, True, 8 * _K),
+        (r"gemma-?3n", 32 * _K, True, 8 * _K),
+        (r"gemma-?3[:-](?:1b|270m)", 32 * _K, False, 8 * _K),
+        (r"gemma-?3", 128 * _K, True, 8 * _K),
+        (r"gemma", 8 * _K, False, 4_096),
+    ],
+    "gemini": [
+        (r"gemini-(?:1\.0|pro(?:$|-vision))", 30_720, False, 2_048),
+        (r"gemini-(?:.*computer-use|robotics|omni)", 128_000, True, 32 * _K),
+        (r"gemini-(?:1\.5|2\.0|exp)", 1_000_000, True, 8 * _K),
+        (r"gemini", 1_000_000, True, 64 * _K - 1),
+    ],
+    "qwq": [(r"qwq", 32 * _K, False, 16 * _K)],
+    "qvq": [(r"qvq", 32 * _K, True, 8 * _K)],
+    "qwen": [
+        (r"qwen-?(?:2(?:\.5)?)?-?(?:vl|omni)", 32 * _K, True, 8 * _K),
+        (r"qwen-?3-omni", 64 * _K, True, 16 * _K),
+        (r"qwen-?3-?vl", 128 * _K, True, 32 * _K),
+        (r"qwen-?3-coder-(?:plus|flash)", 997_952, False, 64 * _K),
+        (r"qwen-?3-coder", 256_000, False, 32 * _K),
+        (r"qwen-?3-(?:max|next)|qwen-?3.*2507", 256_000, False, 32 * _K),
+        (r"qwen-?3\.[5-9]-(?:plus|flash)|qwen-?3\.8-max", 256_000, True, 64 * _K),
+        (r"qwen-?3\.[5-9]-max", 256_000, False, 64 * _K),
+        (r"qwen-?3\.[5-9]", 256_000, True, 32 * _K),
+        (r"qwen-?3(?!\d*b)", 32_000, False, 16 * _K),
+        (r"qwen-(?:turbo|plus|flash|coder)", 129_024, False, 8 * _K),
+        (r"qwen-max", 30_720, False, 8 * _K),
+        (r"qwen", 32 * _K, False, 8 * _K),
+    ],
+    "llava": [(r"llava", 4_096, True, 2_048)],
+    "llama": [
+        (r"code-?llama", 16 * _K, False, 4_096),
+        (r"llama-?v?4", 128 * _K, True, 8 * _K),
+        (r"llama-?v?3[.-]?2.*(?:vision|11b|90b)", 128_000, True, 4_096),
+        (r"llama-?v?3[.-][1-3](?!\d*b)", 128_000, False, 4_096),
+        (r"llama-?v?3(?!\d*b)", 8 * _K, False, 4_096),
+        (r"llama-?v?2(?!\d*b)", 4_096, False, 2_048),
+        (r"llama", 8 * _K, None, 2_048),
+    ],
+    "pixtral": [(r"pixtral", 128_000, True, 8 * _K)],
+    "mixtral": [(r"mixtral.*8x22b", 64 * _K, False, 4_096), (r"mixtral", 32 * _K, False, 4_096)],
+    "devstral": [
+        (r"devstral-(?:small-)?2(?:-|:|$)|devstral-(?:small-|medium-)?2512", 256_000, False, 32 * _K),
+        (r"devstral", 128_000, False, 32 * _K),
+    ],
+    "codestral": [
+        (r"codestral-2(?:405)?$|codestral[:-]22b", 32_000, False, 8 * _K),
+        (r"codestral", 128_000, False, 8 * _K),
+    ],
+    "magistral": [(r"magistral-(?:small|medium)-2509", 128_000, True, 32 * _K), (r"magistral", 40_000, None, 16 * _K)],
+    "ministral": [
+        (r"ministral.*(?:2512|latest)|ministral-3-", 128_000, True, 32 * _K),
+        (r"ministral", 128_000, None, 8 * _K),
+    ],
+    "mistral": [
+        (r"mistral-(?:large|medium|small)-?(?:4|2603|2604|2512)|mistral-large-3", 256_000, True, 32 * _K),
+        (r"mistral-medium|mistral-small-?3[.-][12]|mistral-small.*(?:2503|2506)", 128_000, True, 8 * _K),
+        (r"mistral-large-2402|mistral-small-?(?:24b|3|2402|2409|2501)|mistral-(?:tiny|saba)", 32_000, False, 8 * _K),
+        (r"mistral-(?:large-(?:2|24\d\d)|nemo)", 128_000, False, 4_096),
+        (r"mistral-(?:large|vibe|code)", 128_000, None, 8 * _K),
+        (r"mistral-small", 32_000, None, 8 * _K),
+        (r"mistral.*v0\.1", 8 * _K, False, 4_096),
+        (r"mistral", 32_000, False, 4_096),
+    ],
+    "glm": [
+        (r"glm-?4[.-]?[156]?v|glm-?5v|autoglm", 64 * _K, True, 16 * _K),
+        (r"glm-?5[.-]3-flash", _MILLION, True, 128_000),
+        (r"glm-?5[.-][2-9]", _MILLION, None, 128_000),
+        (r"glm-?(?:5|4[.-][67])", 200_000, False, 128_000),
+        (r"glm-?4[.-]5", 128_000, False, 32_000),
+        (r"glm-?4[:-]?(?:32b|9b|z1)", 32_000, False, 8 * _K),
+        (r"glm", 128_000, False, 4_096),
+    ],
+    "kimi": [
+        (r"kimi-?k3", _MILLION, True, 128 * _K),
+        (r"kimi-?k2[.-][5-7]", 256_000, True, 32 * _K),
+        (r"kimi-?k2-?(?:thinking|turbo|instruct-0905|0905)", 256_000, False, 16 * _K),
+        (r"kimi-vl", 128_000, True, 8 * _K),
+        (r"kimi", 128_000, False, 16 * _K),
+    ],
+    "moonshot": [
+        (r"moonshot-v1-8k", 8 * _K, False, 4_096),
+        (r"moonshot-v1-32k", 32 * _K, False, 4_096),
+        (r"moonshot", 128_000, False, 4_096),
+    ],
+    "grok": [
+        (r"grok-(?:2-)?vision", 8 * _K, True, 4_096),
+        (r"grok-code", 256_000, None, 32 * _K),
+        (r"grok-[23]", 128 * _K, False, 16 * _K),
+        (r"grok-4[.-]20|grok-4[.-]3", _MILLION, True, 32 * _K),
+        (r"grok-4[.-][5-9]|grok-build", 500_000, True, 32 * _K),
+        (r"grok-4[.-]1|grok-4-fast", 128_000, True, 32 * _K),
+        (r"grok-4", 256_000, True, 32 * _K),
+        (r"grok", 128 * _K, None, 16 * _K),
+    ],
+    "phi": [
+        (r"phi-?[34](?:\.5)?-?(?:vision|multimodal)", 128_000, True, 4_096),
+        (r"phi-?4-?(?:mini|flash)|phi-?3\.5", 128_000, False, 4_096),
+        (r"phi-?4-reasoning", 32 * _K, False, 8 * _K),
+        (r"phi-?4", 16 * _K, False, 4_096),
+        (r"phi-?3.*128k", 128_000, False, 4_096),
+        (r"phi-?3.*8k", 8 * _K, False, 4_096),
+        (r"phi-?3", 4_096, False, 2_048),
+        (r"\bphi-?[12]?\b", 2_048, False, 1_024),
+    ],
+    "granite": [
+        (r"granite.*vision", 16 * _K, True, 4_096),
+        (r"granite-?4", 128_000, False, 8 * _K),
+        (r"granite-?3[.-][1-9](?!b)", 128_000, False, 8 * _K),
+        (r"granite", 8 * _K, False, 4_096),
+    ],
+    "command": [
+        (r"command-a-(?:vision|plus)", 128_000, True, 4_000),
+        (r"command-a", 256_000, False, 4_000),
+        (r"command-?r", 128_000, False, 4_000),
+        (r"command", 4_096, False, 4_000),
+    ],
+    "minimax": [(r"minimax-?m3", 500_000, True, 64 * _K), (r"minimax-?m2", 192 * _K, False, 32 * _K)],
+    "nemotron": [(r"nemotron.*(?:vl|omni)", 128_000, True, 8 * _K), (r"nemotron", 128_000, None, 8 * _K)],
+    "nova": [
+        (r"nova-micro", 128_000, False, 8 * _K),
+        (r"nova-(?:2-|premier)", _MILLION, True, 10_000),
+        (r"nova-(?:lite|pro)", 300_000, True, 8 * _K),
+    ],
+    "jamba": [(r"jamba-instruct", 70_000, False, 4_096), (r"jamba", 256_000, False, 4_096)],
+    "hermes": [(r"hermes-?[34]", 128_000, False, 8 * _K)],
+    "smollm": [
+        (r"smolvlm", 8 * _K, True, 2_048),
+        (r"smollm-?3", 64 * _K, False, 8 * _K),
+        (r"smollm", 8 * _K, False, 2_048),
+    ],
+    "minicpm": [(r"minicpm-[vo]", 32 * _K, True, 4_096), (r"minicpm", 32 * _K, False, 4_096)],
+}
+
+
+@lru_cache(maxsize=256)
+def model_info(name: str) -> ModelInfo:
+    """What is known about a model; the name may be a provider's, one of Ollama, or a file's."""
+    known = re.sub(r"(?<=\d)p(?=\d)", ".", name.lower().replace("\\", "/").rstrip("/").rpartition("/")[2])
+    known = re.sub(r"[_ ]", "-", known)
+    for word, rows in _FAMILIES.items():
+        if word in known:
+            for pattern, window, vision, output in rows:
+                if re.search(pattern, known):
+                    return ModelInfo(window, vision, output)
+    return UNKNOWN
+
+
+# Error messages for a prompt that is too long, in lower case; the group is the window, where they name it.
+_NUMBER = r"([\d,_]{3,12})"
+_OVERFLOWS = [
+    rf"maximum context length (?:is|of) {_NUMBER}",  # OpenAI, vLLM, DeepSeek, OpenRouter, SGLang
+    rf"{_NUMBER} maximum context length",  # Mistral
+    rf"maximum (?:prompt|input) length (?:is|of) {_NUMBER}",  # xAI
+    rf"prompt is too long: [\d,]+ tokens > {_NUMBER} maximum",  # Anthropic
+    rf"exceed context limit: [\d,]+ \+ [\d,]+ > {_NUMBER}",  # Anthropic, together with the answer
+    rf"input token count(?: \([\d,]+\))? exceeds the maximum number of tokens allowed \(?{_NUMBER}",  # Gemini
+    rf"exceeds the available context size \({_NUMBER} tokens",  # llama.cpp
+    rf"exceed_context_size_error.*?\"n_ctx\" ?: ?{_NUMBER}",
+    rf"n_keep \([\d,]+\) >= n_ctx \({_NUMBER}\)",  # LM Studio
+    rf"context length of only {_NUMBER} tokens",
+    rf"exceeds? (?:the )?context (?:window|length|size|limit) (?:of|\() ?{_NUMBER}",  # llama-cpp-python, others
+    rf"longer than the model's context length \({_NUMBER}",  # SGLang
+    rf"prompt token count of [\d,]+ exceeds the limit of {_NUMBER}",  # GitHub
+    rf"input tokens exceed the configured limit of {_NUMBER}",  # OpenAI
+    rf"exceeded model token limit: ?{_NUMBER}",  # Moonshot
+    rf"range of input length should be \[\d+, {_NUMBER}\]",  # Qwen
+    rf"reduce the length of the messages or completion\. current length is [\d,]+ while limit is {_NUMBER}",  # Cerebras
+    rf"total number of tokens in the prompt cannot exceed {_NUMBER}",  # Cohere
+    rf"`inputs` (?:tokens \+ `max_new_tokens` must be <=|must have less than) {_NUMBER}",  # TGI, Together
+]
+_NAMELESS = [
+    r"context_length_exceeded|context_window_exceeded|exceed_context_size_error|max_prompt_tokens_exceeded",
+    r"exceeds? the (?:available |model's |maximum )?context (?:window|length|size)",
+    r"prompt (?:is )?too long|input is too long|prompt exceeds max(?:imum)? length|context window exceeds limit",
+    r"exceeded max context length|greater than the context length|longer than the model's context length",
+    r"reduce the length of the (?:messages|prompt|input)",  # Groq, OpenAI
+]
+# Rate limits also mention tokens, but waiting resolves them, not a shorter prompt.
+_RATES = r"per min(?:ute)?\b|per (?:day|hour|second)|\(tp[md]\)|rate[ _-]limit|quota"
+# The prompt's share of the window: a request for too long an answer is no overflow.
+_PROMPT = rf"{_NUMBER} (?:tokens )?(?:in (?:the|your) (?:messages|prompt)|of text input|input tokens|from the input)"
+_MOST_TEXT = 10_000
+
+
+def is_overflow(text: str) -> bool:
+    """Whether a model API's error says that the prompt was too long."""
+    text = text[:_MOST_TEXT].lower()
+    if re.search(_RATES, text):
+        return False
+    named = _named(text, _OVERFLOWS)
+    if named and (prompt := _named(text, [_PROMPT])):
+        return prompt * 2 > named
+    return bool(named) or any(re.search(pattern, text) for pattern in _NAMELESS)
+
+
+def window_in_error(text: str) -> int | None:
+    """The window that a model API's error message names, in tokens."""
+    text = text[:_MOST_TEXT].lower()
+    named = 0 if re.search(_RATES, text) else _named(text, _OVERFLOWS)
+    return named if 256 <= named <= 100 * _MILLION else None
+
+
+def _named(text: str, patterns: Sequence[str]) -> int:
+    """The number in the first pattern that matches; 0 if none does."""
+    found = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
+    return int(re.sub(r"\D", "", found[1]) or 0) if found else 0
+
+
+# ---------------------------------------------------------------------------------------------- what a request weighs
+
+PER_MESSAGE = 16  # units: the role and the markers that a chat template puts around a message
+PER_CALL = 24  # units: the same for a tool call, with its id
+# A picture of 2048 x 1536 pixels, the largest that is sent, has about 1,600 tokens: OpenAI counts 170 for each of its
+# 8 tiles and 85 more (1,445), Anthropic one for 750 pixels up to 1,600, Google 258 for each of 6 tiles (1,548).
+# At a quarter of a token for a unit, that is 6,400 units, however many bytes its base64 has.
+PICTURE = 6_400
+START = 0.3  # tokens per unit of a model without observations: higher than most
+_LEAST, _MOST = 0.12, 1.2  # plausible ratios: other counts leave out cached tokens, or are mistakes
+_SMALLEST = 1_000  # units of a request worth learning from: in smaller ones the provider's overhead dominates
+_MAX_MODELS = 64
+_LOWER = string.ascii_lowercase.encode()
+_SPACE = string.whitespace.encode()
+_RARE = (string.ascii_uppercase + string.digits).encode()
+_OTHERS = bytes(range(128))
+
+
+def weigh(message: Message) -> int:
+    """The units of one message."""
+    content = message.get("content")
+    units = PER_MESSAGE + (sum(map(_weigh_part, content)) if isinstance(content, list) else _weigh_part(content))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        units += PER_CALL + weigh_text(str(function.get("name", ""))) + weigh_text(str(function.get("arguments", "")))
+    return units
+
+
+def weigh_tools(tools: Sequence[dict[str, Any]]) -> int:
+    """The units of the tools' definitions, which are sent with every request."""
+    return sum(PER_CALL + weigh_text(encode_json(tool).decode()) for tool in tools)
+
+
+def weigh_text(text: str) -> int:
+    """The units of a text: about its bytes in UTF-8, and more where tokens are shorter.
+
+    A token holds a word or a good part of one, but only few capitals, digits or punctuation marks, and rarely a space
+    alone. Two-byte letters (Cyrillic, Arabic) share a token more often than three-byte ones (Chinese, Korean).
+    """
+    data = text.encode("utf-8", "replace")
+    without_lower = data.translate(None, _LOWER)
+    without_spaces = without_lower.translate(None, _SPACE)
+    without_rare = without_spaces.translate(None, _RARE)
+    beyond = len(without_rare.translate(None, _OTHERS))
+    lower, spaces = len(data) - len(without_lower), len(without_lower) - len(without_spaces)
+    rare, marks = len(without_spaces) - len(without_rare), len(without_rare) - beyond
+    letters = beyond - (len(data) - len(text))  # beyond ASCII
+    return lower + spaces // 4 + 4 * rare + 2 * marks + (4 * beyond - 5 * letters) // 2
+
+
+def _weigh_part(part: Any) -> int:
+    """The units of a part of a message: a text, a picture, or the JSON of anything else."""
+    if not isinstance(part, dict):  # a plain text, or anything a library put there
+        return weigh_text(part if isinstance(part, str) else "" if part is None else str(part))
+    match part.get("type"):
+        case "text":
+            return weigh_text(str(part.get("text", "")))
+        case "image_url" | "image" | "input_image":
+            return PICTURE
+    return weigh_text(encode_json(part).decode())
+
+
+class Meter:
+    """Converts units to tokens with a ratio for each model, which improves with every answer."""
+
+    def __init__(self) -> None:
+        self._ratios: OrderedDict[str, tuple[float, int]] = OrderedDict()  # each with the number of answers behind it
+
+    def tokens(self, model: str, units: int) -> int:
+        """Estimate the tokens of some units."""
+        return round(units * self.ratio(model))
+
+    def units(self, model: str, tokens: int) -> int:
+        """Estimate the units of some tokens."""
+        return int(tokens / self.ratio(model))
+
+    def ratio(self, model: str) -> float:
+        if model in self._ratios:
+            self._ratios.move_to_end(model)
+            return self._ratios[model][0]
+        return START
+
+    def observe(self, model: str, units: int, tokens: int) -> None:
+        """Learn from the tokens that a provider counted in a request; implausible counts are ignored."""
+        if units < _SMALLEST or not _LEAST <= tokens / units <= _MOST:
+            return
+        ratio, seen = self._ratios.get(model, (START, 0))
+        ratio += (tokens / units - ratio) * max(1 / (seen + 1), 0.4)  # so it follows the kind of text in use
+        self._ratios[model] = (ratio, seen + 1)
+        self._ratios.move_to_end(model)
+        while len(self._ratios) > _MAX_MODELS:
+            self._ratios.popitem(last=False)
+
+
+# ---------------------------------------------------------------------------------------------- how full the window is
+
 ANSWER_SHARE = 4  # at most this part of the window is kept free for the answer
-FITS = 0.95  # of the rest may be filled; the estimate is not exact
-MOST_OF_A_CHARACTER = 5  # tokens, whatever the text and the tokenizer
+FITS = 0.95  # share of the rest that may be filled, since the estimate is not exact
+MOST_OF_A_CHARACTER = 5  # tokens at most, for any text and tokenizer
 SMALLEST = 2_000  # tokens: an error that names a smaller window means something else
-BELIEVED_SECONDS = 3600.0  # that a window counts which an error has named: servers change, and errors quote
+BELIEVED_SECONDS = 3600.0  # for which a window named in an error counts: servers change, and errors quote text
 
 
 class Measure:
-    """Weighs conversations for one model."""
+    """Measures how full one model's window is with a conversation."""
 
     def __init__(self, model: str, window: int, meter: Meter, tools: ToolRegistry) -> None:
-        """`window` is the one of the settings; 0 goes by the model's name."""
+        """`window` is the configured one; with 0 the model's name decides."""
         self.model = model
         self._set = window
         self._meter = meter
         self._tools = tools
         self._weight_of_tools: tuple[Sequence[Any], int] = ((), 0)
-        self._named = (0, 0.0)  # a window that an error has named, and until when it counts
+        self._named = (0, 0.0)  # a window named by an error, and until when it counts
         self._warned = False
         self._answers = 0
 
     @property
     def window(self) -> int:
-        """Tokens that the model takes."""
+        """Tokens that the model accepts."""
         known = self._set or model_info(self.model).window
         named, until = self._named
         return min(named, known) if named and time.monotonic() < until else known
 
     @property
     def room(self) -> int:
-        """Tokens that a request may have, with space left for the answer."""
+        """Tokens that a request may have, with room left for the answer."""
         return self.window - min(model_info(self.model).output, self.window // ANSWER_SHARE)
 
     @property
@@ -54,7 +425,7 @@ class Measure:
         return FITS * self.room
 
     def weight(self, conversation: Conversation) -> int:
-        """The units of a request. A message is weighed once in its life."""
+        """The units of a request. Each message is weighed only once."""
         count, units = conversation.weighed
         if count < len(conversation):
             units += sum(map(weigh, conversation[count:]))
@@ -62,7 +433,7 @@ class Measure:
         return units + self._weigh_tools()
 
     def is_small(self, conversation: Conversation, share: float) -> bool:
-        """Whether a request surely fills less than this share of the room, without weighing anything."""
+        """Whether a request certainly fills less than this share of the room, without weighing it."""
         return MOST_OF_A_CHARACTER * (conversation.characters + self._weigh_tools()) < share * self.room
 
     def learn(self, answered: str | None, conversation: Conversation, counted: int) -> None:
@@ -81,11 +452,11 @@ class Measure:
         return self._meter.units(self.model, int(tokens))
 
     def fixed(self, conversation: Conversation) -> int:
-        """The units that every request of this conversation has."""
+        """The units of what every request of the conversation has: system prompt and tools."""
         return weigh(conversation[0]) + self._weigh_tools()
 
     def tokens_at(self, share: float, conversation: Conversation) -> float:
-        """The tokens of a request that has filled this share of what is left beside the system prompt and the tools."""
+        """The tokens of a request that fills this share of the room beside the system prompt and the tools."""
         fixed = self.in_tokens(self.fixed(conversation))
         return fixed + share * max(self.room - fixed, 0)
 
@@ -103,16 +474,16 @@ class Measure:
         return False
 
     def observe(self, answered: str | None, units: int, counted: int) -> None:
-        """Take in what the provider counted for a request of so many units, by the name of the model that answered and
-        of the one that was asked."""
+        """Learn from what the provider counted for a request, for the model that answered and for the one that was
+        called."""
         for name in dict.fromkeys((answered or self.model, self.model)):
             self._meter.observe(name, units, counted)
-        if self._named[0] and counted > self._named[0]:  # it takes more than an error said
+        if self._named[0] and counted > self._named[0]:  # it accepts more than the error said
             self._named = (0, 0.0)
 
     def overflows(self, refused: ProviderError, conversation: Conversation) -> bool:
-        """Whether the model API says that this request was too long. A window that it names is believed for a while,
-        unless it cannot be right or is another model's."""
+        """Whether the model API refused the request as too long. A window that it names counts for a while, unless it
+        is implausible or another model's."""
         text = str(refused)
         if not is_overflow(text):
             return False

@@ -13,9 +13,9 @@ from typing import Any
 
 from ..bus import InboundMessage
 from ..errors import EverloopError, StoreError
-from ..messages import clean
 from ..store.base import Store, Timer
 from ..store.peers import TIMERS, WORK
+from ..text import clean
 from ..threads import in_thread
 from .jobs import HEARTBEAT, Drop, Job, Missed, decide, job_of, timer_of
 from .schedules import At, Schedule, next_after, parse_schedule

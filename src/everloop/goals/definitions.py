@@ -11,7 +11,7 @@ from typing import Any
 
 from ..context.frontmatter import FrontMatter, FrontMatterError, read_front_matter
 from ..errors import EverloopError
-from ..messages import clean
+from ..text import clean
 from .schemas import Problem, input_problems, schema_problems
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

@@ -14,14 +14,15 @@ from typing import Any, Self
 from .. import events
 from ..actions import Limits
 from ..config import Config
-from ..context.models import model_info
 from ..context.pictures import without_pictures
+from ..context.window import model_info
 from ..engine import Turn, run_turn
 from ..log import Call, TurnEnded, UserSaid, day_in_words
-from ..messages import Conversation, clean
+from ..messages import Conversation
 from ..providers.base import LLMProvider, LLMResponse
 from ..runtime.model_call import ModelCall
 from ..runtime.tool_calls import Tools
+from ..text import clean
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry, ToolResult
 from .activities import Activities, OnActivity

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from .. import events
 from ..engine import Review
 from ..log import Call, Entry, UserSaid, Written
-from ..messages import Conversation, clean
+from ..messages import Conversation
 from ..providers.base import LLMResponse
 from ..runtime.model_call import read_text_calls
 from ..runtime.tool_calls import Tools
+from ..text import clean
 from ..tools.registry import ToolRegistry, ToolResult, as_text, error_result
 from .activities import Activities
 from .window import GoalWindow

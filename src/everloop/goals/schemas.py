@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from ..tools.coerce import KINDS
+from ..tools.schema.values import KINDS
 
 DEEPEST = 30
 # What may stand at the top of the schema of inputs: an input that stands there by mistake is found.

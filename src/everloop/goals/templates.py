@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import EverloopError
-from ..messages import clean
+from ..text import clean
 from ..tools.schema import InvalidArguments, validate
 
 _PLACE = re.compile(r"\$\{([^{}]*)\}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..context.tokens import Meter, weigh
-from ..context.window import Measure
+from ..context.window import Measure, Meter, weigh
 from ..engine import Turn
 from ..messages import Conversation, Message
 from ..providers.base import LLMResponse, ProviderError, counts

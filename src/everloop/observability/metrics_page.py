@@ -1,4 +1,4 @@
-"""What is read at /metrics: the process's own numbers, and those of the store that it shares with all others."""
+"""The text of /metrics: the counters of the process, and gauges of the store that all processes share."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from .metrics import Meters
 from .metrics_text import heading, sample
 
 log = logging.getLogger(__name__)
-FRESH_SECONDS = 2.0  # for which one look at the store serves all who ask
-LOOK_SECONDS = 5.0  # less than a scraper waits, so that it hears of the rest when the store does not answer
+FRESH_SECONDS = 2.0  # for which the store's overview is reused
+LOOK_SECONDS = 5.0  # less than a scraper waits, so that it gets the rest when the store does not answer
 
 Gauge = tuple[str, str, Callable[[Overview], float]]
 STORE: tuple[Gauge, ...] = (
-    ("everloop_workers", "Living processes that are woken when there is work.", lambda seen: seen.processes),
+    ("everloop_workers", "Live processes that take work.", lambda seen: seen.processes),
     (
         "everloop_worker_silent_seconds",
-        "Seconds since the least heard of living worker renewed its lease.",
+        "The longest time since a live worker's last heartbeat, in seconds.",
         lambda seen: max((worker.silent for worker in seen.workers), default=0.0),
     ),
-    ("everloop_sessions", "Sessions; above ten thousand in PostgreSQL, about so many.", lambda seen: seen.sessions),
-    ("everloop_sessions_held", "Sessions in the hands of a living worker.", lambda seen: seen.held),
-    ("everloop_sessions_unheld", "Sessions with work that no living worker holds.", lambda seen: seen.unheld_count),
-    ("everloop_sessions_stuck", "Sessions with work that nobody takes.", lambda seen: seen.stuck),
-    ("everloop_messages_waiting", "Messages that no turn has taken.", lambda seen: seen.waiting),
+    ("everloop_sessions", "Sessions; an estimate above ten thousand in PostgreSQL.", lambda seen: seen.sessions),
+    ("everloop_sessions_held", "Sessions that a live worker holds.", lambda seen: seen.held),
+    ("everloop_sessions_unheld", "Sessions with work that no live worker holds.", lambda seen: seen.unheld_count),
+    ("everloop_sessions_stuck", "Sessions with work that no worker takes.", lambda seen: seen.stuck),
+    ("everloop_messages_waiting", "Messages that no turn has taken yet.", lambda seen: seen.waiting),
     (
         "everloop_oldest_message_age_seconds",
-        "Seconds that the oldest of them has waited.",
+        "How long the oldest of them has waited, in seconds.",
         lambda seen: seen.waiting_seconds,
     ),
-    ("everloop_turns_open", "Turns that run or were cut off.", lambda seen: seen.open_turns),
-    ("everloop_turns_parked", "Turns that wait for a person's word.", lambda seen: seen.parked_turns),
-    ("everloop_outbox_unsent", "Answers that are not sent.", lambda seen: seen.unsent),
+    ("everloop_turns_open", "Turns that are running or were interrupted.", lambda seen: seen.open_turns),
+    ("everloop_turns_parked", "Turns that wait for an approval.", lambda seen: seen.parked_turns),
+    ("everloop_outbox_unsent", "Answers that are not sent yet.", lambda seen: seen.unsent),
     (
         "everloop_oldest_unsent_age_seconds",
-        "Seconds that the oldest of them has waited.",
+        "How long the oldest of them has waited, in seconds.",
         lambda seen: seen.unsent_seconds,
     ),
 )
 
 
 class Page:
-    """Makes the text. However many ask at once or within two seconds, the store is looked at once."""
+    """Renders the text. Requests at the same time or within two seconds share one query of the store."""
 
     def __init__(self, store: Store, meters: Meters) -> None:
         self._store = store
@@ -66,13 +66,13 @@ class Page:
         yield sample(name, self._relay.batches)
 
     async def _overview(self) -> Overview | None:
-        """The store's overview; None when it does not give one."""
+        """The store's overview; None when it is unavailable."""
         loop = asyncio.get_running_loop()
         if self._looking is None:
             if loop.time() < self._fresh_until:
                 return self._seen
             self._looking = loop.create_task(self._look())
-        # Nobody who goes away takes the look from the others, and one that takes long is not asked for again.
+        # A client that disconnects does not cancel the query of others, and a slow query is not repeated.
         await asyncio.wait([looking := self._looking], timeout=LOOK_SECONDS)
         return looking.result() if looking.done() else None
 
@@ -89,7 +89,9 @@ class Page:
 
 
 def _of_store(seen: Overview | None) -> Iterator[str]:
-    yield from heading("everloop_store_up", "Whether the store answers; without it the rest is not told.", "gauge")
+    yield from heading(
+        "everloop_store_up", "Whether the store answers; without it the gauges below are missing.", "gauge"
+    )
     yield sample("everloop_store_up", int(seen is not None))
     if seen is None:
         return

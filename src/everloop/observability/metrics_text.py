@@ -1,4 +1,4 @@
-"""Prometheus's text format, version 0.0.4: counters and histograms, and how each is written."""
+"""Prometheus's text format, version 0.0.4: counters and histograms."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_SERIES = 500  # of one metric: whatever comes as a label, memory and scrapes stay bounded
+MAX_SERIES = 500  # of one metric: memory and scrapes stay bounded, whatever becomes a label
 OTHER = "other"
 
 
 class Counter:
-    """A number that only grows, one for each combination of its labels."""
+    """A number that only grows, one for each combination of labels."""
 
     kind = "counter"
 
@@ -23,7 +23,7 @@ class Counter:
         self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0}
 
     def add(self, *values: str, amount: float = 1) -> None:
-        if values not in self._values and len(self._values) >= MOST_SERIES:
+        if values not in self._values and len(self._values) >= MAX_SERIES:
             values = (OTHER,) * len(values)
         self._values[values] = self._values.get(values, 0) + amount
 
@@ -34,7 +34,7 @@ class Counter:
 
 
 class Histogram:
-    """How many of what was observed were at most so large."""
+    """Counts observations in buckets of at most a given size."""
 
     kind = "histogram"
 
@@ -54,7 +54,7 @@ class Histogram:
         so_far = 0
         for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
             so_far += count
-            yield sample(f"{self.name}_bucket", so_far, {"le": number_in_words(bound)})
+            yield sample(f"{self.name}_bucket", so_far, {"le": format_number(bound)})
         yield sample(f"{self.name}_sum", self._sum)
         yield sample(f"{self.name}_count", so_far)
 
@@ -66,10 +66,10 @@ def heading(name: str, help: str, kind: str) -> Iterator[str]:
 
 def sample(name: str, value: float, labels: dict[str, str] | None = None) -> str:
     pairs = ",".join(f'{label}="{_escaped(text, quote=True)}"' for label, text in (labels or {}).items())
-    return f"{name}{{{pairs}}} {number_in_words(value)}" if pairs else f"{name} {number_in_words(value)}"
+    return f"{name}{{{pairs}}} {format_number(value)}" if pairs else f"{name} {format_number(value)}"
 
 
-def number_in_words(value: float) -> str:
+def format_number(value: float) -> str:
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     if math.isnan(value):
@@ -78,6 +78,6 @@ def number_in_words(value: float) -> str:
 
 
 def _escaped(text: str, *, quote: bool = False) -> str:
-    """A text on one line. What is no valid Unicode is spelt out: it could not be sent."""
+    """Escape a text to one line. Lone surrogates are written out: they cannot be encoded."""
     text = text.encode(errors="backslashreplace").decode().replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quote else text

@@ -1,6 +1,6 @@
-"""Spans of a turn by OpenTelemetry's conventions for generative AI, and the exporter that sends them.
+"""Turns as OpenTelemetry spans, by the conventions for generative AI, and their exporter.
 
-This is the only module that loads OpenTelemetry. It runs in a thread, one turn after another.
+This is the only module that imports OpenTelemetry. It runs in a thread, one turn after another.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from .. import __version__
+from .._version import __version__
 from ..activity import Happening, Timeline
 from ..log import Call, CallEnded, Logged, ModelAnswered, TurnEnded, UserSaid, text_of
 
 EXPORT_SECONDS = 5.0
 AGENT = "everloop"
-LONGEST = 20_000  # characters of a message, where content is sent at all
-GOOD_ENDS = frozenset({"answer", "handed", "cancelled", "replaced"})  # a person's stop is no error
+MAX_TEXT = 20_000  # characters of a message, if content is exported
+GOOD_ENDS = frozenset({"answer", "handed", "cancelled", "replaced"})  # a stop by the user is not an error
 Turn = tuple[str, str, str, Sequence[Logged]]  # session key, id, root, entries
 
 
 class Exporter:
-    """Makes spans of turns and sends them."""
+    """Converts turns to spans and sends them."""
 
     def __init__(self, endpoint: str, *, content: bool, provider: str, model: str) -> None:
         self._content = content
@@ -47,9 +47,9 @@ class Exporter:
         self._lock = threading.Lock()
 
     def send(self, turns: Iterable[Turn]) -> bool:
-        """Send the traces of these turns; False when the receiver did not take them."""
+        """Send the traces of these turns; False when the collector did not accept them."""
         with self._lock:
-            # Whoever traces HTTP in this process must not trace the sending of traces.
+            # Instrumentation of HTTP in this process must not trace the export itself.
             token = context.attach(context.set_value("suppress_instrumentation", True))
             _quiet.on = True
             try:
@@ -72,7 +72,7 @@ class Exporter:
             return
         self._common["gen_ai.conversation.id"] = key
         facts = happenings[-1].facts
-        whole = self._start(f"invoke_agent {AGENT}", SpanKind.INTERNAL, logged[0].at, self._above(id, root))
+        whole = self._start(f"invoke_agent {AGENT}", SpanKind.INTERNAL, logged[0].at, self._parent(id, root))
         whole.set_attributes(
             {
                 "gen_ai.operation.name": "invoke_agent",
@@ -85,22 +85,22 @@ class Exporter:
         )
         if ended.reason not in GOOD_ENDS:
             _failed(whole, ended.reason)
-        self._say(whole, "gen_ai.input.messages", lambda: [_said(one.entry) for one in logged if _is_said(one)])
-        self._say(whole, "gen_ai.output.messages", lambda: [_message("assistant", [_text(ended.text)])])
+        self._add_content(whole, "gen_ai.input.messages", lambda: [_said(one.entry) for one in logged if _is_said(one)])
+        self._add_content(whole, "gen_ai.output.messages", lambda: [_message("assistant", [_text(ended.text)])])
         self._steps(happenings, trace.set_span_in_context(whole), ended)
         whole.end(_ns(logged[-1].at))
 
-    def _above(self, id: str, root: str) -> context.Context:
-        """What a turn's span stands under: nothing, or the turn that a sub-agent's goes back to."""
+    def _parent(self, id: str, root: str) -> context.Context:
+        """The parent of a turn's span: none, or the root turn of a sub-agent."""
         self._ids.trace, self._ids.span = _number(id), _number(id) & (2**64 - 1)
         if not root or root == id:
             return context.Context()
-        above = SpanContext(_number(root), _number(root) & (2**64 - 1), True, TraceFlags(TraceFlags.SAMPLED))
-        return trace.set_span_in_context(NonRecordingSpan(above), context.Context())
+        parent = SpanContext(_number(root), _number(root) & (2**64 - 1), True, TraceFlags(TraceFlags.SAMPLED))
+        return trace.set_span_in_context(NonRecordingSpan(parent), context.Context())
 
     def _steps(self, happenings: Sequence[Happening], under: context.Context, ended: TurnEnded) -> None:
         calls: dict[str, Call] = {}
-        asked: Happening | None = None  # a model call without an answer
+        asked: Happening | None = None  # a model call that has no answer yet
         for one in happenings:
             match one.event, one.entry:
                 case "model_called", _:
@@ -137,7 +137,7 @@ class Exporter:
             {"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.arguments}
             for call in answered.calls
         ]
-        self._say(
+        self._add_content(
             span,
             "gen_ai.output.messages",
             lambda: [_message("assistant", [*([_text(answered.content)] if answered.content else []), *parts])],
@@ -156,24 +156,24 @@ class Exporter:
         )
         if result.status != "ok":
             _failed(span, result.status)
-        self._say(span, "gen_ai.tool.call.arguments", lambda: call.arguments if call is not None else {})
-        self._say(span, "gen_ai.tool.call.result", lambda: result.content)
+        self._add_content(span, "gen_ai.tool.call.arguments", lambda: call.arguments if call is not None else {})
+        self._add_content(span, "gen_ai.tool.call.result", lambda: result.content)
         span.end(_ns(one.at))
 
     def _start(self, name: str, kind: SpanKind, at: float, under: context.Context) -> trace.Span:
         return self._tracer.start_span(name, under, kind, self._common, start_time=_ns(at))
 
-    def _say(self, span: trace.Span, name: str, content: Any) -> None:
-        """What was said goes out only where the settings say so."""
+    def _add_content(self, span: trace.Span, name: str, content: Any) -> None:
+        """Add content, if the settings allow that."""
         if self._content:
             value = content()
             span.set_attribute(
-                name, value[:LONGEST] if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                name, value[:MAX_TEXT] if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             )
 
 
 class _Ids(RandomIdGenerator):
-    """A turn's trace has the turn's id, so that one is found by the other; all other spans have ids by chance."""
+    """Gives a turn's trace the id of the turn, so that each can be found by the other; other spans get random ids."""
 
     trace = 0
     span = 0
@@ -187,7 +187,7 @@ class _Ids(RandomIdGenerator):
 
 
 class _Kept(SpanProcessor):
-    """Keeps the spans until they are sent."""
+    """Collects spans until they are sent."""
 
     def __init__(self) -> None:
         self._spans: list[ReadableSpan] = []
@@ -201,7 +201,7 @@ class _Kept(SpanProcessor):
 
 
 class _Quiet(threading.local, logging.Filter):
-    """Keeps the exporter's complaints out of the log while it works for us: the tracer says it once, in one line."""
+    """Suppresses the exporter's own log records during an export: the tracer logs one line instead."""
 
     on = False
 
@@ -214,11 +214,11 @@ logging.getLogger(OTLPSpanExporter.__module__).addFilter(_quiet)
 
 
 def _resource() -> Resource:
-    """Who sends this: as OpenTelemetry's own variables say, and where they say nothing, by our name."""
-    said = Resource.create({"service.version": __version__})
-    if not str(said.attributes.get("service.name", "")).startswith("unknown_service"):
-        return said
-    return said.merge(Resource({"service.name": AGENT}))
+    """The resource from OpenTelemetry's environment variables, or else with the service name everloop."""
+    configured = Resource.create({"service.version": __version__})
+    if not str(configured.attributes.get("service.name", "")).startswith("unknown_service"):
+        return configured
+    return configured.merge(Resource({"service.name": AGENT}))
 
 
 def _failed(span: trace.Span, kind: str) -> None:
@@ -249,7 +249,7 @@ def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "content": text[:LONGEST]}
+    return {"type": "text", "content": text[:MAX_TEXT]}
 
 
 def _named(operation: str, model: str) -> str:
@@ -261,7 +261,7 @@ def _ns(at: float) -> int:
 
 
 def _number(turn: str) -> int:
-    """A turn's id as a number of 128 bits."""
+    """A turn's id as a 128-bit number."""
     try:
         return int(turn, 16) & (2**128 - 1) or 1
     except ValueError:

@@ -1,7 +1,7 @@
 """OpenTelemetry: every turn that has ended becomes a trace, made from its log.
 
-The engine knows nothing of it, and a turn waits for nothing: what is noted when it ends is where its entries stand.
-They are read, made into spans and sent beside the turns; while the receiver is away they simply stay in the log.
+Tracing costs a turn nothing: at its end only the position of its entries is queued. A background task reads them,
+converts them to spans and sends them; while the collector is unavailable they stay in the log.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 1000  # turns; beyond that the oldest are not exported
+MAX_QUEUED = 1000  # turns; of more, the oldest are not exported
 BATCH = 20  # turns in one request
-RETRY_SECONDS = (1.0, 60.0)  # first, and at most
+RETRY_SECONDS = (1.0, 60.0)  # the first pause, and the longest
 CLOSING_SECONDS = 1.0
 EXTRA = "opentelemetry.exporter.otlp.proto.http"
-MISSING = "telemetry needs the extra: pip install 'everloop[otel]', or take endpoint under [telemetry] out"
+MISSING = "telemetry needs an extra: pip install 'everloop[otel]', or remove endpoint under [telemetry]"
 
 
 class _Turn(NamedTuple):
-    """Where a turn's entries stand; `root` is the turn that a sub-agent's goes back to."""
+    """Where the entries of a turn are in the log; `root` is the root turn of a sub-agent."""
 
     key: str
     id: str
@@ -41,7 +41,7 @@ class _Turn(NamedTuple):
 
 
 class Tracer:
-    """Sends the traces of turns to an OTLP/HTTP endpoint. What was said goes along only with `content`."""
+    """Sends the traces of turns to an OTLP/HTTP endpoint; messages are included only with `content`."""
 
     def __init__(
         self, store: Store, endpoint: str, *, content: bool = False, provider: str = "", model: str = ""
@@ -53,11 +53,11 @@ class Tracer:
         self._content = content
         self._provider = provider
         self._model = model
-        self._waiting: deque[_Turn] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[_Turn] = deque(maxlen=MAX_QUEUED)
         self._exporter: Exporter | None = None
         self._task: asyncio.Task[None] | None = None
         self._more, self._closing = asyncio.Event(), asyncio.Event()
-        self._away = False  # the receiver did not take what was sent last
+        self._away = False  # the collector did not accept the last export
 
     def ended(self, claim: Claim) -> None:
         """A turn has ended, and its end is on disk. Costs next to nothing."""
@@ -68,7 +68,7 @@ class Tracer:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def close(self, seconds: float = CLOSING_SECONDS) -> None:
-        """Send what still waits, if the receiver takes it at once. It can be used again afterwards."""
+        """Send what is queued, if the collector accepts it at once. The tracer can be used again afterwards."""
         task, self._task = self._task, None
         if task is not None:
             self._closing.set()
@@ -98,7 +98,7 @@ class Tracer:
                 pause = min(2 * pause, RETRY_SECONDS[1])
 
     async def _send_some(self) -> bool:
-        """Send the oldest turns; whether they are done with."""
+        """Send the oldest turns; False when they must be sent again."""
         turns = list(self._waiting)[:BATCH]
         try:
             read = [(turn, await self._store.read_turn(turn.session, turn.first_seq)) for turn in turns]
@@ -108,7 +108,7 @@ class Tracer:
         except StoreError as error:
             log.warning("%s", error)
             return False
-        except Exception:  # a fault of ours or of the exporter's: no reason to try the same again and again
+        except Exception:  # a bug here or in the exporter: retrying would not help
             log.exception("turns could not be exported")
             taken = True
         if not taken:
@@ -116,7 +116,7 @@ class Tracer:
             return False
         self._away = False
         for turn in turns:
-            if self._waiting and self._waiting[0] is turn:  # it may have been pushed out meanwhile
+            if self._waiting and self._waiting[0] is turn:  # the queue may have dropped it meanwhile
                 self._waiting.popleft()
         return True
 
@@ -127,12 +127,14 @@ class Tracer:
 
     def _gone(self) -> None:
         if not self._away:
-            log.warning("%s does not take traces; turns go on, and are sent once it does", self._endpoint)
+            log.warning(
+                "%s does not accept traces; turns continue, and their traces are sent once it does", self._endpoint
+            )
         self._away = True
 
 
 def traces_url(endpoint: str) -> str:
-    """Where traces go: an endpoint without a path is a receiver's root."""
+    """The URL for traces: an endpoint without a path is the root of a collector."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(endpoint)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-# What one request may ask beside its messages and tools, under OpenAI's names; `max_tokens` is the answer's length.
+# Request options beside messages and tools, under OpenAI's names; `max_tokens` is the length of the answer.
 OPTIONS = frozenset(
     {
         "temperature",
@@ -29,7 +29,7 @@ OPTIONS = frozenset(
         "service_tier",
     }
 )
-# Asking for these is asking for nothing, so nobody refuses it.
+# These values change nothing, so no provider refuses them.
 USUAL_VALUES: dict[str, Any] = {
     "top_p": 1,
     "response_format": {"type": "text"},
@@ -40,7 +40,7 @@ USUAL_VALUES: dict[str, Any] = {
     "logit_bias": {},
     "service_tier": "auto",
 }
-MOST_TOKENS = 1 << 48  # a count beyond it is none, and no database takes it
+MOST_TOKENS = 1 << 48  # a larger count is an error of the server, and does not fit into a database column
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class LLMResponse:
 
 
 def counts(response: LLMResponse) -> dict[str, int]:
-    """The usage of an answer, whatever a provider has put there: only what are numbers, of a size to be added up."""
+    """The usage of an answer as plausible token counts, whatever a provider has put there."""
     usage: Any = getattr(response, "usage", None)
     if not isinstance(usage, dict):
         return {}
@@ -82,11 +82,11 @@ def counts(response: LLMResponse) -> dict[str, int]:
 
 @dataclass(slots=True, frozen=True)
 class Delta:
-    """A piece of an answer as it arrives, for watching only: the LLMResponse at the end is the truth."""
+    """A part of an answer as it arrives, to be shown only: the LLMResponse at the end is what counts."""
 
     text: str = ""
     reasoning: str = ""
-    restart: str = ""  # the answer so far was lost and begins again; the text says why
+    restart: str = ""  # the answer so far was lost and starts over; the text says why
 
 
 class LLMProvider:
@@ -126,11 +126,11 @@ class LLMProvider:
 
     @property
     def doing(self) -> str:
-        """What it does before it can answer, for a person who waits; "" when there is no such thing."""
+        """What it is doing before it can answer, such as loading a model, for a person who waits; "" if nothing."""
         return ""
 
     async def close(self) -> None:
-        """Give back connections. Called once, when the loop that uses the provider is closed."""
+        """Close connections. Called once, when the agent that uses the provider is closed."""
 
 
 @runtime_checkable
@@ -175,9 +175,9 @@ def honours(provider: object) -> frozenset[str]:
 
 
 def option_keywords(provider: object, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The keyword that hands options to `chat` or `stream`, or none, for a provider may not know it.
+    """The `options` keyword for `chat` or `stream`; empty without options, since a provider may not take it.
 
-    An option that is not honoured is an error that names it, unless it asks for what is so without it.
+    An option that is not honoured is an error that names it, unless its value changes nothing.
     """
     if not options:
         return {}

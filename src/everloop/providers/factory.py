@@ -27,13 +27,38 @@ def make_provider(config: Any, environment: Mapping[str, str] = os.environ) -> L
         return _tried_again(config, local_provider(config))
     known = ENDPOINTS.get(name)
     if known is None:
-        raise ConfigError(
-            f'provider "{name}" is not known: set EVERLOOP_PROVIDER to local or one of {", ".join(ENDPOINTS)}'
-        )
+        return _tried_again(config, _plugin(config, name))
     model = getattr(config, "model", None)
     if not model:
         raise ConfigError(f"no model for provider {name}: set EVERLOOP_MODEL to the name of one it has")
     return _tried_again(config, _speaker(config, name, known, model, environment))
+
+
+def _plugin(config: Any, name: str) -> LLMProvider:
+    """The provider of another package: the entry point of this name in `everloop.providers`."""
+    from ..plugins import PROVIDERS, find, installed
+
+    if name not in (known := installed(PROVIDERS)):
+        raise ConfigError(
+            f'provider "{name}" is not known: set EVERLOOP_PROVIDER to local or one of '
+            f"{', '.join([*ENDPOINTS, *sorted(known)])}"
+        )
+    return find(PROVIDERS, name, "provider").use(lambda made: _from_plugin(made, config))
+
+
+def _from_plugin(made: Any, config: Any) -> LLMProvider:
+    """The provider that an entry point's object stands for."""
+    if isinstance(made, type) and issubclass(made, LLMProvider):
+        made = made(
+            api_key=getattr(config, "api_key", None) or None,
+            base_url=getattr(config, "base_url", None) or None,
+            model=getattr(config, "model", None) or None,
+        )
+    elif not isinstance(made, LLMProvider) and callable(made):
+        made = made(config)
+    if not isinstance(made, LLMProvider):
+        raise TypeError("it must be a subclass of LLMProvider, or a callable(config) that returns a provider")
+    return made
 
 
 def _tried_again(config: Any, provider: LLMProvider) -> LLMProvider:

@@ -7,17 +7,18 @@ import copy
 import logging
 import os
 import re
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError
+from ..text import one_line
 from .base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
-from .beside import LoopBeside
 from .http import ADVICE, RETRYABLE, Timeouts, retry_after
-from .sse import Answer, encode, one_line
+from .sse import Answer, encode
 
 INSTALL = 'pip install "everloop[litellm]"'
 # Before its import: no downloads (it has copies of what it would fetch), and no settings from a `.env` of the folder
@@ -33,10 +34,39 @@ NOT_HONOURED = frozenset({"metadata", "prompt_cache_key", "user"})
 NO_KEY = "no-key"
 NOT_REACHED = frozenset({"APIConnectionError", "Timeout", "MidStreamFallbackError"})
 GOODBYE = 2.0  # seconds for a stream that nobody watches any more to close
-BESIDE = LoopBeside("everloop-litellm")  # one for all: what litellm keeps, it keeps for the process
+T = TypeVar("T")
 
 # What it puts before a server's words: "litellm.RateLimitError: RateLimitError: OpenAIException - …"
 _titles = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | - ))*")
+
+
+class LoopBeside:
+    """Runs coroutines beside the caller's event loop, whichever that is. The thread begins with the first of them and
+    ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+
+    async def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What the coroutine gives; who cancels the waiting cancels it too."""
+
+        async def run() -> T:  # the coroutine is made over there: one that never begins is never awaited
+            return await make()
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._started()))
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:  # callers may be on several threads
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                # A daemon, so that a library that hangs does not keep the process from ending.
+                threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
+            return self._loop
+
+
+BESIDE = LoopBeside("everloop-litellm")  # one for all: what litellm keeps, it keeps for the process
 
 
 class LiteLLMProvider(LLMProvider):

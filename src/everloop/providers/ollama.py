@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from .endpoints import ENDPOINTS
-from .origin import Origin, origin_of
+from .http_client import Origin, origin_of
 
 SECONDS = 5.0  # on a busy machine an Ollama may take its time; where there is none, nobody waits
 LARGEST = 1 << 20  # bytes of a list of models

@@ -8,9 +8,8 @@ from typing import Any
 from ..messages import Conversation
 from .base import OPTIONS, Delta, LLMProvider, LLMResponse, option_keywords
 from .endpoints import Quirks, quirks_of
-from .http import Endpoint, Timeouts, endpoint_of
+from .http import Endpoint, Timeouts, endpoint_of, feed_whole, stream_answer
 from .sse import Answer, encode
-from .streaming import feed_whole, stream_answer
 
 __all__ = ["OpenAIProvider", "Timeouts"]
 

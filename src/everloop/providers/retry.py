@@ -1,4 +1,4 @@
-"""A provider over others: retries with back-off, then the next of a list, and never the same output twice."""
+"""Retries with back-off and fallback models, without showing the same output twice."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FAILURES = (ProviderError, ConnectionError, TimeoutError)
 class Resilient(LLMProvider):
     """Asks each (provider, model) in turn until one answers.
 
-    What may succeed later is tried up to `retries` times more, each wait about twice the one before; a server that
-    asks for a longer wait than `longest_wait` seconds is left for the next in the list. A model asked for by the
-    caller replaces the first one's. Request options are those that all of the list honour.
+    A retryable failure is retried up to `retries` times with exponential back-off. If a server asks for a wait longer
+    than `longest_wait` seconds, the next provider is asked instead. A model that the caller names replaces the first
+    one's. Request options are those that all providers of the list honour.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Resilient(LLMProvider):
             for attempt in range(self._retries + 1):
                 try:
                     answer = await provider.chat(messages, tools, own if place else model or own, **keywords)
-                    return self._signed(answer, place)
+                    return self._with_model(answer, place)
                 except FAILURES as error:
                     last = error
-                if (wait := self._wait(last, attempt)) is None:
+                if (wait := self._retry_delay(last, attempt)) is None:
                     break
                 await self._sleep(wait)
-            failed.append(self._obituary(place, model, last, attempt))
+            failed.append(self._failure_text(place, model, last, attempt))
         raise self._all_failed(failed, last) from last
 
     async def stream(
@@ -79,28 +79,28 @@ class Resilient(LLMProvider):
         shown = ShownAnswer()
         for place, (provider, own) in enumerate(self._providers):
             for attempt in range(self._retries + 1):
-                pieces: AsyncIterator[Delta | LLMResponse] | None = None
+                items: AsyncIterator[Delta | LLMResponse] | None = None
                 try:
-                    pieces = _pieces(provider, messages, tools, own if place else model or own, keywords)
-                    async for piece in pieces:
-                        if isinstance(piece, LLMResponse):
+                    items = _stream_of(provider, messages, tools, own if place else model or own, keywords)
+                    async for item in items:
+                        if isinstance(item, LLMResponse):
                             for delta in shown.finish():
                                 yield delta
-                            yield self._signed(piece, place)
+                            yield self._with_model(item, place)
                             return
-                        for delta in shown.show(piece):
+                        for delta in shown.show(item):
                             yield delta
                     raise ProviderError("the stream ended without an answer", retryable=True)
                 except FAILURES as error:
                     last = error
                 finally:
-                    if (close := getattr(pieces, "aclose", None)) is not None:
+                    if (close := getattr(items, "aclose", None)) is not None:
                         await close()
                 shown.fail(str(last))
-                if (wait := self._wait(last, attempt)) is None:
+                if (wait := self._retry_delay(last, attempt)) is None:
                     break
                 await self._sleep(wait)
-            failed.append(self._obituary(place, model, last, attempt))
+            failed.append(self._failure_text(place, model, last, attempt))
         raise self._all_failed(failed, last) from last
 
     @property
@@ -111,7 +111,7 @@ class Resilient(LLMProvider):
         for provider in dict.fromkeys(provider for provider, _ in self._providers):
             await provider.close()
 
-    def _signed(self, response: LLMResponse, place: int) -> LLMResponse:
+    def _with_model(self, response: LLMResponse, place: int) -> LLMResponse:
         if place and not response.model:
             response.model = self._name(place, None)
         return response
@@ -120,8 +120,8 @@ class Resilient(LLMProvider):
         provider, own = self._providers[place]
         return (asked if asked and not place else own) or provider.get_default_model()
 
-    def _wait(self, error: Failure, attempt: int) -> float | None:
-        """Seconds until the next try, or None when there is none."""
+    def _retry_delay(self, error: Failure, attempt: int) -> float | None:
+        """Seconds until the next attempt, or None if there is none."""
         asked = 0.0
         if isinstance(error, ProviderError):
             if not error.retryable:
@@ -132,8 +132,8 @@ class Resilient(LLMProvider):
         delay: float = min(self._max_delay, self._base_delay * 2**attempt) * (0.5 + 0.5 * self._rng())
         return max(delay, asked)
 
-    def _obituary(self, place: int, asked: str | None, error: Failure, attempt: int) -> str:
-        """Why one of the list was given up, in one line."""
+    def _failure_text(self, place: int, asked: str | None, error: Failure, attempt: int) -> str:
+        """Why a provider of the list was given up, in one line."""
         text = str(error) or type(error).__name__
         if attempt:
             text += f" (tried {attempt + 1} times)"
@@ -194,21 +194,21 @@ class ShownAnswer:
         return (Delta(restart=self._reason), *whole)
 
 
-def _pieces(
+def _stream_of(
     provider: LLMProvider,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]] | None,
     model: str | None,
     keywords: Mapping[str, Any],
 ) -> AsyncIterator[Delta | LLMResponse]:
-    """A provider's stream; one that has none answers in one piece."""
+    """A provider's stream; a provider without one answers with a single delta."""
     stream: Callable[..., AsyncIterator[Delta | LLMResponse]] | None = getattr(provider, "stream", None)
     if stream is None:
-        return _one_piece(provider.chat(messages, tools, model, **keywords))
+        return _single_delta(provider.chat(messages, tools, model, **keywords))
     return stream(messages, tools, model, **keywords)
 
 
-async def _one_piece(answer: Awaitable[LLMResponse]) -> AsyncIterator[Delta | LLMResponse]:
+async def _single_delta(answer: Awaitable[LLMResponse]) -> AsyncIterator[Delta | LLMResponse]:
     response = await answer
     if response.content or response.reasoning:
         yield Delta(response.content or "", response.reasoning or "")

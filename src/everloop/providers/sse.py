@@ -1,4 +1,4 @@
-"""Reading an OpenAI-shaped answer, whole or in pieces, from whatever the many servers of that shape send."""
+"""Reads an OpenAI-shaped answer, whole or streamed, from the many servers that depart from that shape."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from ..messages import clean, encode_json
+from ..messages import encode_json
+from ..text import clean, one_line
 from .base import Delta, LLMResponse, ProviderError, ToolCallRequest
 
-FINAL_ERRORS = frozenset({400, 401, 403, 404, 413, 422})  # asking again gives the same
+FINAL_ERRORS = frozenset({400, 401, 403, 404, 413, 422})  # a retry gives the same
 MAX_CALLS = 512
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -20,27 +21,27 @@ class Function(msgspec.Struct, gc=False):
     arguments: Any = None
 
 
-class CallPiece(msgspec.Struct, gc=False):
+class CallDelta(msgspec.Struct, gc=False):
     index: Any = None
     id: Any = None
     function: Function | None = None
 
 
-class Piece(msgspec.Struct, gc=False):
-    """A streamed delta or a whole message: both have these fields."""
+class MessageDelta(msgspec.Struct, gc=False):
+    """The message of a choice, streamed or whole: both have these fields."""
 
     content: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
     thinking: Any = None
     refusal: Any = None
-    tool_calls: list[CallPiece | None] | None = None
+    tool_calls: list[CallDelta | None] | None = None
 
 
 class Choice(msgspec.Struct, gc=False):
     index: Any = None
-    delta: Piece | None = None
-    message: Piece | None = None
+    delta: MessageDelta | None = None
+    message: MessageDelta | None = None
     finish_reason: Any = None
 
 
@@ -57,7 +58,7 @@ _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Lines:
-    """Cuts network chunks into lines; what has no end yet is kept until it has, up to `limit` bytes."""
+    """Splits network chunks into lines; an unfinished line is buffered, up to `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._parts: list[bytes] = []
@@ -87,31 +88,31 @@ class Lines:
 
 
 class PartialCall:
-    """A tool call while its pieces arrive."""
+    """A tool call whose parts are still arriving."""
 
-    __slots__ = ("_depth", "_escaped", "_looked", "_opened", "_over", "_quoted", "id", "index", "name", "parts")
+    __slots__ = ("_depth", "_escaped", "_opened", "_over", "_quoted", "_scanned", "id", "index", "name", "parts")
 
     def __init__(self, index: Any) -> None:
         self.index = index
         self.id = ""
         self.name = ""
         self.parts: list[str] = []
-        self._looked = self._depth = 0  # how many parts were looked through, and how many brackets they leave open
+        self._scanned = self._depth = 0  # how many parts were scanned, and how many brackets they leave open
         self._opened = self._quoted = self._escaped = False
-        self._over = False  # all brackets are closed, and it is no object: nothing that follows makes it one
+        self._over = False  # all brackets are closed and it is not an object: nothing that follows makes it one
 
     def complete(self) -> bool:
-        """Whether the arguments are whole. A server may have this asked for every piece: each is looked at once."""
-        for part in self.parts[self._looked :]:
-            self._look(part)
-        self._looked = len(self.parts)
+        """Whether the arguments are complete. This may be asked for every part, so each part is scanned once."""
+        for part in self.parts[self._scanned :]:
+            self._scan(part)
+        self._scanned = len(self.parts)
         if self._over or self._quoted or self._depth or not self._opened:
             return False
         whole = isinstance(parse_arguments("".join(self.parts)), dict)
         self._over = not whole
         return whole
 
-    def _look(self, part: str) -> None:
+    def _scan(self, part: str) -> None:
         for sign in part:
             if self._escaped:
                 self._escaped = False
@@ -129,13 +130,13 @@ class PartialCall:
 class Answer:
     """A model's answer as it grows: `feed` takes a server's JSON, `response` gives the whole.
 
-    No more than `limit` characters are kept, of text, thoughts and arguments each; beyond that the answer is
-    `over` and says so in its last line. `where` names the server in errors.
+    At most `limit` characters of text, of reasoning and of arguments are kept; beyond that the answer is `over` and
+    says so in its last line. `where` names the server in errors.
     """
 
     def __init__(self, limit: int, where: str) -> None:
         self.finish_reason = ""
-        self.ended = False  # the last event is in
+        self.ended = False  # the last event has arrived
         self.usage: dict[str, int] = {}
         self._limit = limit
         self._where = where
@@ -147,7 +148,7 @@ class Answer:
         self._half = ""  # the first half of a surrogate pair that was split over two chunks
 
     def feed(self, payload: bytes) -> Delta | None:
-        """Take one chunk, or one whole completion, in; returns what there is to show of it."""
+        """Add one chunk or one whole completion; return what it adds to the shown text."""
         if payload == b"[DONE]":
             self.ended = True
             return None
@@ -174,15 +175,15 @@ class Answer:
         return delta
 
     def over(self) -> bool:
-        """Whether nothing more is taken in: all has come, or the limit is reached."""
+        """Whether nothing more is added: the answer is complete, or the limit is reached."""
         return self.ended or self._full
 
     def size(self) -> int:
-        """How much has come: more with every piece that has something in it."""
+        """A number that grows with every chunk that has content."""
         return sum(self._sizes) + len(self._calls) + bool(self.finish_reason)
 
     def response(self) -> LLMResponse:
-        """The whole answer, once the last piece is in."""
+        """The whole answer, after the last chunk."""
         if self._half:
             self._text.append("\ufffd")
         cut = self.finish_reason == "length"
@@ -190,7 +191,7 @@ class Answer:
         seen: set[str] = set()
         calls = []
         for i, partial in enumerate(self._calls):
-            # Two calls under one id could not be told apart by their results: the engine gives the second a new one.
+            # Results are matched by id, so two calls must not share one: the engine gives the second a new id.
             id = "" if partial.id in seen else partial.id
             seen.add(id)
             calls.append(read_call(id, partial.name, "".join(partial.parts), cut=cut and i == last))
@@ -205,7 +206,7 @@ class Answer:
         )
 
     def _decode_odd(self, payload: bytes) -> Chunk:
-        """What the strict decoder refuses: lone surrogates, raw control characters, wrong UTF-8."""
+        """Decode what the strict decoder refuses: lone surrogates, raw control characters, invalid UTF-8."""
         try:
             value = json.loads(payload.decode("utf-8", "replace"), strict=False)
             return msgspec.convert(value, Chunk)
@@ -216,7 +217,7 @@ class Answer:
                 retryable=True,
             ) from None
 
-    def _take(self, piece: Piece, odd: bool, whole: bool) -> Delta | None:
+    def _take(self, piece: MessageDelta, odd: bool, whole: bool) -> Delta | None:
         text = piece.content
         thoughts = piece.reasoning_content or piece.reasoning or piece.thinking or ""
         if type(thoughts) is not str:
@@ -241,7 +242,7 @@ class Answer:
             text = self._cut(text)
         return Delta(text, thoughts) if text or thoughts else None
 
-    def _take_call(self, piece: CallPiece, whole: bool) -> None:
+    def _take_call(self, piece: CallDelta, whole: bool) -> None:
         function = piece.function or Function()
         id = clean(piece.id) if isinstance(piece.id, str) else ""
         name = clean(function.name) if isinstance(function.name, str) else ""
@@ -250,7 +251,7 @@ class Answer:
             arguments = ""
         elif isinstance(arguments, str):
             arguments = clean(arguments)
-        else:  # an object where the contract has a string of JSON
+        else:  # an object where OpenAI's API has a string of JSON
             arguments = clean(json.dumps(arguments, ensure_ascii=False))
         partial = None if whole else self._begun(piece.index, id, name, bool(arguments))
         if partial is None:
@@ -264,10 +265,10 @@ class Answer:
             partial.parts.append(self._keep(2, arguments))
 
     def _begun(self, index: Any, id: str, name: str, more: bool) -> PartialCall | None:
-        """The call that a piece goes on with, or None when it begins one.
+        """The call that a delta continues, or None when it begins one.
 
-        Index and id decide where there are any, and a new id begins a new call. Without an id, so does another name,
-        or a name with arguments when the call before is complete.
+        Index and id decide where they are present: a new id begins a new call. Without an id, so does another name, or
+        a name with arguments after a complete call.
         """
         calls = self._calls if index is None else [call for call in self._calls if call.index == index]
         if not calls:
@@ -281,7 +282,7 @@ class Answer:
         return last
 
     def _keep(self, kind: int, text: str) -> str:
-        """As much of the text as the limit still allows; reaching it ends the answer."""
+        """The part of the text that the limit still allows; reaching the limit ends the answer."""
         size = self._sizes[kind] + len(text)
         self._sizes[kind] = size
         if size <= self._limit:
@@ -291,7 +292,7 @@ class Answer:
         return text[: len(text) - (size - self._limit)] if size - len(text) < self._limit else ""
 
     def _cut(self, text: str) -> str:
-        """End the kept answer with a line that says where it was cut; returns what is left to show."""
+        """End the answer with a line that says where it was cut; return what is left to show."""
         what = ("answer", "model's reasoning", "model's tool call")[
             next(kind for kind in range(3) if self._sizes[kind] > self._limit)
         ]
@@ -302,7 +303,7 @@ class Answer:
         return text + notice
 
     def _mend(self, text: str) -> str:
-        """Join surrogate pairs that were split over two chunks; a half without its other half is replaced."""
+        """Join surrogate pairs that were split over two chunks; replace a lone surrogate."""
         text = self._half + text
         self._half = ""
         if text and "\ud800" <= text[-1] <= "\udbff":
@@ -311,7 +312,7 @@ class Answer:
 
 
 def parse_arguments(raw: str) -> Any:
-    """Arguments as their JSON says, or the error that says why it cannot be read."""
+    """The arguments that a JSON text holds, or the error that says why it cannot be decoded."""
     try:
         return _decode_arguments(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -337,7 +338,7 @@ def read_call(id: str, name: str, raw: str, *, cut: bool) -> ToolCallRequest:
 
 
 def read_usage(usage: Any) -> dict[str, int]:
-    """The whole numbers of a usage object, the detail fields lifted to the top."""
+    """The integers of a usage object; those of nested details are moved to the top level."""
     if not isinstance(usage, dict):
         return {}
     numbers = {}
@@ -350,7 +351,7 @@ def read_usage(usage: Any) -> dict[str, int]:
 
 
 def stream_error(where: str, error: Any) -> ProviderError:
-    """An error that came inside a 200 answer."""
+    """An error that a server reported inside a 200 response."""
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) else None
     return ProviderError(
@@ -359,7 +360,7 @@ def stream_error(where: str, error: Any) -> ProviderError:
 
 
 def error_text(error: Any) -> str:
-    """The words of an error body, whichever of the usual shapes it has."""
+    """The message of an error body, in any of the usual shapes."""
     while isinstance(error, dict):
         inner = error.get("error") or error.get("message") or error.get("detail")
         if not inner:
@@ -378,19 +379,13 @@ def text_of(content: Any) -> str:
 
 
 def thoughts_of(content: Any) -> str:
-    """The thoughts among the parts of a content field."""
+    """The reasoning among the parts of a content field."""
     parts = content if isinstance(content, list) else ()
     return "".join(text_of(part.get("thinking")) for part in parts if isinstance(part, dict))
 
 
-def one_line(text: str, limit: int = 300) -> str:
-    """The beginning of a text from outside, on one line and without anything that a terminal would act on."""
-    line = " ".join(text[: 4 * limit].split())[:limit]
-    return line if line.isprintable() else "".join(c if c.isprintable() else "�" for c in line)
-
-
 def encode(value: Any) -> bytes:
-    """JSON bytes of anything a caller hands over, lone surrogates and odd types included."""
+    """Encode any value as JSON bytes, including lone surrogates and unknown types."""
     try:
         return encode_json(value)
     except (UnicodeEncodeError, TypeError, OverflowError):

@@ -25,7 +25,6 @@ from ..engine import Left, Parked
 from ..errors import StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..log import Cleared, Entry, apology
-from ..messages import clean
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
 from ..store.base import Claim, Incoming, Outgoing, Store
@@ -34,6 +33,7 @@ from ..store.opening import store_at
 from ..store.peers import ENDED, WORK
 from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore
+from ..text import clean
 from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..actions import Limits
 from ..bus import InboundMessage
 from ..commands import kind_of
-from ..context.models import is_overflow
 from ..context.prompt import PARTING
+from ..context.window import is_overflow
 from ..errors import StoreError
 from ..events import Show
 from ..log import Call, Entry, ModelAnswered, Request, TurnEnded, UserSaid, text_of

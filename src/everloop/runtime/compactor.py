@@ -15,12 +15,9 @@ import msgspec
 
 from .. import events
 from ..config import Config
-from ..context.compaction import KEPT_TURNS, Plan, Room, plan
-from ..context.models import model_info
+from ..context.compaction import KEPT_TURNS, Plan, Room, digest, plan, summarise
 from ..context.pictures import without_pictures
-from ..context.summaries import digest, summarise
-from ..context.tokens import Meter, weigh
-from ..context.window import FITS, Measure
+from ..context.window import FITS, Measure, Meter, model_info, weigh
 from ..engine import Turn
 from ..errors import StoreError
 from ..log import CallEnded, Compacted, Logged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from ..context.view import conversation_of
+from ..context.compaction import conversation_of
 from ..log import Compacted, Logged
 from ..messages import Blind, Conversation
 from ..store.base import Claim, SessionInfo, Store

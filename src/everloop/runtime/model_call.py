@@ -27,7 +27,7 @@ from .budgets import Budgets
 from .images import Free, ImageFilter, plain_images
 
 if TYPE_CHECKING:
-    from ..providers.text_calls import Piece, Reader, Reading
+    from ..providers.text_calls import Reader, Reading, TextPart
 
 _SUSPICIOUS = re.compile(r"[<{\[`]")
 _TEXT_CALLS = "everloop.providers.text_calls"
@@ -227,7 +227,7 @@ class AnswerReader:
         """Whether reading would keep the event loop busy."""
         return self._long or reader.held + len(text) > LARGE
 
-    def _show(self, pieces: Sequence[Piece]) -> None:
+    def _show(self, pieces: Sequence[TextPart]) -> None:
         for piece in pieces:
             self._emit(events.Reasoning(piece.text) if piece.reasoning else events.Text(piece.text))
 

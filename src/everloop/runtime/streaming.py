@@ -23,9 +23,9 @@ from ..engine import HANDED
 from ..errors import StoreError
 from ..events import Show
 from ..log import Call, CallEnded, Logged, ModelAnswered, TurnEnded
-from ..messages import clean
 from ..store.base import Claim, Store
 from ..store.peers import EventPublisher, EventRelay
+from ..text import clean
 from ..text_cursor import TextCursor
 from .session import Session
 

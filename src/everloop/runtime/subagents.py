@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ..actions import Limits
 from ..bus import InboundMessage, SubagentTask
@@ -31,6 +31,7 @@ from ..threads import in_thread
 from ..tools.base import Output, ToolError
 from ..tools.context import current_call
 from ..tools.registry import ToolRegistry
+from ..tools.trust import UNKNOWN
 from .peers import Sessions, runs_elsewhere, stop_elsewhere
 from .turn_spec import TurnSpec
 
@@ -118,6 +119,7 @@ class SubagentManager:
             caps=above.caps,
             root=above.root or call.turn,
             untrusted=call.tainted,
+            own_files=call.own_files,
             attended=call.attended,
             report=report,
         )
@@ -140,6 +142,7 @@ class SubagentManager:
         caps: Mapping[str, int] | None = None,
         root: str = "",
         untrusted: bool = False,
+        own_files: bool = False,
         attended: bool = True,
         report: bool = True,
     ) -> str:
@@ -177,6 +180,7 @@ class SubagentManager:
                 inputs=inputs,
             ),
             untrusted=untrusted,
+            own_files=own_files,
         ).addressed()
         async with self._one_by_one:  # so that two at once do not both find the last free place
             await self._make_room(message)
@@ -331,13 +335,15 @@ class SubagentManager:
         ends = [entry for entry in entries if isinstance(entry, TurnEnded)]
         if not ends:
             return None
-        untrusted = any(isinstance(entry, CallEnded | UserSaid) and entry.untrusted for entry in entries)
+        untrusted = [entry for entry in entries if isinstance(entry, CallEnded | UserSaid) and entry.untrusted]
+        own_files = bool(untrusted) and all(entry.own_files for entry in untrusted)
         reason, text = next((end.reason for end in ends if end.reason in LIMITS), ends[-1].reason), ends[-1].text
         if reason == "answer" and (began := await self._store.find(owner, f"spawn:{id}")) is not None:
             definition = phases.definition_of(began.message.task)
             if definition is not None and (problem := read_output(definition, text)[1]):
                 reason, text = "error", f"No result of it fits: {problem} What it said last:\n\n{text}"
-        return _told(reason, text, untrusted)
+        output = _told(reason, text, bool(untrusted))
+        return replace(output, untrusted=False, contents=(UNKNOWN,)) if own_files else output
 
 
 def _told(reason: Reason, text: str, untrusted: bool) -> Output:

@@ -17,9 +17,9 @@ from .. import events
 from ..actions import Limits
 from ..bus import InboundMessage, OutboundMessage
 from ..commands import words_after
+from ..context.compaction import conversation_of
 from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
-from ..context.view import conversation_of
 from ..cron.heartbeat import says_nothing
 from ..cron.jobs import HEARTBEAT
 from ..engine import Ending, Turn, fail_turn, run_turn
@@ -27,9 +27,10 @@ from ..errors import StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
 from ..log import Call, CallsAsked, CallsDecided, Compacted, Entry, ModelAnswered, TurnEnded, UserSaid, Written
-from ..messages import Conversation, clean
+from ..messages import Conversation
 from ..providers.base import LLMProvider
 from ..store.base import Claim, FileMark, Finished, SessionInfo, Store
+from ..text import clean
 from ..threads import in_thread
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
@@ -156,7 +157,7 @@ class TurnRunner:
             session,
             lambda ended: _answer_to(message, ended, self.outbox.is_unattended(claim), session.chat_told),
             self.outbox.sender,
-            lambda ended: spec.follow(ended, turn is not None and turn.conversation.untrusted),
+            lambda ended: _following(spec, ended, turn),
         )
         try:
             spec = await self.specs.of(claim, session)
@@ -291,6 +292,7 @@ class TurnRunner:
                 progress=progress,
                 approved=approved,
                 tainted=bool(self.policy.taint) and conversation.untrusted,
+                own_files=conversation.untrusted and not conversation.outside,
                 taint=self.policy.taint,
                 marks=_StoreMarks(self.store),
                 outputs=outputs,
@@ -396,6 +398,15 @@ class _StoreMarks:
 
     async def tainted_paths(self, owner: str) -> list[str]:
         return await self.store.tainted_paths(owner)
+
+
+def _following(spec: TurnSpec, ended: TurnEnded, turn: Turn | None) -> Sequence[InboundMessage]:
+    """What follows from the turn's end, each message with what is known of where its text came from."""
+    untrusted = turn is not None and turn.conversation.untrusted
+    messages = spec.follow(ended, untrusted)
+    if turn is None or not untrusted or turn.conversation.outside:
+        return messages
+    return [replace(message, own_files=True) for message in messages]
 
 
 def _goes_on(claim: Claim) -> bool:

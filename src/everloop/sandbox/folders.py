@@ -28,11 +28,13 @@ _GIT_FOLDER = frozenset({"objects", "refs"})
 class Folder:
     """What matters of one folder."""
 
+    place: str  # its absolute path
     stamp: tuple[int, int, int, int] | None  # None: changed so recently that it must be read again
     folders: tuple[str, ...]  # names; links are not followed
     pointer: bool  # it has a `.git` that is no folder
     is_git: bool  # git would take it for a repository's own folder
     steering: tuple[str, ...]  # names of files that other programs run or take as settings
+    generated: bool  # tools fill it: such files are not looked for there
     readable: bool = True
 
 
@@ -44,74 +46,114 @@ class FolderTree:
         self._steers = steers
         self._generated = generated
         self._folders: dict[str, Folder] = {}
+        self._marked: set[str] = set()  # folders that have something to do with git or with steering files
 
     def refresh(self, *, unlock: bool = False) -> None:
         """Read the folders that have changed. With `unlock`, make those readable that a command has just locked."""
-        found: dict[str, Folder] = {}
-        open_folders = [("", False)]
-        while open_folders:
-            path, generated = open_folders.pop()
-            place = f"{self.root}/{path}" if path else self.root
+        if "" not in self._folders:
+            self._add("", False, unlock)
+            return
+        lstat, changed = os.lstat, []
+        for path, folder in self._folders.items():
             try:
-                info = os.lstat(place)
+                info = lstat(folder.place)
             except OSError:
+                changed.append(path)
                 continue
-            if not stat.S_ISDIR(info.st_mode):
-                continue
-            stamp = (info.st_dev, info.st_ino, info.st_ctime_ns, info.st_mtime_ns)
-            folder = self._folders.get(path)
-            if folder is None or folder.stamp != stamp:
-                locked = unlock and (folder is None or folder.readable)
-                folder = self._read(path, place, stamp, generated, unlock=locked)
-            found[path] = folder
-            prefix = f"{path}/" if path else ""
-            for name in folder.folders:
-                below = prefix + name
-                open_folders.append((below, generated or self._generated(below)))
-        self._folders = found
+            if folder.stamp != (info.st_dev, info.st_ino, info.st_ctime_ns, info.st_mtime_ns):
+                changed.append(path)
+        for path in sorted(changed):  # the outer ones first: what has become a link takes its folders along
+            if (known := self._folders.get(path)) is not None:
+                self._update(path, known, unlock)
+
+    def _update(self, path: str, old: Folder, unlock: bool) -> None:
+        new = self._read(path, old.place, old.generated, unlock=unlock and old.readable)
+        prefix = f"{path}/" if path else ""
+        kept = set(new.folders) if new is not None else set()
+        for name in old.folders:
+            if name not in kept:
+                self._remove(prefix + name)
+        if new is None:
+            self._remove(path)
+            return
+        self._keep(path, new)
+        for name in kept:
+            if prefix + name not in self._folders:
+                self._add(prefix + name, new.generated or self._generated(prefix + name), unlock)
+
+    def _add(self, path: str, generated: bool, unlock: bool) -> None:
+        waiting = [(path, generated)]
+        while waiting:
+            path, generated = waiting.pop()
+            place = f"{self.root}/{path}" if path else self.root
+            folder = self._read(path, place, generated, unlock=unlock)
+            if folder is not None:
+                self._keep(path, folder)
+                below = [f"{path}/{name}" if path else name for name in folder.folders]
+                waiting += [(each, generated or self._generated(each)) for each in below]
+
+    def _keep(self, path: str, folder: Folder) -> None:
+        self._folders[path] = folder
+        if folder.is_git or folder.pointer or folder.steering or path == ".git" or path.endswith("/.git"):
+            self._marked.add(path)
+        else:
+            self._marked.discard(path)
+
+    def _remove(self, path: str) -> None:
+        waiting = [path]
+        while waiting:
+            path = waiting.pop()
+            self._marked.discard(path)
+            folder = self._folders.pop(path, None)
+            if folder is not None:
+                waiting += [f"{path}/{name}" for name in folder.folders]
 
     def repositories(self) -> Iterator[str]:
         """The folders that are, or would be taken for, a repository's own folder (`.git`, a bare repository)."""
-        for path, folder in self._folders.items():
-            if folder.is_git or path == ".git" or path.endswith("/.git"):
+        for path in self._marked:
+            if self._folders[path].is_git or path == ".git" or path.endswith("/.git"):
                 yield path
 
     def pointers(self) -> Iterator[str]:
         """The paths of each `.git` that is a file or a link."""
-        for path, folder in self._folders.items():
-            if folder.pointer:
+        for path in self._marked:
+            if self._folders[path].pointer:
                 yield f"{path}/.git" if path else ".git"
 
     def steering(self) -> Iterator[str]:
         """The paths of files that other programs run or take as settings, outside of generated folders."""
-        for path, folder in self._folders.items():
-            for name in folder.steering:
+        for path in self._marked:
+            for name in self._folders[path].steering:
                 yield f"{path}/{name}" if path else name
 
     def has(self, path: str) -> bool:
         return path in self._folders
 
-    def _read(
-        self, path: str, place: str, stamp: tuple[int, int, int, int], generated: bool, *, unlock: bool
-    ) -> Folder:
+    def _read(self, path: str, place: str, generated: bool, *, unlock: bool) -> Folder | None:
+        """A folder as it is now; None if it is none."""
         began = time.time_ns()
         try:
+            info = os.lstat(place)
+            if not stat.S_ISDIR(info.st_mode):
+                return None
             entries = list(os.scandir(place))
         except PermissionError:
-            if not (unlock and _unlock(place)):
-                return Folder(stamp, (), False, False, (), readable=False)
-            return self._read(path, place, stamp, generated, unlock=False)
+            if unlock and _unlock(place):
+                return self._read(path, place, generated, unlock=False)
+            return Folder(place, None, (), False, False, (), generated, readable=False)
         except OSError:
-            return Folder(None, (), False, False, ())
+            return None
+        stamp = (info.st_dev, info.st_ino, info.st_ctime_ns, info.st_mtime_ns)
         names = {entry.name for entry in entries}
         folders = tuple(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         is_git = "HEAD" in names and ("commondir" in names or names >= _GIT_FOLDER)
+        pointer = ".git" in names and ".git" not in folders
         steering: tuple[str, ...] = ()
         if not generated:
-            prefix, inside = (f"{path}/" if path else ""), set(folders)
-            steering = tuple(name for name in names - inside if self._steers(prefix + name))
+            prefix = f"{path}/" if path else ""
+            steering = tuple(name for name in names.difference(folders) if self._steers(prefix + name))
         settled = max(stamp[2], stamp[3]) < began - _SETTLED_NS
-        return Folder(stamp if settled else None, folders, ".git" in names and ".git" not in folders, is_git, steering)
+        return Folder(place, stamp if settled else None, folders, pointer, is_git, steering, generated)
 
 
 def _unlock(place: str) -> bool:

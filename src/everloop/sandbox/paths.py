@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..messages import clean
+from ..text import clean
 
 
 def normalized(path: str, workspace: Path) -> str:

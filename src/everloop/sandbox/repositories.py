@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .folders import ASIDE, FolderTree, Part, lstat, move_aside, opened_folder, put_back, read_part
-from .git_config import safe_subset, unsafe_settings
+from .git_config import safe_subset, settings, unsafe_settings
+from .paths import within
 
 _MAX_HOOKS = 200
 _TRIES = 3
+_GLOBAL = ("~/.gitconfig", "~/.config/git/config", "/etc/gitconfig")
+_MAX_SETTINGS = 1024 * 1024
 _SINGLE = ("config", "config.worktree", "commondir", "info/attributes")
 _INNER = ("info", "hooks")  # folders, through which a link would lead
 
@@ -40,7 +43,7 @@ class Plant:
 
     @property
     def path(self) -> str:
-        return os.path.join(self.place, self.name) if self.name else self.place
+        return os.path.join(self.place, self.name).rstrip("/")
 
 
 def read_state(tree: FolderTree) -> State:
@@ -53,6 +56,8 @@ def read_state(tree: FolderTree) -> State:
             with opened_folder(root, path) as folder:
                 if folder is not None:
                     state[path] = _parts(folder)
+        for path in _hook_folders(state, tree.root):
+            state[f"{path}/"] = _own_hooks(root, path)
         for path in tree.pointers():
             above, name = os.path.split(path)
             with opened_folder(root, above) as folder:
@@ -136,6 +141,8 @@ def from_json(value: Mapping[str, Any]) -> State:
 
 def _why_unsafe(place: str, name: str, part: Part, old: Part | None, folders: set[str], workspace: str) -> str:
     """Why a new or changed part is unsafe; "" where it is not."""
+    if place.endswith("/") or name.startswith("hooks"):
+        return "would be run by your git"
     if name in ("config", "config.worktree"):
         if part.kind != "file" or part.data is None:
             return "is not an ordinary file of settings"
@@ -149,8 +156,6 @@ def _why_unsafe(place: str, name: str, part: Part, old: Part | None, folders: se
         return "" if linked and usual else "leads your git to other settings"
     if name == "":
         return "" if _target(place, part, workspace) in folders else "leads your git to another place"
-    if name.startswith("hooks"):
-        return "would be run by your git"
     return "leads your git to other settings"
 
 
@@ -198,13 +203,50 @@ def _parts(folder: int) -> Parts:
                 parts[name] = part
     if "hooks" not in linked:
         with opened_folder(folder, "hooks") as hooks:
-            names = [] if hooks is None else [name for name in os.listdir(hooks) if _is_hook(name)]
-            for count, name in enumerate(names):  # the texts of more than a person has are not worth the memory
-                part = read_part(hooks, name) if hooks is not None and count < _MAX_HOOKS else Part("other")
-                if part is not None:
-                    parts[f"hooks/{name}"] = part
+            if hooks is not None:
+                parts |= {f"hooks/{name}": part for name, part in _hooks(hooks).items()}
     return parts
 
 
-def _is_hook(name: str) -> bool:
-    return not name.endswith(".sample") and not ASIDE.search(name)
+def _hooks(folder: int) -> Parts:
+    parts: Parts = {}
+    for name in os.listdir(folder):
+        if not name.endswith(".sample") and not ASIDE.search(name):
+            # The texts of more hooks than a person has are not worth the memory.
+            part = read_part(folder, name) if len(parts) < _MAX_HOOKS else Part("other")
+            if part is not None:
+                parts[name] = part
+    return parts
+
+
+def _hook_folders(state: State, workspace: str) -> set[str]:
+    """The folders of the workspace in which a person's settings tell git to look for hooks."""
+    found = set()
+    own = [part.data for parts in state.values() for name, part in parts.items() if name.startswith("config")]
+    for data in (*own, *map(_global_settings, _GLOBAL)):
+        for each in (settings(data) if data else None) or ():
+            if each.name == "core.hookspath":
+                value = os.path.expanduser(os.fsdecode(each.value.strip(b'"')))
+                for top in {os.path.dirname(place) for place in state} | {""}:
+                    path = os.path.normpath(os.path.join(workspace, top, value))
+                    if within(path, workspace) and path != workspace:
+                        found.add(os.path.relpath(path, workspace))
+    return found
+
+
+def _own_hooks(root: int, path: str) -> Parts:
+    with opened_folder(root, path) as folder:
+        if folder is not None:
+            return _hooks(folder)
+    above, name = os.path.split(path)
+    with opened_folder(root, above) as folder:
+        part = read_part(folder, name) if folder is not None else None
+    return {} if part is None else {"": part}  # a link to a folder
+
+
+def _global_settings(path: str) -> bytes | None:
+    try:
+        with open(os.path.expanduser(path), "rb") as file:
+            return file.read(_MAX_SETTINGS)
+    except OSError:
+        return None

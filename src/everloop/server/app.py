@@ -1,4 +1,4 @@
-"""The HTTP server: its addresses, and its life from the first request to the last."""
+"""The HTTP server: its routes, and how it starts and stops."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from ..errors import StoreError
 from ..messages import encode_json
 from ..observability.metrics import Meters
 from ..runtime.owners import Owners
-from .answers import health, model, models
-from .connections import Runner, room_for
+from .connections import Runner, connection_limit
 from .errors import not_found, unavailable
-from .guard import Door
-from .listening import listen
-from .metrics import Monitor
+from .guard import Guard
+from .metrics import MetricsHandler
 from .openai_chat import ChatHandler
 from .origins import check_bind
+from .responses import health, model, models
 
 log = logging.getLogger("everloop.server")
-READY_SECONDS = 3.0  # in which the store must take a write; those who ask whether we are ready do not wait for long
-READY_FRESH = 1.0  # seconds for which one write proves that others work
+READY_SECONDS = 3.0  # for the store to accept a write; load balancers do not wait much longer
+READY_FRESH = 1.0  # seconds for which the result of one write is reused
 
 
 class Server:
-    """Everloop behind OpenAI's API. `start` gives the addresses that it listens on."""
+    """Serves OpenAI's API. `start` gives the URLs that it listens on."""
 
     def __init__(self, config: Config, owners: Owners, meters: Meters | None = None) -> None:
         self._config = config
         self._owners = owners
-        self._monitor = Monitor(owners.store, meters or Meters())
+        self._metrics = MetricsHandler(owners.store, meters or Meters())
         self._chat = ChatHandler(
             owners,
             messages_limit=config.messages_limit,
@@ -41,9 +40,9 @@ class Server:
             per_minute=config.requests_per_minute,
         )
         self._runner: Runner | None = None
-        self._door: Door | None = None
+        self._guard: Guard | None = None
         self._openapi = b""
-        self._probe: asyncio.Task[bool] | None = None  # whether the store takes a write
+        self._probe: asyncio.Task[bool] | None = None  # whether the store accepts writes
         self._probed_at = 0.0
 
     async def start(self) -> Sequence[str]:
@@ -52,9 +51,9 @@ class Server:
         usable = any(token.revoked_at is None for token in tokens)
         binding = await check_bind(config.host, usable)
         if tokens and not usable:
-            log.warning("all tokens are revoked: no request is let in until `everloop token add NAME` makes one")
+            log.warning("all tokens are revoked: every request is refused until `everloop token add NAME` makes one")
         app = self._app()
-        self._door = Door(
+        self._guard = Guard(
             self._owners.store,
             hosts=(config.host, *config.server_hosts),
             origins=config.server_origins,
@@ -63,22 +62,22 @@ class Server:
             body_limit=config.body_limit,
             at_once=config.at_once,
             at_once_each=config.at_once_each,
-            on_answer=self._monitor.counts(app),
+            on_response=self._metrics.counter(app),
         )
         self._runner = Runner(
             app,
-            self._door,
+            self._guard,
             shutdown_timeout=max(config.drain_seconds, 0.01),
-            places=room_for(config.at_once),
+            connections=connection_limit(config.at_once),
         )
-        return await listen(self._runner, binding, config.port, "--port")
+        return await self._runner.listen(binding, config.port, "--port")
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
-        """Take no more requests, and let those that run come to their end within the time they have, unless somebody is
-        in a hurry; whatever then is not over stays open on disk."""
-        if self._runner is None or self._door is None:
+        """Refuse new requests, and let running ones end within `drain_seconds`, or until `hurry` is set. Turns that are
+        not over by then stay open on disk."""
+        if self._runner is None or self._guard is None:
             return
-        self._door.closing = self._chat.stopping = True
+        self._guard.closing = self._chat.stopping = True
         cleanup = asyncio.ensure_future(self._runner.cleanup())
         if hurry is not None:
             hurried = asyncio.ensure_future(hurry.wait())
@@ -95,7 +94,7 @@ class Server:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/openapi.json", self._document)
-        app.router.add_get("/metrics", self._monitor.handle)
+        app.router.add_get("/metrics", self._metrics.handle)
         return app
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -104,28 +103,26 @@ class Server:
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         if name not in self._names():
-            raise not_found(
-                f"there is no model {name[:100]!r} here; GET /v1/models lists them", "model", "model_not_found"
-            )
+            raise not_found(f"unknown model {name[:100]!r}; GET /v1/models lists them", "model", "model_not_found")
         return _json(model(name))
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return _json(health())
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        """Whether a request would be taken now: the store takes writes, and the server is not on its way down."""
+        """Whether a request would succeed now: the store accepts writes, and the server is not shutting down."""
         if self._chat.stopping:
             raise unavailable("the server is shutting down")
         now = asyncio.get_running_loop().time()
         if self._probe is None or (self._probe.done() and now - self._probed_at > READY_FRESH):
-            # One for all who ask meanwhile: no token is needed for it.
-            self._probe = asyncio.create_task(self._takes_writes())
+            # Shared by concurrent requests, which need no token.
+            self._probe = asyncio.create_task(self._check_store())
         await asyncio.wait([probe := self._probe], timeout=READY_SECONDS)
         if not probe.done() or not probe.result():
             raise unavailable("the server cannot write to its store")
         return _json(health())
 
-    async def _takes_writes(self) -> bool:
+    async def _check_store(self) -> bool:
         try:
             await self._owners.store.check_writable()
         except StoreError as error:
@@ -142,7 +139,7 @@ class Server:
         return _json(self._openapi)
 
     def _names(self) -> list[str]:
-        """The models that a client may ask for by name."""
+        """The models that a request may name."""
         config = self._config
         named = [name for name in config.server_models if not any(c in name for c in "*?[")]
         first = config.model or self._owners.provider.get_default_model()

@@ -1,4 +1,4 @@
-"""How the server keeps its connections: every request through the door, and no client for longer than it is worth."""
+"""HTTP connections: the listening sockets, the limits of each connection, and the guard in front of the application."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
+from ..errors import ConfigError
 from ..messages import encode_json
 from . import errors
 from .errors import ApiError
-from .guard import REQUEST_ID, Door, new_request_id
+from .guard import REQUEST_ID, Guard, new_request_id
+from .origins import Binding
 
 log = logging.getLogger("everloop.server")
 
-IDLE_SECONDS = 75.0  # longer than proxies keep a connection, so that they are the ones who end it
+IDLE_SECONDS = 75.0  # longer than proxies keep a connection, so that the proxy closes it
 HEAD_SECONDS = 15.0
 SEND_SECONDS = 60.0
-LINGER_SECONDS = 2.0  # in which a client that is told no may finish sending, and read it
-IDLE_PLACES = 1_000  # connections on which nothing is asked, besides the requests at once
-OTHER_FILES = 256  # that the process has open besides its connections
+LINGER_SECONDS = 2.0  # for a refused client to finish sending and read the response
+IDLE_CONNECTIONS = 1_000  # in addition to those with a running request
+OTHER_FILES = 256  # that the process opens in addition to its connections
 
 
-def room_for(requests: int) -> int:
-    """How many connections may be open where so many requests may run, each with another one to the model.
+def connection_limit(requests: int) -> int:
+    """How many connections may be open when this many requests may run, each with another one to the model.
 
-    The limit of open files that the system sets is raised as far as that needs and it may be: without a file left
-    nobody gets in, and no store can be opened.
+    Raises the limit of open files as far as needed and allowed: without a free descriptor no client can connect and no
+    store can be opened.
     """
-    wanted = requests + IDLE_PLACES
+    wanted = requests + IDLE_CONNECTIONS
     needed = wanted + requests + OTHER_FILES
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < needed:
@@ -42,62 +44,78 @@ def room_for(requests: int) -> int:
 
 
 class Runner(web.AppRunner):
-    """aiohttp's runner for an application behind a door: nothing of the application is reached around it."""
+    """aiohttp's runner for an application behind a guard: no request reaches the application without it."""
 
     def __init__(
         self,
         app: web.Application,
-        door: Door,
+        guard: Guard,
         *,
         shutdown_timeout: float = 60.0,
         idle_seconds: float = IDLE_SECONDS,
         head_seconds: float = HEAD_SECONDS,
         send_seconds: float = SEND_SECONDS,
-        places: int = IDLE_PLACES,
+        connections: int = IDLE_CONNECTIONS,
     ) -> None:
         super().__init__(app, shutdown_timeout=shutdown_timeout)
-        self._door = door
-        self._places = places
+        self._guard = guard
+        self._most = connections
         self._limits = (head_seconds, send_seconds)
         self._idle_seconds = idle_seconds
-        app.middlewares.insert(0, door.read_body)
-        app.on_response_prepare.append(door.dress)
+        app.middlewares.insert(0, guard.read_body)
+        app.on_response_prepare.append(guard.add_headers)
+
+    async def listen(self, binding: Binding, port: int, flag: str) -> list[str]:
+        """Open the listening sockets, all on one port; gives their URLs. An error names the flag that sets the port."""
+        await self.setup()
+        for address in binding.addresses:
+            try:
+                site = web.TCPSite(self, address, port, reuse_address=True, backlog=1024)
+                await site.start()
+            except (OSError, OverflowError) as error:
+                await self.cleanup()
+                why = getattr(error, "strerror", None) or error
+                raise ConfigError(f"cannot listen on {address} port {port} ({why}): name another with {flag}") from None
+            port = port or self.addresses[0][1]  # the same port on every address
+        return [_url(*address[:2]) for address in self.addresses]
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
-        admit = functools.partial(self._door.admit, handler=made.request_handler)
+        admit = functools.partial(self._guard.admit, handler=made.request_handler)
         return _Server(
-            self._door,
+            self._guard,
             self._limits,
-            self._places,
+            self._most,
             admit,
             request_factory=made.request_factory,
             handler_cancellation=True,
             keepalive_timeout=self._idle_seconds,
             lingering_time=LINGER_SECONDS,
-            auto_decompress=False,  # what is compressed is refused: a few bytes must not become gigabytes
+            auto_decompress=False,  # compressed bodies are refused: a few bytes must not become gigabytes
             access_log=None,
         )
 
     def hurry(self) -> None:
-        """While it is cleaned up: end the requests that are still under way."""
+        """During cleanup: cancel the requests that are still running."""
         if isinstance(self.server, _Server):
             self.server.hurry()
 
 
 class _Server(web.Server):
-    def __init__(self, door: Door, limits: tuple[float, float], places: int, handler: Any, **options: Any) -> None:
+    def __init__(
+        self, guard: Guard, limits: tuple[float, float], connections: int, handler: Any, **options: Any
+    ) -> None:
         super().__init__(handler, **options)
-        self._places = places
-        self._make = functools.partial(Connection, self, door, limits, loop=asyncio.get_running_loop())
+        self._most = connections
+        self._make = functools.partial(Connection, self, guard, limits, loop=asyncio.get_running_loop())
 
     def __call__(self) -> web.RequestHandler:
         return self._make(**self._kwargs)
 
     def has_room(self, newcomer: Connection) -> bool:
-        """Whether one more may stay. Where all places are taken, the oldest that asks for nothing gives way: whoever
-        opens connections and is silent keeps nobody out."""
-        if len(self._connections) <= self._places:
+        """Whether a new connection may stay. At the limit, the oldest idle connection is closed for it, so that a
+        client which opens connections and sends nothing does not lock out others."""
+        if len(self._connections) <= self._most:
             return True
         for other in self._connections:
             if isinstance(other, Connection) and other is not newcomer and other.is_idle():
@@ -112,18 +130,16 @@ class _Server(web.Server):
 
 
 class Connection(web.RequestHandler):
-    """One client's connection.
-
-    aiohttp ends one that is idle. What it has no limit for: a head that comes byte by byte, and a client that does not
-    read what it is sent.
+    """A client's connection, with two time limits that aiohttp lacks: for the head of a request to arrive, and for the
+    client to read what it is sent.
     """
 
-    __slots__ = ("_door", "_head_seconds", "_head_timer", "_send_seconds", "_send_timer", "_server")
+    __slots__ = ("_guard", "_head_seconds", "_head_timer", "_send_seconds", "_send_timer", "_server")
 
-    def __init__(self, manager: _Server, door: Door, limits: tuple[float, float], **options: Any) -> None:
+    def __init__(self, manager: _Server, guard: Guard, limits: tuple[float, float], **options: Any) -> None:
         super().__init__(manager, **options)
         self._server = manager
-        self._door = door
+        self._guard = guard
         self._head_seconds, self._send_seconds = limits
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
@@ -131,7 +147,7 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if not self._server.has_room(self) and self.transport is not None:
-            self.transport.write(FULL)
+            self.transport.write(TOO_MANY)
             self.force_close()
 
     def data_received(self, data: bytes) -> None:
@@ -152,8 +168,8 @@ class Connection(web.RequestHandler):
             self._send_timer.cancel()
 
     async def shutdown(self, timeout: float | None = 15.0) -> None:
-        """Let the request that runs come to its end; after this time it is ended. aiohttp alone would then wait as long
-        once more for one that it has only told to end."""
+        """Wait for the running request, and cancel it after the timeout. aiohttp alone would wait for the timeout once
+        more after cancelling."""
         ends = self._loop.call_later(timeout or 0.0, self.end)
         try:
             await super().shutdown(timeout)
@@ -161,7 +177,7 @@ class Connection(web.RequestHandler):
             ends.cancel()
 
     def end(self) -> None:
-        """End the request that runs, if there is one."""
+        """Cancel the running request, if there is one."""
         if self._task_handler is not None:
             self._task_handler.cancel()
 
@@ -174,17 +190,17 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp says for itself, when it cannot read a request or its handler failed outside of the door."""
+        """The response when aiohttp cannot parse a request, or when an error was raised outside of the guard."""
         if REQUEST_ID not in request:
             request[REQUEST_ID] = new_request_id()
         if status < 500:
-            log.debug("a request that is not valid HTTP", exc_info=exc)
+            log.debug("invalid HTTP request", exc_info=exc)
         elif request.writer.output_size == 0:
             log.error("request %s failed", request[REQUEST_ID], exc_info=exc)
-        return self._door.refusal(request, _worded(status, exc, request[REQUEST_ID]), close=True)
+        return self._guard.refusal(request, _error_for(status, exc, request[REQUEST_ID]), close=True)
 
     def is_idle(self) -> bool:
-        """Whether nothing is asked on it: the head of a request is waited for."""
+        """Whether no request is running: the connection waits for the head of one."""
         return self._waiter is not None and not self._waiter.done()
 
     def _abort(self) -> None:
@@ -192,18 +208,22 @@ class Connection(web.RequestHandler):
             self.transport.abort()
 
 
-def _full() -> bytes:
-    """What a connection gets that there is no place for, before anything is read of it."""
-    error = errors.unavailable("the server has as many connections as it can keep; try again soon", 1.0)
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _too_many() -> bytes:
+    """The response to a connection over the limit, sent before anything is read."""
+    error = errors.unavailable("the server has as many connections as it can handle; try again soon", 1.0)
     body = encode_json(error.body())
     head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
     return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-FULL = _full()
+TOO_MANY = _too_many()
 
 
-def _worded(status: int, exc: BaseException | None, id: str) -> ApiError:
+def _error_for(status: int, exc: BaseException | None, id: str) -> ApiError:
     if isinstance(exc, LineTooLong):
         return ApiError(431, "the request's headers are too large", code="headers_too_large")
     return errors.bad_request("this is not a valid HTTP request") if status < 500 else errors.internal_error(id)

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them: a status, and a body that every client of that API can read."""
+"""Errors in OpenAI's format: a status, and a body that every client of that API can read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..context.window import is_overflow
+from ..log import TurnEnded
+from ..runtime.api_requests import Outcome
+
 
 class ApiError(Exception):
-    """A request's end that its client is told of; raised anywhere under the door."""
+    """An error that the client receives; raised anywhere behind the guard."""
 
     def __init__(
         self,
@@ -29,7 +33,7 @@ class ApiError(Exception):
         self.headers: Mapping[str, str] = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The response's JSON object, which is also what an event of a stream says when it breaks off."""
+        """The JSON object of the response, or of the event that ends a broken stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
@@ -38,7 +42,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
-    # Some clients tell a wrong key from a wrong request by the type alone.
+    # Some clients recognise a wrong key by the type alone.
     return ApiError(
         401, message, "authentication_error", code=code, headers={"WWW-Authenticate": 'Bearer realm="everloop"'}
     )
@@ -66,7 +70,7 @@ def conflict(message: str, param: str | None = None, code: str = "conflict") -> 
 
 
 def too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the request's body is larger than {limit} bytes; send less", code="request_too_large")
+    return ApiError(413, f"the request's body is larger than {limit} bytes", code="request_too_large")
 
 
 def unsupported_media_type(message: str) -> ApiError:
@@ -79,9 +83,9 @@ def too_many_requests(message: str, retry_after: float = 1.0, code: str = "rate_
 
 
 def internal_error(request_id: str | None = None) -> ApiError:
-    """Says nothing of what went wrong: that may hold paths, keys or another owner's words. The log has it."""
+    """An error without details: they could contain paths, keys or another owner's text. The log has them."""
     where = f" under the id {request_id}" if request_id else ""
-    return ApiError(500, f"an error inside the server; its log has it{where}", "server_error", code="internal_error")
+    return ApiError(500, f"internal error; the server's log has it{where}", "server_error", code="internal_error")
 
 
 def bad_gateway(message: str, code: str = "model_error") -> ApiError:
@@ -95,3 +99,46 @@ def unavailable(message: str, retry_after: float = 5.0, code: str = "unavailable
 
 def gateway_timeout(message: str, code: str = "model_timeout") -> ApiError:
     return ApiError(504, message, "server_error", code=code)
+
+
+def failure_of(outcome: Outcome, own: bool) -> ApiError | None:
+    """The error for a turn that has no answer. Only the person of the machine (`own`) may read the model's address and
+    what it says about the key."""
+    last = outcome.entries[-1] if outcome.entries else None
+    if not isinstance(last, TurnEnded):
+        return None
+    match last.reason:
+        case "error":
+            return _model_error(last, own)
+        case "budget":
+            return ApiError(429, last.text, "insufficient_quota", code="insufficient_quota")
+        case "timeout":
+            return gateway_timeout(last.text)
+        case "cancelled" | "aborted":
+            return conflict(last.text, code="cancelled")
+        case "replaced":
+            return conflict("a newer message replaced this one in its session", code="replaced")
+        case "abandoned":
+            return unavailable(last.text, code="abandoned")
+        case _:
+            return None
+
+
+def _model_error(ended: TurnEnded, own: bool) -> ApiError:
+    """A failure of the model. That it refuses our key or address is not the client's fault."""
+    if is_overflow(ended.text):
+        what = ended.text if own else "the conversation is longer than the model's context window"
+        return bad_request(what, "messages", "context_length_exceeded")
+    why = f" (it answered {ended.status})" if ended.status else ""
+    text = ended.text if own else f"the model of this server failed{why}; the server's log has more"
+    match ended.status:
+        case 400 | 413 | 422:
+            return bad_request(text, code="model_refused")
+        case 429:
+            return too_many_requests(text)
+        case 408 | 504:
+            return gateway_timeout(text)
+        case 503 | 529:
+            return unavailable(text, code="model_unavailable")
+        case _:
+            return bad_gateway(text)

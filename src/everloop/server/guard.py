@@ -1,4 +1,4 @@
-"""The door: what every request must pass before anything of ours runs, and what every response goes out with."""
+"""The guard: the checks that every request passes before a handler runs, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ..store.base import Store, Token
 from ..store.tokens import NOTED_EVERY, PREFIX, RIGHTS, USE, hash_of
 from . import errors
 from .errors import ApiError
-from .origins import LOOPBACK_NAMES, configured_origins, is_loopback, is_own_origin, name_of, plain
+from .origins import LOOPBACK_NAMES, configured_origins, host_name, is_loopback, is_own_origin, normalize_host
 
 log = logging.getLogger("everloop.server")
 
-# What a handler behind the door finds in its request.
+# What a handler finds in its request.
 OWNER = web.RequestKey("owner", str)
-TOKEN: web.RequestKey[Token | None] = web.RequestKey("token")  # None for the person at this machine
+TOKEN: web.RequestKey[Token | None] = web.RequestKey("token")  # None for the person of this machine
 REQUEST_ID = web.RequestKey("request_id", str)
-ORIGIN = web.RequestKey("origin", str)  # of another page that the settings allow
+ORIGIN = web.RequestKey("origin", str)  # an origin that the settings allow
 
 T = TypeVar("T", bound=web.StreamResponse)
 H = TypeVar("H", bound=Callable[..., Awaitable[web.StreamResponse]])
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-OPEN = frozenset({"/healthz", "/readyz"})  # for whoever watches the machine, which has no token
-CLIENT_LEFT = 499  # is sent to nobody: it stands for a client that did not wait for its answer
+OPEN = frozenset({"/healthz", "/readyz"})  # for load balancers and monitors, which have no token
+CLIENT_LEFT = 499  # never sent; counted for a client that disconnected before its response
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-# Two of these, and two readers differ.
+# Of two headers with the same name, one program reads the first and another the last.
 ONCE = (
     "Host",
     "Origin",
@@ -46,8 +46,8 @@ ONCE = (
     "Idempotency-Key",
     "Last-Event-ID",
 )
-# Headers that reverse proxies, CDNs and tunnels add: by a word in the name, by the address that they carry, or by whose
-# they are. A client on this machine has no reason to send any of them.
+# Headers that reverse proxies, CDNs and tunnels add: by a word in the name, by the address in the value, or by vendor.
+# A client on this machine has no reason to send any of them.
 PROXY = re.compile(
     r"(.+-)?(forward(ed)?|via|cdn|hops?|proxy\w*)(-.+)?"
     r"|(.+-)?(client|connecting|real|remote|source|originating|external|cluster)-(ip|addr|address|host|port|user)"
@@ -58,12 +58,12 @@ PROXY = re.compile(
 )
 BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]{1,512})", re.I)
 HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+(?: *, *[A-Za-z0-9-]+)*")
-NUMBERS = "/metrics"
-NUMBERS_SECONDS = 3.0  # for the store to say whether a token is good; who scrapes waits ten
+METRICS = "/metrics"
+METRICS_SECONDS = 3.0  # for the store to check a token; Prometheus waits ten seconds
 BODY_SECONDS = 20.0
-LARGE_BODIES = 8  # of the largest size that may be here at once, all requests together
-SMALL_BODY = 256 * 1024  # is taken whatever others have sent
-SLOWEST = 16 * 1024  # bytes a second, on top of those seconds: an honest upload over a thin line may take its time
+LARGE_BODIES = 8  # bodies of the largest size that may be in memory at once, over all requests
+SMALL_BODY = 256 * 1024  # accepted whatever other requests have sent
+SLOWEST = 16 * 1024  # bytes per second, in addition to BODY_SECONDS: an upload over a slow line may take longer
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -73,10 +73,11 @@ HEADERS = {
 }
 
 
-class Door:
-    """Checks who asks, from where, and how much at once; gives the request its owner, or says no in OpenAI's words.
+class Guard:
+    """Checks each request: its host, origin, token, rights and size, and how many run at once.
 
-    A handler behind it finds `request[OWNER]`, `request[TOKEN]`, `request[REQUEST_ID]`, and a body that was read whole.
+    A handler finds `request[OWNER]`, `request[TOKEN]`, `request[REQUEST_ID]`, and a body that was read completely.
+    `on_response` is called with the path and the status of each request.
     """
 
     def __init__(
@@ -92,100 +93,98 @@ class Door:
         at_once_each: int,
         body_seconds: float = BODY_SECONDS,
         bodies_limit: int | None = None,
-        on_answer: Callable[[str, int], None] | None = None,
+        on_response: Callable[[str, int], None] | None = None,
     ) -> None:
-        """`on_answer` is told the path and the status of each request."""
-        self.closing = False  # new requests are turned away, those under way may end
-        self._on_answer = on_answer
+        self.closing = False  # refuse new requests, let running ones end
+        self._on_response = on_response
         self._store = store
-        self._hosts = LOOPBACK_NAMES | {plain(host) for host in hosts}
+        self._hosts = LOOPBACK_NAMES | {normalize_host(host) for host in hosts}
         self._origins = configured_origins(origins)
-        self._trusts_machine = loopback and not token_needed
+        self._trusts_loopback = loopback and not token_needed
         self._body_limit = body_limit
         self._at_once = at_once
         self._at_once_each = at_once_each
         self._body_seconds = body_seconds
         self._bodies_limit = LARGE_BODIES * body_limit if bodies_limit is None else bodies_limit
-        self._held = 0  # bytes of the bodies of all requests under way
-        self._under_way: Counter[str] = Counter()
-        self._readers: dict[str, Token] = {}  # tokens that have read numbers, by their hashes
+        self._held = 0  # bytes of the bodies of all running requests
+        self._running: Counter[str] = Counter()  # requests by token
+        self._scrapers: dict[str, Token] = {}  # tokens that have read the metrics, by their hashes
         self._tokens_exist: bool | None = None  # True is final: a revoked token has existed, too
         self._checking: asyncio.Future[bool] | None = None
 
     @property
-    def under_way(self) -> int:
-        """Requests that are being handled now."""
-        return self._under_way.total()
+    def running(self) -> int:
+        """The number of requests that are being handled."""
+        return self._running.total()
 
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let a request through to its handler; whatever goes wrong becomes a response in OpenAI's shape."""
+        """Check a request and call its handler; every error becomes a response in OpenAI's format."""
         request[REQUEST_ID] = new_request_id()
         status = CLIENT_LEFT
         try:
-            response = await self._answer(request, handler)
+            response = await self._respond(request, handler)
             status = response.status
             return response
         finally:
-            if self._on_answer is not None:
-                self._on_answer(request.rel_url.raw_path, status)
+            if self._on_response is not None:
+                self._on_response(request.rel_url.raw_path, status)
 
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            return await self._pass(request, handler)
+            return await self._check(request, handler)
         except ApiError as error:
             return self.refusal(request, error)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
-            return self.refusal(request, _translated(request, error))
+            return self.refusal(request, _converted(request, error))
         except web.RequestPayloadError:
             return self.refusal(request, errors.bad_request("the request's body is not valid HTTP"), close=True)
         except Exception:
             if request.transport is None or request.transport.is_closing():
-                raise  # the client is gone, and that is what went wrong
+                raise  # the client disconnected, which caused the error
             log.exception("request %s: %s %s failed", request[REQUEST_ID], request.method, request.path)
             return self.refusal(request, errors.internal_error(request[REQUEST_ID]))
 
     @web.middleware
     async def read_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Take the body in before the handler begins: JSON, not more than allowed, and not slower. Only from a client
-        that has the right which the handler needs."""
-        if request.match_info.http_exception is None:  # else no handler begins: the address or the method is wrong
+        """Check the token's rights, and read the body before the handler starts: JSON, not too large, not too slow."""
+        if request.match_info.http_exception is None:  # else there is no handler: the path or the method is wrong
             _check_right(request)
-            _check_kind(request)
+            _check_content_type(request)
         if not request.can_read_body:
             return await handler(request)
         body = bytearray()
         try:
-            await self._take(request, body)
-            # Where aiohttp keeps what `request.read` and `request.json` give.
+            await self._read(request, body)
+            # Where aiohttp caches the result of `request.read` and `request.json`.
             request._read_bytes = bytes(body)
             return await handler(request)
         finally:
             self._held -= len(body)
 
-    async def dress(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Give a response the headers that all of them have; a signal of the application, for streams too."""
-        self._dress(request, response)
+    async def add_headers(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Add the headers of every response; a signal handler of the application, for streams too."""
+        self._add_headers(request, response)
 
     def refusal(self, request: web.BaseRequest, error: ApiError, *, close: bool = False) -> web.StreamResponse:
-        """The response that says no. Once another has begun to go out, the connection can only be cut."""
+        """The response for an error. Once another response has started, the connection can only be closed."""
         if request.writer.output_size > 0:
-            raise ConnectionError("the response had begun")
+            raise ConnectionError("the response had started")
         response = web.json_response(error.body(), status=error.status, headers=error.headers)
         if close or error.status in (408, 413) or self.closing or request.method == "CONNECT":
-            # What is left of a body, or meant for a tunnel, must not be taken for the next request.
+            # The rest of a body, or data for a tunnel, must not be parsed as the next request.
             response.force_close()
-        return self._dress(request, response)
+        return self._add_headers(request, response)
 
     # ------------------------------------------------------------------------------------------ the checks, in order
 
-    async def _pass(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        self._check_form(request)
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._check_headers(request)
         self._check_host(request)
         self._check_origin(request)
         if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers and ORIGIN in request:
-            return self._dress(request, _preflight(request))
+            return self._add_headers(request, _preflight(request))
         if request.rel_url.raw_path in OPEN and request.method in ("GET", "HEAD"):
             return await handler(request)
         if self.closing:
@@ -193,26 +192,26 @@ class Door:
         self._check_body(request)
         token = await self._token(request)
         request[TOKEN], request[OWNER] = token, token.owner if token is not None else "me"
-        with self._place("" if token is None else token.id):
+        with self._slot("" if token is None else token.id):
             return await handler(request)
 
-    def _check_form(self, request: web.Request) -> None:
+    def _check_headers(self, request: web.Request) -> None:
         for name in ONCE:
             if len(request.headers.getall(name, ())) > 1:
-                raise errors.bad_request(f"the header {name} is there more than once")
+                raise errors.bad_request(f"the header {name} is repeated")
         texts = [request.raw_path, *(part for pair in request.headers.items() for part in pair)]
         if any(not text.isascii() and not _is_text(text) for text in texts):
             raise errors.bad_request("the request's path and headers must be UTF-8")
 
     def _check_host(self, request: web.Request) -> None:
-        # A page whose name is made to lead here (DNS rebinding) counts for a browser as our own: only the name tells.
+        # DNS rebinding: a browser treats a page whose name resolves to this address as ours. Only the name tells.
         asked = [request.headers.get("Host", "")]
-        if not request.raw_path.startswith("/"):  # a whole URL, whose name comes before that of the header
+        if not request.raw_path.startswith("/"):  # an absolute URL, whose host takes precedence over the header
             asked.append(request.url.authority)
-        own = self._hosts | {plain(_end(request, "sockname"))}
-        if any((name := name_of(host)) is None or name not in own for host in asked):
+        own = self._hosts | {normalize_host(_address(request, "sockname"))}
+        if any((name := host_name(host)) is None or name not in own for host in asked):
             raise errors.forbidden(
-                "this server does not answer to the name in the Host header; add it to the names in its settings",
+                "this server does not serve the name in the Host header; add it to [server] hosts in its settings",
                 "host_not_allowed",
             )
 
@@ -221,10 +220,11 @@ class Door:
         if origin is not None and origin.lower() in self._origins:
             request[ORIGIN] = origin
             return
-        strange = origin is not None and not is_own_origin(origin, request.headers["Host"])
-        if strange or request.headers.get("Sec-Fetch-Site", "").lower() == "cross-site":
+        foreign = origin is not None and not is_own_origin(origin, request.headers["Host"])
+        if foreign or request.headers.get("Sec-Fetch-Site", "").lower() == "cross-site":
             raise errors.forbidden(
-                "pages of other origins may not use this server; add the origin to its settings", "origin_not_allowed"
+                "pages of other origins may not use this server; add the origin to [server] origins in its settings",
+                "origin_not_allowed",
             )
 
     def _check_body(self, request: web.Request) -> None:
@@ -234,63 +234,63 @@ class Door:
             raise errors.too_large(self._body_limit)
 
     async def _token(self, request: web.Request) -> Token | None:
-        """The token that is shown, asked of the store each time so that a revoked one ends at once."""
-        shown = request.headers.get("Authorization")
+        """The request's token, read from the store each time so that revoking one takes effect at once."""
+        sent = request.headers.get("Authorization")
         try:
-            if shown is None:
-                if await self._is_person_here(request):
+            if sent is None:
+                if await self._is_local_person(request):
                     return None
                 raise errors.unauthorized(
-                    "show a token: Authorization: Bearer …; `everloop token add` makes one", "no_api_key"
+                    "a token is required: Authorization: Bearer …; `everloop token add NAME` makes one", "no_api_key"
                 )
-            found = BEARER.fullmatch(shown.strip())
-            token = await self._found(request, hash_of(found[1])) if found is not None else None
+            found = BEARER.fullmatch(sent.strip())
+            token = await self._look_up(request, hash_of(found[1])) if found is not None else None
             if token is None:
-                # OpenAI's clients need some key to start: before the first token, one that they make up is not wrong.
-                made_up = found is None or not found[1].startswith(PREFIX)
-                if made_up and await self._is_person_here(request):
+                # OpenAI's clients do not start without a key: before the first token exists, any placeholder will do.
+                placeholder = found is None or not found[1].startswith(PREFIX)
+                if placeholder and await self._is_local_person(request):
                     return None
-                raise errors.unauthorized("this token is not, or no longer, one of this server's")
+                raise errors.unauthorized("this token is unknown or revoked")
             return token
         except StoreError as error:
             log.error("request %s: tokens cannot be read: %s", request[REQUEST_ID], error)
             raise errors.unavailable("the server cannot read its store just now; try again") from None
 
-    async def _found(self, request: web.Request, hash: str) -> Token | None:
-        """The token with this hash. Where numbers are read, one that was good before will do while the store is away:
-        that it is away is one of the numbers."""
-        asked = asyncio.ensure_future(self._store.token(hash))
-        known = self._readers.get(hash) if request.path == NUMBERS else None
+    async def _look_up(self, request: web.Request, hash: str) -> Token | None:
+        """The token with this hash. For the metrics, one that was valid before is accepted while the store is
+        unavailable: the metrics report that it is."""
+        query = asyncio.ensure_future(self._store.token(hash))
+        known = self._scrapers.get(hash) if request.path == METRICS else None
         if known is not None:
-            asked.add_done_callback(lambda late: late.cancelled() or late.exception())  # perhaps nobody waits by then
-            await asyncio.wait([asked], timeout=NUMBERS_SECONDS)
-            if not asked.done() or asked.exception() is not None:
+            query.add_done_callback(lambda done: done.cancelled() or done.exception())  # this request may end first
+            await asyncio.wait([query], timeout=METRICS_SECONDS)
+            if not query.done() or query.exception() is not None:
                 return known
-        token = await asked
-        if request.path == NUMBERS:
-            self._readers.pop(hash, None)
+        token = await query
+        if request.path == METRICS:
+            self._scrapers.pop(hash, None)
             if token is not None:
-                self._readers[hash] = token
+                self._scrapers[hash] = token
         if token is not None:
             await self._note_use(token)
         return token
 
-    async def _is_person_here(self, request: web.Request) -> bool:
-        """Whether a request without a token counts as one of the machine's own person: it comes from this machine, not
-        through a proxy on it, and no token has ever existed. A sandboxed command with network comes from here, too."""
-        if not self._trusts_machine or not is_loopback(_end(request, "peername")) or is_proxied(request.headers):
+    async def _is_local_person(self, request: web.Request) -> bool:
+        """Whether a request without a token is served as the person of this machine: it comes from loopback, not
+        through a proxy, and no token has ever existed. (A sandboxed command with network comes from loopback, too.)"""
+        if not self._trusts_loopback or not is_loopback(_address(request, "peername")) or is_proxied(request.headers):
             return False
-        if request.path == NUMBERS and self._tokens_exist is False:
-            # That the store is away is one of the numbers: what it said before will do.
+        if request.path == METRICS and self._tokens_exist is False:
+            # The metrics report that the store is unavailable: its last answer is accepted.
             with contextlib.suppress(TimeoutError, StoreError):
-                async with asyncio.timeout(NUMBERS_SECONDS):
+                async with asyncio.timeout(METRICS_SECONDS):
                     return not await self._check_tokens_exist()
             return True
         return not await self._check_tokens_exist()
 
     async def _check_tokens_exist(self) -> bool:
-        """Whether a token has ever existed, made by whatever process. Once it has, the store is not asked again; until
-        then requests that come at the same time share one query, which began after each of them came."""
+        """Whether a token has ever existed, created by any process. Once one has, the store is not asked again; until
+        then concurrent requests share a query, which starts after each of them arrived."""
         if self._tokens_exist:
             return True
         if self._checking is not None and not self._checking.done():
@@ -306,29 +306,29 @@ class Door:
         if token.last_used_at is None or now - token.last_used_at >= NOTED_EVERY:
             try:
                 await self._store.token_used(token.id, now)
-            except StoreError as error:  # a full disk: what the request itself has to write says so to its client
+            except StoreError as error:  # a full disk, say: the request's own writes report that to its client
                 log.error("%s", error)
 
     @contextlib.contextmanager
-    def _place(self, who: str) -> Iterator[None]:
-        if self.under_way >= self._at_once:
-            raise errors.too_many_requests("the server has as many requests as it can handle at once; try again soon")
-        if self._under_way[who] >= self._at_once_each:
+    def _slot(self, token: str) -> Iterator[None]:
+        if self.running >= self._at_once:
+            raise errors.too_many_requests("the server is handling as many requests as it can; try again soon")
+        if self._running[token] >= self._at_once_each:
             raise errors.too_many_requests(
-                f"at most {self._at_once_each} requests at once with one token; try again soon"
+                f"one token may have at most {self._at_once_each} requests at once; try again soon"
             )
-        self._under_way[who] += 1
+        self._running[token] += 1
         try:
             yield
         finally:
-            self._under_way[who] -= 1
-            if not self._under_way[who]:
-                del self._under_way[who]
+            self._running[token] -= 1
+            if not self._running[token]:
+                del self._running[token]
 
-    def _dress(self, request: web.BaseRequest, response: T) -> T:
+    def _add_headers(self, request: web.BaseRequest, response: T) -> T:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
-        response.headers["Server"] = "everloop"  # aiohttp would name itself and its version
+        response.headers["Server"] = "everloop"  # instead of the name and version of aiohttp
         response.headers["X-Request-Id"] = request[REQUEST_ID]
         if self._origins:
             response.headers["Vary"] = "Origin"
@@ -338,7 +338,7 @@ class Door:
             response.headers["Cross-Origin-Resource-Policy"] = "cross-origin"
         return response
 
-    async def _take(self, request: web.Request, body: bytearray) -> None:
+    async def _read(self, request: web.Request, body: bytearray) -> None:
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._body_seconds) as limit:
@@ -346,17 +346,17 @@ class Door:
                     body += chunk
                     self._held += len(chunk)
                     if self._held > self._bodies_limit and len(body) > SMALL_BODY:
-                        # What is made of a body needs several times its size for as long as the request runs.
+                        # A parsed body needs several times its size for as long as the request runs.
                         raise errors.too_many_requests("too many large requests at once; try again soon")
                     if len(body) > self._body_limit:
                         raise errors.too_large(self._body_limit)
                     limit.reschedule(began + self._body_seconds + len(body) / SLOWEST)
         except TimeoutError:
-            raise errors.too_slow("the request's body came too slowly") from None
+            raise errors.too_slow("the request's body arrived too slowly") from None
 
 
 def needs(right: str) -> Callable[[H], H]:
-    """Say which right a handler needs; without this it is `use`."""
+    """Declare the right that a handler needs; the default is `use`."""
 
     def mark(handler: H) -> H:
         handler.needs = right  # type: ignore[attr-defined]
@@ -366,7 +366,7 @@ def needs(right: str) -> Callable[[H], H]:
 
 
 def is_proxied(headers: Iterable[str]) -> bool:
-    """Whether one of these headers is a sign that the request came through a proxy."""
+    """Whether one of these headers shows that the request came through a proxy."""
     return any(PROXY.fullmatch(name.replace("_", "-")) for name in headers)
 
 
@@ -379,8 +379,8 @@ def _check_right(request: web.Request) -> None:
         )
 
 
-def _check_kind(request: web.Request) -> None:
-    """A form of any page can be sent here without asking; JSON cannot."""
+def _check_content_type(request: web.Request) -> None:
+    """Require JSON: a browser sends a form of any page without a preflight request, but not JSON."""
     if request.method in WRITING:
         kind, _, parameters = request.headers.get("Content-Type", "").lower().partition(";")
         charset = parameters.replace(" ", "").replace('"', "")
@@ -392,10 +392,10 @@ def new_request_id() -> str:
     return f"req_{secrets.token_hex(12)}"
 
 
-def _translated(request: web.Request, error: web.HTTPException) -> ApiError:
-    """An error of aiohttp's in OpenAI's shape."""
+def _converted(request: web.Request, error: web.HTTPException) -> ApiError:
+    """Convert an error of aiohttp to OpenAI's format."""
     if isinstance(error, web.HTTPNotFound):
-        return errors.not_found("there is nothing at this address", code="unknown_url")
+        return errors.not_found("there is nothing at this path", code="unknown_url")
     if isinstance(error, web.HTTPMethodNotAllowed):
         return errors.method_not_allowed(request.method, ", ".join(sorted(error.allowed_methods)))
     if isinstance(error, web.HTTPRequestEntityTooLarge):
@@ -406,7 +406,7 @@ def _translated(request: web.Request, error: web.HTTPException) -> ApiError:
 
 
 def _preflight(request: web.Request) -> web.Response:
-    """What a browser asks before a page of an allowed origin may send its request."""
+    """Answer the preflight request of a browser for a page of an allowed origin."""
     headers = {"Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE", "Access-Control-Max-Age": "600"}
     asked = request.headers.get("Access-Control-Request-Headers", "")
     if HEADER_NAMES.fullmatch(asked):
@@ -416,8 +416,8 @@ def _preflight(request: web.Request) -> web.Response:
     return web.Response(status=204, headers=headers)
 
 
-def _end(request: web.Request, end: str) -> str:
-    """The address of one end of the connection."""
+def _address(request: web.Request, end: str) -> str:
+    """The address of one end of the connection, `sockname` or `peername`."""
     found = request.transport.get_extra_info(end) if request.transport is not None else None
     return str(found[0]) if isinstance(found, tuple) else ""
 

@@ -1,4 +1,4 @@
-"""GET /metrics, on the server and on a worker that is told to have an address for it."""
+"""GET /metrics, in the server and in a worker with `[worker] metrics`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from ..observability.metrics_page import Page
 from ..observability.metrics_text import CONTENT_TYPE, OTHER
 from ..store.base import Store
 from ..store.tokens import ADMIN
-from .answers import health
 from .connections import Runner
-from .guard import Door, needs
-from .listening import listen
+from .guard import Guard, needs
 from .origins import check_bind
+from .responses import health
 
 ADDRESS = re.compile(r"(?:\[([^\]\s]+)\]|([^:\s]+)):([0-9]{1,5})")
-AT_ONCE = 20  # requests to a worker, which has better things to do
+AT_ONCE = 20  # requests to a worker
 BODY_LIMIT = 1_000
 
 
-class Monitor:
-    """Answers the monitoring of the machine: with the numbers of all owners, so only to a token with `admin`."""
+class MetricsHandler:
+    """Serves the metrics. They cover all owners, so a token needs the right `admin`."""
 
     def __init__(self, store: Store, meters: Meters) -> None:
         self._page = Page(store, meters)
@@ -36,8 +35,9 @@ class Monitor:
     async def handle(self, request: web.Request) -> web.Response:
         return web.Response(body=await self._page.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    def counts(self, app: web.Application) -> Callable[[str, int], None]:
-        """What a door is to tell of each answer. A path that leads nowhere is not told: anybody can make one up."""
+    def counter(self, app: web.Application) -> Callable[[str, int], None]:
+        """A function that counts the responses of an application by route. Unknown paths are counted as one: clients
+        can make up any number of them."""
         plain, patterns = set(), []
         for resource in app.router.resources():
             info = resource.get_info()
@@ -47,30 +47,30 @@ class Monitor:
                 plain.add(info["path"])
 
         def count(path: str, status: int) -> None:
-            found = path if path in plain else next((name for one, name in patterns if one.fullmatch(path)), OTHER)
-            self._meters.requested(found, status)
+            matches = (route for pattern, route in patterns if pattern.fullmatch(path))
+            self._meters.requested(path if path in plain else next(matches, OTHER), status)
 
         return count
 
 
 class MetricsServer:
-    """The listener of a worker: /metrics and /healthz, behind the same door as the server's."""
+    """The HTTP listener of a worker: /metrics and /healthz, behind the same guard as the server."""
 
     def __init__(self, config: Config, store: Store, meters: Meters) -> None:
         self._config = config
         self._store = store
-        self._monitor = Monitor(store, meters)
+        self._metrics = MetricsHandler(store, meters)
         self._runner: Runner | None = None
 
     async def start(self) -> Sequence[str]:
-        """Begin to listen where `[worker] metrics` says; gives the addresses."""
+        """Listen on the address of `[worker] metrics`; gives the URLs."""
         host, port = _address(self._config.metrics)
         tokens = await self._store.tokens()
         binding = await check_bind(host, any(token.revoked_at is None for token in tokens))
         app = web.Application()
-        app.router.add_get("/metrics", self._monitor.handle)
+        app.router.add_get("/metrics", self._metrics.handle)
         app.router.add_get("/healthz", _healthz)
-        door = Door(
+        guard = Guard(
             self._store,
             hosts=(host, *self._config.server_hosts),
             loopback=binding.loopback,
@@ -78,10 +78,10 @@ class MetricsServer:
             body_limit=BODY_LIMIT,
             at_once=AT_ONCE,
             at_once_each=AT_ONCE,
-            on_answer=self._monitor.counts(app),
+            on_response=self._metrics.counter(app),
         )
-        self._runner = Runner(app, door, shutdown_timeout=1.0, places=AT_ONCE)
-        return await listen(self._runner, binding, port, "--metrics")
+        self._runner = Runner(app, guard, shutdown_timeout=1.0, connections=AT_ONCE)
+        return await self._runner.listen(binding, port, "--metrics")
 
     async def stop(self) -> None:
         if self._runner is not None:

@@ -1,4 +1,4 @@
-"""A chat completion: from a client's request to an agent's turn, and back as one body or as a stream."""
+"""POST /v1/chat/completions: a request becomes a turn of the agent, answered whole or as a stream."""
 
 from __future__ import annotations
 
@@ -6,49 +6,54 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from ..bus import InboundMessage
+from ..bus import INSIDE, InboundMessage
 from ..commands import kind_of
 from ..errors import StoreError
-from ..log import Request, text_of
+from ..log import Content, Request, text_of
+from ..messages import Message
 from ..providers.base import honours
 from ..runtime.agent import AgentLoop
 from ..runtime.api_requests import Outcome
 from ..runtime.owners import OWN, Owners
+from ..store.base import Store
 from ..threads import in_thread
-from .answers import Chunks, completion
-from .errors import ApiError, bad_request, internal_error, unavailable
+from ..tools.registry import marked
+from .errors import ApiError, bad_request, failure_of, internal_error, too_many_requests, unavailable
 from .guard import OWNER, TOKEN
-from .outcomes import failure_of, finish_of
-from .rates import Rates
 from .requests import ChatRequest, read_chat
+from .responses import Chunks, completion
 from .resume import HEADER as LAST_ID
 from .resume import Position, position_of
-from .sessions import checked_key, said_in, session_of
 from .sse import AnswerStream
 
 log = logging.getLogger(__name__)
 CHANNEL = "api"
+SESSION = "X-Session"
 KEY = "Idempotency-Key"
-LARGE = 100_000  # bytes of a body that is read in a thread
+MAX_KEY_LENGTH = 200
+LARGE = 100_000  # bytes of a body that is parsed in a thread
+RATE, RATE_SECONDS = "requests", 60.0
+FINISH_REASONS = frozenset({"length", "content_filter"})  # of the model's API, which the client gets, too
 
 
 class Known(NamedTuple):
-    """Under which id a request is known when it is repeated, if it can be."""
+    """What is known of a request that can be repeated."""
 
-    id: str | None = None
-    repeated: bool = False  # it came before: nothing is asked of a model for it
-    stopped: bool = False  # what the client has of the answer is of a turn that was stopped: this is another one
+    id: str | None = None  # of its message; None for a request that cannot be repeated
+    repeated: bool = False  # an earlier request has or gets the answer: no model is called for this one
+    stopped: bool = False  # the client resumed a stopped turn; a new one starts
 
 
 @dataclass(slots=True, frozen=True)
 class Asked:
-    """A request on its way: the agent that answers it, and the message that it is."""
+    """A request that is being answered: the agent that answers it, and its message."""
 
     agent: AgentLoop
     message: InboundMessage
@@ -57,14 +62,42 @@ class Asked:
     id: str
     created: int
     known: Known
-    position: Position | None = None  # up to which the client has the answer
+    position: Position | None = None  # where the client resumes the answer
 
     @property
-    def asks_model(self) -> bool:
-        """Whether it counts as a request: what a client says again, and a command of its session, does not."""
+    def is_counted(self) -> bool:
+        """Whether it counts against the rate limit. Repeated requests and session commands do not."""
         request = self.message.request
         command = request is not None and request.kept and kind_of(self.message) not in ("message", "reply")
         return not command and not self.known.repeated
+
+
+class RateLimit:
+    """Limits the requests of an owner per minute, over all server processes of a store.
+
+    Each accepted request costs one write; without a limit nothing is written. An owner at the limit is remembered until
+    the minute is over, so that a flood of requests costs the store nothing.
+    """
+
+    def __init__(self, store: Store, per_minute: int) -> None:
+        self._store = store
+        self._most = per_minute
+        self._blocked: dict[str, float] = {}  # by owner: until when
+
+    async def check(self, owner: str) -> None:
+        """Count a request, or refuse it."""
+        if not self._most:
+            return
+        clock = asyncio.get_running_loop().time
+        left = self._blocked.get(owner, 0.0) - clock()
+        if left <= 0:
+            self._blocked.pop(owner, None)
+            left = await self._store.admit(owner, RATE, self._most, RATE_SECONDS)
+        if left > 0:
+            self._blocked[owner] = clock() + left
+            raise too_many_requests(
+                f"Rate limit reached: at most {self._most:,} requests a minute; try again in {left:.1f} s", left
+            )
 
 
 class ChatHandler:
@@ -72,15 +105,15 @@ class ChatHandler:
 
     def __init__(self, owners: Owners, *, messages_limit: int, ping_seconds: float, per_minute: int = 0) -> None:
         self._owners = owners
-        self._rates = Rates(owners.store, per_minute)
+        self._rate_limit = RateLimit(owners.store, per_minute)
         self._messages_limit = messages_limit
         self._ping_seconds = ping_seconds
         self._honours = honours(owners.provider)
-        self.stopping = False  # the server is: turns that are not over are left open on disk
+        self.stopping = False  # the server is shutting down: unfinished turns stay open on disk
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         asked = await self._read(request)
-        if asked.asks_model:
+        if asked.is_counted:
             await self._count(asked)
         if asked.chat.stream:
             return await self._stream(request, asked)
@@ -97,7 +130,7 @@ class ChatHandler:
         said, parts, before = said_in(chat.messages, kept=session is not None)
         known = await self._known(agent, request, session, text_of(said), position)
         if position is not None and not (known.id and chat.stream):
-            raise bad_request(f"{LAST_ID}: is only for a stream that is asked for again by its {KEY}", LAST_ID)
+            raise bad_request(f"{LAST_ID}: only allowed for a stream that is repeated with its {KEY}", LAST_ID)
         message = InboundMessage(
             CHANNEL,
             token.name if (token := request[TOKEN]) is not None else "client",
@@ -125,30 +158,30 @@ class ChatHandler:
 
     async def _count(self, asked: Asked) -> None:
         try:
-            await self._rates.check(asked.message.owner)
+            await self._rate_limit.check(asked.message.owner)
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable("the server cannot count requests just now; try again") from error
+            raise unavailable("the server cannot check the rate limit now; try again") from error
 
     async def _known(
         self, agent: AgentLoop, request: web.Request, session: str | None, said: str, position: Position | None
     ) -> Known:
-        """What is known of a request that can be repeated: one whose answer never came is run again."""
+        """Find the earlier request with the same key. One that ended without an answer is run again."""
         key, owner = checked_key(request.headers, KEY), request[OWNER]
         if key is None or session is None:
             return Known()
-        about = f"{CHANNEL}:{len(session)}:{session}:{key}"  # with the length, or a colon in one could be the other's
+        about = f"{CHANNEL}:{len(session)}:{session}:{key}"  # with the length, because both may contain colons
         number, place = 1, ""
         while (earlier := await agent.requests.earlier(owner, id := f"{about}:{number}")) is not None:
-            if earlier.said != said:  # its answer would be taken for the answer to this
-                raise bad_request(f"{KEY}: was used for another message of this session", KEY, "idempotency_key_reused")
+            if earlier.said != said:  # the client would get the answer to another message
+                raise bad_request(f"{KEY}: was used for another message in this session", KEY, "idempotency_key_reused")
             if position is not None and await agent.requests.holds(owner, id, position.seq, position.least):
                 place = id
             if not earlier.unanswered:
                 break
             number += 1
         if position is not None and not place:
-            raise bad_request(f"{LAST_ID}: there is no such place in the answer to this request", LAST_ID)
+            raise bad_request(f"{LAST_ID}: the answer to this request has no such position", LAST_ID)
         return Known(id, earlier is not None, bool(place) and place != id)
 
     async def _stream(self, request: web.Request, asked: Asked) -> web.StreamResponse:
@@ -206,6 +239,65 @@ class ChatHandler:
         if (failure := failure_of(outcome, own)) is not None:
             raise failure
         return outcome
+
+
+# ---------------------------------------------------------------------------------------------- the session
+
+
+def checked_key(headers: Mapping[str, str], header: str) -> str | None:
+    """The key in a header, if there is one."""
+    key = headers.get(header)
+    if key is not None and (not key.strip() or len(key) > MAX_KEY_LENGTH or not key.isprintable()):
+        raise bad_request(f"{header}: must be 1 to {MAX_KEY_LENGTH} printable characters", header)
+    return key
+
+
+def session_of(headers: Mapping[str, str]) -> str | None:
+    """The session that the request continues; None for a request that brings its whole history."""
+    key = checked_key(headers, SESSION)
+    if key is not None and key.partition(":")[0] in INSIDE:
+        raise bad_request(f"{SESSION}: {key.partition(':')[0]}: is reserved for internal sessions", SESSION)
+    return key
+
+
+def said_in(messages: Sequence[Message], kept: bool) -> tuple[Content, list[dict[str, Any]] | None, list[Message]]:
+    """(the user's message, its parts if it is more than text, the messages before it) of a request.
+
+    A stored session has the history: only the last message of the request counts, and results of the client's tools.
+    """
+    behind = [message for message in messages if message["role"] != "system"] if kept else messages  # without reminders
+    last = behind[-1]
+    said: Content = last["content"] if last["role"] == "user" else ""
+    before = list(behind[:-1] if last["role"] == "user" else behind)
+    if kept:
+        before = _results(before)
+    return said, said if isinstance(said, list) else None, before
+
+
+def _results(messages: Sequence[Message]) -> list[Message]:
+    """The trailing tool results as one user message: in the log, their calls have ended. It is marked as untrusted,
+    because nothing in it was said by the user."""
+    start = len(messages)
+    while start and messages[start - 1]["role"] == "tool":
+        start -= 1
+    if start == len(messages):
+        return []
+    called = messages[start - 1].get("tool_calls") or () if start else ()
+    names = {call["id"]: call["function"]["name"] for call in called}
+    texts = [
+        f"[Result of {names.get(one['tool_call_id'], 'a tool')}]\n{text_of(one['content'])}" for one in messages[start:]
+    ]
+    return [{"role": "user", "content": marked("\n\n".join(texts), "the client's tools")}]
+
+
+# ---------------------------------------------------------------------------------------------- the answer
+
+
+def finish_of(outcome: Outcome) -> str:
+    """The finish_reason of an answer. A turn that reached a limit says so in its text, and the reason is "stop"."""
+    if outcome.reason == "handed":
+        return "tool_calls"
+    return outcome.finish_reason if outcome.reason == "answer" and outcome.finish_reason in FINISH_REASONS else "stop"
 
 
 def _next(id: str) -> str:

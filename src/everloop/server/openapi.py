@@ -1,47 +1,85 @@
-"""The OpenAPI document of the server, made from the types that read its requests and write its answers."""
+"""The OpenAPI document of the server, made from the types of its requests and responses."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
 from msgspec.structs import fields
 
 from .. import __version__
-from . import responses as bodies
-from .parameters import WORDS, effect
+from . import responses
+from .requests import DEFAULTS, FIXED, WITHOUT_EFFECT, ChatBody
 from .responses import Chunk, Completion, Error, Health, Model, Models
-from .shapes import FIXED, ChatBody
 
 Json = dict[str, Any]
+Effect = Literal["honoured", "passed on", "no effect", "refused"]
+
+PARAMETERS = {
+    "messages": "The conversation; it ends with a user message, a tool result, or a reminder after one of these.",
+    "model": "One of `GET /v1/models`; without it, or with another name, the server's default model answers.",
+    "tools": "Up to 128 functions of the client; calls to them are handed back. Without them the agent uses its own.",
+    "tool_choice": '"none", "auto", "required", or one of `tools` by name.',
+    "parallel_tool_calls": "Whether the model may make several calls in one answer.",
+    "stream": "Whether the answer is sent as server-sent events.",
+    "stream_options": "With `stream` only: `include_usage` adds a chunk with the usage.",
+    "temperature": "0 to 2.",
+    "top_p": "0 to 1.",
+    "max_tokens": "The maximum number of tokens of an answer, for each model call.",
+    "max_completion_tokens": "The newer name of `max_tokens`; if both are sent, they must be equal.",
+    "stop": "A string, or up to 4, at which the answer ends.",
+    "seed": "A 64-bit integer.",
+    "response_format": '"text", "json_object", or "json_schema" with a named schema.',
+    "presence_penalty": "-2 to 2.",
+    "frequency_penalty": "-2 to 2.",
+    "logit_bias": "-100 to 100 by token.",
+    "reasoning_effort": '"none", "minimal", "low", "medium", "high" or "xhigh".',
+    "verbosity": '"low", "medium" or "high".',
+    "user": "Passed on to a model that supports it.",
+    "metadata": "Up to 16 pairs of strings (64 and 512 characters), kept in the activity log.",
+    "safety_identifier": "A string.",
+    "prompt_cache_key": "A string.",
+    "prompt_cache_retention": "A string.",
+    "n": "Only 1.",
+    "logprobs": "Only false.",
+    "top_logprobs": "Only 0.",
+    "modalities": 'Only ["text"].',
+    "audio": "Only null.",
+    "prediction": "Only null.",
+    "web_search_options": "Only null. The agent searches with its own tools.",
+    "store": "Only false. Sessions are kept with the header `X-Session`.",
+    "service_tier": 'Only "auto" or "default".',
+    "functions": "Only null; `tools` is the newer name.",
+    "function_call": "Only null; `tool_choice` is the newer name.",
+}
 
 ERRORS = {
-    "400": "Something is wrong with the request; `param` names it.",
-    "401": "There is no token, or a wrong one.",
-    "403": "The server does not answer to this name, not to pages of this origin, or the token lacks a right.",
-    "404": "There is no such model, or nothing at this address.",
+    "400": "The request is invalid; `param` names the parameter.",
+    "401": "The token is missing, unknown or revoked.",
+    "403": "The Host or the Origin is not allowed, or the token lacks a right.",
+    "404": "Unknown model or path.",
     "405": "The method is not allowed here.",
-    "408": "The body came too slowly.",
-    "409": "The turn was stopped, or another message took its place.",
+    "408": "The body arrived too slowly.",
+    "409": "The turn was stopped, or a newer message replaced it.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
-    "429": "Too many requests at once or in a minute, or a budget is used up.",
-    "500": "An error inside the server.",
-    "502": "The model behind the server failed.",
-    "503": "The server, or the model behind it, cannot answer now.",
-    "504": "The model behind the server took too long.",
+    "429": "Too many requests at once or per minute, or a budget is used up.",
+    "500": "An internal error.",
+    "502": "The model failed.",
+    "503": "The server or the model is unavailable.",
+    "504": "The model took too long.",
 }
 WAIT = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
 HEADERS = {
-    "401": {"WWW-Authenticate": {"description": "How to show a token.", "schema": {"type": "string"}}},
-    "405": {"Allow": {"description": "The methods that are.", "schema": {"type": "string"}}},
+    "401": {"WWW-Authenticate": {"description": "How to send a token.", "schema": {"type": "string"}}},
+    "405": {"Allow": {"description": "The allowed methods.", "schema": {"type": "string"}}},
     "429": WAIT,
     "503": WAIT,
 }
 EFFECTS = {
     "honoured": "",
-    "passed on": " Refused if the model behind the server does not take it.",
+    "passed on": " Refused if the model does not support it.",
     "no effect": " Accepted, without effect.",
     "refused": " Any other value is refused.",
 }
@@ -82,6 +120,21 @@ EXAMPLES: dict[str, Json] = {
 }
 
 
+def effect(name: str) -> Effect:
+    """What the server does with a parameter."""
+    if name in FIXED:
+        return "refused"
+    if name in WITHOUT_EFFECT:
+        return "no effect"
+    return "passed on" if name in DEFAULTS or name == "max_completion_tokens" else "honoured"
+
+
+def parameter_table() -> str:
+    """The Markdown table of all parameters, for the documentation."""
+    rows = [f"| `{name}` | {effect(name)} | {PARAMETERS[name]} |" for name in ChatBody.__struct_fields__]
+    return "\n".join(["| parameter | | |", "|---|---|---|", *rows])
+
+
 def document() -> Json:
     """The whole document."""
     return {
@@ -97,7 +150,14 @@ def document() -> Json:
             "/v1/models": {"get": _get("list_models", "The models that a request may name.", Models)},
             "/v1/models/{id}": {"get": _model()},
             "/healthz": {"get": _get("health", "Whether the server is alive.", Health, token=False)},
-            "/readyz": {"get": _get("readiness", "Whether the server takes requests.", Health, token=False)},
+            "/readyz": {
+                "get": _get(
+                    "readiness",
+                    "Whether the server accepts requests, proven by a write to the store.",
+                    Health,
+                    token=False,
+                )
+            },
             "/openapi.json": {"get": _get("openapi", "This document.", None)},
         },
         "components": {
@@ -111,16 +171,18 @@ def document() -> Json:
 
 
 def _chat() -> Json:
-    data = "A `Chunk`, or an `Error` when the answer breaks off; at the end `[DONE]`."
+    data = "A `Chunk`, or an `Error` when the answer fails; the last event is `[DONE]`."
     event = {"type": "object", "properties": {"data": {"type": "string", "description": data}}, "required": ["data"]}
     return {
         "operationId": "create_chat_completion",
-        "summary": "An answer of the agent.",
+        "summary": "Create an answer of the agent.",
         "security": [{"token": []}, {}],
         "parameters": [
-            _header("X-Session", "The session that the server keeps, where only the last message counts.", LENGTH),
-            _header("Idempotency-Key", "In a session: a request that is repeated gets the answer of the first.", {}),
-            _header("Last-Event-ID", "Of a stream that is asked for again: the last id that the client has.", {}),
+            _header(
+                "X-Session", "A session that the server stores; only the last message of the request counts.", LENGTH
+            ),
+            _header("Idempotency-Key", "In a session: a repeated request gets the answer of the first one.", {}),
+            _header("Last-Event-ID", "Resume a stream: the last event id that the client has.", {}),
         ],
         "requestBody": {
             "required": True,
@@ -167,7 +229,7 @@ def _model() -> Json:
             "name": "id",
             "in": "path",
             "required": True,
-            "description": "Its name, which may hold slashes.",
+            "description": "Its name, which may contain slashes.",
             "schema": {"type": "string", "minLength": 1},
         }
     ]
@@ -202,7 +264,7 @@ def _schemas() -> Json:
     types = [ChatBody, Completion, Chunk, Models, Health, Error]
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     properties = schemas["ChatBody"]["properties"]
-    for name, values in FIXED.items():  # the types cannot say this: 0 and False are the same to them
+    for name, values in FIXED.items():  # not in the types, because 0 and False are equal
         properties[name]["enum"] = list(values)
     for name in ("function_call", "audio"):
         schemas["AssistantMessage"]["properties"][name]["enum"] = [None]
@@ -213,8 +275,8 @@ def _schemas() -> Json:
     ]
     schemas["StreamOptions"]["properties"]["include_obfuscation"]["enum"] = [False, None]
     for name, schema in schemas.items():
-        if (answer := getattr(bodies, name, None)) is not None:  # what has a value is always sent
+        if (answer := getattr(responses, name, None)) is not None:  # fields with a value are always sent
             schema["required"] = [field.name for field in fields(answer) if field.default is not UNSET]
-    for name, words in WORDS.items():
+    for name, words in PARAMETERS.items():
         properties[name]["description"] = words + EFFECTS[effect(name)]
     return schemas

@@ -1,4 +1,4 @@
-"""Which names a server answers to, which pages may speak to it, and which addresses are this machine's own."""
+"""Host names, origins and addresses: which names a server answers to, which pages may use it, what is loopback."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9](?:[A-Za-z0-9._-]*[
 
 @dataclass(slots=True, frozen=True)
 class Binding:
-    """The addresses to listen on, found once: a name that is looked up again could lead elsewhere."""
+    """The addresses to listen on, resolved once: a second lookup could give others."""
 
     addresses: tuple[str, ...]
-    loopback: bool  # nobody but this machine can reach any of them
+    loopback: bool  # only this machine can reach them
 
 
-def name_of(authority: str) -> str | None:
-    """The name in a Host header, in the one spelling that it is compared in; None when it is no name at all."""
+def host_name(authority: str) -> str | None:
+    """The normalised name in a Host header; None when it is not a valid one."""
     found = AUTHORITY.fullmatch(authority)
-    return None if found is None else plain(found[1] or found[2])
+    return None if found is None else normalize_host(found[1] or found[2])
 
 
-def plain(name: str) -> str:
-    """A host's name or address without port, brackets, capitals or a zone; IPv4 in IPv6 as IPv4."""
+def normalize_host(name: str) -> str:
+    """Normalise a host name or address: no port, brackets, capitals or zone; IPv4-mapped IPv6 as IPv4."""
     if found := AUTHORITY.fullmatch(name):
         name = found[1] or found[2]
     try:
@@ -44,19 +44,19 @@ def plain(name: str) -> str:
 
 def is_loopback(address: str) -> bool:
     try:
-        return ipaddress.ip_address(plain(address)).is_loopback
+        return ipaddress.ip_address(normalize_host(address)).is_loopback
     except ValueError:
         return False
 
 
 def is_own_origin(origin: str, host: str) -> bool:
-    """Whether a page from this origin was served under this Host; also by a proxy that does TLS for us."""
+    """Whether a page of this origin was served under this Host, also through a proxy that terminates TLS."""
     parts = _split(origin)
     return parts is not None and parts[0] in ("http", "https") and parts[1] == host.lower()
 
 
 def configured_origins(origins: Iterable[str]) -> frozenset[str]:
-    """Origins as browsers write them."""
+    """Normalise the origins of the settings to what browsers send."""
     found = set()
     for origin in origins:
         parts = _split(origin.rstrip("/"))
@@ -77,14 +77,14 @@ def _split(origin: str) -> tuple[str, str] | None:
 
 
 async def check_bind(host: str, tokens_exist: bool) -> Binding:
-    """Find what a host stands for; refused when others could reach it and nobody has a token to show."""
+    """Resolve the host to listen on; refused when other machines could reach it and there is no valid token."""
     loop = asyncio.get_running_loop()
     try:
-        if not host.isprintable():  # the system would stop reading at a zero byte
+        if not host.isprintable():  # the resolver would stop at a zero byte
             raise UnicodeError
         found = await loop.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not a name"
+        why = getattr(error, "strerror", None) or "not a valid name"
         raise ConfigError(
             f'the host "{host[:100]}" cannot be listened on ({why}): name an address of this machine'
         ) from None
@@ -92,7 +92,7 @@ async def check_bind(host: str, tokens_exist: bool) -> Binding:
     loopback = all(is_loopback(address) for address in addresses)
     if not loopback and not tokens_exist:
         raise ConfigError(
-            f'listening on "{host[:100]}" lets in whoever reaches this machine, and there is no token to ask them for: '
-            "`everloop token add NAME` makes one, or listen on 127.0.0.1"
+            f'listening on "{host[:100]}" opens the server to other machines, and there is no valid token: '
+            "make one with `everloop token add NAME`, or listen on 127.0.0.1"
         )
     return Binding(addresses, loopback)

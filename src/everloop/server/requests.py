@@ -1,27 +1,27 @@
-"""A chat request, read: what of it goes to the model, or the one thing that is wrong with it.
+"""Chat requests: the types of their bodies, and how a body is read and checked.
 
-Everything a client can send is honoured or refused by its name; nothing is passed over in silence.
+msgspec checks the types while it parses, and the OpenAPI document is made from them. Every parameter that a client can
+send is honoured or refused by name; none is ignored silently.
 """
 
 from __future__ import annotations
 
+import binascii
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Never
+from typing import Annotated, Any, Literal, Never, assert_never
 
 import msgspec
+from msgspec import Meta, Struct
 
-from ..messages import Message, clean, encode_json
-from ..providers.sse import one_line
+from ..messages import Message, encode_json
+from ..providers.sse import parse_arguments
+from ..text import clean, one_line
 from .errors import ApiError, bad_request
-from .history import History
-from .shapes import FIXED, AnyMessage, ChatBody, DeveloperMessage, SchemaFormat, SystemMessage, TextFormat, ToolChoice
 
-__all__ = ["DEFAULTS", "UNHEARD", "ChatRequest", "read_chat"]
-
-# What the model behind may or may not honour, and the value of the API's that asks for nothing.
+# Options that the model may or may not support, with the default of the API.
 DEFAULTS: Mapping[str, Any] = {
     "temperature": 1,
     "top_p": 1,
@@ -38,9 +38,227 @@ DEFAULTS: Mapping[str, Any] = {
     "verbosity": "medium",
     "user": "",
 }
-# Said for the sake of a service's book-keeping: they change no answer, so nobody misses them.
-UNHEARD = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-DEEPEST = 100  # levels of a schema
+# Bookkeeping parameters: they do not change the answer, so they are accepted without effect.
+WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+MAX_SCHEMA_DEPTH = 100
+# Parameters that the server does not support: the values that request nothing. Any other value is refused.
+FIXED: dict[str, tuple[Any, ...]] = {
+    "n": (1, None),
+    "logprobs": (False, None),
+    "top_logprobs": (0, None),
+    "modalities": (["text"], None),
+    "audio": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "store": (False, None),
+    "service_tier": ("auto", "default", None),
+    "functions": (None,),
+    "function_call": (None,),
+}
+MAX_INT = 2**63 - 1  # the largest integer that every JSON parser accepts
+MAX_IMAGE_BYTES = 10_000_000
+MAX_IMAGES = 20  # in one message
+MAX_URL_LENGTH = 8_192
+
+# In Python "$" also matches before a trailing newline.
+Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}(?!\n)$")]
+Id = Annotated[str, Meta(min_length=1, max_length=256)]
+PersonName = Annotated[str, Meta(min_length=1, max_length=64)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Tokens = Annotated[int, Meta(ge=1, le=MAX_INT)]
+Schema = Annotated[dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"enum": ["object"]}}})]
+
+# ---------------------------------------------------------------------------------------------- parts
+
+
+class TextPart(Struct, tag="text", tag_field="type"):
+    text: str
+
+
+class RefusalPart(Struct, tag="refusal", tag_field="type"):
+    refusal: str
+
+
+class ImageUrl(Struct):
+    url: Annotated[
+        str,
+        Meta(
+            pattern="^(https?://.|data:image/(png|jpe?g|gif|webp);base64,.)",
+            description="A URL, or the image itself: data:image/png;base64,… (png, jpeg, gif or webp)",
+            examples=["https://example.com/picture.png"],
+        ),
+    ]
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(Struct, tag="image_url", tag_field="type"):
+    image_url: ImageUrl
+
+
+class OnlyPart(Struct):
+    """A text part where only text is allowed. (msgspec makes the tag of a single alternative optional.)"""
+
+    type: Literal["text"]
+    text: str
+
+
+Text = str | Annotated[list[OnlyPart], Meta(min_length=1)]
+
+# ---------------------------------------------------------------------------------------------- messages
+
+
+class SystemMessage(Struct, tag="system", tag_field="role"):
+    content: Text
+    name: PersonName | None = None
+
+
+class DeveloperMessage(Struct, tag="developer", tag_field="role"):
+    content: Text
+    name: PersonName | None = None
+
+
+class UserMessage(Struct, tag="user", tag_field="role"):
+    content: str | Annotated[list[TextPart | ImagePart], Meta(min_length=1)]
+    name: PersonName | None = None
+
+
+class CalledFunction(Struct):
+    name: Name
+    arguments: Annotated[str, Meta(description="A JSON object, as text")]
+
+
+class ToolCall(Struct):
+    id: Id
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class AssistantMessage(Struct, tag="assistant", tag_field="role"):
+    """An earlier answer of the model; it needs content, a refusal or calls."""
+
+    content: str | Annotated[list[TextPart | RefusalPart], Meta(min_length=1)] | None = None
+    refusal: str | None = None
+    name: PersonName | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=128)] | None = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class ToolMessage(Struct, tag="tool", tag_field="role"):
+    """The result of a call in the preceding assistant message."""
+
+    content: Text
+    tool_call_id: Id
+    name: str | None = None
+
+
+AnyMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+# ---------------------------------------------------------------------------------------------- tools
+
+
+class Function(Struct, omit_defaults=True):
+    name: Name
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class ChosenFunction(Struct):
+    name: Name
+
+
+class ToolChoice(Struct):
+    """A tool of the request that the model must call."""
+
+    function: ChosenFunction
+    type: Literal["function"]
+
+
+# ---------------------------------------------------------------------------------------------- the rest
+
+
+class TextFormat(Struct, tag="text", tag_field="type"):
+    pass
+
+
+class JsonFormat(Struct, tag="json_object", tag_field="type"):
+    pass
+
+
+class NamedSchema(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    name: Name
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class SchemaFormat(Struct, tag="json_schema", tag_field="type"):
+    json_schema: NamedSchema
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """Allowed only together with `stream`."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Any = None
+
+
+class ChatBody(Struct, forbid_unknown_fields=True):
+    """The body of a chat request. Fields of messages that are not listed here are dropped."""
+
+    messages: Annotated[list[AnyMessage], Meta(min_length=1)]
+    model: str | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    stop: (
+        Annotated[str, Meta(min_length=1)]
+        | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)]
+        | None
+    ) = None
+    seed: Annotated[int, Meta(ge=-MAX_INT - 1, le=MAX_INT)] | None = None
+    response_format: TextFormat | JsonFormat | SchemaFormat | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        dict[Annotated[str, Meta(pattern=r"^[0-9]{1,9}(?!\n)$")], Annotated[int, Meta(ge=-100, le=100)]] | None
+    ) = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    user: str | None = None
+    metadata: (
+        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+        | None
+    ) = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    n: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    store: Any = None
+    service_tier: Any = None
+    functions: Any = None
+    function_call: Any = None
+
+
+# ---------------------------------------------------------------------------------------------- reading
 
 _decode = msgspec.json.Decoder(ChatBody).decode
 _surrogate = re.compile(rb"\\u[dD][89a-fA-F]").search
@@ -53,34 +271,29 @@ _WORDS = {"int": "integer", "float": "number", "str": "string", "bool": "boolean
 
 @dataclass(slots=True, frozen=True)
 class ChatRequest:
-    """What a client asks for. `messages` begin after the leading system messages, whose texts are `system`."""
+    """A parsed request. `system` is the text of the leading system messages, `messages` what follows them."""
 
     messages: list[Message]
     system: str = ""
     model: str | None = None
     tools: list[dict[str, Any]] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)  # by the names that providers know
+    options: dict[str, Any] = field(default_factory=dict)  # by the names that providers use
     stream: bool = False
     include_usage: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
-    answer_only: bool = False  # no tool may be called; a model that cannot be told so must be offered none
-
-    @property
-    def last_user(self) -> Message | None:
-        """The user's last message, which a kept session goes on with."""
-        return next((message for message in reversed(self.messages) if message["role"] == "user"), None)
+    answer_only: bool = False  # no tool may be called, so none is offered
 
 
 def read_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> ChatRequest:
-    """The request in a body; an ApiError that names the parameter if it cannot be done as asked.
+    """Parse a body; an ApiError names the parameter that is invalid or unsupported.
 
-    `honours` are the options that the model behind takes. A body of many megabytes takes a while: read it in a thread.
+    `honours` are the options that the model supports. Parsing many megabytes takes a while: call it in a thread.
     """
     chat = _parse(body)
     _refuse_fixed(chat)
     if len(chat.messages) > messages_limit:
         raise bad_request(
-            f"messages: there are {len(chat.messages)}, and at most {messages_limit} are taken", "messages"
+            f"messages: there are {len(chat.messages)}, and at most {messages_limit} are allowed", "messages"
         )
     leading, messages = _split(chat.messages)
     options = chat.stream_options
@@ -88,7 +301,7 @@ def read_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> C
         raise bad_request("stream_options: only allowed together with stream", "stream_options")
     return ChatRequest(
         messages=History(len(leading)).read(messages),
-        system="\n\n".join(text for message in leading if (text := _text_of(message).strip())),
+        system="\n\n".join(text for message in leading if (text := _text(message.content).strip())),
         model=chat.model or None,
         tools=_tools(chat),
         options=_options(chat, honours),
@@ -125,10 +338,10 @@ def _refuse_value(name: str, values: tuple[Any, ...]) -> Never:
 
 
 def _options(chat: ChatBody, honours: frozenset[str]) -> dict[str, Any]:
-    """What goes to the model. What it does not take is refused, unless it asks for nothing."""
+    """The options for the model. Unsupported ones are refused, unless they have their default value."""
     if chat.max_completion_tokens is not None:
         if chat.max_tokens not in (None, chat.max_completion_tokens):
-            problem = "max_tokens: differs from max_completion_tokens, which is its new name; send one of them"
+            problem = "max_tokens: differs from max_completion_tokens, its newer name; send one of them"
             raise bad_request(problem, "max_tokens", "invalid_value")
         chat.max_tokens = chat.max_completion_tokens
     options: dict[str, Any] = {}
@@ -140,10 +353,10 @@ def _options(chat: ChatBody, honours: frozenset[str]) -> dict[str, Any]:
             value = msgspec.to_builtins(value)
         if name in honours:
             options[name] = value
-        elif value != default and name not in UNHEARD and not (name == "tool_choice" and value == "none"):
+        elif value != default and name not in WITHOUT_EFFECT and not (name == "tool_choice" and value == "none"):
             sent = "max_completion_tokens" if name == "max_tokens" and chat.max_completion_tokens else name
             raise bad_request(
-                f"{sent}: the model behind this server does not take it; leave it out", sent, "unsupported_parameter"
+                f"{sent}: the model of this server does not support it; leave it out", sent, "unsupported_parameter"
             )
     if isinstance(chat.response_format, TextFormat):
         options.pop("response_format", None)
@@ -153,12 +366,12 @@ def _options(chat: ChatBody, honours: frozenset[str]) -> dict[str, Any]:
 
 
 def _tools(chat: ChatBody) -> list[dict[str, Any]]:
-    """The client's tools, and whether its choice is among them."""
+    """The client's tools. A `tool_choice` must be one of them."""
     tools, names = [], set()
     for at, tool in enumerate(chat.tools or ()):
         function, where = tool.function, f"tools[{at}].function"
         if function.name in names:
-            raise bad_request(f"{where}.name: a tool of this name stands before it", f"{where}.name", "invalid_value")
+            raise bad_request(f"{where}.name: another tool has the same name", f"{where}.name", "invalid_value")
         if function.parameters is not None and function.parameters.get("type", "object") != "object":
             where = f"{where}.parameters"
             raise bad_request(f'{where}: must be a schema of type "object"', where, "invalid_value")
@@ -167,31 +380,31 @@ def _tools(chat: ChatBody) -> list[dict[str, Any]]:
         tools.append({"type": "function", "function": msgspec.to_builtins(function)})
     choice = chat.tool_choice
     if isinstance(choice, ToolChoice) and choice.function.name not in names:
-        raise bad_request("tool_choice: names a tool that is not among tools", "tool_choice", "invalid_value")
+        raise bad_request("tool_choice: names a tool that is not in tools", "tool_choice", "invalid_value")
     if choice == "required" and not tools:
         raise bad_request("tool_choice: only allowed together with tools", "tool_choice", "invalid_value")
     return tools
 
 
 def _check_depth(schema: Any, where: str) -> None:
-    """Refuse what can just be read, and could not be written again from a deeper place of the program."""
+    """Refuse a schema that the JSON encoder could not write when called from deeper in the stack."""
     encoded = encode_json(schema)
-    if encoded.count(b"{") + encoded.count(b"[") <= DEEPEST:  # a quick look is enough for most
+    if encoded.count(b"{") + encoded.count(b"[") <= MAX_SCHEMA_DEPTH:  # cheap, and enough for most schemas
         return
     level = [schema]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_SCHEMA_DEPTH):
         inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
         level = [item for items in inner for item in items]
         if not level:
             return
-    raise bad_request(f"{where}: is nested more than {DEEPEST} levels deep", where, "invalid_value")
+    raise bad_request(f"{where}: is nested more than {MAX_SCHEMA_DEPTH} levels deep", where, "invalid_value")
 
 
 # ---------------------------------------------------------------------------------------------- messages
 
 
 def _split(messages: list[AnyMessage]) -> tuple[list[SystemMessage | DeveloperMessage], list[AnyMessage]]:
-    """The leading system messages, and the others."""
+    """Split off the leading system messages."""
     leading: list[SystemMessage | DeveloperMessage] = []
     for message in messages:
         if not isinstance(message, SystemMessage | DeveloperMessage):
@@ -200,9 +413,153 @@ def _split(messages: list[AnyMessage]) -> tuple[list[SystemMessage | DeveloperMe
     return leading, messages[len(leading) :]
 
 
-def _text_of(message: SystemMessage | DeveloperMessage) -> str:
-    content = message.content
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+class History:
+    """Converts the messages of a request into a valid conversation for a provider.
+
+    `first` is the index of the first message in the request, for error messages.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._at = first
+        self._calls = 0  # the index of the message whose calls are open
+        self._waiting: dict[str, ToolCall] = {}  # calls without a result, by the client's id
+        self._renamed: dict[str, str] = {}  # their ids in the conversation, which differ when a client reuses one
+        self._ids: set[str] = set()
+        self._seen: dict[str, int] = {}  # how often each id was reused
+
+    def read(self, messages: Sequence[AnyMessage]) -> list[Message]:
+        """Convert all messages. Every call must have exactly one result, and the model must be next to speak."""
+        made: list[Message] = []
+        last, place = "", 0
+        for message in messages:
+            made.append(self._message(message))
+            if made[-1]["role"] != "system":  # a trailing reminder does not count
+                last, place = made[-1]["role"], self._at
+            self._at += 1
+        self._check_no_open_calls()
+        if last not in ("user", "tool"):
+            raise _wrong_end(place, last)
+        return made
+
+    def _message(self, message: AnyMessage) -> Message:
+        if not isinstance(message, ToolMessage):
+            self._check_no_open_calls()
+        match message:
+            case SystemMessage() | DeveloperMessage():
+                made: Message = {"role": "system", "content": _text(message.content)}
+            case UserMessage():
+                made = {"role": "user", "content": self._content(message.content)}
+            case AssistantMessage():
+                made = self._assistant(message)
+            case ToolMessage():
+                return self._result(message)
+            case _:
+                assert_never(message)
+        if message.name:
+            made["name"] = message.name
+        return made
+
+    def _content(self, content: str | list[TextPart | ImagePart]) -> str | list[dict[str, Any]]:
+        """Keep parts where there are images; join text parts to plain text, which every server accepts."""
+        if isinstance(content, str):
+            return content
+        parts: list[dict[str, Any]] = []
+        images = 0
+        for number, part in enumerate(content):
+            if isinstance(part, TextPart):
+                parts.append({"type": "text", "text": part.text})
+                continue
+            images += 1
+            where = f"messages[{self._at}].content[{number}]"
+            if images > MAX_IMAGES:
+                raise bad_request(f"{where}: a message may have at most {MAX_IMAGES} images", where)
+            _check_image(part.image_url.url, f"{where}.image_url.url")
+            image = {"url": part.image_url.url}
+            if part.image_url.detail:
+                image["detail"] = part.image_url.detail
+            parts.append({"type": "image_url", "image_url": image})
+        return parts if images else "\n".join(part["text"] for part in parts)
+
+    def _assistant(self, message: AssistantMessage) -> Message:
+        where = f"messages[{self._at}]"
+        for name in ("function_call", "audio"):
+            if getattr(message, name) is not None:
+                raise bad_request(f"{where}.{name}: not supported; leave it out", f"{where}.{name}")
+        text = _text(message.content) if message.content is not None else message.refusal
+        if text is None and not message.tool_calls:
+            raise bad_request(f"{where}.content: missing, and there are no tool_calls", f"{where}.content")
+        made: Message = {"role": "assistant", "content": text}
+        if message.tool_calls:
+            self._calls = self._at
+            made["tool_calls"] = [self._call(number, call) for number, call in enumerate(message.tool_calls)]
+        return made
+
+    def _call(self, number: int, call: ToolCall) -> dict[str, Any]:
+        if call.id in self._waiting:
+            where = f"messages[{self._at}].tool_calls[{number}].id"
+            raise bad_request(f"{where}: another call has the same id", where)
+        self._waiting[call.id] = call
+        id, count = call.id, self._seen.get(call.id, 1)
+        while id in self._ids:  # some models restart their ids in every answer, and other servers require unique ones
+            count += 1
+            id = f"{call.id[:240]}_{count}"
+        self._ids.add(id)
+        self._seen[call.id] = count  # where to continue counting: starting over would be quadratic
+        self._renamed[call.id] = id
+        arguments = call.function.arguments
+        if not isinstance(parse_arguments(arguments), dict):  # servers refuse anything but an object
+            arguments = encode_json({"text": arguments}).decode() if arguments.strip() else "{}"
+        return {"id": id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+    def _result(self, message: ToolMessage) -> Message:
+        call = self._waiting.pop(message.tool_call_id, None)
+        if call is None:
+            where, id = f"messages[{self._at}]", one_line(message.tool_call_id, 80)
+            raise bad_request(
+                f"{where}.tool_call_id: {id!r} is not an open call of the preceding assistant message",
+                f"{where}.tool_call_id",
+            )
+        id = self._renamed.pop(message.tool_call_id)
+        name = message.name or call.function.name
+        return {"role": "tool", "tool_call_id": id, "name": name, "content": _text(message.content)}
+
+    def _check_no_open_calls(self) -> None:
+        if self._waiting:
+            where, id = f"messages[{self._calls}]", one_line(next(iter(self._waiting)), 80)
+            raise bad_request(
+                f"{where}.tool_calls: the call {id!r} has no result; each call needs a message of role tool",
+                f"{where}.tool_calls",
+            )
+
+
+def _text(content: str | Sequence[OnlyPart | TextPart | RefusalPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+
+
+def _wrong_end(at: int, last: str) -> ApiError:
+    if last == "assistant":
+        where = f"messages[{at}]"
+        return bad_request(
+            f"{where}: the last message is from the assistant; prefilling an answer is not supported", where
+        )
+    return bad_request("messages: there must be a user message", "messages")
+
+
+def _check_image(url: str, where: str) -> None:
+    """Check an image. URLs are passed on; inline data must be valid, because some servers crash on it."""
+    if not url.startswith("data:"):
+        if len(url) > MAX_URL_LENGTH:
+            raise bad_request(f"{where}: a URL may have at most {MAX_URL_LENGTH} characters", where)
+        return
+    data = url[url.index(",") + 1 :]
+    if len(data) * 3 // 4 > MAX_IMAGE_BYTES + 2:
+        raise bad_request(f"{where}: an image may have at most {MAX_IMAGE_BYTES} bytes", where)
+    try:
+        binascii.a2b_base64(data, strict_mode=True)
+    except ValueError:  # also when it is not ASCII
+        raise bad_request(f"{where}: the data is not base64", where) from None
 
 
 # ---------------------------------------------------------------------------------------------- parsing
@@ -214,7 +571,7 @@ def _parse(body: bytes) -> ChatBody:
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if _surrogate(body):  # half a character, which a client has cut out of a text
+        if _surrogate(body):  # half of a character, from a client that truncated a text
             return _parse_odd(body)
         raise _no_json(error) from None
     except RecursionError:
@@ -222,7 +579,7 @@ def _parse(body: bytes) -> ChatBody:
 
 
 def _parse_odd(body: bytes) -> ChatBody:
-    """The same by the standard library, with lone surrogates replaced."""
+    """Parse with the standard library, and replace lone surrogates."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
         return msgspec.convert(_cleaned(value), ChatBody)
@@ -245,7 +602,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _refuse_constant(name: str) -> Never:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _no_json(error: Exception) -> ApiError:
@@ -253,12 +610,12 @@ def _no_json(error: Exception) -> ApiError:
 
 
 def _refusal(text: str) -> ApiError:
-    """msgspec's words on what does not fit, as an error that names the parameter."""
+    """Turn a validation error of msgspec into one that names the parameter."""
     found = _at.fullmatch(text)
     what, path = (found["what"], found["path"].partition("[...]")[0]) if found else (text, "")
     if unknown := _unknown.fullmatch(what):
         name = _below(path, one_line(unknown[1], 64))
-        return bad_request(f"{name}: no such parameter", name, "unknown_parameter")
+        return bad_request(f"{name}: unknown parameter", name, "unknown_parameter")
     if missing := _missing.fullmatch(what):
         name = _below(path, missing[1])
         return bad_request(f"{name}: is missing", name, "missing_required_parameter")
@@ -272,13 +629,11 @@ def _refusal(text: str) -> ApiError:
 
 def _wrong_value(path: str, value: str) -> ApiError:
     if path.startswith("messages") and path.endswith(".role"):
-        known = "system, developer, user, assistant or tool" + (
-            ", which is its new name" if "function" in value else ""
-        )
+        known = "system, developer, user, assistant or tool" + (", its newer name" if "function" in value else "")
         return bad_request(f"{path}: {value} is not supported; it must be {known}", path, "invalid_value")
     if path.startswith("messages") and path.endswith("].type"):
         path = path.removesuffix(".type")
-        return bad_request(f"{path}: {value} is not a part that can stand here", path, "unsupported_value")
+        return bad_request(f"{path}: {value} is not supported as a content part here", path, "unsupported_value")
     return bad_request(f"{path}: {value} is not supported", path, "invalid_value")
 
 

@@ -1,10 +1,21 @@
-"""What the server answers, in OpenAI's shapes; the OpenAPI document is made from these types too."""
+"""Responses in OpenAI's format: their types, from which the OpenAPI document is made, and their encoding."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
+
+from ..log import Call
+from ..messages import encode_json
+from ..providers.sse import encode
+from ..text import clean
+from .errors import ApiError
+
+DONE = b"data: [DONE]\n\n"
+# Characters that end a line for clients which split a stream with str.splitlines; JSON escapes the others anyway.
+_LINE_ENDS = [(mark.encode(), f"\\u{ord(mark):04x}".encode()) for mark in "\x85\u2028\u2029"]
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -20,7 +31,7 @@ class CompletionDetails(Struct):
 
 
 class Usage(Struct):
-    """Tokens of all model calls of the turn together, as the model's server counted them."""
+    """The tokens of all model calls of the turn, as counted by the model's server."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -72,16 +83,16 @@ class Completion(Struct):
 # ---------------------------------------------------------------------------------------------- streamed answers
 
 
-class FunctionPiece(Struct):
+class FunctionDelta(Struct):
     arguments: str
     name: str | UnsetType = UNSET
 
 
-class CallPiece(Struct):
-    """Of a call: first its id and name, then its arguments."""
+class CallDelta(Struct):
+    """Part of a call: first its id and name, then its arguments."""
 
     index: int
-    function: FunctionPiece
+    function: FunctionDelta
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
 
@@ -90,7 +101,7 @@ class Delta(Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[CallPiece] | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct):
@@ -138,3 +149,132 @@ class ErrorFacts(Struct):
 
 class Error(Struct):
     error: ErrorFacts
+
+
+# ---------------------------------------------------------------------------------------------- encoding
+
+
+def usage_of(tokens: Mapping[str, int]) -> Usage:
+    """Convert the providers' token counts to the API's nested form."""
+    prompt, answer = tokens.get("prompt_tokens", 0), tokens.get("completion_tokens", 0)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=answer,
+        total_tokens=tokens.get("total_tokens") or prompt + answer,
+        prompt_tokens_details=PromptDetails(tokens["cached_tokens"]) if "cached_tokens" in tokens else UNSET,
+        completion_tokens_details=(
+            CompletionDetails(tokens["reasoning_tokens"]) if "reasoning_tokens" in tokens else UNSET
+        ),
+    )
+
+
+def completion(
+    id: str,
+    created: int,
+    model: str,
+    *,
+    content: str | None,
+    finish_reason: str = "stop",
+    calls: Sequence[Call] = (),
+    reasoning: str | None = None,
+    usage: Mapping[str, int] | None = None,
+) -> bytes:
+    """Encode a whole answer. It has no `usage` when the model reported none."""
+    made = [AnsweredCall(clean(call.id), AnsweredFunction(clean(call.name), _arguments(call))) for call in calls]
+    message = AnsweredMessage(
+        content=clean(content) if content is not None else None,
+        reasoning_content=clean(reasoning) if reasoning else UNSET,
+        tool_calls=made or UNSET,
+    )
+    answer = Completion(clean(id), created, clean(model), [Choice(message, cast(Finish, finish_reason))])
+    if usage:
+        answer.usage = usage_of(usage)
+    return encode_json(answer)
+
+
+class Chunks:
+    """Encodes the events of one streamed answer. What all of them share is encoded once."""
+
+    def __init__(self, id: str, created: int, model: str, include_usage: bool = False) -> None:
+        self.include_usage = include_usage
+        facts = {"id": clean(id), "object": "chat.completion.chunk", "created": created, "model": clean(model)}
+        self._head = b"data: " + _one_line(encode_json(facts)[:-1]) + b',"choices":['
+        # As in OpenAI's API: with include_usage, all chunks but the last have a null.
+        self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._delta = self._head + b'{"index":0,"delta":{'
+        self._text = self._delta + b'"content":'
+        self._reasoning = self._delta + b'"reasoning_content":'
+        self._rest = b'},"finish_reason":null}' + self._end
+
+    def role(self) -> bytes:
+        """The first chunk."""
+        return self._delta + b'"role":"assistant","content":""' + self._rest
+
+    def text(self, text: str) -> bytes:
+        return self._text + _string(text) + self._rest
+
+    def reasoning(self, text: str) -> bytes:
+        return self._reasoning + _string(text) + self._rest
+
+    def calls(self, calls: Sequence[Call]) -> bytes:
+        """Calls for the client, in two chunks each: some clients concatenate the id and the name of all chunks."""
+        encoded: list[bytes] = []
+        for index, call in enumerate(calls):
+            opening = {"name": clean(call.name), "arguments": ""}
+            first = {"index": index, "id": clean(call.id), "type": "function", "function": opening}
+            then = {"index": index, "function": {"arguments": _arguments(call)}}
+            for part in (first, then):
+                encoded += self._delta, b'"tool_calls":[', _one_line(encode_json(part)), b"]", self._rest
+        return b"".join(encoded)
+
+    def finish(self, reason: str) -> bytes:
+        """The last chunk of the answer itself."""
+        return self._delta + b'},"finish_reason":"' + reason.encode() + b'"}' + self._end
+
+    def usage(self, tokens: Mapping[str, int]) -> bytes:
+        """The chunk before the end, with include_usage."""
+        return self._head + b'],"usage":' + encode_json(usage_of(tokens)) + b"}\n\n"
+
+    def done(self) -> bytes:
+        return DONE
+
+    def comment(self, text: str, alone: bool = True) -> bytes:
+        """A line that clients skip. In a stream with event ids it must not stand `alone`: some clients take the empty
+        line after it for an event without data, and fail."""
+        return b": " + " ".join(clean(text).splitlines()).encode() + (b"\n\n" if alone else b"\n")
+
+    def error(self, error: ApiError) -> bytes:
+        """An error after the response has started, when it is too late for a status."""
+        return b"data: " + _one_line(encode(error.body())) + b"\n\n"
+
+
+def model(id: str, created: int = 0, owned_by: str = "everloop") -> bytes:
+    return encode_json(Model(clean(id), created, owned_by=owned_by))
+
+
+def models(ids: Sequence[str], created: int = 0, owned_by: str = "everloop") -> bytes:
+    return encode_json(Models([Model(clean(id), created, owned_by=owned_by) for id in ids]))
+
+
+def health() -> bytes:
+    return encode_json(Health())
+
+
+def _arguments(call: Call) -> str:
+    return encode(dict(call.arguments)).decode()
+
+
+def _string(text: str) -> bytes:
+    """Encode a text as JSON on one line, for any client's notion of a line."""
+    try:
+        data = encode_json(text)
+    except UnicodeEncodeError:
+        data = encode_json(clean(text))
+    return data if text.isascii() else _one_line(data)
+
+
+def _one_line(data: bytes) -> bytes:
+    for mark, escaped in _LINE_ENDS:
+        if mark in data:
+            data = data.replace(mark, escaped)
+    return data

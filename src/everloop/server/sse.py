@@ -11,7 +11,7 @@ from .. import events
 from ..messages import encode_json
 from ..providers.sse import encode
 from ..text_cursor import Position, TextCursor
-from .answers import Chunks
+from .responses import Chunks
 from .resume import Place
 
 LONGEST_ARGUMENT = 200  # characters of a tool's arguments in a comment

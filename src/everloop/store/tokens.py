@@ -1,4 +1,4 @@
-"""Bearer tokens: how one is made, what is kept of it, and whom it lets in."""
+"""Bearer tokens: how they are made, stored and checked, and their rights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 from ..errors import EverloopError
 from .base import Token
 
-PREFIX = "ev_"  # so that a token is known for one wherever it turns up, also by scanners for leaked secrets
+PREFIX = "ev_"  # makes tokens recognisable, also for secret scanners
 OWNER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NOTED_EVERY = 3600.0  # seconds; a write for every request would cost each of them a wait for the disk
+NOTED_EVERY = 3600.0  # seconds; a write for each request would make it wait for the disk
 
 USE, ADMIN = "use", "admin"
 RIGHTS = frozenset({USE, ADMIN})
@@ -30,15 +30,15 @@ REVOKE = "UPDATE token SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 
 
 def new_token() -> str:
-    """A secret of 256 random bits. Whoever has it is its owner."""
+    """Make a secret of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def hash_of(token: str) -> str:
-    """What is kept of a token, and what it is looked up by.
+    """The hash under which a token is stored and looked up.
 
-    A slow hash is for passwords that can be guessed; nobody guesses 256 random bits, and a quick one can be computed
-    at every request. The time of a lookup tells nothing: a hash that is nearly right is of a token that is not.
+    A slow hash protects passwords that can be guessed; 256 random bits cannot be, and a fast hash can be computed for
+    every request. The timing of a lookup reveals nothing: a similar hash belongs to an entirely different token.
     """
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -69,7 +69,7 @@ def checked_rights(rights: Iterable[str]) -> frozenset[str]:
 
 
 def joined_rights(rights: Iterable[str]) -> str:
-    """The rights of a token as its column holds them; `token_of` reads them back."""
+    """The rights of a token as they are stored; `token_of` reads them back."""
     return ",".join(sorted(rights))
 
 
@@ -80,7 +80,7 @@ def token_of(row: Sequence[Any]) -> Token:
 
 
 def add(db: sqlite3.Connection, name: str, owner: str, hash: str, rights: Iterable[str]) -> Token:
-    """Keep a new token, of which only the hash is known here."""
+    """Store a new token by its hash."""
     checked_name(name)
     checked_owner(owner)
     rights = checked_rights(rights)

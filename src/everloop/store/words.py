@@ -9,7 +9,7 @@ import re
 import unicodedata
 from itertools import islice
 
-from ..messages import clean
+from ..text import clean
 
 MAX_QUERY = 1_000  # characters of a query that count
 MAX_TERMS = 64

@@ -1,4 +1,4 @@
-"""What a tool is: a subclass of `Tool`, or a function under `@tool`."""
+"""Tools: a subclass of `Tool`, or a function decorated with `@tool`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from ..threads import in_thread
-from .hints import parameters_of, split_docstring
+from .schema.hints import parameters_of, split_docstring
 
 Replay = Literal["safe", "never"]
 P = ParamSpec("P")
@@ -23,7 +23,7 @@ FOR_A_PERSON = "Tell the user what is needed: only a person can change that."
 
 
 class ToolError(Exception):
-    """A failure that a tool explains to the model itself: what is wrong and what to do instead."""
+    """A failure that the tool explains to the model: what is wrong and what to do instead."""
 
     def __init__(
         self, message: str, advice: str = "", *, untrusted: bool = False, contents: tuple[str, ...] = ()
@@ -36,24 +36,24 @@ class ToolError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class Output:
-    """What a tool returns when there is more to say than a text."""
+    """A tool's result, where it is more than a text."""
 
     text: str
-    untrusted: bool = False  # it came from outside: data, never instructions
-    images: tuple[str, ...] = ()  # data URLs that the model is shown after the round's results
+    untrusted: bool = False  # the text comes from outside: it is data, never instructions
+    images: tuple[str, ...] = ()  # data URLs, shown to the model after the results of the round
     failed: bool = False  # an error result; `text` says what went wrong
     contents: tuple[str, ...] = ()  # SHA-256 of each file content that it shows; "" for text of unknown origin
 
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """What a call would do, as far as that can be known before it runs. The policy decides by it."""
+    """What a call would do, as far as that is known before it runs. The policy judges the call by its plan."""
 
-    shown: str = ""  # exactly what will run, for the person who is asked; "": the name and the arguments
-    paths: tuple[str, ...] = ()  # absolute and normalized, as text: no link is followed
-    writes: bool = False  # to those paths
-    command: str | None = None  # a shell's
-    network: bool = False  # asks for the network, beyond what its sandbox gives
+    shown: str = ""  # exactly what would run, shown to the person who is asked; "": the tool's name and arguments
+    paths: tuple[str, ...] = ()  # absolute and normalized; symbolic links are not followed
+    writes: bool = False  # the call writes to `paths`
+    command: str | None = None  # a shell command line
+    network: bool = False  # asks for network access, beyond what the sandbox grants
     sends: bool = False  # could carry data off this machine
     url: str | None = None  # the address that is fetched
     unconfined: bool = False  # a command outside of any sandbox
@@ -68,14 +68,14 @@ class Tool:
     text.
     """
 
-    replay: Replay = "never"  # "safe": a call that was cut off by a crash may be run again
-    parallel: bool = True  # may run beside other calls of its round
-    timeout: float | None = None  # seconds; None: the registry's default; inf: none
+    replay: Replay = "never"  # "safe": a call interrupted by a crash may run again
+    parallel: bool = True  # may run at the same time as other calls of its round
+    timeout: float | None = None  # seconds; None: the registry's default; inf: no limit
     untrusted: bool = False  # all its results come from outside
     sends: bool = False  # a call could carry data off this machine
     described_outside: bool = False  # its description and schema are text from outside
 
-    if TYPE_CHECKING:  # to a type checker these are properties, which attributes may override; not the other way round
+    if TYPE_CHECKING:  # subclasses may override a property by an attribute, but not an attribute by a property
 
         @property
         def name(self) -> str: ...
@@ -90,25 +90,28 @@ class Tool:
         parameters = {"type": "object", "properties": {}}
 
     async def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Do the work. The arguments come by name, validated against `parameters`."""
+        """Run the call. Arguments are passed by name, validated against `parameters`."""
         raise NotImplementedError(f"{type(self).__name__} has no execute()")
 
     def plan(self, arguments: dict[str, Any]) -> Plan:
-        """What a call with these (checked) arguments would do. Quick and without I/O; `current_call()` is set."""
+        """Return what a call with these validated arguments would do.
+
+        Must be quick and do no I/O; `current_call()` is set.
+        """
         return Plan(sends=self.sends)
 
     async def end_turn(self, turn: str) -> None:
-        """The turn is over: let go of what was held for it."""
+        """Release what is held for a turn that has ended."""
 
     async def close(self) -> None:
-        """The agent is shutting down: let go of everything."""
+        """Release all resources: the agent is shutting down."""
 
 
 class FunctionTool(Tool, Generic[P, R]):
-    """A tool made from a function; calling it calls the function, as if it were not decorated.
+    """A tool made from a function; calling it calls the undecorated function.
 
-    A function that is not async runs in a thread. A thread cannot be killed: after a time-out or a cancelled
-    turn it goes on to its end, and what it returns is thrown away.
+    A function that is not async runs in a thread. A thread cannot be killed: after a timeout or a cancelled turn it
+    runs to its end, and its result is discarded.
     """
 
     name: str
@@ -171,9 +174,9 @@ def tool(
     untrusted: bool = False,
     sends: bool = False,
 ) -> Any:
-    """Make a tool from a function with type hints and a docstring, with options or without.
+    """Make a tool from a function with type hints and a docstring.
 
-    A hint that has no JSON form is a TypeError here and now, naming the function and the parameter.
+    Raises a TypeError that names the function and the parameter if a type hint has no JSON schema.
     """
     local = dict(sys._getframe(1).f_locals)
     options = {"name": name, "description": description, "replay": replay, "parallel": parallel, "timeout": timeout}
@@ -186,7 +189,7 @@ def tool(
 
 
 def check_name(name: Any) -> str:
-    """The name of a tool, if model APIs take it; a ValueError otherwise."""
+    """Return the name of a tool; raises a ValueError if model APIs would not accept it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"a tool's name must be 1 to 64 letters, digits, _ or -, not {name!r}: rename the tool")
     return name

@@ -1,4 +1,4 @@
-"""The tools that every agent has, made from the settings."""
+"""The built-in tools of an agent, made from its settings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from .web.web import WebSettings, web_tools
 def builtin_tools(
     config: Config, search: Search, *, brave_api_key: str | None = None, exec_config: Any = None
 ) -> list[Tool]:
-    """Files, commands, the web, messages and memory. `search` is the store's; `exec_config` overrides settings of
-    commands, by name."""
+    """Files, commands, the web, messages and memory, and the tools of the plugins that the settings name.
+
+    `search` is the store's; `exec_config` overrides settings of commands, by name.
+    """
     web = WebSettings(
         search=config.search,
         brave_api_key=brave_api_key or config.brave_api_key,
@@ -28,17 +30,31 @@ def builtin_tools(
         private_hosts=config.private_hosts,
         timeout=config.web_timeout,
     )
-    return [
+    tools: list[Tool] = [
         *file_tools(),
         *shell_tools(shell_settings(config, exec_config)),
         *web_tools(web),
         MessageTool(config.message_to),
         *memory_tools(search, config.memory_limit),
     ]
+    if config.plugin_tools:
+        from .plugins import plugin_tools
+
+        tools += plugin_tools(config, [tool.name for tool in tools])
+    return tools
+
+
+def check_plugins(config: Config) -> None:
+    """Load the plugins that the settings name, so that one that cannot be used is reported before anything starts."""
+
+    async def nothing_found(owner: str, query: str, limit: int) -> list[Any]:
+        return []
+
+    builtin_tools(config, nothing_found)
 
 
 def shell_settings(config: Config, exec_config: Any = None) -> ShellSettings:
-    """The settings of commands; `exec_config` is a mapping or an object with some of their names."""
+    """Return the shell settings; `exec_config` is a mapping, or an object with some of their names as attributes."""
     settings = ShellSettings(
         timeout=config.exec_timeout,
         mode=config.sandbox,

@@ -1,4 +1,4 @@
-"""Child processes for work that could hang or eat the machine: a hostile pattern, a hostile document, a huge folder.
+"""Child processes for work that could hang or exhaust the machine: hostile patterns and documents, huge folders.
 
 They get an open file or folder, a time and a size, an empty environment, and are killed when any is used up or the
 turn is stopped.
@@ -23,22 +23,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
 _MAX_ERRORS = 4_096
-_NICENESS = 5  # a search may take all of a core, but not from the loop
+_NICENESS = 5  # a search may use a whole core, but must not slow down the event loop
 
 
 @dataclass(slots=True)
 class Ended:
-    """What a child said, and how it ended."""
+    """The output of a child process, and how it ended."""
 
     output: bytes
     errors: bytes
     status: int
-    cut: bool = False  # it said more than was wanted
-    late: bool = False  # its time was up
+    cut: bool = False  # the output exceeded its limit
+    late: bool = False  # it exceeded its time limit
 
 
 class Child:
-    """At most one process at a time, run from a thread and stopped from anywhere."""
+    """Runs at most one process at a time, from a thread; it can be stopped from any other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class Child:
         self._stopped = False
 
     def stop(self) -> None:
-        """Kill what runs, and let nothing start any more."""
+        """Kill the running process, and start no more."""
         with self._lock:
             self._stopped = True
             if self._process is not None:
@@ -62,13 +62,13 @@ class Child:
         seconds: float,
         confine: Callable[[], None] | None = None,
     ) -> Ended:
-        """Run a command in a folder, or with an open file as its input, to its end or its limits.
+        """Run a command in a folder, or with an open file as its input, until it ends or exceeds a limit.
 
         `confine` is called in a thread of its own that starts the process: what a thread takes from itself, its
         children lack as well.
         """
         if stdin is None:
-            with open(os.devnull, "rb") as nothing:  # for reading only, as a confined process may not write even there
+            with open(os.devnull, "rb") as nothing:  # read-only: a confined process may not open it for writing
                 return self.run(command, cwd=cwd, stdin=nothing.fileno(), most=most, seconds=seconds, confine=confine)
         options: dict[str, Any] = {
             "cwd": cwd,
@@ -76,7 +76,7 @@ class Child:
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
             "env": _ENVIRONMENT,
-            "start_new_session": True,  # an interrupt from the terminal is for us
+            "start_new_session": True,  # a terminal interrupt is for the parent only
         }
         with _started(command, options, confine) as process:
             with self._lock:
@@ -95,7 +95,7 @@ class Child:
 
 
 async def beside_child(function: Callable[Concatenate[Child, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking function in a thread, with a child for its use that dies when the waiting is cancelled."""
+    """Run a blocking function in a thread with a child for it to use; cancellation kills the child."""
     child = Child()
     try:
         return await in_thread(function, child, *args, **kwargs)
@@ -127,7 +127,7 @@ def _started(
 
 
 def _listen(process: subprocess.Popen[bytes], most: int, deadline: float) -> Ended:
-    """Gather what a child says until it ends, or says too much, or its time is up."""
+    """Read the output of a child until it ends, exceeds its output limit, or exceeds its time limit."""
     assert process.stdout is not None
     assert process.stderr is not None
     ended = Ended(b"", b"", 0)
@@ -150,7 +150,7 @@ def _listen(process: subprocess.Popen[bytes], most: int, deadline: float) -> End
         ended.late = not ended.cut
         process.kill()
         ended.status = process.wait()
-    if ended.status in (-signal.SIGXCPU, -signal.SIGKILL):  # its own limit of CPU time was quicker than ours
+    if ended.status in (-signal.SIGXCPU, -signal.SIGKILL):  # its CPU limit came before our time limit
         ended.late = not ended.cut
     ended.output, ended.errors = bytes(output[:most]), bytes(errors)
     return ended

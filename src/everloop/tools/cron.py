@@ -1,4 +1,4 @@
-"""`cron`: work that the agent schedules for itself, as messages that come later."""
+"""`cron`: scheduled messages from the agent to itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ..cron.jobs import Job
     from ..cron.service import CronService
 
-SHORTEST_EVERY = 60  # seconds: each firing is a turn that costs tokens
-SHOWN_OF_A_MESSAGE = 200  # characters, in the list
+SHORTEST_EVERY = 60  # seconds; each firing starts a turn, which costs tokens
+SHOWN_OF_A_MESSAGE = 200  # characters in the list of jobs
 
 PARAMETERS = {
     "type": "object",
@@ -45,7 +45,7 @@ PARAMETERS = {
 
 
 class CronTool(Tool):
-    """Adds jobs for the chat that the turn came from; lists and removes those of its owner."""
+    """Adds jobs to the chat of the turn; lists and removes the jobs of its owner."""
 
     name = "cron"
     description = (
@@ -53,7 +53,7 @@ class CronTool(Tool):
         "here. Give exactly one of at, every and cron. list shows what is scheduled, remove ends it."
     )
     parameters = PARAMETERS
-    replay = "safe"  # a job's id comes from its call, so a call that is run again makes no second job
+    replay = "safe"  # the job's id derives from the call, so that a repeated call adds no second job
     parallel = False
 
     def __init__(self, service: CronService) -> None:

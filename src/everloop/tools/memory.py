@@ -1,4 +1,4 @@
-"""`memory_search`: what was said in the past. `remember`: one point more in the file that stands in every prompt."""
+"""`memory_search` searches past conversations; `remember` adds a point to the file that is part of every prompt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..messages import clean
 from ..sandbox.paths import normalized
 from ..sandbox.reach import READ
+from ..text import clean, excerpt
 from ..threads import in_thread
 from .base import Output, Plan, Tool, ToolError, tool
 from .context import current_call
-from .excerpts import excerpt
 from .files.edit import replace_text
 from .files.paths import check_kind, explained, opened_target, reach, replace, state_of
 from .files.texts import BINARY_HEAD, Form, form_of, is_binary
@@ -30,15 +29,15 @@ MEMORY_FOLDER = "memory"
 MEMORY_FILE = f"{MEMORY_FOLDER}/MEMORY.md"
 MAX_BYTES = 1024 * 1024
 MAX_COUNT = 20
-OWN_WORDS = 50  # of the running turn, at most, that may be among what is found
+OWN_WORDS = 50  # most results that may come from the running turn itself
 LOCK_SECONDS = 10.0
 
 _BULLET = re.compile(r"([ \t]*)[-*+] +(?:\d{4}-\d\d-\d\d: +)?")
-_BEGINNING = re.compile(r"[ \t]*(?:[-*+] +(?:\d{4}-\d\d-\d\d: +)?)?")  # of a point, or a part of it
+_BEGINNING = re.compile(r"[ \t]*(?:[-*+] +(?:\d{4}-\d\d-\d\d: +)?)?")  # the bullet and date of a point
 
 
 def memory_tools(search: Search, limit: int = 16_000) -> list[Tool]:
-    """The tools for memory; `search` is the store's, `limit` the most characters of the file."""
+    """Return the memory tools; `search` is the store's, `limit` the maximum length of the file in characters."""
     return [_search_tool(search), RememberTool(limit)]
 
 
@@ -82,7 +81,7 @@ def _listed(found: Sequence[Found], query: str) -> str:
 
 
 class RememberTool(Tool):
-    """Adds a point to the memory file, or puts one in place of another."""
+    """Adds a point to the memory file, or replaces one."""
 
     name = "remember"
     description = (
@@ -100,21 +99,23 @@ class RememberTool(Tool):
         },
         "required": ["text"],
     }
-    replay = "safe"  # a point that stands there is not added again, nor put in place of another again
+    replay = "safe"  # adding or replacing a point twice has the effect of doing it once
     parallel = False
 
     def __init__(self, limit: int = 16_000) -> None:
         self._limit = limit
 
     def plan(self, arguments: dict[str, Any]) -> Plan:
-        text, old = _one_line(arguments["text"]), arguments.get("instead_of", "")
+        text, old = _without_bullet(arguments["text"]), arguments.get("instead_of", "")
         shown = f"remember, in {MEMORY_FILE}:\n{text}" if text else f"remove from {MEMORY_FILE}:"
         shown += f"\ninstead of:\n{old}" if old and text else f"\n{old}"
         paths = (normalized(MEMORY_FILE, current_call().workspace),)
         return Plan(shown=shown, paths=paths, writes=True, steers="the memory")
 
     async def execute(self, text: str, instead_of: str = "") -> str:
-        return await in_thread(self._remember, _one_line(text), clean(instead_of).replace("\r\n", "\n").strip("\n"))
+        return await in_thread(
+            self._remember, _without_bullet(text), clean(instead_of).replace("\r\n", "\n").strip("\n")
+        )
 
     def _remember(self, text: str, instead_of: str) -> str:
         if not text and not instead_of:
@@ -141,12 +142,12 @@ class RememberTool(Tool):
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the memory folder, made if need be, against all others who remember, in this process or another.
+    """Lock the memory folder, created if necessary, against other writers in this and other processes.
 
     Whoever can open the folder can hold it, a command in the sandbox too: so it is not waited for without end.
     """
-    # By the place of a file that is never made: the real one may be replaced while it is looked at. What the policy
-    # says of that one is asked when it is written.
+    # Resolved by the path of a file that is never created, since the real one may be replaced meanwhile. The policy
+    # is applied to the real one when it is written.
     with dataclasses.replace(reach(), guard=None).target(f"{MEMORY_FOLDER}/.everloop-lock") as place:
         give_up = time.monotonic() + LOCK_SECONDS
         while True:
@@ -161,7 +162,7 @@ def _alone() -> Iterator[None]:
 
 
 def _load() -> tuple[os.stat_result | None, Form, str]:
-    """The file as it is now: what it is, its form and its text."""
+    """Read the file: its state, its form and its text."""
     try:
         with reach().open(MEMORY_FILE, READ) as opened, open(opened.descriptor, "rb", closefd=False) as file:
             info = os.fstat(opened.descriptor)
@@ -182,7 +183,7 @@ def _load() -> tuple[os.stat_result | None, Form, str]:
 
 
 def added(content: str, text: str, newline: str = "\n") -> str:
-    """The file with one point more, unless it is there."""
+    """Return the file with a point added, unless it is there already."""
     if text in map(_text_of_point, content.splitlines()):
         return content
     gap = newline if content and not content.endswith("\n") else ""
@@ -190,7 +191,7 @@ def added(content: str, text: str, newline: str = "\n") -> str:
 
 
 def replaced(content: str, old: str, text: str, newline: str = "\n") -> str:
-    """The file with a text in place of another. If that was a whole point, the new one has today's date."""
+    """Return the file with a text replaced. A replaced point gets today's date."""
     plain = content.replace("\r\n", "\n")
     if text and _done(plain, old, text):
         return content
@@ -203,19 +204,19 @@ def replaced(content: str, old: str, text: str, newline: str = "\n") -> str:
     if plain.find(old, start + 1) >= 0:
         raise ToolError(f"That text stands in {MEMORY_FILE} more than once: give more of its line in instead_of.")
     start, end, new = _part(plain, start, start + len(old), text)
-    if not _done(plain[:start] + new + plain[end:], old, text):  # the same call once more would change it again
+    if not _done(plain[:start] + new + plain[end:], old, text):  # repeating the call would change it again
         raise ToolError("What is left would hold that text again: give the whole line in instead_of.")
     return content if plain[start:end] == new else replace_text(content, plain[start:end], new, newline=newline).text
 
 
 def _done(plain: str, old: str, text: str) -> bool:
-    """Whether a text has taken the place of another, which stands there no more, or only as a part of it."""
+    """Return whether a text was replaced already: the old one occurs only inside the new one, if at all."""
     core = _text_of_point(old)
     return text in plain and (old not in plain or (core in text and core not in plain.replace(text, "\0")))
 
 
 def _part(plain: str, start: int, end: int, text: str) -> tuple[int, int, str]:
-    """What is to be replaced and by what: a whole point with its bullet and date, or the text as it was given."""
+    """Return what to replace and by what: a whole point with its bullet and date, or the text as given."""
     first, last = plain.rfind("\n", 0, start) + 1, plain.find("\n", end)
     last = len(plain) if last < 0 else last
     bullet = _BULLET.match(plain, first)
@@ -238,6 +239,6 @@ def _text_of_point(line: str) -> str:
     return _BULLET.sub("", line, count=1).strip()
 
 
-def _one_line(text: str) -> str:
-    """A text as one line, without a bullet of its own."""
+def _without_bullet(text: str) -> str:
+    """Return a text as one line, without a bullet of its own."""
     return re.sub(r"^(?:[-*+•] +)+", "", " ".join(clean(text).split()))

@@ -1,4 +1,4 @@
-"""`message`: says something in a chat while the turn goes on."""
+"""`message`: sends a message to a chat during a turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARAMETERS = {
 
 
 class MessageTool(Tool):
-    """To the chat that the turn came from, or to another one that the settings allow."""
+    """Sends a message to the chat of the turn, or to another one that the settings allow."""
 
     name = "message"
     description = (
@@ -30,8 +30,8 @@ class MessageTool(Tool):
         "your final answer anyway."
     )
     parameters = PARAMETERS
-    replay = "safe"  # the outbox takes only one message a call
-    parallel = False  # messages come in the order in which they were written
+    replay = "safe"  # the outbox accepts one message per call
+    parallel = False  # keeps messages in order
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         self._allowed = tuple(allowed)
@@ -51,7 +51,7 @@ class MessageTool(Tool):
         return Plan(shown=f"message to {':'.join(target)}:\n{arguments['content']}", sends=elsewhere)
 
     def _target(self, channel: str, chat_id: str) -> tuple[str, str]:
-        """The chat that is meant, if it may be written to; what is left out is that of the turn's own."""
+        """Return the target chat, by default that of the turn; raises a ToolError if it is not allowed."""
         call = current_call()
         if channel and channel != call.channel and not chat_id:
             raise ToolError(f"Which chat of {channel} is meant? Give chat_id too.")

@@ -1,4 +1,4 @@
-"""Texts too long for a result, kept in a folder of their session so that the agent can page through them."""
+"""Texts too long for a result, saved in a folder of their session so that the agent can page through them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-MAX_FILES = 64  # of one session; the oldest go first
-MAX_BYTES = 16 * 1024 * 1024  # of one text
-MAX_SESSION_BYTES = 64 * 1024 * 1024  # of all texts of a session
-MAX_SESSIONS = 200  # with saved texts; those that have not been used for longest go first
+MAX_FILES = 64  # per session; the oldest are deleted first
+MAX_BYTES = 16 * 1024 * 1024  # per text
+MAX_SESSION_BYTES = 64 * 1024 * 1024  # per session
+MAX_SESSIONS = 200  # with saved texts; the least recently used are deleted first
 
 
 def outputs_folder(home: Path, owner: str, session: str) -> Path:
-    """The folder of a session. It is made when something is put there; its name gives nothing away."""
+    """Return the folder of a session. It is created on first use; its name does not reveal the session."""
     name = hashlib.sha256(f"{owner}\0{session}".encode()).hexdigest()[:24]
     return home / "outputs" / name
 
 
 def keep_output(folder: Path, name: str, data: bytes) -> Path:
-    """Save a text, whole up to the limit, and let the oldest ones go."""
+    """Save a text, up to its size limit, and delete the oldest ones to make room."""
     place = output_place(folder, name)
     draft = place.with_suffix(".part")
     try:
@@ -30,13 +30,13 @@ def keep_output(folder: Path, name: str, data: bytes) -> Path:
         draft.replace(place)
     except OSError:
         with suppress(OSError):
-            draft.unlink()  # a full disk needs no rubbish
+            draft.unlink()  # leave no partial file on a full disk
         raise
     return place
 
 
 def output_place(folder: Path, name: str) -> Path:
-    """Where a text of this name goes; there is room for it when this returns."""
+    """Return the path for a text of this name, after making room for it."""
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for _, old in _by_age(folder.parent)[:-MAX_SESSIONS]:
@@ -53,7 +53,7 @@ def output_place(folder: Path, name: str) -> Path:
 
 
 def _by_age(folder: Path) -> list[tuple[os.stat_result, str]]:
-    """What is in a folder, the oldest first."""
+    """Return the entries of a folder, oldest first."""
     with os.scandir(folder) as entries:
         found = [(entry.stat(follow_symlinks=False), entry.path) for entry in entries]
     return sorted(found, key=lambda one: one[0].st_mtime_ns)

@@ -1,4 +1,4 @@
-"""`spawn`: hands a piece of work to a sub-agent."""
+"""`spawn`: starts a sub-agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARAMETERS = {
 
 
 class Starts(Protocol):
-    """What starts sub-agents and waits for them."""
+    """Starts sub-agents and waits for their results."""
 
     waits: bool
 
@@ -39,7 +39,7 @@ class Starts(Protocol):
 
 
 class SpawnTool(Tool):
-    """Starts a sub-agent, once for each call, also when a crash cuts the call off."""
+    """Starts a sub-agent, exactly once per call even if a crash interrupts the call."""
 
     name = "spawn"
     description = (
@@ -55,7 +55,7 @@ class SpawnTool(Tool):
         self._starts = starts
 
     async def execute(self, task: str, agent: str = "", wait: bool = False, tokens: int = 0) -> str | Output:
-        wait = wait or self._starts.waits or current_call().channel in PULLED  # whose client would never be told
+        wait = wait or self._starts.waits or current_call().channel in PULLED  # API clients receive no later messages
         id = await self._starts.start(task, agent, not wait, tokens)
         if not wait:
             return f"The sub-agent {id} is at work. Its result comes as a later message; do not wait for it."

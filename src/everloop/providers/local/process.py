@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...text import one_line
 from ..base import ProviderError
-from ..sse import error_text, one_line
+from ..sse import error_text
 from .frames import HEAD, length, pack
 from .llama import Loading
 

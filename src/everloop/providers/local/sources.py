@@ -12,7 +12,7 @@ import urllib.request
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from typing import IO, Protocol
 
-from ... import __version__
+from ..._version import __version__
 from ...errors import ConfigError
 from .catalogue import ModelCard
 from .part import CHUNK, Part

@@ -1,6 +1,6 @@
-"""Tool calls and thoughts, read out of a model's text. One small file a family; `families.py` has the table."""
+"""Tool calls and thoughts, read out of a model's text: `read` a whole answer, or feed a `Reader` as it arrives."""
 
+from .calls import Reading, TextPart
 from .reader import Reader, read
-from .shapes import Piece, Reading
 
-__all__ = ["Piece", "Reader", "Reading", "read"]
+__all__ = ["Reader", "Reading", "TextPart", "read"]

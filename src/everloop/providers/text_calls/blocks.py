@@ -1,8 +1,8 @@
-"""Where calls begin and end in a text that is still coming.
+"""Where calls begin and end in a text that is still arriving.
 
-Each function here answers for a place in the text: a `Block`, False for "no call", or None for "more text will tell".
-A block without calls is a stretch of data in which none need be looked for. What a function has once answered, more
-text never changes: that is why an answer reads the same however it is cut up.
+Each function answers for one place in the text: a `CallBlock`, False for "no call", or None for "more text will tell".
+A block without calls is a stretch of data in which none need be looked for. More text never changes an answer that was
+given once: that is why a text reads the same however it is split.
 """
 
 from __future__ import annotations
@@ -11,30 +11,40 @@ import re
 from typing import Literal
 
 from ..base import ToolCallRequest
-from .families import BY_OPENING, ENDS, OPENINGS, after, begins_call, read_body, sniff_name
-from .mending import BROKEN, LONGEST, Mender, shape, stops, value_end
-from .objects import ARGUMENTS, KEYS, NAMES, calls_of
-from .offered import Offered
-from .pythonic import BEGINS, MAY_BEGIN, read_python
-from .shapes import CUT_OFF, MAX_CALLS, Block, Written
+from .calls import ARGUMENTS, CUT_OFF, KEYS, MAX_CALLS, NAMES, CallBlock, OfferedTools, WrittenCall, calls_of
+from .dialects import (
+    BY_OPENING,
+    ENDS,
+    OPENINGS,
+    PYTHON_BEGINS,
+    PYTHON_MAY_BEGIN,
+    after,
+    begins_call,
+    read_body,
+    read_python,
+    sniff_name,
+)
+from .json_values import BROKEN, LONGEST, JsonReader, open_brackets, stop_pattern, value_end
 
 _LOOKAHEAD = 48  # no closing mark is longer
 
-Answer = Block | Literal[False] | None
+Found = CallBlock | Literal[False] | None
 
 _BETWEEN = re.compile(r"[\s,;]*")
 _BETWEEN_MARKED = re.compile(r"[}\]]*[\s,;]*")  # small models close more brackets than they opened
 FENCE_END = re.compile(r"^[ \t]*`{3,}[ \t\r]*$", re.M)
-_FENCE_STOP = stops(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n)")
-_FENCE_STOP_LAST = stops(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n|\Z)")
+_FENCE_STOP = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n)")
+_FENCE_STOP_LAST = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n|\Z)")
 _TOOLS_END = re.compile(r"</tools>")
-_TOOLS_STOP = stops(r"</tools>")
+_TOOLS_STOP = stop_pattern(r"</tools>")
 
 
 # ---------------------------------------------------------------------------------------------- calls that are marked
 
 
-def marked_block(text: str, at: int, opening: str, final: bool, offered: Offered, mender: Mender) -> Answer:
+def marked_block(
+    text: str, at: int, opening: str, final: bool, offered: OfferedTools, json_reader: JsonReader
+) -> Found:
     """The calls that a mark at this place opens."""
     family = BY_OPENING[opening]
     start = at if family.inside else at + len(opening)
@@ -47,8 +57,8 @@ def marked_block(text: str, at: int, opening: str, final: bool, offered: Offered
     if found is None:
         return None
     stop, end, complete = found
-    written = read_body(text[first:stop], mender, complete)
-    return Block(end, [offered.told(call) for call in written[:MAX_CALLS]], text[first:stop])
+    written = read_body(text[first:stop], json_reader, complete)
+    return CallBlock(end, [offered.request(call) for call in written[:MAX_CALLS]], text[first:stop])
 
 
 _SPACE = re.compile(r"\s*")
@@ -85,7 +95,7 @@ _STOPS: dict[str, re.Pattern[str]] = {}
 
 def _json_stops(end: re.Pattern[str]) -> re.Pattern[str]:
     if end.pattern not in _STOPS:
-        _STOPS[end.pattern] = stops(end.pattern)
+        _STOPS[end.pattern] = stop_pattern(end.pattern)
     return _STOPS[end.pattern]
 
 
@@ -109,7 +119,7 @@ _CALL_MAY = re.compile(r"\[\s*(?:[A-Za-z_][\w.]{0,160}\s*)?\Z")
 _BRACKETS = tuple(opening for opening in (*OPENINGS, "[THINK]") if opening[0] == "[")
 
 
-def may_be_call(text: str, at: int, final: bool, offered: Offered) -> bool | None:
+def may_be_call(text: str, at: int, final: bool, offered: OfferedTools) -> bool | None:
     """Whether the bracket here may be the first of a call, by its first key; None while that is open."""
     if key := _KEY.match(text, at):
         if key[2] not in KEYS:
@@ -131,7 +141,7 @@ def may_be_call(text: str, at: int, final: bool, offered: Offered) -> bool | Non
     return None if _KEY_MAY.match(text, at) or _CALL_MAY.match(text, at) else False
 
 
-def bare_block(text: str, at: int, final: bool, offered: Offered, mender: Mender) -> Answer:
+def bare_block(text: str, at: int, final: bool, offered: OfferedTools, json_reader: JsonReader) -> Found:
     """The call or calls of the object or list at this place."""
     may = may_be_call(text, at, final, offered)
     if not may:
@@ -140,19 +150,21 @@ def bare_block(text: str, at: int, final: bool, offered: Offered, mender: Mender
     if found is None:
         return _cut_off(text, at, offered, final)
     source = text[at : found[0]]
-    return Block(found[0], _calls(source, offered, mender), source)
+    return CallBlock(found[0], _calls(source, offered, json_reader), source)
 
 
-def fenced_block(text: str, at: int, final: bool, offered: Offered, mender: Mender, *, tools: bool = False) -> Answer:
+def fenced_block(
+    text: str, at: int, final: bool, offered: OfferedTools, json_reader: JsonReader, *, tools: bool = False
+) -> Found:
     """The calls of a fence (or of <tools>) whose inside begins here: nothing else may stand in it."""
     place = after(_SPACE, text, at)
     if place >= len(text):
         return False if final else None
     if text[place] == "<":
-        return _fenced_marks(text, place, final, offered, mender)
+        return _fenced_marks(text, place, final, offered, json_reader)
     ending = _TOOLS_END if tools else FENCE_END
     stopping = _TOOLS_STOP if tools else _FENCE_STOP_LAST if final else _FENCE_STOP
-    calls: list[Block] = []
+    calls: list[CallBlock] = []
     first = place
     while text[place : place + 1] in ("{", "["):
         may = may_be_call(text, place, final, offered)
@@ -161,24 +173,24 @@ def fenced_block(text: str, at: int, final: bool, offered: Offered, mender: Mend
         found = value_end(text, place, stopping)
         if found is None:
             return _cut_off(text, place, offered, final)
-        block = _calls(text[place : found[0]], offered, mender)
+        block = _calls(text[place : found[0]], offered, json_reader)
         if not block or len(calls) > MAX_CALLS:
             return False
-        calls.append(Block(found[0], block, ""))
+        calls.append(CallBlock(found[0], block, ""))
         place = after(_BETWEEN, text, found[0])
         if not final and place >= len(text):
             return None
     end = _fence_end(text, place, ending, final)
     if not calls or not end:
         return None if calls and end is None else False
-    return Block(end, [call for block in calls for call in block.calls], text[first:place])
+    return CallBlock(end, [call for block in calls for call in block.calls], text[first:place])
 
 
-def python_block(text: str, at: int, final: bool, offered: Offered) -> Answer:
+def python_block(text: str, at: int, final: bool, offered: OfferedTools) -> Found:
     """The calls of a fence whose language says that they are calls, written as Python."""
-    head = BEGINS.match(text, at)
+    head = PYTHON_BEGINS.match(text, at)
     if head is None:
-        return None if not final and len(text) - at < 240 and MAY_BEGIN.match(text, at) else False
+        return None if not final and len(text) - at < 240 and PYTHON_MAY_BEGIN.match(text, at) else False
     if head[1] not in offered and head[1].rpartition(".")[0] not in offered and head[1] != "print":
         return False
     found = FENCE_END.search(text, at)
@@ -189,19 +201,19 @@ def python_block(text: str, at: int, final: bool, offered: Offered) -> Answer:
     else:
         stop, end = found.start(), found.end()
     calls = _taken(read_python(text[at:stop]), offered)
-    return Block(end, calls, text[at:stop]) if calls else False
+    return CallBlock(end, calls, text[at:stop]) if calls else False
 
 
-def _fenced_marks(text: str, place: int, final: bool, offered: Offered, mender: Mender) -> Answer:
+def _fenced_marks(text: str, place: int, final: bool, offered: OfferedTools, json_reader: JsonReader) -> Found:
     """A fence around calls that have their own marks."""
-    calls: list[Block] = []
+    calls: list[CallBlock] = []
     first = place
     while text[place : place + 1] == "<":
         opening = next((one for one in OPENINGS if text.startswith(one, place)), None)
         if opening is None:
             ahead = text[place : place + 40]
             return None if not final and any(one.startswith(ahead) for one in OPENINGS) else False
-        block = marked_block(text, place, opening, final, offered, mender)
+        block = marked_block(text, place, opening, final, offered, json_reader)
         if not block:
             return block
         if len(calls) > MAX_CALLS:
@@ -213,7 +225,7 @@ def _fenced_marks(text: str, place: int, final: bool, offered: Offered, mender: 
     end = _fence_end(text, place, FENCE_END, final)
     if not end:
         return None if end is None else False
-    return Block(end, [call for block in calls for call in block.calls], text[first:place])
+    return CallBlock(end, [call for block in calls for call in block.calls], text[first:place])
 
 
 def _fence_end(text: str, place: int, ending: re.Pattern[str], final: bool) -> int | Literal[False] | None:
@@ -228,32 +240,32 @@ def _fence_end(text: str, place: int, ending: re.Pattern[str], final: bool) -> i
     return None if text[place] in "`<" else False
 
 
-def _cut_off(text: str, at: int, offered: Offered, final: bool) -> Answer:
+def _cut_off(text: str, at: int, offered: OfferedTools, final: bool) -> Found:
     """An object without an end: the model hears of it if it was to be a call of a tool."""
     if not final and len(text) - at < LONGEST:
         return None
     end = min(len(text), at + LONGEST)
     source = text[at:end].rstrip()
-    depth, open_string = shape(source)
+    depth, open_string = open_brackets(source)
     if depth == 1 and not open_string and source.endswith("}"):  # all but the last bracket
-        return Block(end, _calls(source, offered, Mender()), source)
+        return CallBlock(end, _calls(source, offered, JsonReader()), source)
     name = sniff_name(source)
     if name not in offered or not any(f'"{key}"' in source[:4096] for key in ARGUMENTS):
-        return Block(end, [], source)
-    return Block(end, [offered.told(Written(name, problem=CUT_OFF))], source)
+        return CallBlock(end, [], source)
+    return CallBlock(end, [offered.request(WrittenCall(name, problem=CUT_OFF))], source)
 
 
-def _calls(source: str, offered: Offered, mender: Mender) -> list[ToolCallRequest]:
+def _calls(source: str, offered: OfferedTools, json_reader: JsonReader) -> list[ToolCallRequest]:
     if _CALL.match(source):
         return _taken(read_python(source), offered)
     try:
-        value = mender.read(source)
-        return _taken(None if value is BROKEN else calls_of(value, mender, strict=True), offered)
+        value = json_reader.read(source)
+        return _taken(None if value is BROKEN else calls_of(value, json_reader, strict=True), offered)
     except RecursionError:
         return []
 
 
-def _taken(written: list[Written] | None, offered: Offered) -> list[ToolCallRequest]:
+def _taken(written: list[WrittenCall] | None, offered: OfferedTools) -> list[ToolCallRequest]:
     """All of them as calls, or none: a list of which one is no call is data."""
-    calls = [offered.taken(call) for call in (written or ())[:MAX_CALLS]]
+    calls = [offered.fitting_request(call) for call in (written or ())[:MAX_CALLS]]
     return [call for call in calls if call is not None] if None not in calls else []

@@ -1,7 +1,7 @@
-"""Reads an answer as it comes: what may be shown now, what was thought, and which tools are called.
+"""Reads an answer as it arrives: what may be shown now, what the model thought, and which tools it calls.
 
-Text is held back only while it may still become a call. The same text gives the same reading however it is cut up:
-every decision waits until nothing that follows can change it.
+Text is held back only while it may still become a call. The same text gives the same reading however it is split: every
+decision waits until nothing that follows can change it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..base import ToolCallRequest
-from . import harmony, prose, scanning, thoughts
-from .blocks import Answer, bare_block, fenced_block, marked_block, may_be_call, python_block
-from .families import NOISE, OPENINGS, after
-from .mending import Mender
-from .offered import Offered
-from .shapes import MAX_CALLS, Block, Piece, Reading
-from .telling import Telling
+from . import prose
+from .blocks import Found, bare_block, fenced_block, marked_block, may_be_call, python_block
+from .calls import MAX_CALLS, CallBlock, OfferedTools, Reading, TextPart
+from .channels import (
+    HARMONY_BEGIN,
+    HARMONY_END,
+    HARMONY_TOKENS,
+    STRAY_END,
+    THOUGHT_ENDS,
+    THOUGHT_TAGS,
+    HarmonyHeader,
+    harmony_call,
+    harmony_header,
+)
+from .dialects import NOISE, NOISES, OPENINGS, after
+from .json_values import JsonReader
 
 _FENCE = re.compile(r"(`{3,})[ \t]*([\w+-]*)[ \t]*\r?\n")
 _FENCE_MAY = re.compile(r"^[ \t]*`*[ \t\r]*\Z", re.M)
@@ -25,10 +34,11 @@ _FENCE_LINE = 200  # characters, at most
 _CALL_LANGUAGES = frozenset({"", "json", "jsonc", "json5", "xml", "text", "plaintext"})
 _PYTHON_LANGUAGES = frozenset({"tool_code", "tool_call", "tool_calls", "function_call"})
 _STRUCTURE = re.compile(r"[{}\[\]]")
+_FENCE_MARK = re.compile(r"```")
 _PROSE = 80  # characters without brackets that announce a call in the middle of a line; keeps hostile texts cheap
 _LINE = re.compile(rf"[^\n]{{0,{prose.WINDOW}}}")
 _TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
-_STRAY = re.compile(rf"^[ \t]{{0,80}}(?i:{thoughts.STRAY})", re.M)
+_STRAY = re.compile(rf"^[ \t]{{0,80}}(?i:{STRAY_END})", re.M)
 
 Quoted = Callable[[str], bool]
 
@@ -48,24 +58,25 @@ class Reader:
     def __init__(self, tools: Sequence[dict[str, Any]] | None = None, quoted: Quoted | None = None) -> None:
         """`quoted`: whether a text stands word for word in something that came from outside. It is then no call."""
         self._tools = tools
-        self._offered = Offered(tools)
-        self._tokens = scanning.ALL if self._offered else scanning.THOUGHTS
+        self._offered = OfferedTools(tools)
+        self._tokens = ALL_TOKENS if self._offered else THOUGHT_TOKENS
         self._quoted = quoted
-        self._mender = Mender()
-        self._telling = Telling()
+        self._json_reader = JsonReader()
+        self._answer = AnswerText()
         self._text = ""  # not yet decided, with one character before it
         self._at = 0
         self._coming: list[str] = []
         self._size = 0  # of what is coming
         self._total = self._work = self._tried = 0
         self._step = self._in_text
-        self._close = harmony.END  # ends the thought that is open
-        self._fence = harmony.END  # ends the fence that is open
+        self._close = HARMONY_END  # ends the thought that is open
+        self._fence = HARMONY_END  # ends the fence that is open
         self._opened = False  # a thought began with a tag
         self._harmony = False
         self._shows = False  # what looked like a call was followed by words: this answer shows examples
-        self._group: list[Block] = []
+        self._group: list[CallBlock] = []
         self._cursor = 0  # behind the group, counted from _at
+        self._last_lead: tuple[str, prose.Lead] = ("", "neutral")
         self._lead: prose.Lead = "neutral"  # what the prose before the group says of it
         self._marked = False  # the group's calls have marks
         self._calls: list[ToolCallRequest] = []
@@ -77,7 +88,7 @@ class Reader:
         """How many characters wait until it is certain what they are."""
         return len(self._text) - self._at + self._size
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[TextPart]:
         """Take in the next piece; what may be shown now."""
         self._coming.append(text)
         self._size += len(text)
@@ -89,12 +100,12 @@ class Reader:
         self._run(False)
         self._tried = len(self._text) - self._at
         self._work += self._tried
-        return self._telling.take()
+        return self._answer.take()
 
     def finish(self) -> Reading:
         """The answer is over: all that it says, and what is still to be shown of it."""
         self._run(True)
-        if self._offered and self._outermost and (thought := self._telling.unfinished()):
+        if self._offered and self._outermost and (thought := self._answer.unfinished()):
             # Some models call in the middle of a thought and never end it. Only a call that they stopped after counts.
             inner = Reader(self._tools, self._quoted)
             inner._outermost = False
@@ -102,8 +113,8 @@ class Reader:
             reading = inner.finish()
             if reading.calls and inner._marked and not inner._cut:
                 self._calls = reading.calls
-                self._telling.shorten(reading.content)
-        return self._telling.whole(self._calls)
+                self._answer.shorten(reading.content)
+        return self._answer.whole(self._calls)
 
     def _run(self, final: bool) -> None:
         keep = min(self._at, 1)
@@ -116,7 +127,7 @@ class Reader:
 
     def _say(self, end: int) -> None:
         """The text up to here is part of the answer."""
-        self._telling.say(self._text[self._at : end])
+        self._answer.say(self._text[self._at : end])
         self._at = end
 
     # ------------------------------------------------------------------------------------------ text
@@ -126,7 +137,7 @@ class Reader:
         while (found := self._tokens.search(text, place)) is not None:
             kind = found.lastgroup or ""
             place = found.end()
-            inline = kind in scanning.LINE_TOKENS and not self._begins_line(found.start())
+            inline = kind in LINE_TOKENS and not self._begins_line(found.start())
             if inline and not self._is_announced(found, final):
                 continue
             if kind in ("mark", "bracket", "tools", "list", "object"):
@@ -146,11 +157,11 @@ class Reader:
                 continue
             self._say(found.start())
             return self._other(kind, found, final, inline)
-        self._say(len(text) if final else scanning.begun(text, self._at))
+        self._say(len(text) if final else held_from(text, self._at))
         return False
 
     def _begins_line(self, place: int) -> bool:
-        return scanning.begins_line(self._text, place, self._at, self._telling.inline)
+        return begins_line(self._text, place, self._at, self._answer.inline)
 
     def _is_announced(self, found: re.Match[str], final: bool) -> bool:
         """Whether a call may begin here, in the middle of a line: only behind words that announce it."""
@@ -158,32 +169,39 @@ class Reader:
         if self._shows or not self._offered or kind not in ("object", "list", "fence"):
             return False
         before = self._before(place)
-        if not before[-1:].isspace() or _STRUCTURE.search(before, len(before) - _PROSE):
+        structure = _FENCE_MARK if kind == "fence" else _STRUCTURE
+        if not before[-1:].isspace() or structure.search(before, max(0, len(before) - _PROSE)):
             return False
         if kind != "fence" and may_be_call(self._text, place, final, self._offered) is False:
             return False
-        return prose.lead_of(before) == "intent"
+        return self._lead_of(before) == "intent"
+
+    def _lead_of(self, before: str) -> prose.Lead:
+        """What the prose before a place announces; asked again for the same place while more text arrives."""
+        if self._last_lead[0] != before:
+            self._last_lead = (before, prose.lead_of(before))
+        return self._last_lead[1]
 
     def _before(self, place: int) -> str:
         """The end of what was said before this place."""
         said = self._text[max(self._at, place - prose.WINDOW) : place]
-        return said if len(said) >= prose.WINDOW else (self._telling.recent + said)[-prose.WINDOW :]
+        return said if len(said) >= prose.WINDOW else (self._answer.recent + said)[-prose.WINDOW :]
 
-    def _block(self, found: re.Match[str], final: bool) -> Answer:
+    def _block(self, found: re.Match[str], final: bool) -> Found:
         """What stands at a place where a call may begin."""
         text, kind = self._text, found.lastgroup
         if kind in ("mark", "bracket"):
-            return marked_block(text, found.start(), found[0], final, self._offered, self._mender)
+            return marked_block(text, found.start(), found[0], final, self._offered, self._json_reader)
         if kind == "tools":
-            return fenced_block(text, found.end(), final, self._offered, self._mender, tools=True)
-        return bare_block(text, found.start(), final, self._offered, self._mender)
+            return fenced_block(text, found.end(), final, self._offered, self._json_reader, tools=True)
+        return bare_block(text, found.start(), final, self._offered, self._json_reader)
 
     def _other(self, kind: str, found: re.Match[str], final: bool, inline: bool) -> bool:
         """A thought, a fence, or a channel begins."""
         if kind in ("think", "thought"):
             self._opened = True
-            self._telling.begin_thought(found[0])
-            self._close = thoughts.CLOSE[found[0].lower()]
+            self._answer.begin_thought(found[0])
+            self._close = THOUGHT_ENDS[found[0].lower()]
             self._at = found.end()
             self._step = self._in_thought
             return True
@@ -195,14 +213,12 @@ class Reader:
 
     def _in_thought(self, final: bool) -> bool:
         found = self._close.search(self._text, self._at)
-        end = (
-            found.start() if found else len(self._text) if final else scanning.begun(self._text, self._at, thought=True)
-        )
-        self._telling.think(self._text[self._at : end])
+        end = found.start() if found else len(self._text) if final else held_from(self._text, self._at, thought=True)
+        self._answer.think(self._text[self._at : end])
         self._at = found.end() if found else end
         if found is None:
             return False
-        self._telling.end_thought()
+        self._answer.end_thought()
         self._step = self._in_text
         return True
 
@@ -213,7 +229,7 @@ class Reader:
         self._opened = True
         self._at = found.end()
         self._calls = []
-        self._telling.all_was_thought()
+        self._answer.all_was_thought()
         self._step = self._in_text
         return True
 
@@ -250,12 +266,12 @@ class Reader:
         self._say(self._at + len(found[0]))
         return True
 
-    def _fenced(self, line: re.Match[str], final: bool) -> Answer:
+    def _fenced(self, line: re.Match[str], final: bool) -> Found:
         language, inside = line[2].lower(), line.end()
         if language in _PYTHON_LANGUAGES and self._text[inside : inside + 1] not in ("{", "[", "<"):
             return python_block(self._text, inside, final, self._offered)
         if language in _CALL_LANGUAGES or language in _PYTHON_LANGUAGES:
-            block = fenced_block(self._text, inside, final, self._offered, self._mender)
+            block = fenced_block(self._text, inside, final, self._offered, self._json_reader)
             return block if block is None or (block and block.calls) else False
         return False
 
@@ -278,19 +294,19 @@ class Reader:
 
     def _is_message(self, found: re.Match[str], final: bool) -> bool:
         """Whether a token is one of a message, and not one that the text speaks of."""
-        if found[0] in harmony.BEGIN:
-            return harmony.header(self._text, found.start(), final) is not False
+        if found[0] in HARMONY_BEGIN:
+            return harmony_header(self._text, found.start(), final) is not False
         return self._harmony
 
     def _message(self, token: str, final: bool) -> bool:
-        if token not in harmony.BEGIN:
+        if token not in HARMONY_BEGIN:
             self._at += len(token)
             return True
-        header = harmony.header(self._text, self._at, final)
-        if not isinstance(header, harmony.Header):
+        header = harmony_header(self._text, self._at, final)
+        if not isinstance(header, HarmonyHeader):
             return False
         if header.to and self._offered:
-            block = harmony.called(self._text, header, final, self._offered, self._mender)
+            block = harmony_call(self._text, header, final, self._offered, self._json_reader)
             if block is None:
                 return False
             self._harmony = True
@@ -298,16 +314,16 @@ class Reader:
         self._harmony = True
         self._at = header.end
         if header.thought or header.to:
-            self._close = harmony.END
-            self._telling.begin_thought()
+            self._close = HARMONY_END
+            self._answer.begin_thought()
             self._step = self._in_thought
         return True
 
     # ------------------------------------------------------------------------------------------ calls
 
-    def _accept(self, block: Block, marked: bool) -> bool:
+    def _accept(self, block: CallBlock, marked: bool) -> bool:
         """Begin a group of calls with this one, unless it is a quotation or an example."""
-        lead = prose.lead_of(self._telling.recent) if self._telling.spoken and not marked else "neutral"
+        lead = prose.lead_of(self._answer.recent) if self._answer.spoken and not marked else "neutral"
         if self._is_quoted(block) or lead == "example":
             self._say(block.end)
             return True
@@ -317,17 +333,17 @@ class Reader:
         self._step = self._in_group
         return True
 
-    def _is_quoted(self, block: Block) -> bool:
+    def _is_quoted(self, block: CallBlock) -> bool:
         return self._quoted is not None and self._quoted(block.source)
 
     def _in_group(self, final: bool) -> bool:
         """Behind a call: another one, the end, or words. Words decide what the calls were."""
         text, end = self._text, self._at + self._cursor
-        if not self._marked and (not self._telling.spoken or self._lead == "intent"):
+        if not self._marked and (not self._answer.spoken or self._lead == "intent"):
             end = after(_TOO_MANY, text, end)
         place = after(NOISE, text, end)
-        ahead = text[place : place + scanning.LONGEST]
-        if not final and (not ahead or any(one.startswith(ahead) for one in (*scanning.LITERALS, "```"))):
+        ahead = text[place : place + LONGEST_LITERAL]
+        if not final and (not ahead or any(one.startswith(ahead) for one in (*LITERALS, "```"))):
             return False
         full = sum(len(block.calls) for block in self._group) >= MAX_CALLS
         block = self._next(place, final) if ahead and not full else False
@@ -339,7 +355,7 @@ class Reader:
             return True
         same_line = bool(ahead) and "\n" not in text[end:place]
         if self._marked:
-            counts = not (same_line and self._telling.inline)
+            counts = not (same_line and self._answer.inline)
         else:
             line = _LINE.match(text, place)
             if not final and (line is None or line.end() == len(text)) and len(text) - place < prose.WINDOW:
@@ -356,26 +372,26 @@ class Reader:
             return False
         if same_line and (prose.is_continued(behind) or not self._before_ends_sentence()):
             return False
-        if not self._telling.spoken and not same_line:
+        if not self._answer.spoken and not same_line:
             return True
         return self._lead == "intent" or prose.is_announced(behind)
 
     def _before_ends_sentence(self) -> bool:
-        return not self._telling.inline or prose.ends_sentence(self._telling.recent)
+        return not self._answer.inline or prose.ends_sentence(self._answer.recent)
 
-    def _next(self, place: int, final: bool) -> Answer:
+    def _next(self, place: int, final: bool) -> Found:
         """A further call of the same kind."""
         text = self._text
         if self._marked:
-            if text.startswith(harmony.BEGIN, place):
-                header = harmony.header(text, place, final)
-                if isinstance(header, harmony.Header) and header.to:
-                    return harmony.called(text, header, final, self._offered, self._mender)
+            if text.startswith(HARMONY_BEGIN, place):
+                header = harmony_header(text, place, final)
+                if isinstance(header, HarmonyHeader) and header.to:
+                    return harmony_call(text, header, final, self._offered, self._json_reader)
                 return None if header is None else False
             opening = next((one for one in OPENINGS if text.startswith(one, place)), None)
-            return opening is not None and marked_block(text, place, opening, final, self._offered, self._mender)
+            return opening is not None and marked_block(text, place, opening, final, self._offered, self._json_reader)
         if text[place] in "{[":
-            return bare_block(text, place, final, self._offered, self._mender)
+            return bare_block(text, place, final, self._offered, self._json_reader)
         if text.startswith("```", place):
             line = _FENCE.match(text, place)
             if line is not None:
@@ -405,3 +421,137 @@ class Reader:
         line = self._text.rfind("\n", max(self._at, len(self._text) - _FENCE_LINE))
         self._at = len(self._text) if final or line < 0 else found.start() if found else line
         return False
+
+
+# ------------------------------------------------ where something may begin that is more than text
+
+_QUOTES = "[`\"'\\\\]"  # a tag behind one of these is one that the text speaks of
+MAY_INDENT = 80
+
+
+def _tails(literals: Sequence[str], first: str) -> str:
+    return "|".join(re.escape(literal[1:]) for literal in literals if literal[0] == first)
+
+
+def _tokens(calls: bool) -> re.Pattern[str]:
+    """All alternatives begin with a plain character: then the search runs at the speed of a search for characters."""
+    tags = tuple(THOUGHT_TAGS)
+    marks = (rf"(?P<mark>{_tails(OPENINGS, '<')})|", rf"(?P<bracket>{_tails(OPENINGS, '[')})|") if calls else ("", "")
+    channels, tag = _tails(HARMONY_TOKENS, "<"), _tails(tags, "<")
+    angle = (
+        rf"<(?:(?<!{_QUOTES}<)(?:{marks[0]}(?P<harmony>{channels})|(?P<think>(?i:{tag})))"
+        rf"|(?P<stray>(?i:{STRAY_END[1:]}))" + ("|(?P<tools>tools>)" if calls else "") + ")"
+    )
+    square = rf"\[(?:(?<!{_QUOTES}\[)(?:{marks[1]}(?P<thought>(?i:{_tails(tags, '[')})))"
+    square += r"|(?P<list>(?=\s*(?:[{A-Za-z_]|\Z))))" if calls else ")"
+    brace = r"|\{(?P<object>(?=\s*(?:[\"']|\Z)))" if calls else ""
+    return re.compile(rf"{angle}|{square}|`(?P<fence>`{{2,}}){brace}")
+
+
+ALL_TOKENS = _tokens(True)
+THOUGHT_TOKENS = _tokens(False)
+LINE_TOKENS = frozenset({"stray", "tools", "list", "object", "fence"})  # that count only where a line begins
+
+LITERALS = (*OPENINGS, *HARMONY_TOKENS, *THOUGHT_TAGS, "</think>", "</thinking>", "<tools>", *NOISES)
+_LOWER = tuple(literal.lower() for literal in LITERALS)
+_CLOSERS = (*THOUGHT_TAGS.values(), *HARMONY_TOKENS)
+LONGEST_LITERAL = max(map(len, LITERALS))
+_TICKS = re.compile(r"`{1,2}\Z")
+
+
+def held_from(text: str, at: int, *, thought: bool = False) -> int:
+    """Where, at the end of a text, a tag may have held_from; the text's end if nowhere."""
+    start = len(text)
+    first = max(at, start - LONGEST_LITERAL)
+    for bracket in "<[":
+        place = text.rfind(bracket, first)
+        if place >= 0:
+            beginning = text[place:].lower()
+            if any(literal.startswith(beginning) for literal in (_CLOSERS if thought else _LOWER)):
+                start = min(start, place)
+    if not thought and (ticks := _TICKS.search(text, max(at, len(text) - 2))):
+        start = min(start, ticks.start())
+    return start
+
+
+def begins_line(text: str, place: int, at: int, inline: bool) -> bool:
+    """Whether only spaces stand before this place on its line; `inline` says it of what was there before `at`."""
+    line = text.rfind("\n", max(at, place - MAY_INDENT - 1), place)
+    if line >= 0:
+        return line + 1 == place or text[line + 1 : place].isspace()
+    return place - at <= MAY_INDENT and not inline and (place == at or text[at:place].isspace())
+
+
+# -------------------------------------------------------------- what was said and what was thought
+
+
+class AnswerText:
+    """Collects the parts of an answer in order."""
+
+    def __init__(self) -> None:
+        self.spoken = False  # something was said that is more than space
+        self.inline = False  # something stands before on the same line
+        self.recent = ""  # the end of what was said
+        self._pieces: list[TextPart] = []  # to be shown
+        self._said: list[str] = []
+        self._thoughts: list[str] = []  # each whole
+        self._thinking: list[str] | None = None  # the one that is open
+        self._tag = ""  # that opened it, if a tag did
+
+    def say(self, text: str) -> None:
+        if not text:
+            return
+        line = text.rfind("\n")
+        self.inline = bool(text[line + 1 :].strip()) or (line < 0 and self.inline)
+        self.recent = (self.recent + text[-400:])[-400:]
+        self._said.append(text)
+        shown = text.lstrip() if self._thoughts and not self.spoken else text
+        self.spoken = self.spoken or not text.isspace()
+        if shown:
+            self._pieces.append(TextPart(shown))
+
+    def begin_thought(self, tag: str = "") -> None:
+        self._thinking, self._tag = [], tag
+
+    def think(self, text: str) -> None:
+        if text and self._thinking is not None:
+            self._thinking.append(text)
+            self._pieces.append(TextPart(text, True))
+
+    def end_thought(self) -> None:
+        self._thoughts.append("".join(self._thinking or ()))
+        self._thinking = None
+
+    def unfinished(self) -> str:
+        """The thought that a tag has opened and nothing has ended."""
+        return "".join(self._thinking) if self._thinking and self._tag else ""
+
+    def shorten(self, thought: str) -> None:
+        """The thought that is open was only this, and it is over."""
+        self._thinking = [thought]
+        self.end_thought()
+
+    def all_was_thought(self) -> None:
+        """What was said until now was a thought that no tag had opened."""
+        self._thoughts.append("".join(self._said))
+        self._said, self.spoken, self.inline, self.recent = [], False, False, ""
+
+    def take(self) -> list[TextPart]:
+        """What is to be shown since the last time."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def whole(self, calls: list[ToolCallRequest]) -> Reading:
+        """The answer, once it is over."""
+        if self._thinking is not None and self.spoken and self._tag:
+            # Nothing ends it, and there is an answer before it: then it is no thought but a word.
+            self.say(self._tag + "".join(self._thinking))
+        elif self._thinking is not None:
+            self.end_thought()
+        content = "".join(self._said)
+        if self._thoughts:
+            content = content.strip()
+        elif calls:
+            content = content.rstrip()
+        reasoning = "\n\n".join(filter(None, (thought.strip() for thought in self._thoughts)))
+        return Reading(content, calls, reasoning, self.take())

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ...messages import clean
 from ...sandbox.reach import READ
+from ...text import clean
 from ...threads import in_thread
 from ..base import Tool, ToolError
 from ..context import current_call

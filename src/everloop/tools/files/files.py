@@ -13,8 +13,8 @@ from dataclasses import replace as replace_fields
 from itertools import islice
 from typing import Annotated, Any, BinaryIO
 
-from ...messages import clean
 from ...sandbox.reach import FOLDER, Opened, Target
+from ...text import clean
 from ...threads import in_thread
 from ..base import Output, Tool, ToolError
 from ..children import Child, beside_child

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from ...messages import clean
 from ...sandbox.paths import normalized, within
 from ...sandbox.reach import READ, Opened, OutOfReach, Reach
+from ...text import clean
 from ..base import Output, Tool, ToolError
 from ..children import Child, Ended, beside_child
 from ..context import current_call

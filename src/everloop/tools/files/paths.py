@@ -17,9 +17,9 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
-from ...messages import clean
 from ...sandbox.paths import normalized, within
 from ...sandbox.reach import FOLDER, OutOfReach, Reach, Target
+from ...text import clean
 from ..base import FunctionTool, Output, Plan, Replay, ToolError
 from ..context import current_call
 from ..policy.steering import steers

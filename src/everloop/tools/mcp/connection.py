@@ -18,8 +18,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from ...config import McpServer
+from ...text import one_line
 from .http import Exchange, exchange
-from .limits import Unreachable, hide, one_line, secrets_of
+from .limits import Unreachable, hide, secrets_of
 from .link import Link
 from .stdio import Program
 

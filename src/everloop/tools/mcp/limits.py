@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from urllib.parse import parse_qsl, urlsplit
 
 from ...config import McpServer
-from ...messages import clean
+from ...text import clean
 
 MAX_MESSAGE = 32 << 20  # bytes of one message
 _SHORTEST_SECRET = 6
@@ -18,16 +18,8 @@ class Unreachable(Exception):
     """The server cannot be used, or not for this call; the text says why."""
 
 
-def one_line(text: str | bytes, limit: int) -> str:
-    """Text from outside for an error or the log: one line that cannot drive a terminal, cut to its limit."""
-    if isinstance(text, bytes):
-        text = text[: limit * 4].decode("utf-8", "replace")
-    text = " ".join(printable(text[: limit * 4]).split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def printable(text: str) -> str:
-    """Without control characters and the invisible letters that are used to hide instructions."""
+def without_hidden(text: str) -> str:
+    """Return the text without control characters and the invisible letters that are used to hide instructions."""
     text = clean(text)
     if text.isascii() and text.isprintable():
         return text

@@ -13,10 +13,11 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types import CONNECTION_CLOSED
 from pydantic import ValidationError
 
-from ... import __version__
+from ..._version import __version__
 from ...config import McpServer
+from ...text import one_line
 from .http import Endpoint, exchange
-from .limits import Unreachable, one_line
+from .limits import Unreachable
 from .stdio import Program
 
 logger = logging.getLogger(__name__)

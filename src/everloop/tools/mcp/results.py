@@ -11,9 +11,10 @@ from typing import Any
 from mcp import types
 
 from ...messages import encode_json
+from ...text import one_line
 from ..base import Output
 from ..registry import reports_failure
-from .limits import one_line, printable
+from .limits import without_hidden
 
 MAX_DESCRIPTION = 8_000
 MAX_SCHEMA = 100_000  # bytes of JSON
@@ -53,7 +54,7 @@ def tool_names(prefix: str, names: Sequence[str], others: Iterable[str]) -> dict
 
 def description_of(tool: types.Tool) -> str:
     annotations = tool.annotations
-    text = printable(
+    text = without_hidden(
         (tool.description or tool.title or (annotations and annotations.title) or "")[: MAX_DESCRIPTION * 2]
     )
     return text if len(text) <= MAX_DESCRIPTION else text[:MAX_DESCRIPTION] + " […]"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...config import McpServer
 from ...errors import EverloopError
+from ...text import one_line
 from ...threads import in_thread
 from ..base import Output, Replay, Tool, ToolError
 from ..context import current
@@ -93,7 +94,6 @@ class McpServers:
     def _make(self, connection: Connection) -> list[Tool]:
         """The tools of one server. One that could not be used is left out with a warning."""
         from . import results
-        from .limits import one_line
 
         server = connection.server
         prefixes = results.prefixes([other.name for other in self._servers])
@@ -173,12 +173,15 @@ class _Progress:
         self._next = 0.0
 
     async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
-        from .limits import one_line
 
         if (now := time.monotonic()) < self._next:
             return
         self._next = now + PROGRESS_SECONDS
-        text = one_line(message, 500) if message else f"{progress:g}" + (f" of {total:g}" if total else "")
+        from .limits import without_hidden
+
+        text = (
+            one_line(without_hidden(message), 500) if message else f"{progress:g}" + (f" of {total:g}" if total else "")
+        )
         self._loop.call_soon_threadsafe(self._show, text)
 
 

@@ -22,8 +22,9 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from ...config import McpServer
+from ...text import one_line
 from ...threads import in_thread
-from .limits import MAX_MESSAGE, Unreachable, one_line
+from .limits import MAX_MESSAGE, Unreachable
 
 MAX_NOISE = 100  # lines in a row that are no messages; a few are forgiven, since many programs greet on start
 MAX_RATE = 2_000  # messages a second, over WINDOW seconds

@@ -1,4 +1,4 @@
-"""Whether a pattern fits a text that is not known in all its parts."""
+"""Glob matching against texts of which parts are unknown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import IntEnum
 from fnmatch import translate
 from functools import lru_cache
 
-from .commands.parts import TEXT, WORDS, unknown
+from .shell_line import TEXT, WORDS, unknown
 
 _TOKEN = re.compile(r"\*+|\?|\[(?:!?\]?[^]]*)\]|.", re.S)
 _PATH_TOKEN = re.compile(r"\*\*/|/\*\*\Z|\*\*|\*|\?|\[!?\]?[^]/]*\]|.", re.S)
@@ -17,7 +17,7 @@ _WILD = re.compile(r"[*?[]")
 
 
 class Fit(IntEnum):
-    """How sure it is that a pattern fits."""
+    """Whether a pattern matches, as far as the text is known."""
 
     NO = 0
     MAYBE = 1
@@ -25,7 +25,7 @@ class Fit(IntEnum):
 
 
 def fits(pattern: str, text: str) -> Fit:
-    """Whether a shell glob fits the whole text, in which TEXT and WORDS stand for what is unknown."""
+    """Match a shell glob against a whole text, in which TEXT and WORDS stand for unknown parts."""
     if not unknown(text):
         return Fit.YES if _compiled(pattern).match(text) else Fit.NO
     if _walk(pattern, text, sure=True):
@@ -34,7 +34,7 @@ def fits(pattern: str, text: str) -> Fit:
 
 
 def fits_command(pattern: str, text: str) -> Fit:
-    """Like `fits`; a pattern without wildcards also fits a command that goes on with further words."""
+    """Match a command. A pattern without wildcards also matches a command with further words."""
     if _WILD.search(pattern):
         return fits(pattern, text)
     if text == pattern or (text.startswith(pattern) and text[len(pattern)] in (" ", WORDS)):
@@ -43,12 +43,14 @@ def fits_command(pattern: str, text: str) -> Fit:
 
 
 def fits_past_options(pattern: str, words: Sequence[str]) -> Fit:
-    """Whether a pattern without wildcards fits if options before and between its words are overlooked: `git push` fits
-    `git -C folder push`. What follows an option may be its value."""
+    """Match a pattern without wildcards, ignoring options: `git push` matches `git -C folder push`.
+
+    A word after an option may be the option's value.
+    """
     wanted = pattern.split(" ")
     if _WILD.search(pattern) or not words or words[0] != wanted[0]:
         return Fit.NO
-    place, value = 1, False  # of the next word that is wanted; whether an option's value may come now
+    place, value = 1, False  # index of the next wanted word; whether this word may be an option's value
     for word in words[1:]:
         if place == len(wanted):
             break
@@ -66,9 +68,9 @@ def fits_past_options(pattern: str, words: Sequence[str]) -> Fit:
 
 
 def fits_path(pattern: str, path: str) -> Fit:
-    """Whether a pattern fits a path: `*` stays inside a folder, `**` crosses folders.
+    """Match a path: `*` stays inside a folder, `**` crosses folders.
 
-    A pattern whose last part has no wildcard also fits what is inside, if that is a folder.
+    A pattern whose last part has no wildcard also matches everything inside that folder.
     """
     if not unknown(path):
         return Fit.YES if _path(pattern).match(path) else Fit.NO
@@ -103,10 +105,10 @@ def _tokens(pattern: str) -> tuple[tuple[str, re.Pattern[str] | None], ...]:
 
 
 def _walk(pattern: str, text: str, sure: bool) -> bool:
-    """Whether the pattern fits for every (`sure`) or for some way to fill in what is unknown.
+    """Return whether the pattern matches for every (`sure`) or for some value of the unknown parts.
 
-    It goes along the text with the set of places in the pattern where it may be. Unknown text is sure to fit only
-    where a star takes it whole; otherwise it may lead to any later place.
+    Simulates the pattern as a state machine. Unknown text matches for certain only where a star consumes all of it;
+    otherwise it may lead to any later state.
     """
     tokens = _tokens(pattern)
     places = _closed({0}, tokens)
@@ -141,7 +143,7 @@ def _step(places: set[int], character: str, tokens: tuple[tuple[str, re.Pattern[
 
 
 def _closed(places: set[int], tokens: tuple[tuple[str, re.Pattern[str] | None], ...]) -> set[int]:
-    """With the places that are reached by letting a star take nothing."""
+    """Add the states that are reached by stars that match nothing."""
     for place in sorted(places):
         while place < len(tokens) and tokens[place][0] == "*":
             place += 1

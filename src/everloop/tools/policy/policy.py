@@ -1,4 +1,4 @@
-"""The policy: whether a tool call is allowed, asked for or denied, by rules and, where none fits, by defaults."""
+"""The policy: decides by rules, and by defaults where none matches, whether a tool call is allowed, asked or denied."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from urllib.parse import quote
 from ...config import Decision, Rule, Taint
 from ...messages import Message
 from ...sandbox.paths import within, within_any
+from ...text import cut_inline, visible
 from ..base import Plan, ToolError
 from ..context import CallContext
-from .commands import CommandLine, SimpleCommand, read
-from .commands.parts import TEXT, unknown
 from .patterns import Fit, fits_command, fits_past_options, fits_path
+from .shell_line import TEXT, CommandLine, SimpleCommand, unknown
+from .shell_syntax import read
 from .steering import steers
 from .taint import objection
-from .visible import shortened, visible
 
-MAX_SHOWN = 20_000  # characters of a command or of what would be sent: beyond, nobody can judge it
+MAX_SHOWN = 20_000  # characters of a command or message; a person cannot judge longer ones
 MAX_ARGUMENT = 2_000
 QUICK = 500  # characters of an argument that are judged in less time than a thread takes to start
 _DEVICE = re.compile(r"/dev/(null|zero|full|stdin|stdout|stderr|fd/[0-9]+)")
@@ -32,14 +32,14 @@ _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a call; `shown` is exactly what would run, for the person who is asked."""
+    """The decision about a call; `shown` is exactly what would run, for the person who is asked."""
 
     decision: Decision
     why: str = ""
     shown: str = ""
     grants: tuple[str, ...] = ()  # what the session is granted when the person answers "always"
     once: tuple[str, ...] = ()  # what it is granted by a plain yes already
-    granted: bool = False  # allowed because a person allowed it before, for the rest of the session
+    granted: bool = False  # allowed by an earlier answer "always"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class _Unit:
     """One thing that a call does: a simple command, a path, both or neither."""
 
     command: SimpleCommand | None = None
-    path: str | None = None  # as rules name it: relative to the workspace when inside it, absolute otherwise
+    path: str | None = None  # relative to the workspace when inside it, absolute otherwise, as in rules
     absolute: str = ""
-    opaque: str = ""  # why a command could not be read, or what a call would do is not known
-    altered: bool = False  # the command does not do what its words say
+    opaque: str = ""  # why the command could not be parsed, or the call not planned
+    altered: bool = False  # a variable may change what the command does
     network: bool | None = False  # the call asks for the network; None: not known
     leaves: bool = False  # a redirection to a file outside the workspace, or to one that is not known
 
@@ -65,7 +65,7 @@ class _Outcome:
 
 
 class Policy:
-    """Judges calls by the rules, in order: the first that fits decides, and of several parts the strictest."""
+    """Judges calls by rules, in order: the first match decides, and of several parts of a call the strictest."""
 
     def __init__(
         self, rules: Sequence[Rule] = (), *, taint: Taint = True, addresses: Collection[str] = frozenset()
@@ -75,7 +75,7 @@ class Policy:
         self.addresses = frozenset(addresses)  # that stand in the settings
         self._paths = any(rule.path for rule in rules)
         if any(rule.command or rule.path for rule in rules):
-            from .commands import grammar  # noqa: F401 - now, and not while an event loop waits
+            from . import shell_syntax  # noqa: F401 - imported here rather than in a running event loop
 
     def judge(
         self,
@@ -102,7 +102,7 @@ class Policy:
             return Verdict("allow", "allowed for this session", granted=True)
         shown = _shown(name, arguments, plan)
         if shown is None:
-            why = f"it must be asked for ({outcome.why}), but is too long to be shown: split it into shorter calls"
+            why = f"it needs approval ({outcome.why}), but is too long to show: split it into shorter calls"
             return Verdict("deny", why)
         return Verdict("ask", outcome.why, shown, outcome.grants, outcome.once)
 
@@ -117,7 +117,7 @@ class Policy:
         arguments: dict[str, Any] | None = None,
         paths: Callable[[], Sequence[str]] = tuple,
     ) -> Callable[[str, bool], None] | None:
-        """What a file tool calls with the real path of a file that it opened: a link must not lead around a rule.
+        """Return a check that file tools call with the real path of each file they open: a link could bypass a rule.
 
         None where no rule is about paths. Without the name of the tool, rules about any tool count. `paths` gives those
         that the call names, as a person saw them.
@@ -134,7 +134,7 @@ class Policy:
             number, rule = next(((number, rule) for number, rule in rules if _fit(rule, unit)), (0, None))
             if rule is None or rule.do == "allow":
                 return
-            # A person who approved a call has seen the path in it, but not where a link leads.
+            # A person who approved the call has seen its path, but not the target of a link.
             asked = os.path.normpath(context.workspace)
             known = not rule.path or any(_fit(rule, _at(path, asked)) for path in paths())
             if rule.do == "deny" or not (context.approved and known):
@@ -167,7 +167,7 @@ class Policy:
         return max((_weigh(rules, unit, default) for unit in units), key=_rank)
 
     def _candidates(self, name: str, arguments: dict[str, Any], context: CallContext) -> list[tuple[int, Rule]]:
-        """The rules that may fit this call, whatever it does."""
+        """Return the rules whose tool, origin and arguments match this call."""
         origin = f"{context.channel}:{context.chat_id}"
         return [
             (number, rule)
@@ -186,6 +186,7 @@ class Policy:
         if plan.command is None or not any(rule.command or rule.path for _, rule in rules):
             yield from places
             return
+
         line = read(plan.command)
         if line.opaque:
             yield _Unit(opaque=line.opaque)
@@ -202,7 +203,7 @@ class Policy:
 
 
 def _leaving(command: SimpleCommand, line: CommandLine, base: str, roots: tuple[str, ...]) -> Iterator[_Unit]:
-    """A command's redirections that lead out of the workspace, or may do so."""
+    """Yield a command's redirections to files that are, or may be, outside the workspace."""
     for target in command.targets:
         path = _joined(TEXT if line.moves else base, target.path)
         if not _DEVICE.fullmatch(path) and (unknown(path) or not within_any(path, roots)):
@@ -211,7 +212,7 @@ def _leaving(command: SimpleCommand, line: CommandLine, base: str, roots: tuple[
 
 
 def _files(command: SimpleCommand, line: CommandLine, base: str, roots: tuple[str, ...]) -> Iterator[_Unit]:
-    """The files that a command's redirections open, and the words of it that may name files."""
+    """Yield the files that a command's redirections open, and its words that may name files."""
     for target in command.targets:
         yield replace(
             _at(_joined(TEXT if line.moves else base, target.path), *roots), command=command, altered=line.altered
@@ -230,7 +231,7 @@ def _joined(start: str, path: str) -> str:
 
 
 def _at(path: str, *roots: str) -> _Unit:
-    """A path as rules see it; `roots` are the names that the workspace has."""
+    """Return a path in the form that rules match; `roots` are the paths of the workspace."""
     for root in roots:
         if within(path, root):
             return _Unit(path=path[len(root) :].lstrip("/") or ".", absolute=path)
@@ -244,13 +245,14 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
         roots = [os.path.normpath(place) for place in places if place is not None]
         for path in plan.paths:
             if within_any(path, map(str, context.protected)) and not within_any(path, roots):
-                return _Outcome("deny", f"{shortened(path, 200)} belongs to the runtime itself")
+                return _Outcome("deny", f"{cut_inline(path, 200)} belongs to the runtime itself")
             if not within_any(path, roots):
-                return _Outcome("ask", f"by default what is outside the workspace is asked for: {shortened(path, 200)}")
+                why = "access outside the workspace needs approval by default"
+                return _Outcome("ask", f"{why}: {cut_inline(path, 200)}")
     if plan.network:
-        return _Outcome("ask", "by default the network is asked for")
+        return _Outcome("ask", "network access needs approval by default")
     if plan.unconfined and context.restricted:
-        return _Outcome("ask", "by default a command outside of any sandbox is asked for")
+        return _Outcome("ask", "a command without a sandbox needs approval by default")
     return _Outcome("allow", "by default")
 
 
@@ -269,11 +271,12 @@ def _argument_fits(pattern: str, arguments: dict[str, Any], key: str) -> bool:
 
 
 def _weigh(rules: list[tuple[int, Rule]], unit: _Unit, default: _Outcome) -> _Outcome:
-    """What the rules say of one thing: the first that fits for certain, or a stricter one before it that may fit."""
+    """Judge one unit: by the first rule that matches for certain, or a stricter one before it that may match."""
     outcomes = []
     wrapper = unit.command is not None and unit.command.wrapper
     for number, rule in rules:
-        # A wrapper does nothing by itself: what it runs is judged for itself, so only a rule that means it counts.
+        # A wrapper has no effect of its own, and the command it runs is judged separately: only a rule that names
+        # the wrapper counts.
         fit = Fit.NO if wrapper and not rule.path and rule.command in ("", "*") else _fit(rule, unit)
         if fit is Fit.YES or (fit is Fit.MAYBE and rule.do != "allow"):
             outcomes.append(_Outcome(rule.do, _reason(number, rule, unit, fit), rule.tainted))
@@ -316,7 +319,7 @@ def _fit_command(rule: Rule, unit: _Unit) -> Fit:
         return Fit.NO
     fit = fits_command(rule.command, command.text)
     if rule.do != "allow" and fit is not Fit.YES and command.words:
-        # To be kept from running, /bin/rm is rm and `git -C x push` is `git push`; only what is written out is allowed.
+        # `ask` and `deny` treat /bin/rm as rm and `git -C x push` as `git push`; `allow` takes the words literally.
         short = SimpleCommand((command.words[0].rsplit("/", 1)[-1], *command.words[1:]))
         fit = max(fit, fits_command(rule.command, short.text), fits_past_options(rule.command, short.words))
     return fit
@@ -328,14 +331,14 @@ def _reason(number: int, rule: Rule, unit: _Unit, fit: Fit) -> str:
     about += ["network"] if rule.network else []
     text = f"rule {number} of the policy ({rule.do} {', '.join(about) or 'everything'})"
     if unit.opaque and rule.command:
-        text += f" might fit, since the command cannot be read to its end: {unit.opaque}"
+        text += f" may match, since the command cannot be parsed completely: {unit.opaque}"
     elif fit is Fit.MAYBE:
-        text += " might fit, since a part of the command is only known when it runs"
+        text += " may match, since a part of the command is unknown until it runs"
     return f"{text}: {rule.why}" if rule.why else text
 
 
 def _size(value: Any) -> int:
-    """About how many characters an argument has."""
+    """Estimate the length of an argument in characters."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -344,7 +347,7 @@ def _size(value: Any) -> int:
 
 
 def _grants(name: str, arguments: dict[str, Any], plan: Plan) -> tuple[str, ...]:
-    """What "always" grants for a call that is asked for: the same command, the same files, or the tool."""
+    """Return what the answer "always" grants for a call: the same command, the same files, or the tool."""
     if plan.command is not None:
         how = "".join(f"+{flag}" for flag in ("network", "background", "keep") if arguments.get(flag))
         folder = f"@{quote(str(given))}" if (given := arguments.get("working_dir")) else ""
@@ -355,19 +358,19 @@ def _grants(name: str, arguments: dict[str, Any], plan: Plan) -> tuple[str, ...]
 
 
 def _shown(name: str, arguments: dict[str, Any], plan: Plan) -> str | None:
-    """What a person sees; None where it must be seen whole and is too long for that."""
+    """Return what the person is shown; None if it must be shown whole and is too long."""
     whole = plan.command is not None or plan.sends or plan.writes
     values = arguments if whole else {key: _brief(value) for key, value in arguments.items()}
     text = plan.shown or f"{name} {json.dumps(values, indent=2, ensure_ascii=False, default=str)}"
     if plan.command is not None and plan.shown and plan.command not in text:
         text = f"{text}\n{plan.command}"
     if whole and len(text) > MAX_SHOWN:
-        return None  # before it is made visible, which takes its time
+        return None  # checked before making it visible, which takes time
     text = visible(text)
     if whole:
         return text if len(text) <= MAX_SHOWN else None
-    return shortened(text, MAX_SHOWN)
+    return cut_inline(text, MAX_SHOWN)
 
 
 def _brief(value: Any) -> Any:
-    return shortened(value, MAX_ARGUMENT) if isinstance(value, str) else value
+    return cut_inline(value, MAX_ARGUMENT) if isinstance(value, str) else value

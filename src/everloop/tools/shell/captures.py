@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...messages import clean
+from ...text import clean
 from ...threads import in_thread
 from ..outputs import output_place
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..policy.commands import SimpleCommand, read
-from ..policy.commands.parts import unknown
+from ..policy.shell_line import SimpleCommand, unknown
+from ..policy.shell_syntax import read
 
 _QUIET = frozenset({"echo", "printf", "pwd", "date", "true", "false", ":", "sleep", "mkdir", "touch", "exit"})
 _READING_OPTIONS = ("-f", "--file", "-r", "--ref")  # of date and touch: they take a file

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ...messages import clean
 from ...sandbox.confinement import Confinement, Limits, confinement
 from ...sandbox.launch import Launch, Mode, NoSandbox, Wall, choose_wall, prepare
 from ...sandbox.paths import within_any
+from ...text import clean
 from ...threads import in_thread
 from ..base import Output, ToolError
 from ..context import CallContext, current_call

@@ -9,7 +9,7 @@ import signal
 import time
 from typing import Any, ClassVar
 
-from ...messages import clean
+from ...text import clean
 from ..base import Output, Plan, Tool, ToolError
 from ..context import current_call
 from .captures import Capture, Ticker

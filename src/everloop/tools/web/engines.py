@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from ...messages import clean
+from ...text import clean
 from ...threads import in_thread
 from ..base import ToolError
 from .fetch import Fetcher, FetchError, Page

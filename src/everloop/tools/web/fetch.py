@@ -18,7 +18,7 @@ from importlib import import_module
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from ... import __version__
+from ..._version import __version__
 from ...threads import in_thread
 from ..base import ToolError
 from .addresses import Address, kind_of

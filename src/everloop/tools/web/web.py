@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, assert_never
 
 from ...config import Search
-from ...messages import clean
+from ...text import clean
 from ...threads import in_thread
 from ..base import FOR_A_PERSON, Plan, Tool, ToolError
 from .engines import BRAVE_URL, MAX_COUNT, MAX_QUERY, Brave, DuckDuckGo, Engine, Found, Searxng

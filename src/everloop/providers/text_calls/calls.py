@@ -1,0 +1,180 @@
+"""Calls as a model wrote them: what is read out of a text, calls as JSON objects, and the tools that were offered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..base import ToolCallRequest
+from .json_values import BROKEN, JsonReader
+
+MAX_CALLS = 512
+
+
+@dataclass(slots=True, frozen=True)
+class TextPart:
+    """A part of an answer that may be shown now."""
+
+    text: str
+    reasoning: bool = False
+
+
+@dataclass(slots=True)
+class Reading:
+    """A whole answer: what it says, what it calls, what was thought, and what is still to be shown."""
+
+    content: str
+    calls: list[ToolCallRequest] = field(default_factory=list)
+    reasoning: str = ""
+    pieces: list[TextPart] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class WrittenCall:
+    """A call as a dialect wrote it; `problem` says why its arguments cannot be known."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    positional: list[Any] = field(default_factory=list)
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class CallBlock:
+    """A stretch of text that holds calls: where it ends, and what stands in it."""
+
+    end: int
+    calls: list[ToolCallRequest]
+    source: str  # without what is around it: by this it is known whether it was copied
+
+
+CUT_OFF = "the answer ended before the call was complete; make the whole call again"
+UNREADABLE = "the arguments are not valid JSON; make the whole call again, with its arguments as one JSON object"
+
+
+# --------------------------------------------------------------------------- calls as JSON objects
+
+NAMES = ("name", "tool_name", "function_name", "tool", "function", "action", "recipient_name")
+ARGUMENTS = ("arguments", "parameters", "args", "input", "tool_input", "action_input", "kwargs", "params")
+WRAPPERS = ("tool_calls", "tool_call", "function_call", "function", "calls")
+BESIDE = frozenset({"id", "type", "index", "tool_call_id", "call_id"})
+KEYS = frozenset({*NAMES, *ARGUMENTS, *WRAPPERS, *BESIDE})
+
+
+def calls_of(value: Any, json_reader: JsonReader, *, strict: bool = False) -> list[WrittenCall] | None:
+    """The calls that a value stands for; None if it is something else.
+
+    `strict`: it has all that a call has and nothing that a call has not, for a description of a tool looks much alike.
+    """
+    if isinstance(value, list):
+        calls: list[WrittenCall] = []
+        for item in value:
+            more = calls_of(item, json_reader, strict=strict) if isinstance(item, dict) else None
+            if more is None:
+                return None
+            calls += more
+        return calls or None
+    if not isinstance(value, dict):
+        return None
+    for key in WRAPPERS:
+        if isinstance(inner := value.get(key), dict | list):
+            if strict and not value.keys() <= {key, *BESIDE}:
+                return None
+            return calls_of(inner, json_reader, strict=strict)
+    return _single_call(value, json_reader, strict)
+
+
+def _single_call(value: dict[str, Any], json_reader: JsonReader, strict: bool) -> list[WrittenCall] | None:
+    name_key = next((key for key in NAMES if isinstance(value.get(key), str)), None)
+    if name_key is None:
+        return None
+    key = next((key for key in ARGUMENTS if key in value), None)
+    if strict and (key is None or not value.keys() <= {name_key, key, *BESIDE}):
+        return None
+    arguments = value.get(key) if key is not None else {}
+    if isinstance(arguments, str):
+        arguments = json_reader.read(arguments) if arguments.strip() else {}
+    if arguments is None:
+        arguments = {}
+    if arguments is BROKEN or not isinstance(arguments, dict):
+        return [WrittenCall(value[name_key], problem=UNREADABLE)]
+    if strict and arguments.get("type") == "object" and isinstance(arguments.get("properties"), dict):
+        return None  # the description of a tool
+    return [WrittenCall(value[name_key], arguments)]
+
+
+# --------------------------------------------------------------------- the tools that were offered
+
+_INDEX = re.compile(r":\d+$")
+_PREFIXES = ("functions.", "function.", "tools.", "default_api.")
+
+
+class OfferedTools:
+    """Tools by name, each with its schema; a schema is compiled when it is first needed."""
+
+    def __init__(self, tools: Sequence[Any] | None) -> None:
+        self._schemas: dict[str, Any] = {}
+        self._checks: dict[str, Callable[[Any], Any]] = {}
+        for tool in tools or ():
+            function = tool.get("function", tool) if isinstance(tool, dict) else None
+            if isinstance(function, dict) and isinstance(name := function.get("name"), str):
+                self._schemas[name] = function.get("parameters") or {}
+
+    def __bool__(self) -> bool:
+        return bool(self._schemas)
+
+    def __contains__(self, name: str) -> bool:
+        return self.known(name) in self._schemas
+
+    def known(self, name: str) -> str:
+        """A name without what dialects put around it."""
+        name = name.strip()
+        if name in self._schemas:
+            return name
+        bare = _INDEX.sub("", name)
+        for prefix in _PREFIXES:
+            bare = bare.removeprefix(prefix)
+        return bare
+
+    def request(self, written: WrittenCall) -> ToolCallRequest:
+        """The call of a dialect that leaves no doubt. What is wrong with it, the model hears when it is run."""
+        name = self.known(written.name) or "unknown"
+        if written.problem:
+            return ToolCallRequest("", name, {}, written.problem)
+        if name not in self._schemas:
+            return ToolCallRequest("", name, written.arguments)
+        arguments = self._named(name, written)
+        fitting = self._fit(name, arguments)
+        return ToolCallRequest("", name, arguments if fitting is None else fitting)
+
+    def fitting_request(self, written: WrittenCall) -> ToolCallRequest | None:
+        """The call of JSON that may as well be an example or data: only if a tool is called so and it fits."""
+        name = self.known(written.name)
+        if written.problem or name not in self._schemas:
+            return None
+        fitting = self._fit(name, self._named(name, written))
+        return None if fitting is None else ToolCallRequest("", name, fitting)
+
+    def _named(self, name: str, written: WrittenCall) -> dict[str, Any]:
+        """The arguments by name; those without one are the schema's first ones."""
+        if not written.positional:
+            return written.arguments
+        schema = self._schemas[name]
+        names = list(schema.get("properties") or {}) if isinstance(schema, dict) else []
+        by_place = dict(zip(names, written.positional, strict=False))
+        if len(by_place) < len(written.positional) or by_place.keys() & written.arguments.keys():
+            return {**written.arguments, "": written.positional}  # fits nothing, and says so
+        return {**by_place, **written.arguments}
+
+    def _fit(self, name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        from ...tools.schema import InvalidArguments, compile_schema
+
+        if name not in self._checks:
+            self._checks[name] = compile_schema(self._schemas[name], closed=True)
+        try:
+            fitting = self._checks[name](arguments)
+        except InvalidArguments:
+            return None
+        return fitting if isinstance(fitting, dict) else None

@@ -1,0 +1,151 @@
+"""JSON as models write it: where a value ends, and what was meant by one that is slightly broken."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from typing import Any, Final
+
+MAX_VALUES = 512  # of one text
+BROKEN: Final = object()
+REPAIRABLE = 4096  # characters; the repairing library takes quadratic time
+ALL_REPAIRS = 4 * REPAIRABLE  # of one answer
+EVALUABLE = 1 << 16
+LONGEST = 2_000_000  # characters of a value
+
+# Strings as a whole, runs of brackets, and a quote that nothing closes.
+_PARTS = r"\"(?:[^\"\\]++|\\.)*+\"|'(?:[^'\\]++|\\.)*+'|[{\[]++|[}\]]++|[\"']"
+_STRUCTURE = re.compile(_PARTS, re.DOTALL)
+_UNESCAPED = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_decoder = json.JSONDecoder(strict=False, parse_constant=lambda name: _refuse(name))
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def stop_pattern(pattern: str) -> re.Pattern[str]:
+    """What `value_end` looks for, with a pattern that ends a value which is not closed."""
+    return re.compile(f"(?P<stop>{pattern})|{_PARTS}", re.DOTALL)
+
+
+def value_end(text: str, at: int, structure: re.Pattern[str] = _STRUCTURE) -> tuple[int, bool] | None:
+    """Where the object or list that begins at `at` ends, and whether it was closed; None if the text ends before."""
+    depth = 0
+    for found in structure.finditer(text, at, at + LONGEST):
+        token = found[0]
+        if found.lastgroup == "stop":
+            return found.start(), False
+        if token[0] in "{[":
+            depth += len(token)
+        elif token[0] in "}]":
+            if len(token) >= depth:
+                return found.start() + depth, True
+            depth -= len(token)
+        elif len(token) == 1:
+            return None
+    return None
+
+
+def open_brackets(text: str) -> tuple[int, bool]:
+    """How many brackets a text leaves open, and whether it ends inside a string."""
+    depth = 0
+    for found in _STRUCTURE.finditer(text):
+        token = found[0]
+        if token[0] in "{[":
+            depth += len(token)
+        elif token[0] in "}]":
+            depth = max(0, depth - len(token))
+        elif len(token) == 1:
+            return depth, True
+    return depth, False
+
+
+class JsonReader:
+    """Reads JSON, mending what is broken. One for each answer: the work that it may cost is limited."""
+
+    def __init__(self) -> None:
+        self._left = ALL_REPAIRS
+
+    def read(self, text: str) -> Any:
+        """The value that a text stands for, or BROKEN. The cheap and certain ways come first."""
+        text = text.strip()
+        for candidate in (text, _UNESCAPED.sub(r"\\\\", text)):
+            try:
+                return _decoder.decode(candidate)
+            except (ValueError, RecursionError):
+                pass
+        if (value := evaluate(text)) is not BROKEN:
+            return value
+        return self._repair(text)
+
+    def _repair(self, text: str) -> Any:
+        if not text or len(text) > min(REPAIRABLE, self._left):
+            return BROKEN
+        self._left -= len(text)
+        from json_repair import repair_json
+
+        try:
+            value = repair_json(text, return_objects=True, skip_json_loads=True)
+            return json.loads(json.dumps(value, allow_nan=False))
+        except Exception:  # of a library that is given anything at all
+            return BROKEN
+
+    def read_all(self, text: str) -> list[Any]:
+        """The values that stand one after the other in a text; one that cannot be read is BROKEN and the last."""
+        values: list[Any] = []
+        at = _skip(text, 0)
+        while at < len(text) and len(values) <= MAX_VALUES:
+            try:
+                value, at = _decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                end = value_end(text, at)
+                stop = end[0] if end is not None else len(text)
+                value, at = self.read(text[at:stop]), stop
+            values.append(value)
+            if value is BROKEN:
+                break
+            at = _skip(text, at)
+        return values
+
+
+_BETWEEN = re.compile(r"[\s,;]*")
+
+
+def _skip(text: str, at: int) -> int:
+    found = _BETWEEN.match(text, at)
+    return found.end() if found else at
+
+
+def evaluate(text: str) -> Any:
+    """The value of a literal of Python, as JSON has it; BROKEN if it is none."""
+    if len(text) > EVALUABLE:
+        return BROKEN
+    try:
+        with warnings.catch_warnings():  # of odd escapes, which are the model's
+            warnings.simplefilter("ignore")
+            return as_json(literal(ast.parse(text, mode="eval").body))
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return BROKEN
+
+
+_NAMES = {"true": True, "false": False, "null": None, "none": None}
+
+
+class _Named(ast.NodeTransformer):
+    """Puts values for the names that JSON has and Python has not."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node
+
+
+def literal(node: ast.expr) -> Any:
+    """The value of a literal's tree; a ValueError if it is more than that."""
+    return ast.literal_eval(_Named().visit(node))
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON can hold it; a ValueError or TypeError if it cannot."""
+    return json.loads(json.dumps(value, allow_nan=False))

@@ -174,7 +174,7 @@ class Reader:
             return False
         if kind != "fence" and may_be_call(self._text, place, final, self._offered) is False:
             return False
-        return self._lead_of(before) == "intent"
+        return prose.introduces_call(before) and self._lead_of(before) == "intent"
 
     def _lead_of(self, before: str) -> prose.Lead:
         """What the prose before a place announces; asked again for the same place while more text arrives."""
@@ -370,7 +370,9 @@ class Reader:
             return True
         if prose.is_retracted(behind):
             return False
-        if same_line and (prose.is_continued(behind) or not self._before_ends_sentence()):
+        if (same_line or self._answer.spoken) and prose.is_continued(behind):
+            return False
+        if same_line and not self._before_ends_sentence():
             return False
         if not self._answer.spoken and not same_line:
             return True

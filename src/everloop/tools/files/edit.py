@@ -6,6 +6,7 @@ dashes and spaces. A tier must find it exactly once. Text that is merely similar
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
@@ -20,7 +21,6 @@ from ...threads import in_thread
 from ..base import Tool, ToolError
 from ..context import current_call
 from ..trust import mark_written
-from .closest import closest
 from .paths import (
     Seen,
     alone,

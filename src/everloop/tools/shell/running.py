@@ -173,7 +173,7 @@ class Shell:
         if marks := await in_thread(changed_files, os.fspath(context.workspace), since):
             await context.marks.add(context.owner, marks)
 
-    async def _chosen(self) -> Wall:
+    async def _chosen(self) -> Backend:
         async with self._choosing:
             if self._backend is None:
                 chosen: Backend | NoSandbox = await in_thread(_choose, self.settings.mode)

@@ -85,7 +85,7 @@ def shipped(real: str) -> bool:
 
 
 def changed_meanwhile(path: str) -> ToolError:
-    return ToolError(f"{path} was changed at the same time by something else: read it again.")
+    return ToolError(f"{path} was changed by another process meanwhile: read it again.")
 
 
 class Seen:

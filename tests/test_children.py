@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from everloop.sandbox import readonly
+from everloop.sandbox import landlock
 from everloop.tools.children import Child, beside_child
 
 from .commands import until
@@ -83,7 +83,7 @@ async def test_a_cancelled_wait_ends_the_child(tmp_path):
 
 
 def test_a_confined_child_reads_its_folder_and_nothing_else_and_we_are_as_free_as_before(tmp_path):
-    assert readonly.available(), "this kernel has no Landlock"
+    assert landlock.available(), "this kernel has no Landlock"
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for folder in (inside, outside):
         folder.mkdir()
@@ -94,12 +94,12 @@ def test_a_confined_child_reads_its_folder_and_nothing_else_and_we_are_as_free_a
         for path in ("a.txt", "link/a.txt", str(outside / "a.txt"), "/etc/passwd", "/proc/self/environ"):
             ended = Child().run(
                 ["/bin/cat", path], cwd=f"/proc/self/fd/{descriptor}", most=1_000, seconds=20,
-                confine=partial(readonly.read_only, descriptor, os.path.realpath("/bin/cat")),
+                confine=partial(landlock.read_only, descriptor, os.path.realpath("/bin/cat")),
             )  # fmt: skip
             assert ended.output == (b"text inside" if path == "a.txt" else b"")
         ended = Child().run(
             ["/bin/touch", "new", "a.txt", str(outside / "new")], cwd=str(inside), most=1_000, seconds=20,
-            confine=partial(readonly.read_only, descriptor, os.path.realpath("/bin/touch")),
+            confine=partial(landlock.read_only, descriptor, os.path.realpath("/bin/touch")),
         )  # fmt: skip
         assert ended.status == 1
     finally:

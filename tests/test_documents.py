@@ -74,7 +74,7 @@ async def test_a_pdf_is_read_page_by_page(desk, folder):
         "     1\t[page 1]\n     2\tWater the beans\n     3\t[page 2]\n     4\tThen rest"
     )
     page = await desk("read_file", path="a.pdf", offset=2, limit=1)
-    assert page == "     2\tWater the beans\n[lines 2 to 2 of 4; go on with offset=3]"
+    assert page == "     2\tWater the beans\n[lines 2 to 2 of 4; continue with offset=3]"
 
 
 async def test_a_document_is_read_once_for_all_of_its_pages_and_again_when_it_changed(desk, folder, monkeypatch):
@@ -192,4 +192,4 @@ async def test_a_document_that_takes_for_ever_is_given_up(desk, folder, monkeypa
 async def test_a_long_text_is_cut_and_says_so(desk, folder, monkeypatch):
     monkeypatch.setattr(documents, "MAX_TEXT_BYTES", 100)
     (folder / "a.docx").write_bytes(word(*[f"line {number}" for number in range(100)]))
-    assert "the rest of the document is left out" in await desk("read_file", path="a.docx")
+    assert "the rest of the document is omitted" in await desk("read_file", path="a.docx")

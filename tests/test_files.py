@@ -26,7 +26,7 @@ async def test_lines_come_with_their_numbers(desk, folder):
 async def test_a_page_says_where_it_is_and_how_to_go_on(desk, folder):
     (folder / "a.txt").write_text("".join(f"line {n}\n" for n in range(1, 11)))
     page = await desk("read_file", path="a.txt", offset=3, limit="2")
-    assert page == "     3\tline 3\n     4\tline 4\n[lines 3 to 4 of 10; go on with offset=5]"
+    assert page == "     3\tline 3\n     4\tline 4\n[lines 3 to 4 of 10; continue with offset=5]"
     assert (await desk("read_file", path="a.txt", offset=9)).endswith("[lines 9 to 10 of 10]")
     assert "has only 10 lines" in await desk.fails("read_file", path="a.txt", offset=11)
     assert "at least 1" in await desk.fails("read_file", path="a.txt", offset=0)
@@ -90,15 +90,15 @@ async def test_what_is_not_a_text_file_is_refused_at_once(desk, folder):
     async with asyncio.timeout(20):
         assert "binary" in await desk.fails("read_file", path="a.bin")
         assert "use list_dir" in await desk.fails("read_file", path="sub")
-        assert "only ordinary files" in await desk.fails("read_file", path="pipe")
-        assert "too big" in await desk.fails("read_file", path="huge")
-        assert "only ordinary files" in await Desk(folder, restricted=False).fails("read_file", path="/dev/zero")
+        assert "only regular files" in await desk.fails("read_file", path="pipe")
+        assert "too large" in await desk.fails("read_file", path="huge")
+        assert "only regular files" in await Desk(folder, restricted=False).fails("read_file", path="/dev/zero")
 
 
 async def test_a_file_that_grows_while_it_is_read_is_read_up_to_the_limit(desk, folder, monkeypatch):
     (folder / "a.txt").write_bytes(b"line\n" * 20)
     monkeypatch.setattr(files, "MAX_FILE_BYTES", 50)  # as if the rest had come after the look at its size
-    assert (await desk("read_file", path="a.txt", limit=3)).endswith("[lines 1 to 3 of 10; go on with offset=4]")
+    assert (await desk("read_file", path="a.txt", limit=3)).endswith("[lines 1 to 3 of 10; continue with offset=4]")
 
 
 async def test_a_missing_file_is_answered_with_similar_names(desk, folder):
@@ -163,9 +163,9 @@ async def test_a_link_is_written_through_not_replaced(desk, folder):
 async def test_only_ordinary_files_are_replaced(desk, folder):
     os.mkfifo(folder / "pipe")
     (folder / "sub").mkdir()
-    assert "only ordinary files" in await desk.fails("write_file", path="pipe", content="x")
+    assert "only regular files" in await desk.fails("write_file", path="pipe", content="x")
     assert "is a folder" in await desk.fails("write_file", path="sub", content="x")
-    assert "names a folder" in await desk.fails("write_file", path="new/", content="x")
+    assert "is a folder" in await desk.fails("write_file", path="new/", content="x")
     (folder / "file").touch()
     assert "not a folder" in await desk.fails("write_file", path="file/below", content="x")
 
@@ -214,8 +214,8 @@ async def test_a_file_system_without_unnamed_files_gets_a_draft_instead(desk, fo
 
 async def test_a_link_to_nothing_is_not_written_through(desk, folder):
     (folder / "a").symlink_to("b")
-    assert "link to nothing" in await desk.fails("write_file", path="a", content="x")
-    assert "link to nothing" in await desk.fails("write_file", path="a/c", content="x")
+    assert "dangling link" in await desk.fails("write_file", path="a", content="x")
+    assert "dangling link" in await desk.fails("write_file", path="a/c", content="x")
     assert os.listdir(folder) == ["a"]
 
 

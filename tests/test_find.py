@@ -118,7 +118,7 @@ async def test_files_that_are_no_text_or_too_big_or_special_are_passed_over(desk
     os.mkfifo(folder / "pipe")
     found = await desk("grep", pattern="hello", path=".", glob="/[blpw]*")
     assert found == "wide:1:hello"
-    assert "only ordinary files" in await desk.fails("grep", pattern="x", path="pipe")
+    assert "only regular files" in await desk.fails("grep", pattern="x", path="pipe")
 
 
 async def test_long_lines_and_many_results_are_cut(desk, folder, monkeypatch):

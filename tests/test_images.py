@@ -49,7 +49,7 @@ async def test_an_image_with_more_pixels_than_models_see_is_made_smaller(desk, f
     assert str(shown.format).lower() == kind
     assert colour(shown, 500, 20) == "red"
     assert colour(shown, 1_500, 20) == "blue"
-    assert "made smaller from 5000 x 100 pixels" in result.content
+    assert "scaled down from 5000 x 100 pixels" in result.content
 
 
 def tables_first(data: bytes) -> bytes:
@@ -69,7 +69,7 @@ def tables_first(data: bytes) -> bytes:
 )  # fmt: skip
 async def test_the_size_is_read_from_the_header_of_every_kind(desk, folder, data):
     (folder / "a").write_bytes(data)
-    assert "made smaller from 2500 x 77 pixels" in await desk("read_file", path="a")
+    assert "scaled down from 2500 x 77 pixels" in await desk("read_file", path="a")
 
 
 async def test_an_image_of_too_many_bytes_is_made_smaller(desk, folder):

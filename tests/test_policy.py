@@ -451,6 +451,49 @@ def test_what_cannot_be_seen_is_made_visible():
     assert all(f"U+{ord(character):04X}" in shown for character in "\x1b\r\u202e\u200b\u00a0\U000e0041")
 
 
+# ---------------------------------------------------------------------------------------------- grants
+
+
+def test_what_is_granted_is_the_very_call_and_a_rule_that_denies_wins():
+    def granted(*names: str) -> CallContext:
+        return context(granted=frozenset(names))
+
+    ask = Rule(do="ask", tool="exec")
+    verdict = judge(ask, name="exec", arguments={"command": "ls"}, command="ls")
+    assert verdict.grants == ("exec:ls",)
+    assert run("ls", ask, where=granted("exec:ls")) == "allow"
+    assert run("ls -l", ask, where=granted("exec:ls")) == "ask"
+    assert run("ls", Rule(do="deny", command="ls"), ask, where=granted("exec:ls")) == "deny"
+    networked = {"command": "ls", "network": True, "working_dir": "a b"}
+    verdict = judge(name="exec", arguments=networked, command="ls", network=True)
+    assert verdict.grants == ("exec+network@a%20b:ls",)
+    assert (
+        judge(name="exec", arguments=networked, command="ls", network=True, where=granted("exec:ls")).decision == "ask"
+    )
+    reads = judge(paths=("/etc/a", "/etc/b"))
+    assert reads.grants == ("path:/etc/a", "path:/etc/b")
+    assert judge(paths=("/etc/a", "/etc/b"), where=granted("path:/etc/a")).decision == "ask"
+    assert judge(paths=("/etc/a",), where=granted("path:/etc/a")).granted
+    assert judge(paths=("/etc/a",), writes=True, where=granted("path:/etc/a")).grants == ("path+write:/etc/a",)
+    assert judge(Rule(do="ask"), name="launch", where=granted("tool:launch")).decision == "allow"
+
+
+def test_what_was_granted_does_not_lift_the_questions_after_untrusted_content():
+    names = frozenset({"exec+network:curl x", "exec:make", "tool:message"})
+    where = context(granted=names)
+    networked: dict[str, Any] = {
+        "name": "exec",
+        "arguments": {"command": "curl x", "network": True},
+        "command": "curl x",
+    }
+    assert judge(**networked, network=True, sends=True, where=where).granted
+    assert judge(**networked, network=True, sends=True, where=where, tainted=True).decision == "ask"
+    made = judge(Rule(do="ask"), name="exec", arguments={"command": "make"}, command="make", where=where, tainted=True)
+    assert made.decision == "allow"
+    assert not made.granted  # what it writes is checked like that of any other command
+    assert judge(Rule(do="ask"), name="message", sends=True, where=where, tainted=True).decision == "ask"
+
+
 # ---------------------------------------------------------------------------------------------- the page
 
 PAGE = (Path(__file__).parent.parent / "docs" / "policy.md").read_text()

@@ -1,4 +1,4 @@
-"""The parts of the sandbox: what is shown, what is hidden, what is counted, and what happens without a wall."""
+"""The parts of the sandbox: what is shown, what is hidden, what is counted, and what happens without a backend."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from everloop.sandbox import bubblewrap, cgroups, landlock, launch, seccomp
+from everloop.sandbox import bubblewrap, landlock, launch, resources, seccomp
 from everloop.sandbox.confinement import Confinement, Limits, command_environment, confinement
-from everloop.sandbox.launch import NoSandbox, Wall, choose_wall, prepare
+from everloop.sandbox.launch import Backend, NoSandbox, choose_backend, prepare
 from everloop.sandbox.paths import within
 from everloop.sandbox.system import System, system, without
 from everloop.tools.base import ToolError
@@ -24,7 +24,7 @@ from everloop.tools.context import CallContext, current
 from everloop.tools.shell.processes import Process
 from everloop.tools.shell.shell import ShellSettings, shell_tools
 
-WALLS: list[Wall] = ["bubblewrap", "landlock"]
+BACKENDS: list[Backend] = ["bubblewrap", "landlock"]
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-async def run(wall: Wall, world: Confinement, command: str, environment: dict[str, str] | None = None) -> str:
-    """What a command says behind a wall."""
+async def run(backend: Backend, world: Confinement, command: str, environment: dict[str, str] | None = None) -> str:
+    """What a command says behind a backend."""
     said = bytearray()
 
     async def listen(data: bytes) -> bool:
@@ -43,7 +43,7 @@ async def run(wall: Wall, world: Confinement, command: str, environment: dict[st
         return False
 
     outer = environment or {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
-    process = Process(await asyncio.to_thread(prepare, wall, world, world.workspace, command, outer=outer))
+    process = Process(await asyncio.to_thread(prepare, backend, world, world.workspace, command, outer=outer))
     try:
         await process.start(listen)
         async with asyncio.timeout(30):
@@ -58,21 +58,21 @@ async def look(folder: Path, **options: Any) -> Confinement:
     return await asyncio.to_thread(confinement, str(folder), **options)
 
 
-# --- the choice of the wall ----------------------------------------------------------------------------------------
+# --- the choice of the backend ----------------------------------------------------------------------------------------
 
 
-def test_both_walls_work_on_this_machine():
-    assert choose_wall("bubblewrap") == "bubblewrap"
-    assert choose_wall("landlock") == "landlock"
-    assert choose_wall("auto") == "bubblewrap"
-    assert choose_wall("off") == "off"
+def test_both_backends_work_on_this_machine():
+    assert choose_backend("bubblewrap") == "bubblewrap"
+    assert choose_backend("landlock") == "landlock"
+    assert choose_backend("auto") == "bubblewrap"
+    assert choose_backend("off") == "off"
 
 
 def test_without_bubblewrap_landlock_is_taken(monkeypatch):
     monkeypatch.setattr(bubblewrap, "_CANDIDATES", ("/nowhere/bwrap",))
-    assert choose_wall("auto") == "landlock"
+    assert choose_backend("auto") == "landlock"
     with pytest.raises(NoSandbox, match="apt install bubblewrap"):
-        choose_wall("bubblewrap")
+        choose_backend("bubblewrap")
 
 
 def test_a_bubblewrap_that_may_not_make_namespaces_does_not_count(monkeypatch, tmp_path):
@@ -80,9 +80,9 @@ def test_a_bubblewrap_that_may_not_make_namespaces_does_not_count(monkeypatch, t
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr(bubblewrap, "_CANDIDATES", (str(broken),))
-    assert choose_wall("auto") == "landlock"
+    assert choose_backend("auto") == "landlock"
     with pytest.raises(NoSandbox, match="No permissions to create new namespace"):
-        choose_wall("bubblewrap")
+        choose_backend("bubblewrap")
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -90,7 +90,7 @@ def test_with_neither_nothing_runs_and_one_line_says_what_to_do(monkeypatch, ver
     monkeypatch.setattr(bubblewrap, "_CANDIDATES", ())
     monkeypatch.setattr(landlock, "abi", lambda: version)
     with pytest.raises(NoSandbox) as refused:
-        choose_wall("auto")
+        choose_backend("auto")
     assert "\n" not in str(refused.value)
     assert "apt install bubblewrap" in str(refused.value)
     assert '"off"' in str(refused.value)
@@ -148,8 +148,8 @@ def test_a_command_gets_the_variables_on_the_list_and_no_others():
 # --- what is hidden ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wall", WALLS)
-async def test_what_is_protected_is_not_there_even_inside_the_workspace(folder, wall):
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_what_is_protected_is_not_there_even_inside_the_workspace(folder, backend):
     state = folder / "deep/state"
     state.mkdir(parents=True)
     (state / "key").write_text("canary")
@@ -158,20 +158,22 @@ async def test_what_is_protected_is_not_there_even_inside_the_workspace(folder, 
     (folder / "deep/free.txt").write_text("free")
     world = await look(folder, protected=[str(state), str(folder / "store.db")])
     said = await run(
-        wall, world, "cat deep/free.txt; cat deep/state/key store.db*; cat deep/*/*; mv deep away; cat away/*/key"
+        backend, world, "cat deep/free.txt; cat deep/state/key store.db*; cat deep/*/*; mv deep away; cat away/*/key"
     )
     assert said.startswith("free")
     assert "canary" not in said
-    await run(wall, world, "echo evil > deep/state/key; echo evil > store.db; rm -rf deep/state store.db store.db-wal")
+    await run(
+        backend, world, "echo evil > deep/state/key; echo evil > store.db; rm -rf deep/state store.db store.db-wal"
+    )
     assert [path.read_text() for path in (state / "key", folder / "store.db", folder / "store.db-wal")] == [
         "canary"
     ] * 3
-    said = await run(wall, world, "cp -r deep copy; mv deep/state elsewhere; cat copy/state/* elsewhere/* deep/*/*")
+    said = await run(backend, world, "cp -r deep copy; mv deep/state elsewhere; cat copy/state/* elsewhere/* deep/*/*")
     assert "canary" not in said
 
 
-@pytest.mark.parametrize("wall", WALLS)
-async def test_a_workspace_and_outputs_inside_what_is_protected_are_there(tmp_path, wall):
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_workspace_and_outputs_inside_what_is_protected_are_there(tmp_path, backend):
     home = tmp_path / "runtime"
     workspace, outputs, others = home / "workspace", home / "outputs/mine", home / "outputs/others"
     for place in (workspace, outputs, others):
@@ -180,31 +182,31 @@ async def test_a_workspace_and_outputs_inside_what_is_protected_are_there(tmp_pa
     (home / "config.toml").write_text("canary")
     world = await look(workspace, protected=[str(home)], outputs=str(outputs))
     said = await run(
-        wall, world, f"cat text {outputs}/text; cat {others}/text {home}/config.toml ../config.toml; echo new > new"
+        backend, world, f"cat text {outputs}/text; cat {others}/text {home}/config.toml ../config.toml; echo new > new"
     )
     assert said.startswith("of workspace\nof mine\n")
     assert "canary" not in said
     assert "of others" not in said
     assert (workspace / "new").read_text() == "new\n"
-    await run(wall, world, f"echo evil > {outputs}/text; rm {outputs}/text")
+    await run(backend, world, f"echo evil > {outputs}/text; rm {outputs}/text")
     assert (outputs / "text").read_text() == "of mine\n"
 
 
-@pytest.mark.parametrize("wall", WALLS)
-async def test_further_places_can_be_opened_for_reading_and_writing(folder, tmp_path, wall):
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_further_places_can_be_opened_for_reading_and_writing(folder, tmp_path, backend):
     for name in ("lib", "cache", "cache/secret"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "text").write_text(name)
     places = {"readable": [str(tmp_path / "lib")], "writable": [str(tmp_path / "cache")]}
     world = await look(folder, **places, protected=[str(tmp_path / "cache/secret")])
     said = await run(
-        wall, world, f"cat {tmp_path}/lib/text; cat {tmp_path}/cache/secret/text; echo evil > {tmp_path}/lib/text"
+        backend, world, f"cat {tmp_path}/lib/text; cat {tmp_path}/cache/secret/text; echo evil > {tmp_path}/lib/text"
     )
     assert said.startswith("lib")
     assert "cache/secret" not in said.replace(f"{tmp_path}/cache/secret", "")
     assert (tmp_path / "lib/text").read_text() == "lib"
     open_world = await look(folder, **places)
-    await run(wall, open_world, f"echo new > {tmp_path}/cache/text")
+    await run(backend, open_world, f"echo new > {tmp_path}/cache/text")
     assert (tmp_path / "cache/text").read_text() == "new\n"
 
 
@@ -278,14 +280,14 @@ async def test_landlock_grants_nothing_through_a_link_that_takes_a_files_place(f
     assert not (tmp_path / "outside/new").exists()
 
 
-@pytest.mark.parametrize("wall", WALLS)
-async def test_a_steering_file_that_is_a_link_opens_no_door(folder, tmp_path, wall):
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_steering_file_that_is_a_link_opens_no_door(folder, tmp_path, backend):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/secret").write_text("canary")
     for name in (".git", "skills", "AGENTS.md"):
         (folder / name).symlink_to(tmp_path / "outside")
     said = await run(
-        wall, await look(folder), "cat .git/secret skills/secret AGENTS.md/secret; touch .git/new; echo ran"
+        backend, await look(folder), "cat .git/secret skills/secret AGENTS.md/secret; touch .git/new; echo ran"
     )
     assert "canary" not in said
     assert "ran" in said
@@ -295,8 +297,8 @@ async def test_a_steering_file_that_is_a_link_opens_no_door(folder, tmp_path, wa
 async def test_strange_names_of_folders_do_no_harm(tmp_path):
     folder = tmp_path / "a b\\040'\"\té;$(x)"
     (folder / ".git/hooks").mkdir(parents=True)
-    for wall in WALLS:
-        said = await run(wall, await look(folder), "pwd; touch .git/hooks/x && echo evil; touch ok; ls")
+    for backend in BACKENDS:
+        said = await run(backend, await look(folder), "pwd; touch .git/hooks/x && echo evil; touch ok; ls")
         assert said.startswith(str(folder))
         assert "evil" not in said
 
@@ -346,20 +348,20 @@ async def test_where_signals_are_not_scoped_none_can_be_sent_at_all(folder, monk
     assert said.endswith("none\nalive\n")
 
 
-@pytest.mark.parametrize("wall", WALLS)
-async def test_none_of_roots_capabilities_is_left(folder, wall):
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_none_of_roots_capabilities_is_left(folder, backend):
     program = "import ctypes, struct; library = ctypes.CDLL(None); held = ctypes.create_string_buffer(24); "
     program += "library.capget(struct.pack('Ii', 0x20080522, 0), held); print(any(held.raw), "
     program += "sum(library.prctl(23, number, 0, 0, 0) for number in range(40)) > 0)"
-    held, may_be_gained = (await run(wall, await look(folder), f'python3 -c "{program}"')).split()
+    held, may_be_gained = (await run(backend, await look(folder), f'python3 -c "{program}"')).split()
     assert held == "False"
     assert may_be_gained == "False" or os.geteuid() != 0  # nobody else may drop them, or gain them
 
 
-@pytest.mark.parametrize("wall", WALLS)
-async def test_no_file_is_made_to_run_with_its_owners_rights(folder, wall):
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_no_file_is_made_to_run_with_its_owners_rights(folder, backend):
     program = "import os; os.close(os.open('b', os.O_CREAT | os.O_WRONLY, 0o4755)); os.mkdir('c', 0o2755)"
-    await run(wall, await look(folder), f'cp /bin/true a; chmod 4755 a; chmod g+s a; python3 -c "{program}"')
+    await run(backend, await look(folder), f'cp /bin/true a; chmod 4755 a; chmod g+s a; python3 -c "{program}"')
     assert (folder / "a").exists()
     assert not any(path.stat().st_mode & 0o6000 for path in folder.iterdir())
 
@@ -373,26 +375,26 @@ def test_the_group_is_made_where_the_controllers_are_handed_down(tmp_path):
         handed = "" if name == "/slice/own" else "cpu memory pids"
         Path(f"{tmp_path}{name}/cgroup.subtree_control").write_text(handed)
     mounts = [["cgroup2", str(tmp_path), "cgroup2", "rw,relatime"]]
-    assert cgroups.find_parent([["0", "", "/slice/own"]], mounts) == f"{tmp_path}/slice"
+    assert resources.find_parent([["0", "", "/slice/own"]], mounts) == f"{tmp_path}/slice"
     (tmp_path / "cgroup.subtree_control").write_text("cpu")
     (tmp_path / "slice/cgroup.subtree_control").write_text("cpu")
-    assert cgroups.find_parent([["0", "", "/slice/own"]], mounts) is None
+    assert resources.find_parent([["0", "", "/slice/own"]], mounts) is None
 
 
 def test_a_group_has_the_limits_and_those_of_the_dead_go_away(folder):
-    (folder / f"{cgroups._PREFIX}4194305-1").mkdir()  # of a runtime that is gone
-    assert cgroups.find_parent([["5", "pids", "/"]], [["cgroup", str(folder), "cgroup", "rw,pids"]]) == str(folder)
+    (folder / f"{resources._PREFIX}4194305-1").mkdir()  # of a runtime that is gone
+    assert resources.find_parent([["5", "pids", "/"]], [["cgroup", str(folder), "cgroup", "rw,pids"]]) == str(folder)
     assert list(folder.iterdir()) == []
-    group = cgroups.make_group(str(folder), Limits(processes=7))
+    group = resources.make_group(str(folder), Limits(processes=7))
     assert group is not None
     assert Path(group, "pids.max").read_text() == "7"
 
 
 async def test_no_group_and_no_folder_is_left_behind(folder):
-    parent = await asyncio.to_thread(cgroups.parent_group)
-    for wall in WALLS:
+    parent = await asyncio.to_thread(resources.parent_group)
+    for backend in BACKENDS:
         process = Process(
-            await asyncio.to_thread(prepare, wall, await look(folder), str(folder), "true", outer=dict(os.environ))
+            await asyncio.to_thread(prepare, backend, await look(folder), str(folder), "true", outer=dict(os.environ))
         )
         launched = process._launch
 

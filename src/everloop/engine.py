@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -34,7 +35,6 @@ from .actions import (
     failed_before,
     next_action,
 )
-from .answers import entry_of
 from .errors import BudgetReached
 from .log import (
     Call,
@@ -53,8 +53,8 @@ from .log import (
     apology,
     hear,
 )
-from .messages import Conversation
-from .providers.base import LLMResponse, ProviderError
+from .messages import Conversation, encode_json
+from .providers.base import LLMResponse, ProviderError, ToolCallRequest, counts
 from .text import clean
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,9 @@ NOT_STARTED = "stopped before it started"
 STOPPED_AS: dict[Reason, Status] = {"timeout": "timeout", "aborted": "aborted"}  # any other reason: "cancelled"
 HANDED = "handed to the client, which runs it; its result comes with the next message"
 REFUSED = "not run: the person who was asked said no. Do not try to reach the same by other means."
+
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NOT_IN_TOOL_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 # ---------------------------------------------------------------------------------------------- the ports
 
@@ -482,3 +485,57 @@ async def _end(turn: Turn, ended: TurnEnded) -> TurnEnded:
     await turn.append(ended)
     turn.tell(events.TurnEnded(turn.id, ended.reason, ended.text))
     return ended
+
+
+# ---------------------------------------------------------------------------------------------- answers as log entries
+
+
+def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int) -> ModelAnswered:
+    """The log entry of an answer, valid whatever a provider returned.
+
+    Its calls have ids that differ from each other and from those in `used`; calls beyond `limit` are not run.
+    """
+    if not hasattr(response, "tool_calls"):
+        raise TypeError(f"the provider returned a {type(response).__name__} and not an LLMResponse")
+    calls: list[Call] = []
+    mine: set[str] = set()
+    for number, request in enumerate(response.tool_calls or ()):
+        id = clean(str(request.id or ""))
+        while not id or id in used or id in mine:
+            id, number = f"{turn}_{len(used) + number}", number + 1
+        mine.add(id)
+        arguments, error = _arguments(request)
+        if len(calls) >= limit:
+            error = f"at most {limit} calls in one answer are run; make the others in the next round"
+        calls.append(Call(id, _tool_name(request.name), arguments, error))
+    return ModelAnswered(
+        content=clean(response.content) if response.content else None,
+        calls=tuple(calls),
+        reasoning=clean(response.reasoning) if response.reasoning else None,
+        finish_reason=_short_text(response.finish_reason) or "stop",
+        usage=counts(response),
+        model=_short_text(response.model),
+    )
+
+
+def _short_text(value: Any) -> str:
+    """A short text of the provider, which may be a number or an enum of its library."""
+    return clean(str.__str__(value) if isinstance(value, str) else str(value)) if value else ""
+
+
+def _arguments(request: ToolCallRequest) -> tuple[dict[str, Any], str | None]:
+    """A call's arguments if they can be stored, and what is wrong with them."""
+    arguments: Any = request.arguments
+    try:
+        if isinstance(arguments, dict):
+            encode_json(arguments)
+            return arguments, request.error
+        problem = f"they must be an object, not {type(arguments).__name__}"
+    except Exception as error:
+        problem = clean(str(error))
+    return {}, request.error or problem
+
+
+def _tool_name(name: str) -> str:
+    """A name that model APIs accept, even if the model invented it."""
+    return name if TOOL_NAME.fullmatch(name) else NOT_IN_TOOL_NAME.sub("_", name)[:64] or "unknown"

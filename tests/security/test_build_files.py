@@ -32,7 +32,7 @@ HARMLESS = [".editorconfig", "src/app.py", "README.md", "docs/make.md", "data.js
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
-def wall(request: pytest.FixtureRequest) -> str:
+def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -118,10 +118,10 @@ def evil_anywhere(workspace: Path, paths: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_a_command_leaves_none_behind_after_untrusted_content(scene, obeyed, wall, background):
+async def test_a_command_leaves_none_behind_after_untrusted_content(scene, obeyed, backend, background):
     plant = "; ".join(f"mkdir -p $(dirname {path}); echo evil > {path}" for path in PLANTED)
     wait = [call("exec", command="while [ ! -e done ]; do sleep 0.02; done")] if background else []
-    done = await obeyed(call("exec", command=f"{plant}; touch done", background=background), *wait, sandbox=wall)
+    done = await obeyed(call("exec", command=f"{plant}; touch done", background=background), *wait, sandbox=backend)
     assert (scene.workspace / "done").exists()
     assert evil_anywhere(scene.workspace, PLANTED) == []
     assert len(list(scene.workspace.rglob("*.untrusted-*"))) >= len(PLANTED)  # the text is not lost
@@ -136,27 +136,27 @@ async def test_a_command_leaves_none_behind_after_untrusted_content(scene, obeye
         "echo evil > {path}; touch -r other {path}", "echo evil > {path}; exit 1",
     ],
 )  # fmt: skip
-async def test_a_command_changes_none_that_is_there(scene, obeyed, wall, command):
+async def test_a_command_changes_none_that_is_there(scene, obeyed, backend, command):
     paths = ["Makefile", "sub/pyproject.toml"]
     for path in paths:
         (scene.workspace / path).parent.mkdir(exist_ok=True)
         (scene.workspace / path).write_text("mine\n")
         (scene.workspace / path).chmod(0o755)
     (scene.workspace / "other").write_text("mine\n")
-    await obeyed(*(call("exec", command=command.format(path=path)) for path in paths), sandbox=wall)
+    await obeyed(*(call("exec", command=command.format(path=path)) for path in paths), sandbox=backend)
     for path in paths:
         assert (scene.workspace / path).read_text() == "mine\n"
         assert (scene.workspace / path).stat().st_mode & 0o777 == 0o755
 
 
-async def test_nor_through_links_that_the_person_or_the_command_made(scene, obeyed, wall):
+async def test_nor_through_links_that_the_person_or_the_command_made(scene, obeyed, backend):
     (scene.workspace / "build.txt").write_text("mine\n")
     (scene.workspace / "Makefile").symlink_to("build.txt")
     await obeyed(
         call("exec", command="echo evil > build.txt"),
         call("exec", command="mkdir d; echo evil > d/tasks.json; ln -s d .vscode"),
         call("exec", command="mkdir -p e/workflows; echo evil > e/workflows/ci.yml; ln -s e .github"),
-        sandbox=wall,
+        sandbox=backend,
     )
     assert evil_anywhere(scene.workspace, ["Makefile", ".vscode/tasks.json", ".github/workflows/ci.yml"]) == []
     assert (scene.workspace / "Makefile").read_text() == "mine\n"

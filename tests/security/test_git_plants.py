@@ -136,7 +136,7 @@ ATTACKS = {
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
-def wall(request: pytest.FixtureRequest) -> str:
+def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -176,9 +176,9 @@ async def test_each_attack_would_work(scene, canary, how):
 
 
 @pytest.mark.parametrize("how", ATTACKS)
-async def test_no_command_makes_the_persons_git_run_a_program(scene, canary, wall, how):
+async def test_no_command_makes_the_persons_git_run_a_program(scene, canary, backend, how):
     prepare(scene, how)
-    await scene.run(call("exec", command=spelled(how, canary)), config=Config(sandbox=wall))
+    await scene.run(call("exec", command=spelled(how, canary)), config=Config(sandbox=backend))
     await asyncio.to_thread(look_everywhere, scene.workspace)
     assert not canary.exists()
 
@@ -187,7 +187,7 @@ MONITOR = NEW["a monitor"]
 
 
 @pytest.mark.parametrize("how", ["background", "kept", "daemon", "stopped", "failed"])
-async def test_nor_one_that_is_in_the_background_or_cut_off(scene, canary, wall, how):
+async def test_nor_one_that_is_in_the_background_or_cut_off(scene, canary, backend, how):
     plant = MONITOR.replace("{evil}", f"touch {canary}")
     daemon = "sleep 0.2; cd sub; " + plant.replace("'", '"')
     calls = {
@@ -202,7 +202,7 @@ async def test_nor_one_that_is_in_the_background_or_cut_off(scene, canary, wall,
     if how in ("background", "kept"):
         calls.append(call("exec", command="while [ ! -e done ]; do sleep 0.02; done"))
     model = ScriptedProvider([*calls, "done"])
-    options = {"store": scene.root / "s.db", "config": Config(sandbox=wall), "restrict_to_workspace": True}
+    options = {"store": scene.root / "s.db", "config": Config(sandbox=backend), "restrict_to_workspace": True}
     async with AgentLoop(MessageBus(), model, scene.workspace, **options) as agent:
         await agent.process_direct("do it")
         await asyncio.to_thread(look_everywhere, scene.workspace)
@@ -211,7 +211,7 @@ async def test_nor_one_that_is_in_the_background_or_cut_off(scene, canary, wall,
     assert not canary.exists()
 
 
-async def test_nor_one_whose_runtime_is_killed(scene, canary, wall):
+async def test_nor_one_whose_runtime_is_killed(scene, canary, backend):
     """The next runtime that starts puts it right, before anything else is asked of it."""
     home = scene.root / "home"
     program = f"""
@@ -224,7 +224,7 @@ async def test_nor_one_whose_runtime_is_killed(scene, canary, wall):
         async def main():
             plant = {MONITOR.replace("{evil}", f"touch {canary}")!r} + "; touch planted; sleep 60"
             model = ScriptedProvider([call("exec", command=plant), "done"])
-            config = Config(sandbox={wall!r}, home=Path({str(home)!r}))
+            config = Config(sandbox={backend!r}, home=Path({str(home)!r}))
             options = dict(config=config, restrict_to_workspace=True, store={str(scene.root / "k.db")!r})
             async with AgentLoop(MessageBus(), model, {str(scene.workspace)!r}, **options) as agent:
                 await agent.process_direct("do it")
@@ -239,14 +239,18 @@ async def test_nor_one_whose_runtime_is_killed(scene, canary, wall):
         await runtime.wait()
     config = scene.workspace / ".git/config"
     assert b"fsmonitor" in await asyncio.to_thread(config.read_bytes)
-    options = {"store": scene.root / "s.db", "config": Config(sandbox=wall, home=home), "restrict_to_workspace": True}
+    options = {
+        "store": scene.root / "s.db",
+        "config": Config(sandbox=backend, home=home),
+        "restrict_to_workspace": True,
+    }
     async with AgentLoop(MessageBus(), ScriptedProvider([]), scene.workspace, **options):
         await until(lambda: config.exists() and b"fsmonitor" not in config.read_bytes())
     await asyncio.to_thread(look_everywhere, scene.workspace)
     assert not canary.exists()
 
 
-async def test_a_command_beside_another_cannot_pass_its_plants_for_old_ones(scene, canary, wall):
+async def test_a_command_beside_another_cannot_pass_its_plants_for_old_ones(scene, canary, backend):
     """The second command starts when the plant is there already, and plants it again after the first is checked."""
     set_monitor = f"git config core.fsmonitor 'touch {canary}'"
     await scene.run(
@@ -254,13 +258,13 @@ async def test_a_command_beside_another_cannot_pass_its_plants_for_old_ones(scen
         call("exec", command="while [ ! -e up ]; do sleep 0.02; done"),
         call("exec", command=f"touch .git/x; {set_monitor}; echo y > y"),
         call("process", action="kill", id="p1"),
-        config=Config(sandbox=wall),
+        config=Config(sandbox=backend),
     )
     await asyncio.to_thread(look_everywhere, scene.workspace)
     assert not canary.exists()
 
 
-async def test_a_link_swapped_in_during_the_check_leads_nowhere(scene, canary, wall):
+async def test_a_link_swapped_in_during_the_check_leads_nowhere(scene, canary, backend):
     """A command in the background swaps the repository's folder for a link to the outside, where a config lies."""
     (scene.outside / "config").write_text(mine := "[core]\n\tfsmonitor = mine\n")
     swap = "while true; do git init -q a; git -C a config core.fsmonitor x; rm -rf a; ln -s ../outside a; rm a; done"
@@ -269,7 +273,7 @@ async def test_a_link_swapped_in_during_the_check_leads_nowhere(scene, canary, w
         call("exec", command=swap, background=True),
         call("exec", command=swap2, background=True),
         *(call("exec", command="sleep 0.05") for _ in range(8)),
-        config=Config(sandbox=wall),
+        config=Config(sandbox=backend),
     )
     assert {path.name for path in scene.outside.iterdir()} == {"config", "secret.txt"}
     assert (scene.outside / "config").read_text() == mine
@@ -386,10 +390,10 @@ async def test_a_persons_own_unsafe_settings_below_the_workspace_are_left_and_pu
     assert os.access(hook, os.X_OK)
 
 
-async def test_nothing_is_left_behind_beside_what_was_put_aside(scene, wall):
+async def test_nothing_is_left_behind_beside_what_was_put_aside(scene, backend):
     make_repository(scene.workspace)
     before = {path.relative_to(scene.workspace) for path in scene.workspace.rglob("*")}
-    await scene.run(call("exec", command="true"), config=Config(sandbox=wall, home=scene.root / "home"))
+    await scene.run(call("exec", command="true"), config=Config(sandbox=backend, home=scene.root / "home"))
     assert {path.relative_to(scene.workspace) for path in scene.workspace.rglob("*")} == before
     assert not list((scene.root / "home/commands").rglob("*.json"))
 

@@ -207,6 +207,6 @@ async def test_an_approval_that_waited_since_before_the_question_does_not_answer
 
 
 async def test_out_of_memory_the_kernel_ends_a_command_and_not_the_runtime(scene, monkeypatch):
-    monkeypatch.setattr("everloop.sandbox.cgroups.parent_group", lambda: None)
+    monkeypatch.setattr("everloop.sandbox.resources.parent_group", lambda: None)
     attack = await scene.run(call("exec", command="cat /proc/self/oom_score_adj"), config=Config(sandbox="bubblewrap"))
     assert attack.results == ["1000"]

@@ -1,4 +1,4 @@
-"""Attacks by commands, each against both walls. What counts is the canary, never what a message says."""
+"""Attacks by commands, each against both backends. What counts is the canary, never what a message says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAY_PYTHON = "print('W%dON' % 2)"
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
-def wall(request: pytest.FixtureRequest) -> str:
+def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -40,11 +40,11 @@ def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def attack(scene: Scene, wall: str):
+def attack(scene: Scene, backend: str):
     """Runs commands through the whole loop."""
 
     async def run(*commands: str, timeout: float = 20, background: bool = False, **settings) -> Attack:
-        scene.tools = shell_tools(ShellSettings(mode=wall, **settings))  # type: ignore[arg-type]
+        scene.tools = shell_tools(ShellSettings(mode=backend, **settings))  # type: ignore[arg-type]
         return await scene.run(*(call("exec", command=command, timeout=timeout) for command in commands))
 
     return run
@@ -218,9 +218,9 @@ async def test_what_steers_the_agent_or_a_persons_git_cannot_be_changed(attack, 
         assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
-async def test_a_link_swapped_in_for_a_steering_file_shows_nothing_from_outside(attack, scene, wall):
+async def test_a_link_swapped_in_for_a_steering_file_shows_nothing_from_outside(attack, scene, backend):
     """A command in the background swaps .git with a link to the outside while others are started."""
-    tools = shell_tools(ShellSettings(mode=wall))
+    tools = shell_tools(ShellSettings(mode=backend))
     scene.tools = tools
     swap = "while true; do rm -rf .git; mkdir .git; rmdir .git; ln -s ../outside .git; rm .git; done"
     looks = [call("exec", command=f"cat .git/secret.txt; echo {number} > .git/new; true") for number in range(15)]
@@ -466,7 +466,7 @@ for address in ({datagrams!r}, "\\0" + {name!r} + "d"):
     assert [listener.reached() for listener in listeners] == [False] * 4
 
 
-async def test_no_abstract_socket_of_this_machine_can_be_reached_with_network(scene, wall):
+async def test_no_abstract_socket_of_this_machine_can_be_reached_with_network(scene, backend):
     """With network, a command is in the host's network namespace, to which such sockets belong."""
     name = canary()[:40]
     stream = Listener(socket.AF_UNIX, "\0" + name)
@@ -482,14 +482,14 @@ def attempt(action):
 socket.create_connection(("127.0.0.1", {tcp.socket.getsockname()[1]}), 5).close()
 attempt(lambda: socket.socket(socket.AF_UNIX).connect("\\0" + {name!r}))
 attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"x", "\\0" + {name!r} + "d"))
-if {wall!r} == "bubblewrap":
+if {backend!r} == "bubblewrap":
     own = socket.socket(socket.AF_UNIX)
     own.bind("\\0own" + {name!r})
     own.listen()
     socket.socket(socket.AF_UNIX).connect("\\0own" + {name!r})
 print("among", "themselves")
 """
-    scene.tools = shell_tools(ShellSettings(mode=wall))
+    scene.tools = shell_tools(ShellSettings(mode=backend))
     allowed = Config(policy=(Rule(do="allow", tool="exec"),))
     seen = await scene.run(call("exec", command=python(program), network=True), config=allowed)
     assert "among themselves" in seen.results[0]

@@ -410,3 +410,20 @@ def test_a_text_that_comes_in_pieces_is_shown_as_the_whole_is(form, size):
     images = PlainImages(lambda url: False)
     pieces = [images.feed(text[place : place + size]) for place in range(0, len(text), size)]
     assert "".join(pieces) + images.end() == plain_images(text, lambda url: False)
+
+
+async def test_always_covers_a_file_that_other_programs_run_and_no_other_one(scene):
+    (scene.workspace / "notes.txt").write_text("from somewhere")
+    model = ScriptedProvider(
+        [
+            call("read_file", path="notes.txt"),
+            call("write_file", path="Makefile", content="all:\n"),
+            call("write_file", path="Makefile", content="all: x\n"),
+            call("write_file", path=".envrc", content="export A=1\n"),
+        ]
+    )
+    async with AgentLoop(MessageBus(), model, scene.workspace, store=scene.root / "s.db") as agent:
+        assert "Makefile" in await agent.process_direct("go", attended=True)
+        assert ".envrc" in await agent.process_direct("a", attended=True)
+    assert (scene.workspace / "Makefile").read_text() == "all: x\n"
+    assert not (scene.workspace / ".envrc").exists()

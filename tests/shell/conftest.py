@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest_asyncio.fixture(params=["bubblewrap", "landlock", "off"])
 async def desk(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
-    """With each wall in turn."""
+    """With each backend in turn."""
     desk = Desk(folder, ShellSettings(mode=request.param))
     yield desk
     await desk.close()
@@ -49,7 +49,7 @@ async def desk_with(folder: Path) -> AsyncIterator[Callable[..., Desk]]:
 
 @pytest_asyncio.fixture
 async def one(folder: Path, tmp_path: Path) -> AsyncIterator[Desk]:
-    """With the wall of this machine, where it makes no difference which."""
+    """With the backend of this machine, where it makes no difference which."""
     desk = Desk(folder, ShellSettings(), outputs=tmp_path / "outputs")
     yield desk
     await desk.close()

@@ -44,7 +44,7 @@ async def test_the_end_of_a_background_command_is_told(desk):
 
 async def test_what_a_background_command_said_last_is_told_with_its_end(desk, monkeypatch):
     monkeypatch.setattr(processes, "_PAUSE", 0.3)  # long enough that it ends before its last words are read
-    monkeypatch.setattr(processes, "_LAST_WORDS_SECONDS", 20)
+    monkeypatch.setattr(processes, "_DRAIN_SECONDS", 20)
     id = await desk.start("echo first; sleep 0.1; echo last; exit 7")
     said = ""
     async with asyncio.timeout(20):
@@ -88,7 +88,7 @@ async def test_background_commands_end_with_their_turn_unless_they_are_kept(desk
     (folder / "go").touch()
     await until((folder / "kept").exists)
     await desk.close()
-    assert "Nothing" in await desk.process("list")
+    assert "No background" in await desk.process("list")
 
 
 async def test_another_session_and_another_owner_see_nothing(one):
@@ -126,7 +126,7 @@ async def test_a_background_command_that_says_too_much_is_remembered_by_its_end(
             await asyncio.sleep(0.02)
     said = await desk.process("poll", id)
     assert len(said) < 1200
-    assert "left out" in said
+    assert "omitted" in said
     assert "99999\n100000\n" in said
 
 

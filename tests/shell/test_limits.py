@@ -139,7 +139,7 @@ async def test_a_call_that_is_cancelled_while_its_command_is_being_started_leave
         await gate.wait()
         await original(transport, waiter)
 
-    await desk("true")  # which wall works here is tried out by now
+    await desk("true")  # which backend works here is tried out by now
     monkeypatch.setattr(BaseSubprocessTransport, "_connect_pipes", late)
     call = asyncio.create_task(desk(f"setsid sh -c '{beats('one')}' & {beats('two')}"))
     await until(lambda: all((folder / name).exists() for name in ("one", "two")))

@@ -167,13 +167,13 @@ def _missing(name: str, place: Path | DSN) -> Check | None:
 
 
 def _sandbox(config: Config) -> Check:
-    from ..sandbox.launch import NoSandbox, choose_wall, guarantees
+    from ..sandbox.launch import NoSandbox, choose_backend, guarantees
 
     if config.sandbox == "off" or not config.restrict_to_workspace:
         return Check("sandbox", True, "off: commands run as you do, outside of any sandbox")
     try:
-        wall = choose_wall(config.sandbox)
-        return Check("sandbox", True, "; ".join([f"{wall} works here", *guarantees(wall)]))
+        backend = choose_backend(config.sandbox)
+        return Check("sandbox", True, "; ".join([f"{backend} works here", *guarantees(backend)]))
     except NoSandbox as error:
         return Check("sandbox", False, " ".join(str(error).split()), "apt install bubblewrap")
 

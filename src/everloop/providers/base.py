@@ -40,6 +40,11 @@ USUAL_VALUES: dict[str, Any] = {
     "logit_bias": {},
     "service_tier": "auto",
 }
+
+Messages = Sequence[dict[str, Any]]  # in OpenAI's shape
+Tools = Sequence[dict[str, Any]] | None  # their definitions, in OpenAI's shape
+Options = Mapping[str, Any] | None  # some of OPTIONS
+
 MOST_TOKENS = 1 << 48  # a larger count is an error of the server, and does not fit into a database column
 
 
@@ -113,12 +118,7 @@ class LLMProvider:
         if model:
             self.default_model = model
 
-    async def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        model: str | None = None,
-    ) -> LLMResponse:
+    async def chat(self, messages: Messages, tools: Tools = None, model: str | None = None) -> LLMResponse:
         raise NotImplementedError
 
     def get_default_model(self) -> str:
@@ -138,10 +138,7 @@ class StreamingProvider(Protocol):
     """A provider that also streams."""
 
     def stream(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        model: str | None = None,
+        self, messages: Messages, tools: Tools = None, model: str | None = None
     ) -> AsyncIterator[Delta | LLMResponse]: ...
 
 

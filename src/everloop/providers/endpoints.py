@@ -17,8 +17,8 @@ COMPLETION = {"max_tokens": "max_completion_tokens"}
 
 @dataclass(slots=True, frozen=True)
 class Quirks:
-    """How a server departs from the usual: its own names of options, options that it refuses or passes over in
-    silence, and whether it takes `stream_options`."""
+    """How a server departs from OpenAI's API: its own names of options, options that it refuses or silently ignores,
+    and whether it accepts `stream_options`."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     refused: frozenset[str] = frozenset()
@@ -30,8 +30,8 @@ USUAL = Quirks()
 
 @dataclass(slots=True, frozen=True)
 class Known:
-    """An endpoint: its base URL (none if everybody has another), the environment variable that its key mostly stands
-    in (none if it needs no key), and the API that it speaks. Below `hosts` are further addresses of it."""
+    """An endpoint: its base URL (none if each user has another), the usual environment variable of its key (none if it
+    needs no key), and the API that it speaks. `hosts` are further addresses of it."""
 
     base_url: str
     key: str = ""
@@ -125,7 +125,7 @@ def quirks_of(base_url: str) -> Quirks:
 
 
 def key_for(base_url: str, environment: Mapping[str, str]) -> str:
-    """The key that the environment has for the endpoint at a base URL, if it is a known one; no other gets it."""
+    """The key that the environment has for the known endpoint at a base URL; no other endpoint gets it."""
     known = known_at(base_url)
     return environment.get(known.key, "").strip() if known is not None and known.key else ""
 

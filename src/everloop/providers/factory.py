@@ -24,14 +24,14 @@ def make_provider(config: Any, environment: Mapping[str, str] = os.environ) -> L
     if name == "local":
         from .local.provider import local_provider
 
-        return _tried_again(config, local_provider(config))
+        return _with_retries(config, local_provider(config))
     known = ENDPOINTS.get(name)
     if known is None:
-        return _tried_again(config, _plugin(config, name))
+        return _with_retries(config, _plugin(config, name))
     model = getattr(config, "model", None)
     if not model:
         raise ConfigError(f"no model for provider {name}: set EVERLOOP_MODEL to the name of one it has")
-    return _tried_again(config, _speaker(config, name, known, model, environment))
+    return _with_retries(config, _endpoint_provider(config, name, known, model, environment))
 
 
 def _plugin(config: Any, name: str) -> LLMProvider:
@@ -61,7 +61,7 @@ def _from_plugin(made: Any, config: Any) -> LLMProvider:
     return made
 
 
-def _tried_again(config: Any, provider: LLMProvider) -> LLMProvider:
+def _with_retries(config: Any, provider: LLMProvider) -> LLMProvider:
     """The provider with retries and its fallback models."""
     from .retry import Resilient
 
@@ -70,7 +70,7 @@ def _tried_again(config: Any, provider: LLMProvider) -> LLMProvider:
     return Resilient([(provider, other) for other in models], retries=4 if retries is None else retries)
 
 
-def _speaker(config: Any, name: str, known: Known, model: str, environment: Mapping[str, str]) -> LLMProvider:
+def _endpoint_provider(config: Any, name: str, known: Known, model: str, environment: Mapping[str, str]) -> LLMProvider:
     """The provider that speaks the endpoint's API."""
     base_url, api_key = getattr(config, "base_url", None), getattr(config, "api_key", None)
     temperature, answer_tokens = _answer_settings(config)
@@ -98,7 +98,7 @@ def _speaker(config: Any, name: str, known: Known, model: str, environment: Mapp
         )
     from .openai import OpenAIProvider
 
-    # `openai` with another address is any server of that shape; who names another endpoint means one of its kind.
+    # `openai` with another address is any compatible server; another name means a server of that kind.
     found = known_at(address) or (None if name == "openai" else known)
     quirks = USUAL if found is None else found.quirks
     if answer_tokens is not None:
@@ -114,7 +114,7 @@ def _answer_settings(config: Any) -> tuple[float | None, int | None]:
 
 
 def _timeouts(config: Any) -> Any:
-    """The time-outs that are set, the usual ones where none is."""
+    """The time-outs of the settings, with defaults."""
     from .http import Timeouts
 
     settings = {

@@ -26,7 +26,7 @@ from .sse import BYTE_ORDER_MARK, Lines, error_text
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx
 ERROR_BODY = 1 << 16
 ERROR_SECONDS = 5.0
-LAST_WORDS = 5.0  # seconds a server has for its last events once the answer has ended
+LAST_WORDS = 5.0  # seconds for a server's last events (usage, [DONE]) after the answer has ended
 ADVICE = {
     401: "check the API key (EVERLOOP_API_KEY)",
     403: "check the API key (EVERLOOP_API_KEY) and what it may use",
@@ -45,7 +45,7 @@ class Timeouts:
 
 
 class Endpoint:
-    """Where requests go. A pool opens on first use, one for each loop that uses it; anew after `close`."""
+    """A model endpoint with one connection pool for each event loop, opened on first use and again after `close`."""
 
     def __init__(
         self, origin: Origin, headers: Mapping[str, str], timeouts: Timeouts, secret: str | None = None
@@ -74,9 +74,9 @@ class Endpoint:
                 continue
             if loop is here:
                 pool.close()
-                await asyncio.sleep(0)  # let the transports hear of it
+                await asyncio.sleep(0)  # let the transports close
             elif not loop.is_closed():
-                with suppress(RuntimeError):  # it is closed just now
+                with suppress(RuntimeError):  # it was closed meanwhile
                     loop.call_soon_threadsafe(pool.close)
 
     @property
@@ -92,7 +92,7 @@ class Endpoint:
             raise self._failure(error, f"gave no answer within {self.timeouts.total:g} s") from error
 
     async def read_whole(self, response: Response, limit: int) -> bytes:
-        """The body of an open response that turned out not to be a stream."""
+        """Read the body of an open response that turned out not to be a stream."""
         try:
             async with asyncio.timeout(self.timeouts.total):
                 return await self._read_whole(response, limit)
@@ -100,7 +100,7 @@ class Endpoint:
             raise self._failure(error, f"gave no answer within {self.timeouts.total:g} s") from error
 
     async def open(self, body: Sequence[bytes]) -> Response:
-        """Send a request whose answer will be streamed; whoever takes the response must `leave` it or `close` it."""
+        """Send a request whose answer will be streamed; the caller must `leave` or `close` the response."""
         try:
             async with asyncio.timeout(self.timeouts.first_token):
                 return await self._post(body)
@@ -141,7 +141,7 @@ class Endpoint:
         return data
 
     async def _refusal(self, response: Response) -> ProviderError:
-        """What a status other than 200 means, in the server's own words."""
+        """The error that a status other than 200 means, with the server's own message."""
         status, headers = response.status, response.headers
         if 300 <= status < 400:
             target = one_line(headers.get("location", "nowhere"))
@@ -152,13 +152,16 @@ class Endpoint:
         try:
             async with asyncio.timeout(ERROR_SECONDS):
                 data = b"" if coding_of(response) else (await read_up_to(response, ERROR_BODY))[:ERROR_BODY]
-        except (ConnectionBroke, TimeoutError):  # it may answer before it has heard us out: its status still counts
+        except (
+            ConnectionBroke,
+            TimeoutError,
+        ):  # it may answer before it has read the whole request: the status still counts
             data = b""
         error: Any = data.decode("utf-8", "replace")
         quota = False
         try:
             error = msgspec.json.decode(data)
-            quota = error["error"]["code"] == "insufficient_quota"  # a 429 that waiting does not cure
+            quota = error["error"]["code"] == "insufficient_quota"  # a 429 that a retry does not cure
         except (msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError):
             pass
         text = error_text(error) or one_line(response.reason) or "no reason given"
@@ -173,7 +176,7 @@ class Endpoint:
         )
 
     def _failure(self, error: Exception, late: str) -> ProviderError:
-        """A network error or a time-out as a person reads it."""
+        """A network error or a time-out as a message for a person."""
         if isinstance(error, ConnectTimeout):
             return ProviderError(f"cannot reach {self._origin}: {error}", retryable=True)
         if isinstance(error, TimeoutError):
@@ -194,10 +197,10 @@ class Endpoint:
 
 
 class TimedReader:
-    """Reads a stream within its time-outs, for the price of one timer that mostly does not move.
+    """Reads a stream within its time-outs, with one timer that is seldom rescheduled.
 
-    Whoever finds data sets `heard`; a comment or a ping is `alive`, for as long as the reader's owner says. The clock
-    stands still while nobody reads.
+    The caller sets `heard` when it finds data, and calls `alive` for a comment or a ping that should extend the wait.
+    The time-out runs only while a read waits.
     """
 
     def __init__(self, endpoint: Endpoint, response: Response, started: float) -> None:
@@ -207,12 +210,12 @@ class TimedReader:
         self._loop = asyncio.get_running_loop()
         self._late = f"sent no first token within {endpoint.timeouts.first_token:g} s"
         self._due = started + endpoint.timeouts.first_token
-        self._deadline = math.inf  # of the read that waits now
+        self._deadline = math.inf  # of the read in progress
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
     async def read(self, patience: float = math.inf) -> bytes:
-        """The next bytes as they came, empty at the end; `patience` is a shorter time-out than the usual."""
+        """The next bytes, empty at the end; `patience` is a time-out shorter than the usual one."""
         if self.heard:
             self.heard = False
             seconds = self._endpoint.timeouts.token
@@ -227,7 +230,7 @@ class TimedReader:
             self._deadline = math.inf
 
     def alive(self) -> None:
-        """Wait for the next token as if one had come just now, if that is longer."""
+        """Extend the time-out as if a token had arrived now."""
         seconds = self._endpoint.timeouts.token
         due = self._loop.time() + seconds
         if due > self._due:
@@ -255,8 +258,8 @@ class TimedReader:
 # -------------------------------------------------------------------------------- streamed answers
 
 
-class Growing(Protocol):
-    """An answer as it grows: `ended` once its last event is in, `over` also when no more of it is taken in."""
+class StreamedAnswer(Protocol):
+    """An answer that is still arriving: `ended` after its last event, `over` also when it takes no more."""
 
     finish_reason: str
     ended: bool
@@ -271,9 +274,9 @@ class Growing(Protocol):
 
 
 async def stream_answer(
-    endpoint: Endpoint, body: Sequence[bytes], answer: Growing, limit: int
+    endpoint: Endpoint, body: Sequence[bytes], answer: StreamedAnswer, limit: int
 ) -> AsyncGenerator[Delta | LLMResponse, None]:
-    """Send a request and show its answer as it comes; `limit` is how many bytes a whole answer or a line may have."""
+    """Send a request and stream its answer; `limit` is the size of a whole answer or a line in bytes."""
     clock = asyncio.get_running_loop().time
     started = clock()
     response = await endpoint.open(body)
@@ -283,9 +286,9 @@ async def stream_answer(
         yield answer.response()
         return
     lines, reader = Lines(limit), TimedReader(endpoint, response, started)
-    ping, last = False, -math.inf  # whether the next data is only a sign of life, and when there was other data
+    ping, last = False, -math.inf  # whether the next data belongs to a ping, and when other data last arrived
     patience = endpoint.timeouts.first_token
-    size, grown = 0, started  # of the answer, and when it last was more: a chunk may have nothing in it
+    size, grown = 0, started  # of the answer, and when it last grew: a chunk may be empty
     try:
         while not answer.over():
             data = await _read(reader, answer, grown + LAST_WORDS - clock())
@@ -294,10 +297,10 @@ async def stream_answer(
                     if line[:1] != b":":
                         ping = line[:6] == b"event:" and line[6:].strip() == b"ping"
                     elif clock() < (started + endpoint.timeouts.total if last < 0 else last + patience):
-                        reader.alive()  # such as a local server's while it reads a long prompt
+                        reader.alive()  # a local server sends comments while it reads a long prompt
                     continue
                 if ping:
-                    # A model may think in silence, so a sign of life counts, but not for ever.
+                    # A model may think silently, so a ping extends the time-out, but not without limit.
                     if clock() < last + patience:
                         reader.alive()
                     continue
@@ -322,8 +325,8 @@ async def stream_answer(
     yield answer.response()
 
 
-def feed_whole(answer: Growing, data: bytes, where: str) -> Delta | None:
-    """Take a whole body in; what is no JSON at all is mostly the wrong address."""
+def feed_whole(answer: StreamedAnswer, data: bytes, where: str) -> Delta | None:
+    """Add a whole body; one that is not JSON mostly comes from a wrong address."""
     data = data.removeprefix(BYTE_ORDER_MARK)
     if data.lstrip()[:1] != b"{":
         raise ProviderError(
@@ -334,8 +337,8 @@ def feed_whole(answer: Growing, data: bytes, where: str) -> Delta | None:
     return answer.feed(data)
 
 
-def _feed(answer: Growing, payload: bytes, cut: bool) -> Delta | None:
-    """Take a line in. One that is `cut` off does not matter once the answer has ended."""
+def _feed(answer: StreamedAnswer, payload: bytes, cut: bool) -> Delta | None:
+    """Add one event. One that is `cut` off does not matter after the answer has ended."""
     try:
         return answer.feed(payload)
     except ProviderError:
@@ -344,9 +347,8 @@ def _feed(answer: Growing, payload: bytes, cut: bool) -> Delta | None:
         raise
 
 
-async def _read(reader: TimedReader, answer: Growing, patience: float) -> bytes:
-    """The next bytes; once the answer has ended, whatever is wrong with the connection is its end, and there is only
-    so much `patience` for more."""
+async def _read(reader: TimedReader, answer: StreamedAnswer, patience: float) -> bytes:
+    """The next bytes. After the answer has ended, a broken connection is its end, and `patience` limits the wait."""
     if not answer.finish_reason:
         return await reader.read()
     try:
@@ -359,7 +361,7 @@ async def _read(reader: TimedReader, answer: Growing, patience: float) -> bytes:
 
 
 async def read_up_to(response: Response, limit: int) -> bytes:
-    """The body; reading stops soon after `limit` bytes."""
+    """Read the body; stop soon after `limit` bytes."""
     data = await response.read()
     if response.complete and not response.waiting:
         return data
@@ -371,7 +373,7 @@ async def read_up_to(response: Response, limit: int) -> bytes:
 
 
 def coding_of(response: Response) -> str:
-    """How the body is packed, if it is: we ask for it as it is, and read no other."""
+    """The compression of the body, if any: requests ask for none, and none is decoded."""
     for name in ("content-encoding", "transfer-encoding"):
         coding = response.headers.get(name, "").strip()
         if coding and coding.lower() not in ("identity", "chunked"):
@@ -380,7 +382,7 @@ def coding_of(response: Response) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """How many seconds the server asks us to wait, from any of the three ways to say so."""
+    """How many seconds the server asks to wait, in any of the three forms of the header."""
     seconds = math.nan
     try:
         if value := headers.get("retry-after-ms"):
@@ -393,11 +395,11 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def endpoint_of(base_url: str, path: str) -> Origin:
-    """Where requests below a base URL go; a base URL that has the path already is taken as it is."""
+    """The origin of a base URL plus a path, which the base URL may already have."""
     try:
         origin = origin_of(base_url.strip())
     except ValueError:
-        shown = re.sub(r"//[^/@]*@", "//***@", one_line(base_url))  # without a password that stands in it
+        shown = re.sub(r"//[^/@]*@", "//***@", one_line(base_url))  # without its password
         raise ConfigError(f'base_url "{shown}" is not a URL: set EVERLOOP_BASE_URL to http://… or https://…') from None
     target, mark, query = origin.target.partition("?")
     target = target.rstrip("/")
@@ -405,7 +407,7 @@ def endpoint_of(base_url: str, path: str) -> Origin:
 
 
 def proxy_for(origin: Origin) -> str | None:
-    """The proxy that the environment names for a public host; our own machine and network need none."""
+    """The proxy that the environment names for a public host; none for this machine and its network."""
     host = origin.host
     try:
         public = ipaddress.ip_address(host).is_global

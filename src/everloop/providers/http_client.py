@@ -22,13 +22,13 @@ import httptools
 
 from ..threads import in_thread
 
-SMALL = 1 << 16  # bytes up to which joining parts is cheaper than writing them one by one
-AHEAD = 1 << 18  # bytes of an answer that may wait to be read before the server is made to wait
+SMALL = 1 << 16  # bytes up to which joining parts is cheaper than writing each
+AHEAD = 1 << 18  # unread bytes of a response before reading pauses
 LONGEST_HEAD = 1 << 16
-GOODBYE = 1.0  # seconds a server has to end a stream whose last word is in
-AT_ONCE = 1 << 16  # bytes that are taken from a connection
+GOODBYE = 1.0  # seconds for a server to end a stream after its last event
+AT_ONCE = 1 << 16  # bytes of one read
 IDLE_SECONDS = 30.0  # until an unused connection is no longer trusted
-FRAMING = frozenset({"host", "content-length", "transfer-encoding"})  # what a request says by itself
+FRAMING = frozenset({"host", "content-length", "transfer-encoding"})  # headers that the client writes itself
 
 _is_name = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 _is_value = re.compile(r"[\t\x20-\x7e\x80-\xff]*").fullmatch
@@ -39,7 +39,7 @@ _is_value = re.compile(r"[\t\x20-\x7e\x80-\xff]*").fullmatch
 
 @dataclass(slots=True, frozen=True)
 class Origin:
-    """Where requests go: a server, and the path and query of every request to it."""
+    """A server, and the path and query of every request to it."""
 
     scheme: str
     host: str
@@ -57,8 +57,8 @@ class Origin:
 
 
 def origin_of(url: str) -> Origin:
-    """The origin of an http(s) URL; a ValueError if it is none."""
-    if any(ord(letter) <= 32 for letter in url):  # urlsplit would leave line ends out unseen
+    """Parse an http(s) URL; a ValueError says why it cannot be one."""
+    if any(ord(letter) <= 32 for letter in url):  # urlsplit silently removes line ends
         raise ValueError("a URL has no spaces, line ends or control characters")
     parts: SplitResult = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -78,7 +78,7 @@ def origin_of(url: str) -> Origin:
 
 
 class ConnectionBroke(OSError):
-    """The connection ended, or what came over it was no HTTP."""
+    """The connection ended, or what arrived was not HTTP."""
 
 
 class NoConnection(OSError):
@@ -86,7 +86,7 @@ class NoConnection(OSError):
 
 
 class ProxyRefused(NoConnection):
-    """The proxy does not let us through to the server."""
+    """The proxy refused a tunnel to the server."""
 
     def __init__(self, proxy: Origin, status: int, reason: str) -> None:
         super().__init__(f"the proxy {proxy} refused with HTTP {status} {reason}".rstrip())
@@ -98,7 +98,7 @@ class ConnectTimeout(OSError):
 
 
 class Response:
-    """An answer: its head, and its body as it comes. Whoever has it reads it to its end, or `leave`s or `close`s it."""
+    """A response: its head, and its body as it arrives. The caller reads it to the end, `leave`s it or `close`s it."""
 
     def __init__(self, connection: Connection, whole: bool = False) -> None:
         self.status = 0
@@ -110,12 +110,12 @@ class Response:
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
-        self._unread = False  # nobody wants the rest
-        self._whole = whole  # whoever waits wants all of it, and is not woken for less
+        self._unread = False  # the rest is discarded
+        self._whole = whole  # the reader is woken only for the whole body
 
     @property
     def waiting(self) -> bool:
-        """Whether some of the body is here and was not read."""
+        """Whether a part of the body has arrived and was not read."""
         return bool(self._body)
 
     @property
@@ -123,7 +123,7 @@ class Response:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     async def read(self) -> bytes:
-        """The next bytes of the body, as many as are there; empty at its end."""
+        """All bytes of the body that have arrived since the last read; empty at its end."""
         while not self._body:
             if self._error is not None:
                 raise self._error
@@ -138,7 +138,7 @@ class Response:
         return data
 
     async def wait(self) -> None:
-        """Until something new has come."""
+        """Wait until more of the response has arrived."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -146,13 +146,13 @@ class Response:
             self._waiter = None
 
     def fail(self, error: Exception) -> None:
-        """Whoever reads gets this error, now or next."""
+        """Make the current or the next read raise this error."""
         if self._error is None and not self.complete:
             self._error = error
             self._wake()
 
     def leave(self) -> None:
-        """All was said: the server may end its answer by itself, for a moment, and the connection is used again."""
+        """Discard the rest: the server gets a moment to end the response, so that the connection can be reused."""
         self._unread = True
         self._body.clear()
         if not self.complete and self._connection is not None:
@@ -160,12 +160,12 @@ class Response:
             asyncio.get_running_loop().call_later(GOODBYE, self.close)
 
     def close(self) -> None:
-        """Break off, at once."""
+        """Abort the connection at once."""
         if self._connection is not None:
             self._connection.abort()
 
     def _take(self, data: bytes) -> bool:
-        """A piece of the body; True when enough of it waits."""
+        """Add bytes of the body; True when reading should pause."""
         if self._unread:
             return False
         self._body.append(data)
@@ -188,7 +188,7 @@ class Response:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection of a pool, with at most one request under way."""
+    """One connection of a pool, with at most one request in progress."""
 
     def __init__(self, pool: Pool) -> None:
         self.transport: asyncio.Transport | None = None
@@ -196,22 +196,22 @@ class Connection(asyncio.BufferedProtocol):
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
         self._response: Response | None = None
-        self._head = 0  # bytes that have come of this answer, since the last of its body
-        self._sent = False  # the whole request
-        self._until_close = False  # the body ends with the connection
+        self._head = 0  # bytes received since the last part of a body: the size of the head
+        self._sent = False  # the whole request was written
+        self._until_close = False  # the body ends when the connection does
         self._ended = False  # by the server
-        self._tunnelling = False  # talking to a proxy
+        self._tunnelling = False  # asking a proxy for a tunnel
         self._writable: asyncio.Future[None] | None = None
 
     async def send(self, head: bytes, parts: Sequence[bytes], whole: bool = False) -> Response:
-        """Send a request; the answer's head has come when this returns, or all of it if the `whole` is wanted."""
+        """Send a request; return when the response's head has arrived, or with `whole` all of it."""
         if self.transport is None:
             raise ConnectionBroke("it has ended")
         response = self._response = Response(self, whole)
         self._head, self._sent = 0, False
         try:
             for block in _blocks(head, parts):
-                if response.status or response._error is not None:  # it was answered before it was heard out
+                if response.status or response._error is not None:  # answered before the whole request was sent
                     break
                 self.transport.write(block)
                 if self._writable is not None:
@@ -224,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
                 await response.wait()
             return response
         except BaseException:
-            if self._response is response:  # else its answer is whole, and the connection perhaps another request's
+            if self._response is response:  # else it is complete, and the connection may serve another request
                 self.abort()
             raise
 
@@ -233,7 +233,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def silent(self) -> bool:
-        """Open, and nothing has come that is still to be read: bytes from before a request are not its answer."""
+        """Whether it is open and has nothing to read: bytes that precede a request are not its response."""
         if self.transport is None or self.transport.is_closing():
             return False
         poll = select.poll()
@@ -244,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 
-    # what asyncio tells
+    # callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -256,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, size: int) -> None:
         data = self._pool.buffer[:size]
         response = self._response
-        if response is None or response.complete:  # nobody has asked for anything
+        if response is None or response.complete:  # no request is in progress
             self.abort()
             return
         self._head += size
@@ -294,15 +294,15 @@ class Connection(asyncio.BufferedProtocol):
         self._writable = None
 
     def give_up(self, why: str) -> None:
-        """Give up this connection, and tell whoever waits for its answer."""
+        """Fail the request in progress and abort the connection."""
         if self._response is not None:
             self._response.fail(ConnectionBroke(why))
         self.abort()
 
-    # what the parser tells
+    # callbacks of the parser
 
     def on_message_begin(self) -> None:
-        if self._response is None:  # a second answer to one request: it must never be taken for the next one's
+        if self._response is None:  # a second response to one request must never be taken for the next one's
             self.abort()
 
     def on_status(self, reason: bytes) -> None:
@@ -310,14 +310,14 @@ class Connection(asyncio.BufferedProtocol):
             self._response.reason = reason.decode("latin-1")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._response is not None and not self._response.status:  # and not a trailer
+        if self._response is not None and not self._response.status:  # not a trailer
             self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         response, status = self._response, self._parser.get_status_code()
         if response is None:
             return
-        if status < 200:  # an interim answer; the real one follows
+        if status < 200:  # an interim response; the final one follows
             response.headers.clear()
             response.reason = ""
             return
@@ -326,7 +326,7 @@ class Connection(asyncio.BufferedProtocol):
         self._until_close = not sized and status not in (204, 304)
         response.status = status
         response._wake()
-        if not self._sent:  # nobody may be left to hear the rest of the request
+        if not self._sent:  # the server may not read the rest of the request
             self.resume_writing()
 
     def on_body(self, data: bytes) -> None:
@@ -350,7 +350,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _blocks(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
-    """What to write, one after another: small neighbours joined, large parts as they are, so they are never copied."""
+    """The blocks to write: small neighbours joined, large parts as they are, so that they are never copied."""
     blocks: list[bytes] = []
     small = [head]
     for part in parts:
@@ -366,7 +366,7 @@ def _blocks(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
 
 
 class Pool:
-    """Connections to one origin, made in the loop that uses them."""
+    """Connections to one origin, for one event loop."""
 
     def __init__(self, origin: Origin, headers: Mapping[str, str], proxy: str | None = None) -> None:
         self._origin = origin
@@ -376,20 +376,20 @@ class Pool:
         self._tls: ssl.SSLContext | None = None
         self._closed = False
         self._head = self._request_head(headers)
-        # What comes over any of the connections is read from here before anything else happens in the loop.
+        # Shared by all connections: each read is parsed before anything else happens in the loop.
         self.buffer = memoryview(bytearray(AT_ONCE))
 
     async def post(self, parts: Sequence[bytes], connect_timeout: float, whole: bool = False) -> Response:
-        """Send a body; the answer's head has come when this returns, or all of it if the `whole` is wanted."""
+        """Send a body; return when the response's head has arrived, or with `whole` all of it."""
         head = b"%bContent-Length: %d\r\n\r\n" % (self._head, sum(map(len, parts)))
         connection = self._take_idle()
         if connection is not None:
             try:
                 return await connection.send(head, parts, whole)
             except ConnectionBroke:
-                if connection._head or self._closed:  # an answer had begun, or none is wanted
+                if connection._head or self._closed:  # a response had begun, or the pool is closed
                     raise
-                # The server closed it just as we wrote: that happens to every idle connection once.
+                # The server closed the idle connection just as we wrote to it.
         connection = await self._connect(connect_timeout)
         return await connection.send(head, parts, whole)
 
@@ -401,13 +401,13 @@ class Pool:
         self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
-        """It has ended."""
+        """Remove a connection that has ended."""
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """End every connection; a request that is under way fails."""
+        """Close every connection; requests in progress fail."""
         self._closed = True
         for connection in self._all:
             connection.give_up("it was closed on this side")
@@ -444,7 +444,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         first = self._proxy or self._origin
         if "https" in (first.scheme, self._origin.scheme) and self._tls is None:
-            self._tls = await in_thread(ssl.create_default_context)  # it reads the machine's certificates
+            self._tls = await in_thread(ssl.create_default_context)  # reads the system's certificates
         tls = self._tls if first.scheme == "https" else None
         numeric = ":" in first.host or first.host[-1].isdigit()  # a name may have several addresses
         _, connection = await loop.create_connection(
@@ -459,11 +459,11 @@ class Pool:
         return connection
 
     async def _tunnel(self, connection: Connection, proxy: Origin) -> None:
-        """Ask the proxy for a way through to the origin, and speak TLS to the origin over it."""
+        """Ask the proxy for a tunnel to the origin, and start TLS over it."""
         origin = self._origin
         where = f"{f'[{origin.host}]' if ':' in origin.host else origin.host}:{origin.port}"
         head = f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\n{self._proxy_authorization()}\r\n".encode()
-        connection._tunnelling = True  # its answer has no body, whatever its headers say
+        connection._tunnelling = True  # the response has no body, whatever its headers say
         response = await connection.send(head, ())
         if not 200 <= response.status < 300:
             raise ProxyRefused(proxy, response.status, response.reason)
@@ -483,15 +483,15 @@ class Pool:
         return f"Proxy-Authorization: Basic {base64.b64encode(self._proxy.user.encode()).decode()}\r\n"
 
     def _request_head(self, headers: Mapping[str, str]) -> bytes:
-        """All of a request's head but its length, which is the same every time."""
+        """A request's head without its length: it is the same for every request."""
         origin = self._origin
         plain_proxy = self._proxy is not None and origin.scheme == "http"
         lines = [f"POST {f'{origin}{origin.target}' if plain_proxy else origin.target} HTTP/1.1\r\n"]
         lines += [f"Host: {origin.authority}\r\n", self._proxy_authorization() if plain_proxy else ""]
-        said = {name.lower(): (name, value) for name, value in headers.items()}  # each once, the last one wins
-        if origin.user and "authorization" not in said:
+        given = {name.lower(): (name, value) for name, value in headers.items()}  # each once, the last one wins
+        if origin.user and "authorization" not in given:
             lines.append(f"Authorization: Basic {base64.b64encode(origin.user.encode()).decode()}\r\n")
-        for key, (name, value) in said.items():
+        for key, (name, value) in given.items():
             if not _is_name(name) or key in FRAMING:
                 raise ValueError(f"{name!r} cannot be a header of a request")
             if not _is_value(value):

@@ -1,4 +1,4 @@
-"""The long tail of model APIs, through the litellm package: an extra, imported on first use."""
+"""The long tail of model APIs through the litellm package, an extra that is imported on first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,33 +16,35 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigError
 from ..text import one_line
-from .base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
+from .base import OPTIONS, Delta, LLMProvider, LLMResponse, Messages, Options, ProviderError, Tools, option_keywords
 from .http import ADVICE, RETRYABLE, Timeouts, retry_after
 from .sse import Answer, encode
 
 INSTALL = 'pip install "everloop[litellm]"'
-# Before its import: no downloads (it has copies of what it would fetch), and no settings from a `.env` of the folder
-# it happens to run in, which may be anybody's.
+# Set before its import: no downloads (it ships copies of what it would fetch), and no settings from a `.env` file of
+# the current folder, which need not be the user's.
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
     "LITELLM_LOCAL_BLOG_POSTS": "True",
     "LITELLM_MODE": "PRODUCTION",
 }
-# Litellm means something else by the one, and leaves the others out in silence.
+# Litellm uses the first for something else, and silently ignores the others.
 NOT_HONOURED = frozenset({"metadata", "prompt_cache_key", "user"})
 NO_KEY = "no-key"
 NOT_REACHED = frozenset({"APIConnectionError", "Timeout", "MidStreamFallbackError"})
-GOODBYE = 2.0  # seconds for a stream that nobody watches any more to close
+GOODBYE = 2.0  # seconds for an abandoned stream to close
 T = TypeVar("T")
 
 # What it puts before a server's words: "litellm.RateLimitError: RateLimitError: OpenAIException - …"
 _titles = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | - ))*")
 
 
-class LoopBeside:
-    """Runs coroutines beside the caller's event loop, whichever that is. The thread begins with the first of them and
-    ends with the process."""
+class BackgroundLoop:
+    """An event loop on a thread of its own, for a library that would block the caller's.
+
+    The thread starts with the first coroutine and ends with the process.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,9 +52,9 @@ class LoopBeside:
         self._lock = threading.Lock()
 
     async def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the coroutine gives; who cancels the waiting cancels it too."""
+        """Run a coroutine there and return its result; cancelling the caller cancels it too."""
 
-        async def run() -> T:  # the coroutine is made over there: one that never begins is never awaited
+        async def run() -> T:  # made on that loop: a coroutine that never starts would warn
             return await make()
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._started()))
@@ -61,12 +63,12 @@ class LoopBeside:
         with self._lock:  # callers may be on several threads
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                # A daemon, so that a library that hangs does not keep the process from ending.
+                # A daemon, so that a hanging library does not keep the process alive.
                 threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
             return self._loop
 
 
-BESIDE = LoopBeside("everloop-litellm")  # one for all: what litellm keeps, it keeps for the process
+LOOP = BackgroundLoop("everloop-litellm")  # one for all providers: litellm's state is global
 
 
 class LiteLLMProvider(LLMProvider):
@@ -99,16 +101,12 @@ class LiteLLMProvider(LLMProvider):
         self._answer_limit = answer_limit
         settings = {"temperature": temperature, "max_tokens": max_tokens, "base_url": base_url or None}
         settings["api_key"] = api_key or (NO_KEY if base_url else None)
-        # Tries again and waits as the caller decides, not by itself.
+        # Retries and time-outs are the caller's.
         settings |= {"num_retries": 0, "max_retries": 0, "timeout": timeouts.total}
         self._settings = {name: value for name, value in settings.items() if value is not None} | dict(extra or {})
 
     async def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        model: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        self, messages: Messages, tools: Tools = None, model: str | None = None, options: Options = None
     ) -> LLMResponse:
         ask = self._asking(messages, tools, model, options, stream=False)
         answer = Answer(self._answer_limit, model or self.default_model)
@@ -118,11 +116,7 @@ class LiteLLMProvider(LLMProvider):
         return answer.response()
 
     async def stream(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        model: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        self, messages: Messages, tools: Tools = None, model: str | None = None, options: Options = None
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
         ask = self._asking(messages, tools, model, options, stream=True)
         answer = Answer(self._answer_limit, model or self.default_model)
@@ -150,14 +144,14 @@ class LiteLLMProvider(LLMProvider):
 
     def _asking(
         self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None,
+        messages: Messages,
+        tools: Tools,
         model: str | None,
-        options: Mapping[str, Any] | None,
+        options: Options,
         *,
         stream: bool,
     ) -> Callable[[], Coroutine[Any, Any, Any]]:
-        """The call of litellm that a request becomes, to be made where litellm runs."""
+        """The litellm call for a request, to be made on its own loop."""
         if not (model or self.default_model):
             raise ProviderError(
                 'no model is set: LiteLLMProvider(model="groq/llama-3.3-70b-versatile"), or name one a call'
@@ -170,7 +164,7 @@ class LiteLLMProvider(LLMProvider):
             request |= {"stream": True, "stream_options": {"include_usage": True}}
 
         async def ask() -> Any:
-            # A copy, for it writes into what it is given.
+            # A copy, since litellm changes its arguments.
             return await import_module("litellm").acompletion(**copy.deepcopy(request))
 
         return ask
@@ -178,10 +172,10 @@ class LiteLLMProvider(LLMProvider):
     async def _run(
         self, make: Callable[[], Coroutine[Any, Any, Any]], seconds: float | None = None, late: str = ""
     ) -> Any:
-        """Run it beside; what goes wrong is told in one line."""
+        """Run it on litellm's loop; every failure becomes a ProviderError in one line."""
         try:
             async with asyncio.timeout(seconds):
-                return await BESIDE.run(make)
+                return await LOOP.run(make)
         except TimeoutError:
             raise ProviderError(f"{self.default_model} {late}", retryable=True) from None
         except ProviderError:
@@ -190,7 +184,7 @@ class LiteLLMProvider(LLMProvider):
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> ProviderError:
-        """Litellm's errors have the shape of OpenAI's; what else it raises is a fault of its own."""
+        """Litellm's errors have the shape of OpenAI's; anything else is a fault of litellm."""
         text = one_line(_titles.sub("", str(error))) or type(error).__name__
         if self._secret:
             text = text.replace(self._secret, "***")
@@ -210,7 +204,7 @@ class LiteLLMProvider(LLMProvider):
 
 
 async def _load() -> None:
-    """Import litellm, which takes seconds: here, on its own thread, and with nothing said to anybody."""
+    """Import litellm, which takes seconds, on its own thread and without output."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
@@ -220,7 +214,7 @@ async def _load() -> None:
     litellm.suppress_debug_info = True
     litellm.telemetry = False
     if not os.environ.get("LITELLM_LOG"):
-        logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)  # it writes to the terminal by itself
+        logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)  # it writes to the terminal itself
 
 
 async def _whole(ask: Callable[[], Coroutine[Any, Any, Any]]) -> bytes:

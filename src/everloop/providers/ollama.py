@@ -1,4 +1,4 @@
-"""An Ollama on this machine: whether one answers, and which of its models to ask."""
+"""Finds an Ollama on this machine, and the model to use."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import msgspec
 from .endpoints import ENDPOINTS
 from .http_client import Origin, origin_of
 
-SECONDS = 5.0  # on a busy machine an Ollama may take its time; where there is none, nobody waits
+SECONDS = 5.0  # for a busy machine; where no Ollama runs, the connection is refused at once
 LARGEST = 1 << 20  # bytes of a list of models
 NO_CHAT = ("embed", "bert", "rerank", "bge-", "minilm")
 
 
 async def find_ollama(timeout: float = SECONDS, base_url: str = ENDPOINTS["ollama"].base_url) -> str | None:
-    """The model that was changed last of the Ollama at a base URL, of those that chat and run here; None if there is
-    none, or if nobody answers in time."""
+    """The newest local chat model of the Ollama at a base URL; None if there is none, or no answer in time."""
     try:
         async with asyncio.timeout(timeout):
             return latest(msgspec.json.decode(await _listed(origin_of(base_url))))
@@ -26,7 +25,7 @@ async def find_ollama(timeout: float = SECONDS, base_url: str = ENDPOINTS["ollam
 
 
 async def _listed(origin: Origin) -> bytes:
-    """What it says of its models. HTTP/1.0, so that the body ends with the connection."""
+    """Its list of models. HTTP/1.0, so that the body ends with the connection."""
     reader, writer = await asyncio.open_connection(origin.host, origin.port)
     try:
         writer.write(f"GET /api/tags HTTP/1.0\r\nHost: {origin.authority}\r\n\r\n".encode())
@@ -43,7 +42,7 @@ async def _listed(origin: Origin) -> bytes:
 
 
 def latest(listed: Any) -> str | None:
-    """The newest model of Ollama's list that can chat and does not send what it is told to somebody else."""
+    """The newest model of Ollama's list that can chat and runs on this machine."""
     models = listed.get("models") if isinstance(listed, dict) else None
     fit = [model for model in models or () if isinstance(model, dict) and _fits(model)]
     return max(fit, key=lambda model: str(model.get("modified_at") or ""))["name"] if fit else None

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from ..messages import Conversation
-from .base import OPTIONS, Delta, LLMProvider, LLMResponse, option_keywords
+from .base import OPTIONS, Delta, LLMProvider, LLMResponse, Messages, Options, Tools, option_keywords
 from .endpoints import Quirks, quirks_of
 from .http import Endpoint, Timeouts, endpoint_of, feed_whole, stream_answer
 from .sse import Answer, encode
@@ -55,11 +55,7 @@ class OpenAIProvider(LLMProvider):
         self._tools: dict[int, tuple[Sequence[Any], int, bytes]] = {}
 
     async def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        model: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        self, messages: Messages, tools: Tools = None, model: str | None = None, options: Options = None
     ) -> LLMResponse:
         answer = Answer(self._answer_limit, self._endpoint.where)
         body = self._body(messages, tools, model, options, END_CHAT)
@@ -68,11 +64,7 @@ class OpenAIProvider(LLMProvider):
         return answer.response()
 
     def stream(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        model: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        self, messages: Messages, tools: Tools = None, model: str | None = None, options: Options = None
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
         answer = Answer(self._answer_limit, self._endpoint.where)
         body = self._body(messages, tools, model, options, self._end_stream)
@@ -83,10 +75,10 @@ class OpenAIProvider(LLMProvider):
 
     def _body(
         self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None,
+        messages: Messages,
+        tools: Tools,
         model: str | None,
-        options: Mapping[str, Any] | None,
+        options: Options,
         end: bytes,
     ) -> list[bytes]:
         """The request, in parts that are encoded already: a round never touches the history again."""
@@ -101,12 +93,12 @@ class OpenAIProvider(LLMProvider):
     def _fields(self, options: Mapping[str, Any] | None, tools: Sequence[Any] | None) -> dict[str, Any]:
         """The options under the names that this server has for them."""
         chosen: dict[str, Any] = option_keywords(self, options).get("options", {})
-        if not tools and chosen.get("tool_choice") in (None, "auto", "none"):  # said of no tools, they are refused
+        if not tools and chosen.get("tool_choice") in (None, "auto", "none"):  # servers refuse these without tools
             chosen = {name: value for name, value in chosen.items() if name not in NEED_TOOLS}
         return {self._quirks.names.get(name, name): value for name, value in chosen.items()}
 
     def _encoded_tools(self, tools: Sequence[dict[str, Any]]) -> bytes:
-        """The tools' JSON, kept while the same list comes in: a registry makes a new list when its tools change."""
+        """The tools' JSON, cached for the same list object: a registry makes a new list when its tools change."""
         known = self._tools.get(id(tools))
         if known is not None and known[0] is tools and known[1] == len(tools):
             return known[2]

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any
 
 from ..text_cursor import TextCursor
-from .base import Delta, LLMProvider, LLMResponse, ProviderError, honours, option_keywords
+from .base import Delta, LLMProvider, LLMResponse, Messages, Options, ProviderError, Tools, honours, option_keywords
 
 Failure = ProviderError | ConnectionError | TimeoutError
 FAILURES = (ProviderError, ConnectionError, TimeoutError)
@@ -46,11 +46,7 @@ class Resilient(LLMProvider):
         self.options = frozenset.intersection(*(honours(provider) for provider, _ in providers))
 
     async def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        model: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        self, messages: Messages, tools: Tools = None, model: str | None = None, options: Options = None
     ) -> LLMResponse:
         keywords = option_keywords(self, options)
         failed: list[str] = []
@@ -68,11 +64,7 @@ class Resilient(LLMProvider):
         raise self._all_failed(failed, last) from last
 
     async def stream(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        model: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        self, messages: Messages, tools: Tools = None, model: str | None = None, options: Options = None
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
         keywords = option_keywords(self, options)
         failed: list[str] = []
@@ -196,8 +188,8 @@ class ShownAnswer:
 
 def _stream_of(
     provider: LLMProvider,
-    messages: Sequence[dict[str, Any]],
-    tools: Sequence[dict[str, Any]] | None,
+    messages: Messages,
+    tools: Tools,
     model: str | None,
     keywords: Mapping[str, Any],
 ) -> AsyncIterator[Delta | LLMResponse]:

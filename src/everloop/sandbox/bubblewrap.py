@@ -1,4 +1,4 @@
-"""A command in namespaces of its own, made by the program `bwrap`."""
+"""The bubblewrap backend: the `bwrap` options that run a command in its own namespaces."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from .paths import within, within_any
 
 _CANDIDATES = ("/usr/bin/bwrap", "/bin/bwrap", "/usr/local/bin/bwrap", "/run/current-system/sw/bin/bwrap")
 HOME = "/tmp/home"
-# As root, these files of the kernel may be written by who holds no capability at all: the owner is enough.
+# When the runtime is root, its commands own these kernel files and could write them without any capability.
 _KERNEL_SETTINGS = ("sys", "sysrq-trigger", "acpi", "scsi")
-_COPIED_BYTES = 2**20  # bwrap takes long for many mounts (it reads their table for each one): small files are copied
+_COPIED_BYTES = 2**20  # bwrap rereads the mount table for every mount, so copying small files is faster
 
 
 def find_bwrap() -> str | None:
-    """Where bwrap is. Only the system's own folders are searched: a PATH may lead through a workspace."""
+    """Return the path of bwrap, or None. Search system folders only: PATH may include a workspace."""
     return next((path for path in _CANDIDATES if os.access(path, os.X_OK)), None)
 
 
 def arguments(world: Confinement, folder: str, seccomp: int | None, passed: list[int]) -> list[str]:
-    """The options for a command that starts in `folder`. `seccomp` is the descriptor of a filter. Call in a thread.
+    """Return the bwrap options for a command that starts in `folder`. Does file I/O: call it in a thread.
 
-    Descriptors that bwrap must inherit are added to `passed`.
+    `seccomp` is the descriptor of a filter program. Descriptors that bwrap must inherit are appended to `passed`.
     """
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     options += ["--hostname", "sandbox"]
@@ -36,15 +36,15 @@ def arguments(world: Confinement, folder: str, seccomp: int | None, passed: list
         *_temporary(world),
         *_system(world, passed),
         *_workspace(world),
-    ]  # later ones lie over earlier ones
+    ]  # later mounts cover earlier ones
     return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", folder]
 
 
 def misplaced(mounts: str, world: Confinement) -> str | None:
-    """A part of the workspace that is not what it should be in a sandbox's table of mounts (mountinfo), or None.
+    """Return a path of the workspace whose mount is wrong according to a sandbox's mountinfo, or None.
 
-    bwrap follows links when it mounts. A command that runs at the same time in the same workspace could have put a
-    link in the place of a file between our look and bwrap's, and so have shown itself a file from outside.
+    bwrap follows symbolic links when it mounts. A concurrent command in the same workspace could replace a file by a
+    link between our check and the mount, and so expose a file from outside.
     """
     roots = {}
     for line in mounts.splitlines():
@@ -59,7 +59,7 @@ def misplaced(mounts: str, world: Confinement) -> str | None:
 
 
 def expected(world: Confinement) -> list[str]:
-    """The parts of the workspace that are mounted by themselves, the outer ones first."""
+    """Return the paths of the workspace that get their own mount, outer ones first."""
     held = [path for path in world.held if not within_any(path, world.hidden)]
     return sorted({*held, *(path for path in world.frozen if not within_any(path, world.hidden))})
 
@@ -86,7 +86,7 @@ def _kernel() -> Iterator[str]:
 
 
 def _temporary(world: Confinement) -> Iterator[str]:
-    """Folders in memory, gone with the command. Their sizes count where nothing else limits memory."""
+    """Mount in-memory folders for the lifetime of the command, with a size limit of their own."""
     size = str(world.limits.memory_mb * 2**20)
     yield from ("--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--dir", HOME)
     yield from ("--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--symlink", "/tmp", "/var/tmp")
@@ -102,7 +102,7 @@ def _workspace(world: Confinement) -> Iterator[str]:
 
 
 def _covers(world: Confinement, hidden: Sequence[str]) -> Iterator[str]:
-    """Something empty over what is hidden, where it would be seen at all."""
+    """Mount something empty over each hidden path that would otherwise be visible."""
     for path in sorted(hidden):
         if not within_any(path, (*world.readable, *world.writable, world.workspace)):
             continue
@@ -113,7 +113,7 @@ def _covers(world: Confinement, hidden: Sequence[str]) -> Iterator[str]:
 
 
 def _unescape(field: str) -> str:
-    """mountinfo writes blanks, tabs, line ends and backslashes as octal numbers."""
+    """Decode the octal escapes of spaces, tabs, newlines and backslashes in mountinfo."""
     for code, text in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         field = field.replace(code, text)
     return field

@@ -1,4 +1,4 @@
-"""What a command may touch, said once for every kind of sandbox."""
+"""What a command may access: one description for every sandbox backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from .paths import within
 from .system import system, without
 
-# Files of a workspace that steer the agent, or that a person's own git runs: a command may read them, not change them.
+# Workspace files that instruct the agent, and files in .git that git executes: read-only for commands.
 STEERING = (
     "AGENTS.md",
     "SOUL.md",
@@ -31,14 +31,14 @@ _FIXED = {
     "PAGER": "cat",
     "GIT_PAGER": "cat",
     "MANPAGER": "cat",
-    "GIT_TERMINAL_PROMPT": "0",  # nobody is there to answer
+    "GIT_TERMINAL_PROMPT": "0",  # there is no terminal to answer on
     "DEBIAN_FRONTEND": "noninteractive",
 }
 
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """What a command and its children may use up."""
+    """Resource limits of a command and its children."""
 
     memory_mb: int = 4096
     processes: int = 512
@@ -47,16 +47,16 @@ class Limits:
 
 @dataclass(slots=True, frozen=True)
 class Confinement:
-    """The world of one command. All paths are real ones."""
+    """What one command may access. All paths are real paths."""
 
     workspace: str
     network: bool = False
-    readable: tuple[str, ...] = ()  # the system's and those of the settings
-    writable: tuple[str, ...] = ()  # besides the workspace
-    hidden: tuple[str, ...] = ()  # not there for the command, wherever they lie
-    frozen: tuple[str, ...] = ()  # parts of the workspace that can be read only
-    held: tuple[str, ...] = ()  # folders of the workspace that must stay where they are, since they hold such parts
-    outputs: str | None = None  # can be read although it lies among what is hidden
+    readable: tuple[str, ...] = ()  # system paths and those from the settings
+    writable: tuple[str, ...] = ()  # in addition to the workspace
+    hidden: tuple[str, ...] = ()  # invisible to the command, wherever they are
+    frozen: tuple[str, ...] = ()  # read-only parts of the workspace
+    held: tuple[str, ...] = ()  # folders that must not be moved, because they contain such parts
+    outputs: str | None = None  # readable although it is inside a hidden folder
     limits: Limits = field(default_factory=Limits)
 
 
@@ -72,8 +72,10 @@ def confinement(
     limits: Limits | None = None,
     environment: dict[str, str] | None = None,
 ) -> Confinement:
-    """Look at the disk for what a command in this workspace may touch: nothing `protected`, and nothing `unchanged` but
-    for reading. Call it in a thread."""
+    """Determine what a command in this workspace may access. Does file I/O: call it in a thread.
+
+    `protected` paths are hidden from it, and `unchanged` ones are read-only.
+    """
     real = os.path.realpath(workspace)
     outer = os.environ if environment is None else environment
     hidden = tuple(path for path in _hidden(protected) if path != real)
@@ -97,16 +99,16 @@ def confinement(
 
 
 def command_environment(outer: dict[str, str], names: Sequence[str], *, network: bool, search: str) -> dict[str, str]:
-    """The variables a command gets: none of the runtime's but those on the list, so no key can leak."""
+    """Return the environment of a command: only allow-listed variables, so that no API key leaks."""
     passed = {name: value for name, value in outer.items() if name in _PASSED_ON or name.startswith("LC_")}
-    if network:  # an address with a password in it stays here
+    if network:  # a proxy address that contains a password is withheld
         passed |= {name: outer[name] for name in _PROXIES if name in outer and "@" not in outer[name]}
     passed |= _FIXED | {"PATH": search}
     return passed | {name: outer[name] for name in names if name in outer}
 
 
 def _hidden(protected: Sequence[str]) -> list[str]:
-    """The protected paths that exist, with the files that stand beside a SQLite store."""
+    """Return the protected paths that exist, including the files that SQLite keeps next to a database."""
     found: list[str] = []
     for path in protected:
         real = os.path.realpath(path)
@@ -115,7 +117,7 @@ def _hidden(protected: Sequence[str]) -> list[str]:
 
 
 def _steering(workspace: str) -> tuple[list[str], list[str]]:
-    """The files that steer, and the folders that hold them. Of a link, what it leads to in the workspace."""
+    """Return the read-only files and the folders that contain them. Links are resolved within the workspace."""
     places = [os.path.realpath(os.path.join(workspace, name)) for name in STEERING]
     frozen = [path for path in places if path != workspace and within(path, workspace) and _is_plain(path)]
     git = os.path.join(workspace, ".git")
@@ -136,7 +138,7 @@ def _is_plain(path: str) -> bool:
 
 
 def _parents(hidden: Sequence[str], workspace: str) -> list[str]:
-    """The folders between the workspace and what is hidden in it: moved away, they would take it out of hiding."""
+    """Return the folders between the workspace and these paths. Renaming one would expose what is hidden in it."""
     found = []
     for path in hidden:
         parent = os.path.dirname(path)

@@ -1,8 +1,8 @@
-"""The folders of a workspace, read again only where they have changed.
+"""An index of a workspace's folders that rereads only the folders that changed.
 
-A command can make a file anywhere below the workspace, so after it every folder must be looked at. To list them all
-would take too long. A folder whose inode and change time are the same has the same entries: one `stat` is enough.
-No process but a privileged one can set a change time.
+A command can create files anywhere in the workspace, so every folder must be checked after it. Listing them all takes
+too long. A folder with the same inode and ctime has the same entries, so one `stat` per folder is enough; unprivileged
+processes cannot set a ctime.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_BYTES = 1024 * 1024
 ASIDE = re.compile(r"\.untrusted-[0-9a-f]{6}$")
-_SETTLED_NS = 2_000_000_000  # two changes closer together than the clock's tick may share one change time
+_SETTLED_NS = 2_000_000_000  # two changes within one clock tick share a ctime
 _GIT_FOLDER = frozenset({"objects", "refs"})
 
 
 @dataclass(slots=True, frozen=True)
 class Folder:
-    """What matters of one folder."""
+    """The indexed facts about one folder."""
 
-    place: str  # its absolute path
-    stamp: tuple[int, int, int, int] | None  # None: changed so recently that it must be read again
-    folders: tuple[str, ...]  # names; links are not followed
-    pointer: bool  # it has a `.git` that is no folder
-    is_git: bool  # git would take it for a repository's own folder
-    steering: tuple[str, ...]  # names of files that other programs run or take as settings
-    generated: bool  # tools fill it: such files are not looked for there
+    place: str  # absolute path
+    stamp: tuple[int, int, int, int] | None  # None: changed so recently that it must be reread
+    folders: tuple[str, ...]  # names of subfolders; links are not followed
+    pointer: bool  # contains a `.git` that is not a folder
+    is_git: bool  # git would accept it as a repository
+    steering: tuple[str, ...]  # names of files that other programs execute or obey
+    generated: bool  # filled by build tools: such files do not count there
     readable: bool = True
 
 
 class FolderTree:
-    """The folders of a workspace. `refresh` brings it up to date; it does file I/O, so call it in a thread."""
+    """The index. `refresh` updates it; it does file I/O, so call it in a thread."""
 
     def __init__(self, root: str, steers: Callable[[str], bool], generated: Callable[[str], bool]) -> None:
         self.root = root
         self._steers = steers
         self._generated = generated
         self._folders: dict[str, Folder] = {}
-        self._marked: set[str] = set()  # folders that have something to do with git or with steering files
+        self._marked: set[str] = set()  # folders that concern git or contain steering files
 
     def refresh(self, *, unlock: bool = False) -> None:
-        """Read the folders that have changed. With `unlock`, make those readable that a command has just locked."""
+        """Reread changed folders. With `unlock`, make folders readable again that a command has locked."""
         if "" not in self._folders:
             self._add("", False, unlock)
             return
@@ -62,7 +62,7 @@ class FolderTree:
                 continue
             if folder.stamp != (info.st_dev, info.st_ino, info.st_ctime_ns, info.st_mtime_ns):
                 changed.append(path)
-        for path in sorted(changed):  # the outer ones first: what has become a link takes its folders along
+        for path in sorted(changed):  # outer folders first: one that became a link removes its subfolders
             if (known := self._folders.get(path)) is not None:
                 self._update(path, known, unlock)
 
@@ -109,19 +109,19 @@ class FolderTree:
                 waiting += [f"{path}/{name}" for name in folder.folders]
 
     def repositories(self) -> Iterator[str]:
-        """The folders that are, or would be taken for, a repository's own folder (`.git`, a bare repository)."""
+        """Yield the folders that git would accept as a repository: `.git` and bare repositories."""
         for path in self._marked:
             if self._folders[path].is_git or path == ".git" or path.endswith("/.git"):
                 yield path
 
     def pointers(self) -> Iterator[str]:
-        """The paths of each `.git` that is a file or a link."""
+        """Yield the path of each `.git` that is a file or a link."""
         for path in self._marked:
             if self._folders[path].pointer:
                 yield f"{path}/.git" if path else ".git"
 
     def steering(self) -> Iterator[str]:
-        """The paths of files that other programs run or take as settings, outside of generated folders."""
+        """Yield the paths of files that other programs execute or obey, outside of generated folders."""
         for path in self._marked:
             for name in self._folders[path].steering:
                 yield f"{path}/{name}" if path else name
@@ -130,7 +130,7 @@ class FolderTree:
         return path in self._folders
 
     def _read(self, path: str, place: str, generated: bool, *, unlock: bool) -> Folder | None:
-        """A folder as it is now; None if it is none."""
+        """Read a folder; return None if it is not one."""
         began = time.time_ns()
         try:
             info = os.lstat(place)
@@ -157,7 +157,7 @@ class FolderTree:
 
 
 def _unlock(place: str) -> bool:
-    """Give the owner of a folder access to it; False where that is not us. A link in its place is not followed."""
+    """Make a folder of our own accessible again, without following a link; return whether that worked."""
     try:
         descriptor = os.open(place, getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -179,20 +179,20 @@ def _unlock(place: str) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """A file, or what stands in its place."""
+    """The content of a file, or what is in its place."""
 
     kind: str  # "file", "link" or "other"
-    data: bytes | None = None  # the text of a file (None if it is too long) or where a link leads
+    data: bytes | None = None  # content of a file (None if too large) or target of a link
     mode: int = 0o644
 
 
 def aside_name(name: str) -> str:
-    """The name under which a planted file is kept; no program looks for files with such an ending."""
+    """Return a new name for a planted file; no program looks for files with this suffix."""
     return f"{name}.untrusted-{secrets.token_hex(3)}"
 
 
 def read_part(folder: int, name: str) -> Part | None:
-    """What stands at a name in an open folder; None for nothing."""
+    """Read the file or link at a name in an open folder; None if there is nothing."""
     info = lstat(folder, name)
     if info is None:
         return None
@@ -225,11 +225,11 @@ def put_back(folder: int, name: str, part: Part) -> None:
 
 
 def move_aside(folder: int, name: str) -> str:
-    """Give a planted file another name and return that. An OSError if that cannot be done."""
+    """Rename a planted file and return its new name. Raises OSError if that is impossible."""
     aside = aside_name(name)
     try:
         os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
-    except PermissionError:  # a command can take the right to write away from its own folder
+    except PermissionError:  # a command can make its own folder unwritable
         os.fchmod(folder, stat.S_IMODE(os.fstat(folder).st_mode) | 0o700)
         os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
     return aside
@@ -244,7 +244,7 @@ def lstat(folder: int, name: str) -> os.stat_result | None:
 
 @contextmanager
 def opened_folder(root: int | str | None, path: str) -> Iterator[int | None]:
-    """A folder below another, opened one component at a time without following links; None if it is none."""
+    """Open a folder below another, component by component without following links; None if that is impossible."""
     held: list[int] = []
     try:
         if isinstance(root, str):

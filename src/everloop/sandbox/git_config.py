@@ -1,6 +1,6 @@
-"""Which settings of a repository's `config` are safe to take from a command: those that make git run nothing.
+"""The git settings that a command may write: an allow-list of those that cannot make git execute a program.
 
-The reader is stricter than git's: what it does not understand for certain counts as unsafe.
+The parser is stricter than git's: whatever it does not understand with certainty counts as unsafe.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _SETTING = re.compile(rb"[ \t]*([A-Za-z][A-Za-z0-9-]*)[ \t]*(?:=[ \t]*([^\\\x00]
 _COMMENT = re.compile(rb"[ \t]*(?:[#;].*)?")
 _WORD = rb"[A-Za-z0-9_.,@%+/ -]*"
 _REFSPEC = rb"\+?[A-Za-z0-9_./*^-]*(?::[A-Za-z0-9_./*-]*)?"
-# Not `ext::…` and other helpers, which run a program, and nothing that begins as an option does.
+# No `ext::…` or other transport helpers, which execute programs, and nothing that looks like an option.
 _URL = (
     rb"(?:(?:https?|ssh|git|file)://(?![-])[^\s\"'\\;#]*|[A-Za-z0-9_.-]+@[A-Za-z0-9][A-Za-z0-9.-]*:[^\s:\"'\\;#-]"
     rb"[^\s:\"'\\;#]*|(?:\.{0,2}/|[A-Za-z0-9_])[^\s:\"'\\;#]*)"
 )
 _ANY = rb"[^\x00]*"
 
-# section.key, or section.*.key for a section with a name: what its value must look like.
+# section.key (section.*.key if the section has a subsection): the pattern of allowed values.
 _SAFE: dict[str, bytes] = {
     name: pattern
     for pattern, names in (
@@ -56,11 +56,11 @@ _SAFE: dict[str, bytes] = {
 
 @dataclass(slots=True, frozen=True)
 class Setting:
-    """One line of a config file: the section as it stands there, the key, and its value as written."""
+    """One setting of a config file."""
 
-    section: bytes  # the whole line, to be written again
+    section: bytes  # the header line, verbatim
     name: str  # section.key or section.*.key, in lower case
-    title: bytes  # the name of the section, if it has one
+    title: bytes  # the subsection, if any
     line: bytes
     value: bytes
 
@@ -78,7 +78,7 @@ class Setting:
 
 
 def settings(data: bytes) -> Iterator[Setting] | None:
-    """The settings of a config file; None where it is not understood for certain."""
+    """Parse a config file; return None if any of it is not understood with certainty."""
     found: list[Setting] = []
     section, name, title = b"", "", b""
     for line in data.replace(b"\r\n", b"\n").split(b"\n"):
@@ -99,13 +99,13 @@ def settings(data: bytes) -> Iterator[Setting] | None:
 
 
 def unsafe_settings(data: bytes, trusted: bytes | None, *, worktree: bytes = b"") -> list[str]:
-    """The names of settings that could make git run a program and are not in the trusted text.
+    """Return the names of settings that are not allow-listed and not in the trusted text.
 
-    `worktree` is the one value of core.worktree that is allowed.
+    `worktree` is the only allowed value of core.worktree.
     """
     found = settings(data)
     if found is None:
-        return ["something that cannot be read for certain"]
+        return ["unusual syntax"]
     known = {each.key for each in settings(trusted) or ()} if trusted is not None else set()
     bad = [
         each.name
@@ -118,7 +118,7 @@ def unsafe_settings(data: bytes, trusted: bytes | None, *, worktree: bytes = b""
 
 
 def safe_subset(data: bytes) -> bytes:
-    """The safe settings of a config file, in order; an empty repository's own where it cannot be read."""
+    """Return a config file reduced to its allow-listed settings; a minimal one if it cannot be parsed."""
     found = settings(data)
     if found is None:
         return b"[core]\n\trepositoryformatversion = 0\n"

@@ -1,4 +1,4 @@
-"""From a command and what it may touch to the program that is really started, and the choice of the wall."""
+"""Turn a command and its confinement into a program to start, and choose the sandbox backend."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from . import bubblewrap, cgroups, landlock, seccomp
+from . import bubblewrap, landlock, resources, seccomp
 from .confinement import Confinement, Limits, command_environment
 from .system import system
 
 Mode = Literal["auto", "bubblewrap", "landlock", "off"]
-Wall = Literal["bubblewrap", "landlock", "off"]
+Backend = Literal["bubblewrap", "landlock", "off"]
 LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 SCOPE = str(Path(__file__).with_name("scope.py"))
 _PROBE_SECONDS = 20.0
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
-# Root needs its control group before anything else runs. Out of memory, the kernel ends the command, not the runtime.
+# Join the control group before anything else runs. When memory runs out, the kernel kills the command, not the runtime.
 _JOIN = 'echo $$ >"$1/cgroup.procs" || exit 126; echo 1000 >/proc/self/oom_score_adj; shift; exec "$@"'
-# Inside the sandbox, so that processes are counted in its own user namespace. dash has another name for that limit.
+# Set inside the sandbox, so that processes count in its own user namespace. dash has another option for that limit.
 _LIMIT = (
     "echo 1000 >/proc/self/oom_score_adj; ulimit -c 0; ulimit -d {data}; ulimit -f {file}; "
     "ulimit -u {processes} 2>/dev/null || ulimit -p {processes}; "
     'exec "$0" -c "$1"'
 )
-# The mounts are looked at from outside before the command begins; by path, as dash knows only one-digit descriptors.
+# The runtime checks the mounts before the command starts. By path, since dash only knows one-digit descriptors.
 _GATE = "echo >/proc/self/fd/{told}; read -r go </proc/self/fd/{waiting}; "
 
 
 class NoSandbox(Exception):
-    """There is no wall on this machine; the text says what to do."""
+    """No sandbox backend works on this machine; the text says what to do."""
 
 
 @dataclass(slots=True)
 class Launch:
-    """A program ready to be started, with all it holds until then and until its end."""
+    """A program that is ready to start, with the resources it holds until its end."""
 
-    wall: Wall
+    backend: Backend
     arguments: list[str]
     environment: dict[str, str]
     folder: str
     passed: list[int] = field(default_factory=list)  # descriptors that the program inherits
-    control: int | None = None  # our end of the launcher's pipe: "T" asks the command to end, closing it ends all
-    ready: int | None = None  # the sandbox tells here that it is made …
-    gate: int | None = None  # … and waits here until the command may begin
+    control: int | None = None  # our end of the launcher's pipe: "T" sends SIGTERM, closing it kills everything
+    ready: int | None = None  # the sandbox signals here that it is set up …
+    gate: int | None = None  # … and waits here until the command may start
     world: Confinement | None = None
     group: str | None = None
     private: str | None = None
-    memory: int | None = None  # bytes that all its processes may use, where no control group sees to it
+    memory: int | None = None  # total bytes allowed, where no control group enforces them
 
     def started(self) -> None:
-        """The program has its copies of the descriptors."""
+        """Close our copies of the inherited descriptors, once the program has started."""
         for descriptor in self.passed:
             os.close(descriptor)
         self.passed = []
 
     def close(self) -> None:
-        """Let go of the descriptors that are left; what hangs on them ends."""
+        """Close all descriptors, which ends whatever waits on them."""
         self.started()
         for name in ("control", "ready", "gate"):
             if (descriptor := getattr(self, name)) is not None:
@@ -71,15 +71,15 @@ class Launch:
                 os.close(descriptor)
 
     def clean_up(self) -> None:
-        """Remove what stood on the disk for the command, once it is over. Call it in a thread."""
+        """Remove the command's control group and temporary folder after its end. Call it in a thread."""
         if self.group is not None:
-            cgroups.remove_group(self.group)
+            resources.remove_group(self.group)
         if self.private is not None:
             shutil.rmtree(self.private, ignore_errors=True)
 
 
-def choose_wall(mode: Mode) -> Wall:
-    """The wall that really works here, tried out; NoSandbox if there is none. Slow: call it once, in a thread."""
+def choose_backend(mode: Mode) -> Backend:
+    """Return the first backend that passes a trial run; NoSandbox if none does. Slow: call it once, in a thread."""
     if mode == "off":
         return "off"
     problems = []
@@ -94,20 +94,26 @@ def choose_wall(mode: Mode) -> Wall:
             return "landlock"
         problems.append(problem)
     raise NoSandbox(
-        f"No command was run, because there is no sandbox for it: {'; '.join(problems)}. Install bubblewrap (Debian, "
-        'Ubuntu: apt install bubblewrap), or let commands run without any sandbox with mode = "off" under [sandbox].'
+        f"The command was not run, because no sandbox is available: {'; '.join(problems)}. Install bubblewrap (Debian, "
+        'Ubuntu: apt install bubblewrap), or set mode = "off" under [sandbox] to run commands without a sandbox.'
     )
 
 
 def prepare(
-    wall: Wall, world: Confinement, folder: str, command: str, *, outer: dict[str, str], names: tuple[str, ...] = ()
+    backend: Backend,
+    world: Confinement,
+    folder: str,
+    command: str,
+    *,
+    outer: dict[str, str],
+    names: tuple[str, ...] = (),
 ) -> Launch:
-    """Make everything ready for a command. Call it in a thread; the launch must be closed in the end."""
+    """Prepare a command for starting. Call it in a thread; the launch must be closed at the end."""
     search = system(outer.get("PATH", os.defpath), outer.get("HOME", "")).search
-    environment = command_environment(outer, names, network=world.network or wall == "off", search=search)
-    launch = Launch(wall, [], environment, "/" if sys.platform == "linux" else folder, world=world)
+    environment = command_environment(outer, names, network=world.network or backend == "off", search=search)
+    launch = Launch(backend, [], environment, "/" if sys.platform == "linux" else folder, world=world)
     try:
-        if wall == "bubblewrap":
+        if backend == "bubblewrap":
             _by_bubblewrap(launch, world, folder, command)
         else:
             _by_launcher(launch, world, folder, command, outer)
@@ -115,32 +121,32 @@ def prepare(
         launch.close()
         launch.clean_up()
         raise
-    if wall != "off" and not cgroups.limits_memory(launch.group):
+    if backend != "off" and not resources.limits_memory(launch.group):
         launch.memory = world.limits.memory_mb * 2**20
     return launch
 
 
-def guarantees(wall: Wall) -> list[str]:
-    """What depends on this machine, in words for a person. Call it in a thread."""
-    if cgroups.limits_memory(cgroups.parent_group()):
-        memory = "memory_mb is held by the kernel for all processes of a command (control group)"
+def guarantees(backend: Backend) -> list[str]:
+    """Describe the guarantees that depend on this machine. Call it in a thread."""
+    if resources.limits_memory(resources.parent_group()):
+        memory = "memory_mb is enforced by the kernel for a command as a whole (control group)"
     else:
-        memory = "memory_mb is held by adding up a command's processes several times a second (no cgroup v2 here)"
+        memory = "memory_mb is enforced by summing up a command's processes several times a second (no cgroup v2 here)"
     sockets = "with network, a command cannot reach abstract Unix sockets of other programs"
-    if wall == "bubblewrap" and not scopes_sockets(bubblewrap.find_bwrap()):
+    if backend == "bubblewrap" and not scopes_sockets(bubblewrap.find_bwrap()):
         sockets = "with network, a command can reach abstract Unix sockets of other programs (Linux 6.12 prevents it)"
     return [memory, sockets]
 
 
 def find_shell() -> str:
-    """bash where there is one, since that is what models write."""
+    """Return bash if it is installed, since models write commands for bash."""
     return next((path for path in _SHELLS if os.path.exists(path)), "/bin/sh")
 
 
 def _by_bubblewrap(launch: Launch, world: Confinement, folder: str, command: str) -> None:
     bwrap = bubblewrap.find_bwrap()
     if bwrap is None:
-        raise NoSandbox("bubblewrap is gone from this machine: install it again and restart the runtime.")
+        raise NoSandbox("bubblewrap was uninstalled: install it again and restart the runtime.")
     launch.environment |= {"HOME": bubblewrap.HOME, "TMPDIR": "/tmp"}
     calls = None
     if seccomp.supported():
@@ -167,9 +173,9 @@ def _by_bubblewrap(launch: Launch, world: Confinement, folder: str, command: str
 
 
 def scopes_sockets(bwrap: str | None) -> bool:
-    """Whether commands with network can be kept from the host's abstract Unix sockets under bubblewrap.
+    """Return whether bubblewrap can isolate a command with network from the host's abstract Unix sockets.
 
-    A bwrap that gets root's rights from its file cannot run below Landlock.
+    A set-user-ID bwrap cannot run under Landlock.
     """
     if bwrap is None or landlock.abi() < landlock.SIGNALS_SCOPED:
         return False
@@ -178,15 +184,15 @@ def scopes_sockets(bwrap: str | None) -> bool:
 
 def _by_launcher(launch: Launch, world: Confinement, folder: str, command: str, outer: dict[str, str]) -> None:
     task: dict[str, Any] = {"folder": folder, "command": [find_shell(), "-c", command]}
-    if launch.wall == "landlock":
+    if launch.backend == "landlock":
         launch.private = tempfile.mkdtemp(prefix="everloop-")
         launch.environment |= {"HOME": launch.private, "TMPDIR": launch.private}
         launch.group = _group(world.limits)
-        wall = _landlock_wall(world, launch.private, launch.group)
-        task |= {"wall": wall, "group": launch.group, "private": launch.private}
+        rules = _landlock_rules(world, launch.private, launch.group)
+        task |= {"sandbox": rules, "group": launch.group, "private": launch.private}
     else:
         launch.environment |= {name: outer[name] for name in ("HOME", "TMPDIR") if name in outer}
-    if sys.platform != "linux":  # no launcher without a reaper of orphans: what leaves the process group survives
+    if sys.platform != "linux":  # the launcher needs Linux; here a process that leaves the process group survives
         launch.arguments = task["command"]
         return
     told = _memory(launch, json.dumps(task).encode("utf-8", "surrogateescape"))
@@ -195,7 +201,7 @@ def _by_launcher(launch: Launch, world: Confinement, folder: str, command: str, 
     launch.arguments = [sys.executable, "-I", "-S", LAUNCHER, str(told), str(order)]
 
 
-def _landlock_wall(world: Confinement, private: str, group: str | None) -> dict[str, Any]:
+def _landlock_rules(world: Confinement, private: str, group: str | None) -> dict[str, Any]:
     version = landlock.abi()
     calls = seccomp.shared_filter(network=world.network, signals=version >= landlock.SIGNALS_SCOPED)
     return {
@@ -215,12 +221,12 @@ def _landlock_wall(world: Confinement, private: str, group: str | None) -> dict[
 
 
 def _group(limits: Limits) -> str | None:
-    parent = cgroups.parent_group()
-    return None if parent is None else cgroups.make_group(parent, limits)
+    parent = resources.parent_group()
+    return None if parent is None else resources.make_group(parent, limits)
 
 
 def _memory(launch: Launch, data: bytes) -> int:
-    """A descriptor from which the program reads these bytes; on no disk and in no list of processes."""
+    """Return a descriptor from which the program reads these bytes. They are never on disk or in a process list."""
     descriptor = os.memfd_create("everloop", os.MFD_CLOEXEC)
     launch.passed.append(descriptor)
     os.write(descriptor, data)
@@ -229,7 +235,7 @@ def _memory(launch: Launch, data: bytes) -> int:
 
 
 def _try_bubblewrap() -> str | None:
-    """What is wrong with bwrap here, or None."""
+    """Return why bwrap does not work here, or None."""
     if bubblewrap.find_bwrap() is None:
         return "bubblewrap is not installed"
     problem = _try_out("bubblewrap")
@@ -238,19 +244,19 @@ def _try_bubblewrap() -> str | None:
 
 def _try_landlock() -> str | None:
     if landlock.abi() < landlock.NEEDED:
-        return "the kernel's Landlock is missing, off or too old (Linux 6.2 has what is needed)"
+        return "Landlock is missing, disabled or too old in this kernel (Linux 6.2 or newer is needed)"
     if not seccomp.supported():
-        return "system calls cannot be filtered on this processor"
+        return "system call filters are not supported on this processor"
     problem = _try_out("landlock")
     return None if problem is None else f"Landlock does not work here ({problem})"
 
 
-def _try_out(wall: Wall) -> str | None:
-    """Run a command for real behind a wall: that namespaces may be made is not to be read from any setting."""
+def _try_out(backend: Backend) -> str | None:
+    """Run a command in a backend and return what went wrong, or None. No setting tells whether namespaces work."""
     with tempfile.TemporaryDirectory(prefix="everloop-") as folder:
         outer = {"PATH": os.defpath}
         world = Confinement(os.path.realpath(folder), readable=system(os.defpath, "").paths)
-        launch = prepare(wall, world, world.workspace, "echo works", outer=outer)
+        launch = prepare(backend, world, world.workspace, "echo works", outer=outer)
         try:
             done = subprocess.run(
                 launch.arguments,
@@ -267,4 +273,4 @@ def _try_out(wall: Wall) -> str | None:
             launch.close()
             launch.clean_up()
     said = done.stdout.decode(errors="replace").strip()
-    return None if done.returncode == 0 and said == "works" else said.splitlines()[-1] if said else "it said nothing"
+    return None if done.returncode == 0 and said == "works" else said.splitlines()[-1] if said else "it had no output"

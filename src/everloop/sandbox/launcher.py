@@ -1,9 +1,8 @@
-"""Runs one command and sees to it that nothing of it is left behind. Started as a program of its own.
+"""Run one command and kill everything it started when it ends. Runs as a separate program.
 
-It stands between the runtime and the command where there are no namespaces: it is told what to do in JSON on a
-descriptor, confines its child by Landlock, a filter of system calls and the loss of all capabilities, adopts every
-process that is orphaned below it, and kills them all when the command is over, when it is told to, or when the
-runtime is gone (the pipe `control` is closed). It imports nothing of the package: it runs isolated.
+Used where there are no namespaces. It reads its task as JSON from a descriptor, confines its child with Landlock, a
+seccomp filter and without capabilities, adopts orphaned descendants, and kills them all when the command ends, when
+the runtime asks for it, or when the runtime dies (the pipe `control` is closed). It runs isolated from the package.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import struct
 import sys
 import time
 
-TYPE_CHECKING = False  # importing typing would cost more than all the rest
+TYPE_CHECKING = False  # importing typing would take longer than everything else
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
@@ -30,7 +29,7 @@ _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_FILTER = 1
 _SET_PDEATHSIG, _SET_NO_NEW_PRIVS, _SET_CHILD_SUBREAPER, _CAPBSET_DROP = 1, 38, 36, 24
 _PATH_BENEATH, _ALL_SCOPES, _TCP = 1, 3, 3
-_HERE = -100  # AT_FDCWD: the folder that a process is in
+_HERE = -100  # AT_FDCWD: the working directory
 _NO_SYMLINKS = 0x04
 _NOFOLLOW = 0x100
 _CAPABILITY_VERSION = 0x20080522
@@ -41,7 +40,7 @@ _ASKED = {
     "aarch64": {52: "fchmod", 53: "fchmodat", 452: "fchmodat2", 88: "utimensat"},
 }
 _EMPTY_PATH = 0x1000
-_TIMES = 32  # bytes of two times
+_TIMES = 32  # bytes of two timespecs
 _WRITE_FILE = 2
 _GIVE_UP = 5.0
 REFUSED = 126
@@ -59,11 +58,11 @@ def prctl(option: int, value: int = 0) -> int:
     return int(library.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
 
 
-# ------------------------------------------------------------------------------------------------ the wall
+# ------------------------------------------------------------------------------------------------ confinement
 
 
 def open_place(path: str, follow: bool) -> int:
-    """A path to grant rights on. In a workspace no link is followed: somebody may be swapping them right now."""
+    """Open a path to grant rights on. Links in a workspace are not followed: a command may be swapping them."""
     flags = os.O_PATH | os.O_CLOEXEC
     if follow:
         return os.open(path, flags)
@@ -71,17 +70,17 @@ def open_place(path: str, follow: bool) -> int:
     return checked(library.syscall(_OPENAT2, _HERE, os.fsencode(path), how, len(how)), path)
 
 
-def restrict_files(wall: dict[str, Any]) -> None:
-    """Landlock: nothing but what the rules grant; from version 4 on no TCP, from 6 on no signal to the outside."""
-    attributes = struct.pack("QQQ", wall["rights"], 0 if wall["network"] else _TCP, _ALL_SCOPES)
-    attributes = attributes[: 24 if wall["abi"] >= 6 else 16 if wall["abi"] >= 4 else 8]
+def restrict_files(sandbox: dict[str, Any]) -> None:
+    """Apply Landlock: only what the rules grant; from ABI 4 on no TCP, from ABI 6 on no signals to other processes."""
+    attributes = struct.pack("QQQ", sandbox["rights"], 0 if sandbox["network"] else _TCP, _ALL_SCOPES)
+    attributes = attributes[: 24 if sandbox["abi"] >= 6 else 16 if sandbox["abi"] >= 4 else 8]
     ruleset = checked(library.syscall(_CREATE_RULESET, attributes, len(attributes), 0), "Landlock")
-    links = set(wall["links"])
-    for path, rights in wall["rules"]:
+    links = set(sandbox["links"])
+    for path, rights in sandbox["rules"]:
         try:
             place = open_place(path, path in links)
         except OSError:
-            continue  # it went away, or became a link: then nothing is granted
+            continue  # it was removed or replaced by a link: grant nothing
         rule = struct.pack("=Qi", rights, place)
         checked(library.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0), f"Landlock rule for {path}")
         os.close(place)
@@ -90,7 +89,7 @@ def restrict_files(wall: dict[str, Any]) -> None:
 
 
 def drop_capabilities() -> None:
-    """Root without capabilities is a user like others, and stays so through every exec."""
+    """Drop all capabilities for good: root without them is an ordinary user."""
     for capability in range(64):
         if prctl(_CAPBSET_DROP, capability) < 0:
             break
@@ -99,20 +98,20 @@ def drop_capabilities() -> None:
 
 
 def filter_calls(program: bytes) -> int:
-    """Put the filter in force; gives the descriptor by which its questions are answered."""
+    """Install the seccomp filter and return the descriptor of its notifications."""
     instructions = ctypes.create_string_buffer(program, len(program))
     description = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
     return checked(library.syscall(_SECCOMP[os.uname().machine], _SET_FILTER, _NEW_LISTENER, description), "seccomp")
 
 
 def limit(limits: dict[str, Any]) -> None:
-    """The hard limits too, so that they cannot be lifted again."""
+    """Set soft and hard resource limits, so that the command cannot raise them."""
     wanted = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_DATA: limits["memory_mb"] * 2**20,
         resource.RLIMIT_FSIZE: limits["file_mb"] * 2**20,
     }
-    if not limits["counted"]:  # no control group does it, and the kernel counts all the threads of the user
+    if not limits["counted"]:  # without a control group; the kernel counts all threads of the user
         wanted[resource.RLIMIT_NPROC] = threads_of_user() + limits["processes"]
     for kind, most in wanted.items():
         _, hard = resource.getrlimit(kind)
@@ -133,37 +132,37 @@ def threads_of_user() -> int:
 
 
 def become(task: dict[str, Any], questions: _socket.socket) -> NoReturn:
-    """In the child: give up everything, then turn into the command."""
+    """In the child process: confine itself, then execute the command."""
     os.setsid()
     prctl(_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # ignored here, and that would be inherited
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # ignored in the parent, and inherited
         signal.signal(number, signal.SIG_DFL)
     os.chdir(task["folder"])
-    if (wall := task.get("wall")) is not None:
+    if (sandbox := task.get("sandbox")) is not None:
         checked(prctl(_SET_NO_NEW_PRIVS, 1), "no_new_privs")
-        limit(wall["limits"])
-        restrict_files(wall)
+        limit(sandbox["limits"])
+        restrict_files(sandbox)
         drop_capabilities()
-        listener = filter_calls(bytes.fromhex(wall["filter"]))
+        listener = filter_calls(bytes.fromhex(sandbox["filter"]))
         questions.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", listener))])
     os.execve(task["command"][0], task["command"], dict(os.environ))
 
 
-# ------------------------------------------------------------------------------------------------ the modes of files
+# ------------------------------------------------------------------------------------------------ chmod and utimensat
 
 
 class Modes:
-    """Changes modes and times for the command, where it may write: Landlock does not look at chmod and utimensat.
+    """Perform chmod and utimensat for the command, on writable paths only: Landlock does not cover these calls.
 
-    Everything is looked up and changed here, through descriptors; the command cannot swap a path in between.
+    Paths are resolved and changed here through descriptors, so the command cannot swap a path in between.
     """
 
-    def __init__(self, wall: dict[str, Any]) -> None:
+    def __init__(self, sandbox: dict[str, Any]) -> None:
         self._names = _ASKED[os.uname().machine]
-        self._writable = [path for path, rights in wall["rules"] if rights & _WRITE_FILE and path[:5] != "/dev/"]
+        self._writable = [path for path, rights in sandbox["rules"] if rights & _WRITE_FILE and path[:5] != "/dev/"]
 
     def answer(self, listener: int) -> bool:
-        """Answer one question; False if nobody is left to ask."""
+        """Answer one notification; return False when no process is left to send any."""
         question = bytearray(80)
         try:
             fcntl.ioctl(listener, _RECEIVE, question)
@@ -175,12 +174,12 @@ class Modes:
             error = 0
         except OSError as problem:
             error = problem.errno or 1
-        except (ValueError, OverflowError):  # an address or a path that can be none
+        except (ValueError, OverflowError):  # an invalid address or path
             error = errno.EFAULT
         try:
             fcntl.ioctl(listener, _ANSWER, struct.pack("=QqiI", id, 0, -error, 0))
         except OSError:
-            return True  # who asked is gone; others may ask yet
+            return True  # the caller is gone; others may still send notifications
         return True
 
     def _change(self, listener: int, id: int, pid: int, name: str, arguments: list[int]) -> None:
@@ -196,13 +195,13 @@ class Modes:
                 follow = name == "fchmodat" or not arguments[3] & _NOFOLLOW
             times = self._memory(pid, mode, _TIMES) if name == "utimensat" and mode else None
             opened.append(os.open(base, os.O_PATH | os.O_CLOEXEC))
-            fcntl.ioctl(listener, _STILL_VALID, struct.pack("=Q", id))  # else the number is another process's by now
+            fcntl.ioctl(listener, _STILL_VALID, struct.pack("=Q", id))  # otherwise the pid may have been reused
             if path:
                 flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
                 opened.append(os.open(path, flags, dir_fd=opened[0]))
             place = os.readlink(f"/proc/self/fd/{opened[-1]}")
             if not any(place == top or place.startswith(top.rstrip("/") + "/") for top in self._writable):
-                raise PermissionError(1, "out of reach")
+                raise PermissionError(1, "not writable")
             if name == "utimensat":
                 checked(library.utimensat(opened[-1], b"", times, _EMPTY_PATH), "utimensat")
             else:
@@ -217,23 +216,23 @@ class Modes:
         return f"/proc/{pid}/cwd" if number == _HERE else f"/proc/{pid}/fd/{number}"
 
     def _text(self, pid: int, address: int) -> bytes:
-        """A path of the command; none for a call that takes only a descriptor."""
+        """Read a path from the command's memory; empty for a call that takes only a descriptor."""
         text = b""
         while address and b"\0" not in text and len(text) < 4096:
             start = address + len(text)
-            text += self._memory(pid, start, 256 - start % 256)  # not across the end of a page
+            text += self._memory(pid, start, 256 - start % 256)  # never across a page boundary
         return text.split(b"\0")[0]
 
     @staticmethod
     def _memory(pid: int, address: int, length: int) -> bytes:
         with open(f"/proc/{pid}/mem", "rb", 0) as memory:
             memory.seek(address)
-            if len(data := memory.read(length)) < length:  # who asked is gone, and so is its memory
+            if len(data := memory.read(length)) < length:  # the caller is gone, and so is its memory
                 raise OSError(errno.EFAULT, "no such memory")
         return data
 
 
-# ------------------------------------------------------------------------------------------------ the watch
+# ------------------------------------------------------------------------------------------------ supervision
 
 
 def children(pid: int) -> list[int]:
@@ -246,7 +245,7 @@ def children(pid: int) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     found = children(pid)
-    for child in found:  # it grows while it is walked
+    for child in found:  # the list grows during the iteration
         found += children(child)
     return found
 
@@ -260,7 +259,7 @@ def signal_all(pids: list[int], number: int) -> None:
 
 
 def kill_all() -> None:
-    """Kill whatever is below us until nothing is; orphans come to us, as we are their reaper."""
+    """Kill all descendants until none is left. Orphans are re-parented to this process, a subreaper."""
     deadline = time.monotonic() + _GIVE_UP
     while time.monotonic() < deadline:
         signal_all(descendants(os.getpid()), signal.SIGKILL)
@@ -273,7 +272,7 @@ def kill_all() -> None:
 
 
 def supervise(pid: int, control: int, questions: _socket.socket, modes: Modes | None) -> int:
-    """Wait for the command, or for an order: T asks it to end, a closed pipe ends everything. Gives its status."""
+    """Wait for the command and return its status. "T" on `control` sends SIGTERM; closing it ends everything."""
     watched: list[Any] = [control]
     if modes is not None:
         watched.append(questions)
@@ -302,8 +301,10 @@ def supervise(pid: int, control: int, questions: _socket.socket, modes: Modes | 
 
 
 def is_closed(control: int) -> bool:
-    """Whether the runtime is gone, or has let go of the pipe: of one that was killed the files are closed first, and
-    its children are told that they have another parent only some time later."""
+    """Return whether the runtime has died or closed the pipe.
+
+    When a process is killed, its files are closed first; its children get a new parent only some time later.
+    """
     while select.select([control], [], [], 0)[0]:
         if not os.read(control, 64):
             return True
@@ -311,7 +312,7 @@ def is_closed(control: int) -> bool:
 
 
 def enter_group(folder: str | None) -> None:
-    """Be counted in the command's control group; out of memory, the kernel ends the command and not the runtime."""
+    """Join the command's control group. When memory runs out, the kernel kills the command, not the runtime."""
     if folder is not None:
         with open(f"{folder}/cgroup.procs", "w") as file:
             file.write(str(os.getpid()))
@@ -327,7 +328,7 @@ def main() -> NoReturn:
     prctl(_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        if "wall" in task:
+        if "sandbox" in task:
             enter_group(task["group"])
         questions, asking = _socket.socketpair()
         pid = os.fork()
@@ -337,9 +338,9 @@ def main() -> NoReturn:
     except BaseException as error:
         os.write(2, f"everloop: the command could not be started: {error}\n".encode())
         os._exit(REFUSED)
-    status = supervise(pid, control, questions, Modes(task["wall"]) if "wall" in task else None)
+    status = supervise(pid, control, questions, Modes(task["sandbox"]) if "sandbox" in task else None)
     kill_all()
-    if "private" in task and (is_closed(control) or os.getppid() != runtime):  # nobody may be left to do this
+    if "private" in task and (is_closed(control) or os.getppid() != runtime):  # no runtime is left to remove it
         import shutil
 
         shutil.rmtree(task["private"], ignore_errors=True)

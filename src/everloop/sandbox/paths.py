@@ -1,4 +1,4 @@
-"""Paths as text: made absolute and compared without a look at the disk."""
+"""Path strings: make them absolute and compare them, without file I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..text import clean
 
 
 def normalized(path: str, workspace: Path) -> str:
-    """A path that is absolute and has no "..". Only "~" itself is the home."""
+    """Return an absolute path without "..". A leading "~" is the home folder; "~user" is not expanded."""
     text = clean(path)
     if text == "~" or text.startswith("~/"):
         text = os.path.expanduser("~") + text[1:]
@@ -19,7 +19,7 @@ def normalized(path: str, workspace: Path) -> str:
 
 
 def within(path: str, folder: str) -> bool:
-    """Whether a normalized path is a folder or lies in it. Both must be real, or both as they were written."""
+    """Return whether a path is a folder or inside it. Both must be real paths, or both as they were written."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

@@ -1,7 +1,7 @@
-"""What a path that a model gave may touch. Every file tool opens through here, and nothing else decides.
+"""Which files a tool call may open. Every file tool opens paths here, and nothing else decides.
 
-In a restricted call the kernel resolves the path below the workspace's descriptor (openat2), so there is no instant
-between the check and the use in which a link could be swapped.
+In a restricted call the kernel resolves the path beneath the workspace's descriptor (openat2), so no link can be
+swapped in between check and use.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from .confinement import STEERING
-from .openat2 import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, NoOpenat2, openat2
 from .paths import normalized, within
 
-# O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
+# O_NONBLOCK: opening a pipe without a writer would block for ever.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_ANY = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC  # to look at, whatever it is
+_ANY = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC  # for inspection, whatever kind of file it is
 _GIT_NAMES = (
     "HEAD",
     "objects",
@@ -35,15 +36,20 @@ _GIT_NAMES = (
     "worktrees",
     "modules",
 )
+BENEATH = 0x08  # nothing outside of the folder, through "..", an absolute path or a link
+NO_SYMLINKS = 0x04  # no symbolic links at all
+NO_MAGICLINKS = 0x02  # no /proc links to open files
+_NUMBER = 437  # the same on every architecture
+_TRIES = 64
 _CONFINED = BENEATH | NO_MAGICLINKS
 
 
 class OutOfReach(Exception):
-    """A path that this call may not touch; the text says why and what to do."""
+    """A path that this call may not access; the text says why and what to do."""
 
 
 class Opened(NamedTuple):
-    """An open file or folder and its real place."""
+    """An open file or folder and its real path."""
 
     descriptor: int
     real: str
@@ -51,7 +57,7 @@ class Opened(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """Where a file is to be put: a name in an open folder, and what stands there now."""
+    """Where a file will be written: a name in an open folder, and the file that is there now."""
 
     folder: int
     name: str
@@ -61,21 +67,21 @@ class Target:
 
 @dataclass(slots=True, frozen=True)
 class Reach:
-    """What one call may touch."""
+    """What one tool call may access."""
 
     workspace: Path
     restricted: bool = True
-    approved: bool = False  # a person has seen the path: it may lie outside, but then no link may lead elsewhere
-    outputs: Path | None = None  # may be read besides, never written
-    protected: tuple[Path, ...] = ()  # out of reach where restricted, however they are got at
-    frozen: tuple[Path, ...] = ()  # not to be written where restricted
+    approved: bool = False  # a person approved this path: it may be outside, but then must not contain links
+    outputs: Path | None = None  # an additional folder that is readable, never writable
+    protected: tuple[Path, ...] = ()  # never accessible in a restricted call
+    frozen: tuple[Path, ...] = ()  # not writable in a restricted call
     guard: Callable[[str, bool], None] | None = None
-    readable: tuple[Path, ...] = ()  # further folders that may be read, never written
-    steers: Callable[[str], str] = lambda path: ""  # why a file of the workspace must be written by its own name only
+    readable: tuple[Path, ...] = ()  # further folders that are readable, never writable
+    steers: Callable[[str], str] = lambda path: ""  # why a file may only be written by its own name; "" for most files
 
     @contextmanager
     def open(self, path: str, flags: int = READ) -> Iterator[Opened]:
-        """A file or folder, opened for reading and closed at the end of the block."""
+        """Open a file or folder for reading, and close it at the end of the block."""
         place = self._place(path)
         descriptor = self._resolve(place, flags, path)
         try:
@@ -87,7 +93,7 @@ class Reach:
 
     @contextmanager
     def target(self, path: str) -> Iterator[Target]:
-        """The place of a file that is to be written, with missing folders made. Links are followed as in reading."""
+        """Open the folder of a file to be written, creating missing folders. Links are followed as for reading."""
         place = self._place(path)
         try:
             looked_at = self._resolve(place, _ANY, path, writing=True)
@@ -110,7 +116,7 @@ class Reach:
         return normalized(path, self.workspace)
 
     def _start(self, place: str, path: str, writing: bool) -> tuple[str, int]:
-        """The folder that a path is resolved from, and by which rules."""
+        """Return the folder from which a path is resolved, and the resolve flags."""
         folders = [self.workspace] if writing else [self.workspace, *self._read_only()]
         for folder in folders:
             for root in (os.path.abspath(folder), os.path.realpath(folder)):
@@ -119,10 +125,10 @@ class Reach:
         if self.approved:
             return "/", NO_SYMLINKS | BENEATH
         root = os.path.realpath(self.workspace)
-        raise OutOfReach(f"{path} is outside the workspace: only files inside {root} can be reached.")
+        raise OutOfReach(f"{path} is outside the workspace: only files inside {root} can be accessed.")
 
     def _resolve(self, place: str, flags: int, path: str, writing: bool = False, rules: int = 0) -> int:
-        """Open a place by the rules of this call, and more of them if need be."""
+        """Open a path with the resolve flags of this call and additional ones."""
         if not self.restricted:
             return os.open(place, flags)
         root, own_rules = self._start(place, path, writing)
@@ -130,7 +136,7 @@ class Reach:
             return _open_below(root, place, flags, own_rules | rules)
         except NoOpenat2:
             raise OutOfReach(
-                "Files cannot be confined to the workspace here: that takes Linux 5.6 or newer with openat2. "
+                "Files cannot be confined to the workspace here: that needs Linux 5.6 or newer with openat2. "
                 "Set restrict_to_workspace = false to work without confinement."
             ) from None
         except OSError as error:
@@ -138,19 +144,19 @@ class Reach:
                 raise
         real = os.path.realpath(place)
         if own_rules == _CONFINED and not rules and within(real, os.path.realpath(root)):
-            # An absolute link to a place inside. The kernel refuses it, and judges the place itself once more.
+            # An absolute link to a path inside the workspace. The kernel refuses it, so open its target instead.
             return self._resolve(real, flags, path, writing, NO_SYMLINKS)
         if self.approved:
-            raise OutOfReach(f"{path} leads through a link to {real}: ask for that path itself.")
-        raise OutOfReach(f"{path} leads outside the workspace through a link: only files inside can be reached.")
+            raise OutOfReach(f"{path} contains a link to {real}: use that path instead.")
+        raise OutOfReach(f"{path} leads outside the workspace through a link: only files inside can be accessed.")
 
     def _parent(self, looked_at: int, place: str, path: str) -> tuple[int, str, str, os.stat_result]:
-        """The folder of a file that exists, its name there, its real place and what it is."""
+        """Return the open folder of an existing file, its name, its real path and its status."""
         info = os.fstat(looked_at)
         if stat.S_ISDIR(info.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(info.st_mode):
-            raise OutOfReach(f"{path} is a pipe, socket or device: only ordinary files can be read or written.")
+            raise OutOfReach(f"{path} is a pipe, socket or device: only regular files can be read or written.")
         real = _real(looked_at, place)
         self._allow(real, path, writing=True)
         above, name = os.path.split(real)
@@ -165,10 +171,10 @@ class Reach:
             os.close(folder)
             raise
         os.close(folder)
-        raise OutOfReach(f"{path} was moved at the same time by something else: look again, then try again.")
+        raise OutOfReach(f"{path} was moved by another process meanwhile: check it and try again.")
 
     def _make_folders(self, place: str, path: str) -> tuple[int, str, str]:
-        """Make the missing folders of a new file, one by one from the last that exists."""
+        """Create the missing folders of a new file, one by one below the last existing one."""
         above, name = os.path.split(place)
         missing = [name]
         while True:
@@ -197,7 +203,7 @@ class Reach:
         return [*([] if self.outputs is None else [self.outputs]), *self.readable]
 
     def _steering(self, place: str, real: bool = True) -> str:
-        """Which of the files and folders that steer the agent a place is or lies in; "" for none."""
+        """Return which of the agent's instruction files or folders contains a path; "" for none."""
         for root in {os.path.realpath(self.workspace), *([] if real else [os.path.abspath(self.workspace)])}:
             for name in STEERING:
                 path = os.path.join(root, name)
@@ -206,32 +212,34 @@ class Reach:
         return ""
 
     def _allow(self, real: str, path: str, writing: bool) -> None:
-        """Refuse a real place that belongs to the runtime, and ask the guard."""
+        """Raise OutOfReach for a real path that this call may not access, and consult the policy's guard."""
         if self.restricted:
             own = [os.path.realpath(self.workspace)]
             for folder in map(os.path.realpath, self._read_only()):
                 if not writing:
                     own.append(folder)
                 elif within(real, folder):
-                    raise OutOfReach(f"{path} can be read, not written: copy it into the workspace to change it.")
+                    raise OutOfReach(f"{path} is read-only: copy it into the workspace to change it.")
             for folder in map(os.path.realpath, self.protected):
                 exempt = any(within(real, inner) and inner != folder and within(inner, folder) for inner in own)
                 if within(real, folder) and not exempt:
-                    raise OutOfReach(f"{path} belongs to the runtime itself: it can be neither read nor written.")
+                    raise OutOfReach(f"{path} belongs to the runtime: it can be neither read nor written.")
             if writing and any(within(real, os.path.realpath(folder)) for folder in self.frozen):
-                raise OutOfReach(f"{path} belongs to the program that runs this agent: it can be read, not written.")
+                raise OutOfReach(f"{path} belongs to the program that runs this agent: it is read-only.")
             asked = os.path.relpath(self._place(path), os.path.abspath(self.workspace))
-            shown = self.approved and _is_gits(asked)  # a person has seen the path, but not where a link leads
+            shown = self.approved and _is_gits(asked)  # a person approved the path, but not the target of a link
             if writing and not shown and _is_gits(real.removeprefix(own[0])):
-                # What stands there makes a person's own git, and their editor's, run commands outside of any sandbox.
-                raise OutOfReach(f"{path} is git's own: change it by a git command, or let a person do it.")
+                # The user's git, and their editor's, execute what these files name, outside of any sandbox.
+                raise OutOfReach(f"{path} is internal to git: use a git command, or ask the user to change it.")
             if writing and not self.approved and _makes_repository(real, own[0]):
-                raise OutOfReach(f"{path} would be part of a git repository's own folder: use git commands for that.")
+                raise OutOfReach(f"{path} would be internal to a git repository: use git commands instead.")
         if writing and (name := self._steering(real)) and name != self._steering(self._place(path), real=False):
-            # The policy judges the name that was given: what steers the agent is written by no other.
-            raise OutOfReach(f"{path} is the same file as {name}, which steers the agent: write to it by that name.")
+            # The policy judges the given name, so instruction files can only be written by their own name.
+            raise OutOfReach(
+                f"{path} is the same file as {name}, which instructs the agent: use that name to write it."
+            )
         if writing and (why := self._steering_file(real)) and not self._steering_file(self._place(path)):
-            raise OutOfReach(f"{path} is the same file as {real}, and {why}: write to it by that name.")
+            raise OutOfReach(f"{path} is the same file as {real} ({why}): write it by that name.")
         if self.guard is not None:
             self.guard(real, writing)
 
@@ -247,9 +255,9 @@ def _is_gits(path: str) -> bool:
 
 
 def _makes_repository(real: str, workspace: str) -> bool:
-    """Whether a folder that the file lies in is, or becomes, one that git takes for a repository's own folder.
+    """Return whether writing this file touches, or creates, a folder that git takes for a repository.
 
-    Such a folder need not be called `.git`: git looks for HEAD and objects in any folder that it is run in.
+    Such a folder need not be named `.git`: git looks for HEAD and objects in any folder it is run in.
     """
     parts = real.removeprefix(workspace).strip("/").split("/")
     for count, name in enumerate(parts):
@@ -270,10 +278,10 @@ def _open_below(root: str, place: str, flags: int, rules: int) -> int:
 
 
 def _real(descriptor: int, place: str) -> str:
-    """The real path of what is open, as the kernel knows it."""
+    """Return the real path of an open file, as the kernel knows it."""
     try:
         real = os.readlink(f"/proc/self/fd/{descriptor}")
-    except FileNotFoundError:  # no /proc: not Linux, and so not a restricted call
+    except FileNotFoundError:  # no /proc: not Linux, so not a restricted call
         return os.path.realpath(place)
     if not real.startswith("/") or os.fstat(descriptor).st_nlink == 0:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
@@ -281,7 +289,7 @@ def _real(descriptor: int, place: str) -> str:
 
 
 def _make_folder(folder: int, name: str, path: str) -> int:
-    """Make a folder in an open one, unless somebody just did, and open it; a link in its place is not followed."""
+    """Create a folder in an open one unless it exists, and open it without following a link."""
     try:
         os.mkdir(name, dir_fd=folder)
     except FileExistsError:
@@ -290,9 +298,62 @@ def _make_folder(folder: int, name: str, path: str) -> int:
 
 
 def _check_free(folder: int, name: str, path: str) -> None:
-    """Refuse a link that leads nowhere: writing would not create what it names."""
+    """Refuse a dangling link: writing would replace the link instead of creating its target."""
     try:
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise OutOfReach(f"{path} leads through a link to nothing: write to the place that is meant.")
+            raise OutOfReach(f"{path} is a dangling link: write to its target path instead.")
     except FileNotFoundError:
         return
+
+
+# ------------------------------------------------------------------------------------------------ openat2
+
+
+class NoOpenat2(Exception):
+    """The kernel has no openat2, or a seccomp filter blocks it."""
+
+
+def openat2(path: str, flags: int, folder: int, resolve: int) -> int:
+    """Open a path beneath a folder's descriptor. Raises OSError like `os.open`; EXDEV if it would lead out."""
+    call = _system_call()
+    raw = os.fsencode(path)
+    if b"\0" in raw:  # C would stop reading the path there
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+    for _ in range(_TRIES):
+        descriptor, error = call(folder, raw, flags | os.O_CLOEXEC, resolve)
+        if descriptor >= 0:
+            return descriptor
+        if error not in (errno.EAGAIN, errno.EINTR):  # EAGAIN: a concurrent rename, so nothing is proven
+            break
+    raise OSError(error, os.strerror(error), path)
+
+
+@cache
+def _system_call() -> Callable[[int, bytes, int, int], tuple[int, int]]:
+    """Return the system call through ctypes, after a trial on a path that always exists."""
+    if sys.platform != "linux":
+        raise NoOpenat2
+    import ctypes
+
+    class How(ctypes.Structure):
+        _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+    system_call = ctypes.CDLL(None, use_errno=True).syscall
+    system_call.restype = ctypes.c_long
+    size = ctypes.c_size_t(ctypes.sizeof(How))
+
+    def call(folder: int, path: bytes, flags: int, resolve: int) -> tuple[int, int]:
+        how = How(flags, 0, resolve)
+        number = ctypes.c_long(_NUMBER)
+        descriptor = system_call(number, ctypes.c_int(folder), ctypes.c_char_p(path), ctypes.byref(how), size)
+        return descriptor, ctypes.get_errno()
+
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    try:
+        descriptor, _ = call(root, b".", os.O_PATH | os.O_CLOEXEC, BENEATH)
+    finally:
+        os.close(root)
+    if descriptor < 0:  # ENOSYS on an old kernel, EPERM from an old container filter
+        raise NoOpenat2
+    os.close(descriptor)
+    return call

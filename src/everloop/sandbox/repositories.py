@@ -1,19 +1,23 @@
-"""The git repositories of a workspace, and what in them makes git run programs.
+"""Detect and undo changes to git repositories that would make the user's git execute programs.
 
-A person's own git runs hooks, filters, file system monitors and pagers that a repository names, outside of any sandbox
-and already for `git status`. A command may make repositories and commit to them, so it can write such names. After
-each command the repositories are compared with how they were before, and what is new and unsafe is put aside.
+Git executes hooks, filters, file system monitors and pagers that a repository configures, already for `git status`. A
+command may create repositories and commit to them, so it could configure such programs, which the user's own git would
+then execute outside of the sandbox. After each command, repositories are compared with their state before it, and
+what is new and unsafe is renamed.
 
-Other commands may be running meanwhile and swap files for links: everything is opened through descriptors of folders,
-one component at a time, and no link is followed.
+Concurrent commands may swap files for links meanwhile: every path is opened through directory descriptors, component
+by component, without following links.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import stat
+import struct
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +30,16 @@ _TRIES = 3
 _GLOBAL = ("~/.gitconfig", "~/.config/git/config", "/etc/gitconfig")
 _MAX_SETTINGS = 1024 * 1024
 _SINGLE = ("config", "config.worktree", "commondir", "info/attributes")
-_INNER = ("info", "hooks")  # folders, through which a link would lead
+_INNER = ("info", "hooks")  # subfolders that must not be links
 
 
-Parts = dict[str, Part]  # by path in the repository's folder; that of a `.git` file or link by ""
-State = dict[str, Parts]  # by the path of the folder, file or link in the workspace
+Parts = dict[str, Part]  # by path in the repository; "" for a `.git` file or link itself
+State = dict[str, Parts]  # by path in the workspace; with a trailing slash for a folder of hooks
 
 
 @dataclass(slots=True, frozen=True)
 class Plant:
-    """Something unsafe that came to be: where, and why it is unsafe."""
+    """An unsafe change: where it is, and why it is unsafe."""
 
     place: str
     name: str
@@ -47,7 +51,7 @@ class Plant:
 
 
 def read_state(tree: FolderTree) -> State:
-    """What steers git in the repositories of a tree that was just refreshed."""
+    """Read the files that control what git executes, in all repositories of a refreshed tree."""
     state: State = {}
     with opened_folder(tree.root, "") as root:
         if root is None:
@@ -67,7 +71,7 @@ def read_state(tree: FolderTree) -> State:
 
 
 def plants(before: State, after: State, workspace: str, frozen: Collection[str] = ()) -> list[Plant]:
-    """What is unsafe in the state after a command and was not there before. `frozen` paths were out of its reach."""
+    """Return what is unsafe in `after` and differs from `before`. `frozen` paths were read-only for commands."""
     found: list[Plant] = []
     folders = {path for path, parts in after.items() if "" not in parts}
     for place, parts in after.items():
@@ -82,7 +86,7 @@ def plants(before: State, after: State, workspace: str, frozen: Collection[str] 
 
 
 def put_aside(workspace: str, before: State, found: list[Plant]) -> list[str]:
-    """Take plants out of git's way: each gets another name, and what was there before is put back. Gives notes."""
+    """Rename each plant and restore what was there before. Returns notes for the model."""
     notes = []
     with opened_folder(workspace, "") as root:
         for plant in found if root is not None else ():
@@ -100,16 +104,16 @@ def put_aside(workspace: str, before: State, found: list[Plant]) -> list[str]:
                         put_back(folder, name, old)
                     notes.append(f"[{plant.path} {plant.why}; it is now {os.path.join(inside, aside)}]")
                 except FileNotFoundError:
-                    continue  # another command has just removed it
+                    continue  # a concurrent command has just removed it
                 except OSError as error:
-                    notes.append(f"[{plant.path} {plant.why}, and cannot be renamed ({error.strerror}): remove it]")
+                    notes.append(f"[{plant.path} {plant.why}, and cannot be renamed ({error.strerror}): delete it]")
     return notes
 
 
 def check(tree: FolderTree, before: State, frozen: Collection[str] = ()) -> list[str]:
-    """Put aside what commands planted in the repositories of a workspace since `before`. Gives notes; may be slow."""
+    """Undo unsafe changes to the repositories of a workspace since `before`. Returns notes for the model."""
     notes: list[str] = []
-    for _ in range(_TRIES):  # another command may plant again meanwhile; its own end is checked too
+    for _ in range(_TRIES):  # a concurrent command may plant again; its own end is checked, too
         tree.refresh(unlock=True)
         found = plants(before, read_state(tree), tree.root, frozen)
         if not found:
@@ -119,7 +123,7 @@ def check(tree: FolderTree, before: State, frozen: Collection[str] = ()) -> list
 
 
 def to_json(state: State) -> dict[str, Any]:
-    """A state that can be written to disk."""
+    """Convert a state for storage as JSON."""
     return {
         place: {
             name: [part.kind, None if part.data is None else base64.b64encode(part.data).decode(), part.mode]
@@ -140,27 +144,27 @@ def from_json(value: Mapping[str, Any]) -> State:
 
 
 def _why_unsafe(place: str, name: str, part: Part, old: Part | None, folders: set[str], workspace: str) -> str:
-    """Why a new or changed part is unsafe; "" where it is not."""
+    """Return why a new or changed part is unsafe; "" if it is safe."""
     if place.endswith("/") or name.startswith("hooks"):
-        return "would be run by your git"
+        return "would be executed by the user's git"
     if name in ("config", "config.worktree"):
         if part.kind != "file" or part.data is None:
-            return "is not an ordinary file of settings"
+            return "is not a regular config file"
         trusted = old.data if old is not None and old.kind == "file" else None
         bad = unsafe_settings(part.data, trusted, worktree=_worktree(place, workspace))
-        return f"would make your git run programs ({', '.join(bad[:5])})" if bad else ""
+        return f"would make the user's git execute programs ({', '.join(bad[:5])})" if bad else ""
     if name == "commondir":
         above = os.path.dirname(os.path.dirname(place))
         linked = os.path.basename(os.path.dirname(place)) == "worktrees" and above in folders
         usual = part.kind == "file" and part.data is not None and part.data.strip() == b"../.."
-        return "" if linked and usual else "leads your git to other settings"
+        return "" if linked and usual else "redirects the user's git to other settings"
     if name == "":
-        return "" if _target(place, part, workspace) in folders else "leads your git to another place"
-    return "leads your git to other settings"
+        return "" if _target(place, part, workspace) in folders else "redirects the user's git to another repository"
+    return "redirects the user's git to other settings"
 
 
 def _worktree(place: str, workspace: str) -> bytes:
-    """The value of core.worktree that git itself writes for a submodule."""
+    """Return the value of core.worktree that git itself writes for a submodule."""
     above, modules, inside = place.partition("/modules/")
     if not modules or os.path.basename(above) != ".git":
         return b""
@@ -169,7 +173,7 @@ def _worktree(place: str, workspace: str) -> bytes:
 
 
 def _target(place: str, part: Part, workspace: str) -> str | None:
-    """The folder in the workspace that a `.git` file leads to, where no link can be on the way."""
+    """Return the folder of the workspace that a `.git` file refers to; None if links could be involved."""
     if part.kind != "file" or part.data is None or not part.data.startswith(b"gitdir: "):
         return None
     text = os.fsdecode(part.data[8:].rstrip(b"\n"))
@@ -212,7 +216,7 @@ def _hooks(folder: int) -> Parts:
     parts: Parts = {}
     for name in os.listdir(folder):
         if not name.endswith(".sample") and not ASIDE.search(name):
-            # The texts of more hooks than a person has are not worth the memory.
+            # No user has that many hooks: do not keep their contents in memory.
             part = read_part(folder, name) if len(parts) < _MAX_HOOKS else Part("other")
             if part is not None:
                 parts[name] = part
@@ -220,7 +224,7 @@ def _hooks(folder: int) -> Parts:
 
 
 def _hook_folders(state: State, workspace: str) -> set[str]:
-    """The folders of the workspace in which a person's settings tell git to look for hooks."""
+    """Return the folders of the workspace that core.hooksPath refers to."""
     found = set()
     own = [part.data for parts in state.values() for name, part in parts.items() if name.startswith("config")]
     for data in (*own, *map(_global_settings, _GLOBAL)):
@@ -250,3 +254,65 @@ def _global_settings(path: str) -> bytes | None:
             return file.read(_MAX_SETTINGS)
     except OSError:
         return None
+
+
+# ------------------------------------------------------------------------------------------------ objects
+
+_MAGIC = b"\xfftOc\x00\x00\x00\x02"
+_FANOUT = 8
+_NAMES = _FANOUT + 256 * 4
+
+
+def is_older_blob(tree: FolderTree, path: str, data: bytes, time: int) -> bool:
+    """Return whether the repository of a file contained this text before `time` (nanoseconds).
+
+    Decided by the ctime of the object files, which a command cannot set.
+    """
+    folder = os.path.dirname(path)
+    while not tree.has(os.path.join(folder, ".git")):
+        if not folder:
+            return False
+        folder = os.path.dirname(folder)
+    name = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
+    objects = os.path.join(folder, ".git", "objects")
+    return _is_loose(tree.root, objects, name.hexdigest(), time) or _is_packed(tree.root, objects, name.digest(), time)
+
+
+def _is_loose(root: str, objects: str, name: str, time: int) -> bool:
+    with opened_folder(root, os.path.join(objects, name[:2])) as folder:
+        info = lstat(folder, name[2:]) if folder is not None else None
+        return info is not None and info.st_ctime_ns < time
+
+
+def _is_packed(root: str, objects: str, name: bytes, time: int) -> bool:
+    with opened_folder(root, os.path.join(objects, "pack")) as folder:
+        for index in os.listdir(folder) if folder is not None else ():
+            if folder is None or not index.endswith(".idx"):
+                continue
+            info = lstat(folder, index)
+            if info is None or info.st_ctime_ns >= time:
+                continue
+            with suppress(OSError, struct.error):
+                descriptor = os.open(index, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+                try:
+                    if _is_listed(descriptor, name):
+                        return True
+                finally:
+                    os.close(descriptor)
+    return False
+
+
+def _is_listed(index: int, name: bytes) -> bool:
+    """Search a pack index (version 2): a fan-out table by first byte, then sorted object names."""
+    head = os.pread(index, _NAMES, 0)
+    if not head.startswith(_MAGIC):
+        return False
+    counts = struct.unpack(">256I", head[_FANOUT:])
+    low, high = counts[name[0] - 1] if name[0] else 0, counts[name[0]]
+    while low < high:
+        middle = (low + high) // 2
+        found = os.pread(index, 20, _NAMES + 20 * middle)
+        if found == name:
+            return True
+        low, high = (middle + 1, high) if found < name else (low, middle)
+    return False

@@ -1,8 +1,7 @@
-"""Starts a program that cannot connect to abstract Unix sockets of processes outside. Run as a program of its own.
+"""Execute a program that cannot connect to abstract Unix sockets of other programs. Runs as a separate program.
 
-Such sockets belong to a network namespace. A command that is given the host's network would share those of the desktop
-and of other programs with it. Landlock (Linux 6.12) keeps a process and its children among themselves. It imports
-nothing of the package, and turns into the program that it starts.
+Abstract sockets belong to a network namespace, so a command with access to the host's network could reach those of the
+desktop session and other programs. Landlock (ABI 6, Linux 6.12) limits it to sockets of its own process tree.
 """
 
 from __future__ import annotations

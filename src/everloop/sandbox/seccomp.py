@@ -1,4 +1,4 @@
-"""A filter of system calls as the kernel takes it: what a confined command may not even ask for."""
+"""The seccomp filters of both backends: the system calls that a confined command may not make."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD, _FOURTH = 0, 4, 16, 24, 32, 40
 _ALLOW, _REFUSE, _ASK = 0x7FFF0000, 0x00050000, 0x7FC00000
 
-# Namespaces give a process rights over resources of its own, which widens what a flaw of the kernel can be reached by.
+# A new namespace grants rights inside it, which exposes more kernel code to attack.
 _NAMESPACES = 0x7E020000
 _NEW_TIME = 0x80
-_TERMINAL_REQUESTS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
+_TERMINAL_REQUESTS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: inject input into a terminal
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _DATAGRAM = 2
-_SET_ID = 0o6000  # a file that runs with its owner's rights: the owner may be root, and others may run it
+_SET_ID = 0o6000  # set-user-ID and set-group-ID bits: the owner may be root
 _MAKES_A_FILE = 0x400040  # O_CREAT, O_TMPFILE
-_MODES = (  # (call, where its mode is, where its flags are)
+_MODES = (  # (call, offset of its mode, offset of its flags)
     ("chmod", _SECOND, None), ("fchmod", _SECOND, None), ("fchmodat", _THIRD, None), ("fchmodat2", _THIRD, None),
     ("creat", _SECOND, None), ("mknod", _SECOND, None), ("mknodat", _THIRD, None), ("mkdir", _SECOND, None),
     ("mkdirat", _THIRD, None), ("open", _THIRD, _SECOND), ("openat", _FOURTH, _THIRD),
@@ -52,8 +52,8 @@ _NUMBERS = {  # name: (x86_64, aarch64)
     "utimensat": (280, 88), "utimes": (235, None),
 }  # fmt: skip
 
-# Kernel keyrings are shared with the runtime; io_uring would open sockets behind this filter's back; handles open
-# files past every path; the others need rights that a command has not, or reach into other processes.
+# Kernel keyrings are shared with the runtime; io_uring bypasses this filter; file handles bypass path checks; the
+# others need rights that a command does not have, or access other processes.
 _NEVER = (
     "acct", "add_key", "bpf", "chroot", "clock_adjtime", "clock_settime", "delete_module", "finit_module", "fsconfig",
     "fsmount", "fsopen", "fspick", "init_module", "io_uring_enter", "io_uring_register", "io_uring_setup", "ioperm",
@@ -62,38 +62,38 @@ _NEVER = (
     "request_key", "setdomainname", "sethostname", "setns", "settimeofday", "swapoff", "swapon", "syslog", "umount2",
     "userfaultfd", "vhangup",
 )  # fmt: skip
-# Without a process namespace of its own, a command sees the processes of everybody else.
+# Without a PID namespace, a command sees the processes of other users and programs.
 _NOT_AMONG_OTHERS = ("kcmp", "pidfd_getfd", "process_madvise", "process_vm_readv", "process_vm_writev", "ptrace")
-# Landlock does not look at these: they would mark files that are out of reach.
+# Landlock does not cover extended attributes: these could change files outside the workspace.
 _ATTRIBUTES = (
     "fremovexattr", "fsetxattr", "lremovexattr", "lsetxattr", "removexattr", "removexattrat", "setxattr", "setxattrat"
 )  # fmt: skip
-_OLD_TIMES = ("futimesat", "utime", "utimes")  # C libraries of today ask by utimensat
-_LASTING = ("mq_open", "msgget", "semget", "shmget")  # memory that everybody shares and that outlives the command
+_OLD_TIMES = ("futimesat", "utime", "utimes")  # current C libraries use utimensat
+_LASTING = ("mq_open", "msgget", "semget", "shmget")  # System V and POSIX IPC outlives the command
 _SIGNALS = ("kill", "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tgkill", "tkill")
 
 
 def supported() -> bool:
-    """Whether the numbers of this machine's system calls are known here."""
+    """Return whether the system call numbers of this architecture are known."""
     return platform.machine() in _ARCHITECTURES
 
 
 def namespaced_filter() -> bytes:
-    """For a command in namespaces of its own: its sockets reach nobody but itself, or whom it may reach."""
+    """Return the filter for a command in its own namespaces, which already isolate its sockets."""
     program = _Program()
     program.refuse(_NEVER)
     program.refuse_namespaces()
     program.refuse_set_id()
-    # Other families (VSOCK to the host of a virtual machine, say) are not parted by network namespaces.
+    # Network namespaces do not isolate other families, such as VSOCK to a virtual machine's host.
     program.only_sockets((_UNIX, _INET, _INET6, _NETLINK))
     return program.assembled()
 
 
 def shared_filter(*, network: bool, signals: bool) -> bytes:
-    """For a command among everybody's processes and sockets; `signals`: something else keeps signals inside.
+    """Return the filter for a command that shares namespaces with the host.
 
-    A Unix socket can be reached by its path or name whatever files are out of reach: so there are only pairs. A
-    change of a file's mode or times is decided by whoever listens to the filter.
+    `signals`: Landlock already confines signals. Landlock does not restrict Unix sockets by path, so only socket pairs
+    are allowed. Changes of file modes and times are decided by the launcher, through the filter's notifications.
     """
     program = _Program()
     program.refuse((*_NEVER, *_NOT_AMONG_OTHERS))
@@ -113,7 +113,7 @@ def shared_filter(*, network: bool, signals: bool) -> bytes:
 
 
 class _Program:
-    """Instructions of the kernel's packet filter; each block leaves the number of the call loaded."""
+    """A BPF program under construction. Each block leaves the system call number in the accumulator."""
 
     def __init__(self) -> None:
         self._machine = platform.machine()
@@ -121,10 +121,10 @@ class _Program:
         self._code: list[tuple[int, int, int, int]] = []
         self._add(_LOAD, _ARCHITECTURE)
         self._add(_EQUAL, _ARCHITECTURES[self._machine], 1, 0)
-        self._refuse(errno.EPERM)  # calls by the tables of another architecture mean other things
+        self._refuse(errno.EPERM)  # the same numbers mean other calls on another architecture
         self._add(_LOAD, _NUMBER)
         if self._machine == "x86_64":
-            self._add(_AT_LEAST, 0x40000000, 0, 1)  # the x32 numbers of the same calls
+            self._add(_AT_LEAST, 0x40000000, 0, 1)  # x32 system call numbers
             self._refuse(errno.ENOSYS)
 
     def refuse(self, names: tuple[str, ...], error: int = errno.EPERM) -> None:
@@ -134,7 +134,7 @@ class _Program:
                 self._refuse(error)
 
     def refuse_namespaces(self) -> None:
-        self.refuse(("clone3",), errno.ENOSYS)  # its flags are out of a filter's sight; libraries fall back to clone
+        self.refuse(("clone3",), errno.ENOSYS)  # a filter cannot read its flags; C libraries fall back to clone
         for name, flags in (("clone", _NAMESPACES), ("unshare", _NAMESPACES | _NEW_TIME)):
             self._argument(name, _FIRST, 3)
             self._add(_ANY_BIT, flags, 0, 1)
@@ -147,7 +147,7 @@ class _Program:
         self._add(_LOAD, _NUMBER)
 
     def refuse_set_id(self) -> None:
-        self.refuse(("openat2",), errno.ENOSYS)  # its flags are out of sight too
+        self.refuse(("openat2",), errno.ENOSYS)  # a filter cannot read its flags either
         for name, mode, flags in _MODES:
             if _NUMBERS[name][self._column] is None:
                 continue
@@ -173,7 +173,7 @@ class _Program:
         self._add(_LOAD, _NUMBER)
 
     def only_connected_pairs(self) -> None:
-        """A pair of datagram sockets could still be pointed at somebody else's socket."""
+        """Refuse datagram pairs: they could still send to a socket of another process."""
         self._argument("socketpair", _SECOND, 4)
         self._add(_AND, 0xF)
         self._add(_EQUAL, _DATAGRAM, 0, 1)
@@ -185,7 +185,7 @@ class _Program:
         return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, yes, no, value in self._code)
 
     def _argument(self, name: str, offset: int, length: int) -> None:
-        """Go on with an argument loaded if the call is this one; otherwise skip the `length` next instructions."""
+        """Load an argument if this is the call; otherwise skip the next `length` instructions."""
         number = _NUMBERS[name][self._column]
         assert number is not None
         self._add(_EQUAL, number, 0, length + 1)

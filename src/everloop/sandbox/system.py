@@ -1,4 +1,4 @@
-"""What of the machine a confined command sees besides its workspace: the system's programs, not people's files."""
+"""The part of the system that a confined command can see: installed programs, but no personal files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import lru_cache
 from .paths import within, within_any
 
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
-# Parts of /etc that programs read. Whole folders only where no keys and passwords are kept: not /etc/ssl, for one.
+# Parts of /etc that programs read. Whole folders only if they never contain secrets, so not /etc/ssl.
 SETTINGS = (
     "alternatives", "crypto-policies", "debian_version", "fonts", "gai.conf", "gitconfig", "group", "host.conf",
     "hosts", "inputrc", "java", "ld.so.cache", "ld.so.conf", "locale.alias", "locale.conf", "localtime", "magic",
@@ -19,17 +19,17 @@ SETTINGS = (
     "pki/tls/certs", "pki/tls/openssl.cnf", "protocols", "resolv.conf", "services", "ssl/cert.pem", "ssl/certs",
     "ssl/openssl.cnf", "timezone",
 )  # fmt: skip
-# Folders of a home that hold programs and nothing else.
+# Folders in a home that contain nothing but programs.
 _MANAGERS = (".pyenv", ".rbenv", ".nodenv", ".nvm", ".volta", ".asdf", ".sdkman", ".bun", ".deno", ".linuxbrew")
-# What stands beside the programs of a prefix inside somebody's home. Not the whole prefix: ~/.cargo holds a
-# registry's token beside bin/, ~/.local a keyring beside lib/.
+# What programs need of a prefix inside a home. Never the whole prefix: ~/.cargo has a registry token next to bin/,
+# and ~/.local a keyring next to lib/.
 _BESIDE = ("bin", "sbin", "lib", "lib64", "libexec", "include", "pyvenv.cfg")
 _MAX_LINKS = 500
 
 
 @dataclass(slots=True, frozen=True)
 class System:
-    """Paths that are shown read-only, and the PATH that leads through them."""
+    """Paths that are visible read-only, and the PATH that refers to them."""
 
     paths: tuple[str, ...]
     search: str
@@ -37,9 +37,9 @@ class System:
 
 @lru_cache(maxsize=8)
 def system(search: str, home: str) -> System:
-    """What there is for the programs on a PATH. Reads many folders: call it in a thread.
+    """Return what the programs on a PATH need. Reads many folders: call it in a thread.
 
-    Programs outside the system's own folders (pyenv in a home, /opt) are shown with the prefix they live in.
+    Programs outside the system folders (pyenv in a home, /opt) are shown together with their installation prefix.
     """
     homes = {os.path.realpath(place) for place in (home, _home_of_user()) if place not in ("", "/")}
     paths: dict[str, None] = dict.fromkeys(path for path in PROGRAMS if os.path.lexists(path))
@@ -55,7 +55,7 @@ def system(search: str, home: str) -> System:
 
 
 def without(paths: Iterable[str], hidden: Sequence[str], workspace: str) -> list[str]:
-    """The paths that show nothing of the hidden ones, and do not lie over the workspace."""
+    """Return the paths that are neither inside a hidden path nor inside the workspace."""
     shown = []
     for path in paths:
         place = os.path.realpath(path)
@@ -72,7 +72,7 @@ def _home_of_user() -> str:
 
 
 def _places(entry: str) -> list[str]:
-    """The folder of a PATH entry, and the folders that the links in it lead to (a virtual environment's Python)."""
+    """Return the folder of a PATH entry and the target folders of its links (such as a virtualenv's Python)."""
     places = {entry: None, os.path.realpath(entry): None}
     if within_any(os.path.realpath(entry), PROGRAMS):
         return []
@@ -84,10 +84,10 @@ def _places(entry: str) -> list[str]:
 
 
 def _prefix(place: str, homes: set[str]) -> list[str]:
-    """What must be seen for the programs in a folder to run."""
+    """Return the paths that must be visible for the programs in a folder to run."""
     prefix, name = os.path.split(place)
     if name not in ("bin", "sbin", "shims") or any(within(home, prefix) for home in homes):
-        return [place]  # a folder of single programs, or one whose neighbours are somebody's files
+        return [place]  # a folder of single programs, or one next to personal files
     for home in homes:
         for manager in _MANAGERS:
             if within(place, whole := os.path.join(home, manager)):

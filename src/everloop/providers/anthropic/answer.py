@@ -1,4 +1,4 @@
-"""Reading an answer of Anthropic's Messages API, whole or as a stream of events."""
+"""Reads an answer of Anthropic's Messages API, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BLOCKS = 4096
 STOP_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
-    "pause_turn": "stop",  # only a tool that the server runs by itself makes a turn pause, and we ask for none
+    "pause_turn": "stop",  # only server-side tools pause a turn, and requests ask for none
     "tool_use": "tool_calls",
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
@@ -38,7 +38,7 @@ FINAL = FINAL_ERRORS | {402}
 
 
 class Block(msgspec.Struct, gc=False):
-    """A content block, or the piece of one that a delta brings: both have these fields."""
+    """A content block, or a delta of one: both have these fields."""
 
     type: Any = None
     text: Any = None
@@ -68,22 +68,22 @@ _decode = msgspec.json.Decoder(Event).decode
 
 
 class MessageAnswer(Answer):
-    """An answer in Anthropic's events, kept as any other.
+    """An answer that arrives as Anthropic's events.
 
-    `names` has the tools' names that were changed on the way out. The `secret` stands in no error, whatever a server
-    says.
+    `names` maps the tools' names that the request had to change back to the originals. The `secret` is removed from
+    every error that a server sends.
     """
 
     def __init__(self, limit: int, where: str, names: Mapping[str, str], secret: str | None = None) -> None:
         super().__init__(limit, where)
         self._names = names
         self._secret = secret
-        self._blocks: dict[int | None, str] = {}  # what kind each one is
-        self._input: Any = None  # of the call that has begun, from a server that gives it whole
+        self._blocks: dict[int | None, str] = {}  # the type of each block
+        self._input: Any = None  # of the open call, from a server that sends it whole
         self._counts: dict[str, int] = {}
 
     def feed(self, payload: bytes) -> Delta | None:
-        """Take one event, or one whole message, in; returns what there is to show of it."""
+        """Add one event or one whole message; return what it adds to the shown text."""
         odd = False
         try:
             event = _decode(payload)
@@ -140,7 +140,7 @@ class MessageAnswer(Answer):
         return self._take_block(block, _place(index), odd, None)
 
     def _take_block(self, block: Block, index: int | None, odd: bool, input: Any) -> Delta | None:
-        """A block, or the beginning of one; of a kind that is not for us nothing is taken."""
+        """Add a block, or the beginning of one; blocks of other types are ignored."""
         if block.type == "text":
             return self._take(MessageDelta(content=block.text), odd, whole=True)
         if block.type == "thinking":
@@ -167,7 +167,7 @@ class MessageAnswer(Answer):
         return self._take(MessageDelta(tool_calls=[call]), odd, whole=False)
 
     def _finish_call(self) -> None:
-        """Arguments that came with the call's beginning count when no pieces of them have followed."""
+        """Arguments that came with the start of a call count if no deltas of them followed."""
         given, self._input = self._input, None
         if given and not self._full and self._calls:
             call = CallDelta(self._calls[-1].index, None, Function(None, given))
@@ -178,7 +178,7 @@ class MessageAnswer(Answer):
             self.finish_reason = STOP_REASONS.get(str(reason)) or clean(str(reason))
 
     def _count(self, usage: Any) -> None:
-        """Add to what is known of the tokens: later numbers are the newer ones, and a zero is often a missing one."""
+        """Update the token counts: later numbers replace earlier ones, and a zero often means "not given"."""
         if not isinstance(usage, dict):
             return
         counts = self._counts
@@ -186,22 +186,22 @@ class MessageAnswer(Answer):
             if type(value) is int and (value > 0 or name not in counts):
                 counts[name] = value
         read, written = counts.get("cache_read_input_tokens", 0), counts.get("cache_creation_input_tokens", 0)
-        asked, said = counts.get("input_tokens", 0) + read + written, counts.get("output_tokens", 0)
-        self.usage = {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
+        prompt, completion = counts.get("input_tokens", 0) + read + written, counts.get("output_tokens", 0)
+        self.usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         if read:
             self.usage["cached_tokens"] = read
         if written:
             self.usage["cache_write_tokens"] = written
 
     def _error(self, error: Any) -> ProviderError:
-        """An error that came inside a 200 answer."""
+        """An error that a server reported inside a 200 response."""
         kind = error.get("type") if isinstance(error, dict) else None
         status = STATUS.get(kind) if isinstance(kind, str) else None
         text = self._hidden(error_text(error))
         return ProviderError(f"{self._where} reported an error: {text}", retryable=status not in FINAL, status=status)
 
     def _decode_odd_event(self, payload: bytes) -> Event:
-        """What the strict decoder refuses: lone surrogates, raw control characters, wrong UTF-8."""
+        """Decode what the strict decoder refuses: lone surrogates, raw control characters, invalid UTF-8."""
         try:
             return msgspec.convert(json.loads(payload.decode("utf-8", "replace"), strict=False), Event)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, and whatever else speaks it."""
+"""The provider for Anthropic's Messages API and compatible servers."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from ...errors import ConfigError
-from ..base import Delta, LLMProvider, LLMResponse
+from ..base import Delta, LLMProvider, LLMResponse, Messages, Options, Tools
 from ..http import Endpoint, Timeouts, endpoint_of, feed_whole, stream_answer
 from ..sse import encode
 from .answer import MessageAnswer
 from .request import HONOURED, NO_CHOICE, NO_TOOLS, Histories, encode_tools, fields_of, forces_a_call
 
 VERSION = "2023-06-01"
-SPARE_BYTES = 1 << 20  # what an answer may hold beside its text
+SPARE_BYTES = 1 << 20  # of an answer beside its text
 LEAST_THINKING = 1024
-ANSWER_TOKENS = 32_000  # the most that every model since Claude 3.7 writes
+ANSWER_TOKENS = 32_000  # the maximum that all models since Claude 3.7 have in common
 OLD_MODELS = {"claude-3-7": ANSWER_TOKENS, "claude-3-5": 8192, "claude-3": 4096}
-OURS = frozenset({"model", "messages", "system", "tools", "stream"})
+RESERVED_FIELDS = frozenset({"model", "messages", "system", "tools", "stream"})
 
 
 class AnthropicProvider(LLMProvider):
     """A model behind Anthropic's Messages API.
 
-    `max_tokens` is the length of an answer, by default what the model can; `thinking` is how many of these it may
-    think first, none if not set. `extra` are further fields of every request. A request whose options do not go with
-    thinking (an own temperature, a forced call, a short answer) is answered without it.
+    `max_tokens` is the length of an answer, by default the model's maximum; `thinking` is how many of these tokens it
+    may think first, none if not set. `extra` are further fields of every request. A request with options that exclude
+    thinking (a temperature, a forced call, a short answer) is answered without it.
     """
 
     options = HONOURED
@@ -60,22 +60,14 @@ class AnthropicProvider(LLMProvider):
         self._tools: dict[int, tuple[Sequence[Any], int, tuple[bytes, dict[str, str]]]] = {}
 
     async def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        model: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        self, messages: Messages, tools: Tools = None, model: str | None = None, options: Options = None
     ) -> LLMResponse:
         body, answer = self._request(messages, tools, model, options, stream=False)
         feed_whole(answer, await self._endpoint.fetch(body, self._body_limit), self._endpoint.where)
         return answer.response()
 
     def stream(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None = None,
-        model: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        self, messages: Messages, tools: Tools = None, model: str | None = None, options: Options = None
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
         body, answer = self._request(messages, tools, model, options, stream=True)
         return stream_answer(self._endpoint, body, answer, self._body_limit)
@@ -84,7 +76,7 @@ class AnthropicProvider(LLMProvider):
         await self._endpoint.close()
 
     def _check_settings(self) -> None:
-        if taken := OURS & self._extra.keys():
+        if taken := RESERVED_FIELDS & self._extra.keys():
             raise ConfigError(f"extra may not have {', '.join(sorted(taken))}: the provider writes that by itself")
         if self._max_tokens is not None and self._max_tokens < 1:
             raise ConfigError(f"max_tokens is {self._max_tokens}: an answer has at least 1")
@@ -99,16 +91,16 @@ class AnthropicProvider(LLMProvider):
 
     def _request(
         self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None,
+        messages: Messages,
+        tools: Tools,
         model: str | None,
-        options: Mapping[str, Any] | None,
+        options: Options,
         *,
         stream: bool,
     ) -> tuple[list[bytes], MessageAnswer]:
         """A request, in parts that are mostly encoded already, and the answer that it will fill.
 
-        What the API caches comes in its order; what changes from round to round comes last.
+        The parts stand in the order in which the API caches them; what changes from round to round is last.
         """
         model = model or self.default_model
         history = self._histories.encoded(messages)
@@ -123,13 +115,13 @@ class AnthropicProvider(LLMProvider):
         if history.system:
             parts += b',"system":', history.system_json()
         parts += b',"messages":', *history.parts()
-        if self._thinking is not None and history.may_think and self._goes_with_thinking(fields):
+        if self._thinking is not None and history.may_think and self._allows_thinking(fields):
             parts.append(b',"thinking":{"type":"enabled","budget_tokens":%d}' % self._thinking)
         parts.append(b',"stream":true}' if stream else b"}")
         return parts, MessageAnswer(self._answer_limit, self._endpoint.where, names, self._secret)
 
-    def _goes_with_thinking(self, fields: Mapping[str, Any]) -> bool:
-        """Whether the API takes these fields from a request that has the model think."""
+    def _allows_thinking(self, fields: Mapping[str, Any]) -> bool:
+        """Whether the API accepts these fields together with thinking."""
         short = self._thinking is not None and fields["max_tokens"] <= self._thinking
         return not (short or {"temperature", "top_p"} & fields.keys() or forces_a_call(fields.get("tool_choice")))
 
@@ -141,7 +133,7 @@ class AnthropicProvider(LLMProvider):
         return most if self._thinking is None or self._thinking < most else self._thinking + most
 
     def _encoded_tools(self, tools: Sequence[dict[str, Any]]) -> tuple[bytes, dict[str, str]]:
-        """The tools' JSON, kept while the same list comes in: a registry makes a new list when its tools change."""
+        """The tools' JSON, cached for the same list object: a registry makes a new list when its tools change."""
         known = self._tools.get(id(tools))
         if known is not None and known[0] is tools and known[1] == len(tools):
             return known[2]

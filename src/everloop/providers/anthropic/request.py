@@ -21,7 +21,7 @@ UNIONS = ("anyOf", "oneOf", "allOf")
 OPENING = encode({"type": "text", "text": "(The conversation begins here.)"})
 EMPTY = encode({"type": "text", "text": "(empty message)"})
 NO_OUTPUT = "(no output)"
-# The API takes calls in the history only from a request that has tools.
+# The API accepts calls in the history only in a request with tools.
 NO_TOOLS = (
     b'[{"name":"unavailable","description":"No tool can be called now.",'
     b'"input_schema":{"type":"object","properties":{}}}]'
@@ -39,28 +39,28 @@ _data_url = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*?;base64,([A-Za-
 
 
 class Encoded:
-    """The system prompt and the messages of one conversation, as far as it has come."""
+    """The encoded system prompt and messages of one conversation so far."""
 
     def __init__(self) -> None:
         self.system: list[bytes] = []
         self.has_calls = False
         self._taken: list[Message] = []
-        self._frozen: list[bytes] = []  # JSON of messages that no marker reaches any more
-        self._loose: list[tuple[str, list[bytes]]] = []  # those from the user's second-last on
-        self._results = False  # whether the last message holds results
+        self._frozen: list[bytes] = []  # JSON of messages that no longer change
+        self._loose: list[tuple[str, list[bytes]]] = []  # from the user's second-last message on; these get markers
+        self._results = False  # the last message holds tool results
 
     @property
     def may_think(self) -> bool:
-        """Whether the model may think before it goes on.
+        """Whether the model may think before it continues.
 
-        After a call of its own it would have to be shown its signed thoughts of before, which nobody has kept.
+        After a call of its own the API wants its earlier signed thoughts, which are not kept.
         """
         return bool(self._loose) and self._loose[-1][0] == "user" and not self._results
 
     def follow(self, messages: Sequence[Message]) -> bool:
-        """Take in what is new; False if these are not the messages that were taken in before."""
+        """Encode new messages; False if the earlier ones are not those that were encoded before."""
         count = len(self._taken)
-        if messages[:count] != self._taken:  # mostly the very same objects, which costs next to nothing
+        if messages[:count] != self._taken:  # mostly the same objects, so the comparison is cheap
             return False
         for message in messages[count:]:
             self._add(message)
@@ -71,7 +71,7 @@ class Encoded:
         return b"[" + b",".join([*self.system[:-1], marked(self.system[-1])]) + b"]"
 
     def parts(self) -> list[bytes]:
-        """The messages as a JSON array, in few parts that are mostly the same as the last time."""
+        """The messages as a JSON array, in few parts, most of them unchanged since the last request."""
         parts = [b"[", *self._frozen]
         for role, blocks in self._loose or [("user", [OPENING])]:
             if len(parts) > 1:
@@ -85,7 +85,7 @@ class Encoded:
             if text := text_of(content).strip():
                 if not (self._loose or self._frozen):
                     self.system.append(text_block(text))
-                else:  # in its place: in the system prompt it would change the beginning
+                else:  # kept in place: in the system prompt it would invalidate the cache
                     self._put("user", [text_block(f"<system>\n{text}\n</system>")])
         elif role == "assistant":
             self._put("assistant", self._assistant_blocks(message))
@@ -95,7 +95,7 @@ class Encoded:
             self._put("user", user_blocks(content) or [EMPTY])
 
     def _assistant_blocks(self, message: Message) -> list[bytes]:
-        text = text_of(message.get("content")).rstrip()  # the API refuses a last text that ends in space
+        text = text_of(message.get("content")).rstrip()  # the API refuses trailing white space
         blocks = [text_block(text)] if text else []
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
@@ -106,7 +106,7 @@ class Encoded:
         return blocks
 
     def _put(self, role: str, blocks: list[bytes], results: bool = False) -> None:
-        """Add to the last message if it is the same side's, for the sides must alternate; else a new one."""
+        """Add to the last message if it has the same role, since roles must alternate; else add a message."""
         if not blocks:
             return
         if self._loose and self._loose[-1][0] == role:
@@ -121,19 +121,19 @@ class Encoded:
             self._freeze()
 
     def _freeze(self) -> None:
-        """Put away the first of the loose messages, up to the user's next."""
+        """Freeze the first loose messages, up to the user's next one."""
         count = next(at for at, (role, _) in enumerate(self._loose[1:], start=1) if role == "user")
         new = b",".join(_message(role, blocks) for role, blocks in self._loose[:count])
         self._frozen.append(b"," + new if self._frozen else new)
         del self._loose[:count]
-        # Each part is more than twice as long as the next: there are few, and a byte is seldom copied.
+        # Each part is more than twice as long as the next: parts are few, and bytes are seldom copied.
         while len(self._frozen) > 1 and len(self._frozen[-2]) < 2 * len(self._frozen[-1]):
             last = self._frozen.pop()
             self._frozen[-1] += last
 
 
 class Histories:
-    """What is encoded of each conversation, for as long as the conversation lives."""
+    """The encoding of each conversation, for as long as the conversation lives."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[weakref.ref[Conversation], Encoded]] = {}
@@ -157,7 +157,7 @@ def _encode_all(messages: Sequence[Message]) -> Encoded:
 
 
 def encode_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[bytes, dict[str, str]]:
-    """The definitions of tools, and the names that had to be changed, by what they became."""
+    """The definitions of tools, and the original of each name that had to be changed."""
     blocks, names = [], {}
     for tool in tools:
         function = tool.get("function") or tool
@@ -173,7 +173,7 @@ def encode_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[bytes, dict[str, s
 
 
 def user_blocks(content: Any) -> list[bytes]:
-    """What a user said, without empty texts, which the API refuses."""
+    """The blocks of a user message, without empty texts, which the API refuses."""
     if isinstance(content, str):
         return [text_block(content)] if content.strip() else []
     return [block for part in content or () if (block := _part_block(part))] if isinstance(content, list) else []
@@ -207,7 +207,7 @@ def _part_block(part: Any) -> bytes | None:
     if found is None or mime not in PICTURES:
         return text_block(f"[left out: a picture that is not one of {', '.join(PICTURES)}]")
     data = "".join(found[2].split())
-    if len(data) % 4 or "=" in data[:-2]:  # one that cannot be read would have the whole conversation refused
+    if len(data) % 4 or "=" in data[:-2]:  # the API would refuse the whole conversation
         return text_block("[left out: a picture that is broken]")
     return encode({"type": "image", "source": {"type": "base64", "media_type": mime, "data": data}})
 
@@ -217,12 +217,12 @@ def text_block(text: str) -> bytes:
 
 
 def marked(block: bytes) -> bytes:
-    """The block as one up to which everything is to be cached."""
+    """The block with a cache marker: everything up to it is cached."""
     return block[:-1] + MARKER
 
 
 def safe_name(name: Any) -> str:
-    """A name that the API takes, the same every time; other names stay different."""
+    """A name that the API accepts; stable, and different for different names."""
     text = name if isinstance(name, str) else str(name)
     if _is_name(text):
         return text
@@ -230,7 +230,7 @@ def safe_name(name: Any) -> str:
     return f"{_not_in_a_name.sub('_', text)[:55]}_{digest}"
 
 
-safe_id = safe_name  # ids of calls have the same letters
+safe_id = safe_name  # call ids have the same alphabet
 
 
 def _message(role: str, blocks: Sequence[bytes]) -> bytes:
@@ -241,7 +241,7 @@ def _message(role: str, blocks: Sequence[bytes]) -> bytes:
 
 
 def fields_of(provider: object, options: Mapping[str, Any] | None, has_tools: bool) -> dict[str, Any]:
-    """The fields of a request that say what its options ask for; what the API has no way to say is an error."""
+    """The request fields for some options; an option that the API cannot express is an error."""
     chosen: dict[str, Any] = option_keywords(provider, options).get("options", {})
     fields = {name: chosen[name] for name in SAME if name in chosen}
     if stop := chosen.get("stop"):
@@ -273,7 +273,7 @@ def _format(wanted: Any) -> dict[str, Any] | None:
 
 
 def _choice(wanted: Any, parallel: Any, has_tools: bool) -> dict[str, Any] | None:
-    """The API takes a choice only from a request that has tools."""
+    """The tool choice; the API accepts one only in a request with tools."""
     made: dict[str, Any] | None = None
     if isinstance(wanted, str) and wanted in CHOICES:
         made = {"type": CHOICES[wanted]}

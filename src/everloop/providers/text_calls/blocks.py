@@ -45,7 +45,7 @@ _TOOLS_STOP = stop_pattern(r"</tools>")
 def marked_block(
     text: str, at: int, opening: str, final: bool, offered: OfferedTools, json_reader: JsonReader
 ) -> Found:
-    """The calls that a mark at this place opens."""
+    """The calls after a mark at this place."""
     family = BY_OPENING[opening]
     start = at if family.inside else at + len(opening)
     begins = begins_call(text, start, final, offered)
@@ -62,11 +62,11 @@ def marked_block(
 
 
 _SPACE = re.compile(r"\s*")
-Extent = tuple[int, int, bool]  # where what is to be read stops, where the block ends, whether a mark ended it
+Extent = tuple[int, int, bool]  # where the body stops, where the block ends, whether a mark ended it
 
 
 def _json_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Extent | None:
-    """Values of JSON one after the other, then perhaps the mark that ends them."""
+    """One or more JSON values, then perhaps the mark that ends them."""
     ending = _json_stops(end)
     place = at
     while True:
@@ -74,7 +74,7 @@ def _json_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Exten
         if closed is None:
             if not final and len(text) - place < LONGEST:
                 return None
-            found = end.search(text, place)  # a quote too many: then the first mark must do
+            found = end.search(text, place)  # an unbalanced quote: the first mark ends it
             last = min(len(text), place + LONGEST)
             return (found.start(), found.end(), True) if found else (last, last, False)
         stop, whole = closed
@@ -120,7 +120,7 @@ _BRACKETS = tuple(opening for opening in (*OPENINGS, "[THINK]") if opening[0] ==
 
 
 def may_be_call(text: str, at: int, final: bool, offered: OfferedTools) -> bool | None:
-    """Whether the bracket here may be the first of a call, by its first key; None while that is open."""
+    """Whether the bracket here may open a call, by its first key; None while more text is needed."""
     if key := _KEY.match(text, at):
         if key[2] not in KEYS:
             return False
@@ -156,7 +156,7 @@ def bare_block(text: str, at: int, final: bool, offered: OfferedTools, json_read
 def fenced_block(
     text: str, at: int, final: bool, offered: OfferedTools, json_reader: JsonReader, *, tools: bool = False
 ) -> Found:
-    """The calls of a fence (or of <tools>) whose inside begins here: nothing else may stand in it."""
+    """The calls of a fence (or of <tools>) whose content begins here; it may hold nothing else."""
     place = after(_SPACE, text, at)
     if place >= len(text):
         return False if final else None
@@ -187,7 +187,7 @@ def fenced_block(
 
 
 def python_block(text: str, at: int, final: bool, offered: OfferedTools) -> Found:
-    """The calls of a fence whose language says that they are calls, written as Python."""
+    """The calls, written as Python, of a fence whose language announces calls."""
     head = PYTHON_BEGINS.match(text, at)
     if head is None:
         return None if not final and len(text) - at < 240 and PYTHON_MAY_BEGIN.match(text, at) else False
@@ -229,7 +229,7 @@ def _fenced_marks(text: str, place: int, final: bool, offered: OfferedTools, jso
 
 
 def _fence_end(text: str, place: int, ending: re.Pattern[str], final: bool) -> int | Literal[False] | None:
-    """Where the fence ends that must end here; also by the end of the answer."""
+    """Where the fence that must close here ends; the end of the answer closes it too."""
     found = ending.match(text, place)
     if found is not None:
         return None if not final and found.end() == len(text) and ending is FENCE_END else found.end()
@@ -241,13 +241,13 @@ def _fence_end(text: str, place: int, ending: re.Pattern[str], final: bool) -> i
 
 
 def _cut_off(text: str, at: int, offered: OfferedTools, final: bool) -> Found:
-    """An object without an end: the model hears of it if it was to be a call of a tool."""
+    """An object that is cut off: a call with an error if it was meant for an offered tool."""
     if not final and len(text) - at < LONGEST:
         return None
     end = min(len(text), at + LONGEST)
     source = text[at:end].rstrip()
     depth, open_string = open_brackets(source)
-    if depth == 1 and not open_string and source.endswith("}"):  # all but the last bracket
+    if depth == 1 and not open_string and source.endswith("}"):  # only the last bracket is missing
         return CallBlock(end, _calls(source, offered, JsonReader()), source)
     name = sniff_name(source)
     if name not in offered or not any(f'"{key}"' in source[:4096] for key in ARGUMENTS):
@@ -266,6 +266,6 @@ def _calls(source: str, offered: OfferedTools, json_reader: JsonReader) -> list[
 
 
 def _taken(written: list[WrittenCall] | None, offered: OfferedTools) -> list[ToolCallRequest]:
-    """All of them as calls, or none: a list of which one is no call is data."""
+    """All of them as calls, or none: a list with one item that is not a call is data."""
     calls = [offered.fitting_request(call) for call in (written or ())[:MAX_CALLS]]
     return [call for call in calls if call is not None] if None not in calls else []

@@ -23,7 +23,7 @@ class TextPart:
 
 @dataclass(slots=True)
 class Reading:
-    """A whole answer: what it says, what it calls, what was thought, and what is still to be shown."""
+    """A complete answer: its text, calls and reasoning, and what is still to be shown."""
 
     content: str
     calls: list[ToolCallRequest] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Reading:
 
 @dataclass(slots=True)
 class WrittenCall:
-    """A call as a dialect wrote it; `problem` says why its arguments cannot be known."""
+    """A call as a dialect wrote it; `problem` says why its arguments cannot be read."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -43,11 +43,11 @@ class WrittenCall:
 
 @dataclass(slots=True)
 class CallBlock:
-    """A stretch of text that holds calls: where it ends, and what stands in it."""
+    """A stretch of text that holds calls: where it ends, and its content."""
 
     end: int
     calls: list[ToolCallRequest]
-    source: str  # without what is around it: by this it is known whether it was copied
+    source: str  # without marks or fences; compared with untrusted content to find quotations
 
 
 CUT_OFF = "the answer ended before the call was complete; make the whole call again"
@@ -64,9 +64,9 @@ KEYS = frozenset({*NAMES, *ARGUMENTS, *WRAPPERS, *BESIDE})
 
 
 def calls_of(value: Any, json_reader: JsonReader, *, strict: bool = False) -> list[WrittenCall] | None:
-    """The calls that a value stands for; None if it is something else.
+    """The calls that a JSON value represents; None if it is something else.
 
-    `strict`: it has all that a call has and nothing that a call has not, for a description of a tool looks much alike.
+    `strict`: it has all keys of a call and no others, since the definition of a tool looks similar.
     """
     if isinstance(value, list):
         calls: list[WrittenCall] = []
@@ -101,7 +101,7 @@ def _single_call(value: dict[str, Any], json_reader: JsonReader, strict: bool) -
     if arguments is BROKEN or not isinstance(arguments, dict):
         return [WrittenCall(value[name_key], problem=UNREADABLE)]
     if strict and arguments.get("type") == "object" and isinstance(arguments.get("properties"), dict):
-        return None  # the description of a tool
+        return None  # the definition of a tool
     return [WrittenCall(value[name_key], arguments)]
 
 
@@ -112,7 +112,7 @@ _PREFIXES = ("functions.", "function.", "tools.", "default_api.")
 
 
 class OfferedTools:
-    """Tools by name, each with its schema; a schema is compiled when it is first needed."""
+    """The offered tools by name; a schema is compiled on first use."""
 
     def __init__(self, tools: Sequence[Any] | None) -> None:
         self._schemas: dict[str, Any] = {}
@@ -129,7 +129,7 @@ class OfferedTools:
         return self.known(name) in self._schemas
 
     def known(self, name: str) -> str:
-        """A name without what dialects put around it."""
+        """A name without the prefix or index that dialects add."""
         name = name.strip()
         if name in self._schemas:
             return name
@@ -139,7 +139,7 @@ class OfferedTools:
         return bare
 
     def request(self, written: WrittenCall) -> ToolCallRequest:
-        """The call of a dialect that leaves no doubt. What is wrong with it, the model hears when it is run."""
+        """A call in a dialect with marks. An error in it is reported to the model when it is run."""
         name = self.known(written.name) or "unknown"
         if written.problem:
             return ToolCallRequest("", name, {}, written.problem)
@@ -150,7 +150,7 @@ class OfferedTools:
         return ToolCallRequest("", name, arguments if fitting is None else fitting)
 
     def fitting_request(self, written: WrittenCall) -> ToolCallRequest | None:
-        """The call of JSON that may as well be an example or data: only if a tool is called so and it fits."""
+        """A call in plain JSON, which may also be data: only if an offered tool has this name and the arguments fit."""
         name = self.known(written.name)
         if written.problem or name not in self._schemas:
             return None
@@ -158,14 +158,14 @@ class OfferedTools:
         return None if fitting is None else ToolCallRequest("", name, fitting)
 
     def _named(self, name: str, written: WrittenCall) -> dict[str, Any]:
-        """The arguments by name; those without one are the schema's first ones."""
+        """The arguments by name; positional ones take the names of the schema's first properties."""
         if not written.positional:
             return written.arguments
         schema = self._schemas[name]
         names = list(schema.get("properties") or {}) if isinstance(schema, dict) else []
         by_place = dict(zip(names, written.positional, strict=False))
         if len(by_place) < len(written.positional) or by_place.keys() & written.arguments.keys():
-            return {**written.arguments, "": written.positional}  # fits nothing, and says so
+            return {**written.arguments, "": written.positional}  # fits no schema, and the error says so
         return {**by_place, **written.arguments}
 
     def _fit(self, name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:

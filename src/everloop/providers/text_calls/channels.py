@@ -18,7 +18,7 @@ THOUGHT_TAGS = {
     "<|start_thinking|>": "<|end_thinking|>",
 }
 THOUGHT_ENDS = {tag: re.compile(re.escape(end), re.IGNORECASE) for tag, end in THOUGHT_TAGS.items()}
-# Some models begin in their thoughts, since the prompt has opened the tag for them.
+# Some models start inside a thought, since the prompt template opened the tag for them.
 STRAY_END = r"</think(?:ing)?>[ \t\r]*(?:\n|\Z)"
 
 
@@ -34,7 +34,7 @@ _TO = re.compile(r"\bto=([\w.:-]{1,160})")
 
 @dataclass(slots=True, frozen=True)
 class HarmonyHeader:
-    """What a message is: `to` names who is harmony_call, if anybody."""
+    """The header of a message; `to` is the tool that it calls, if any."""
 
     end: int
     thought: bool
@@ -42,7 +42,7 @@ class HarmonyHeader:
 
 
 def harmony_header(text: str, at: int, final: bool) -> HarmonyHeader | bool | None:
-    """The harmony_header that begins here; False if it is none, None while it may become one."""
+    """The header that begins here; False if there is none, None while more text is needed."""
     end = text.find("<|message|>", at, at + LONGEST_HEADER)
     if end < 0:
         return None if not final and len(text) - at < LONGEST_HEADER else False
@@ -54,7 +54,7 @@ def harmony_header(text: str, at: int, final: bool) -> HarmonyHeader | bool | No
 def harmony_call(
     text: str, at: HarmonyHeader, final: bool, offered: OfferedTools, json_reader: JsonReader
 ) -> CallBlock | None:
-    """The call that a message is; None while it is still coming."""
+    """The call in a message to a tool; None while it is still arriving."""
     closed = value_end(text, at.end, _STOP) if text[at.end : at.end + 8].lstrip()[:1] == "{" else None
     end = HARMONY_END.search(text, closed[0] if closed else at.end)
     if end is None and not final:

@@ -18,7 +18,7 @@ from .json_values import BROKEN, EVALUABLE, JsonReader, as_json, literal, open_b
 
 @dataclass(slots=True, frozen=True)
 class Family:
-    """A way to mark calls: what opens it, and what ends it. `inside`: the opening is part of what is read."""
+    """A way to mark calls: what opens and what ends them. `inside`: the opening is part of the body."""
 
     name: str
     openings: tuple[str, ...]
@@ -57,7 +57,7 @@ BY_OPENING = {opening: family for family in FAMILIES for opening in family.openi
 OPENINGS = tuple(sorted(BY_OPENING, key=len, reverse=True))
 ENDS = {family.name: family.end for family in FAMILIES}
 
-# What may stand between or after calls and says nothing.
+# Tokens without meaning between or after calls.
 NOISE = re.compile(
     r"(?:[\s,;]|</s>|<\|eom_id\|>|<\|eot_id\|>|<\|eom\|>|<\|eot\|>|<\|im_end\|>|<\|end_of_text\|>|<\|endoftext\|>"
     r"|<end_of_turn>|<｜end▁of▁sentence｜>|<｜tool▁calls▁end｜>|<\|tool_calls_section_end\|>|<\|observation\|>"
@@ -80,7 +80,7 @@ _CLOSERS = ("</", "<|", "<｜")
 
 
 def begins_call(text: str, at: int, final: bool, offered: OfferedTools) -> bool | None:
-    """Whether what follows a mark is a call, and not a text that speaks of the mark; None while that is open."""
+    """Whether a call follows a mark, and not prose that mentions the mark; None while more text is needed."""
     place = after(_SPACE, text, at)
     if place >= len(text):
         return False if final else None
@@ -104,7 +104,7 @@ def _may_become(beginning: str, whole: tuple[str, ...]) -> bool:
 
 
 def after(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """The place behind what a pattern that may be empty matches here."""
+    """The end of a match here; `at` if there is none."""
     found = pattern.match(text, at)
     return found.end() if found else at
 
@@ -116,7 +116,7 @@ _ANY_NAME = re.compile(rf"[\"'](?:{'|'.join(NAMES)})[\"']\s*:\s*[\"']([^\"'\n]{{
 
 
 def read_body(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
-    """The calls between marks. `complete`: it was ended by a mark, and not by the end of the answer."""
+    """The calls between marks. `complete`: a mark ended them, and not the end of the answer."""
     try:
         return _read_body(body.strip(), json_reader, complete)[:MAX_CALLS] or [
             WrittenCall("unknown", problem=UNREADABLE)
@@ -146,7 +146,7 @@ def _read_body(body: str, json_reader: JsonReader, complete: bool) -> list[Writt
 
 
 def read_objects(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
-    """The calls of one or more JSON values. What was recovered from a text that was cut off is never run."""
+    """The calls of one or more JSON values. A call that was cut off is never repaired."""
     depth, open_string = open_brackets(body)
     cut = open_string or (depth > 0 and not complete and not (depth == 1 and body.endswith("}")))
     if cut:
@@ -162,7 +162,7 @@ def read_objects(body: str, json_reader: JsonReader, complete: bool) -> list[Wri
 
 
 def sniff_name(text: str) -> str:
-    """The name of the call that a broken object seems to be."""
+    """The name of the tool that a broken object seems to call."""
     named = _ANY_NAME.search(text[:4096])
     return named[1] if named else ""
 
@@ -211,7 +211,7 @@ def _function(name: str, inner: str, json_reader: JsonReader, whole: bool) -> Wr
 
 
 def _value(text: str) -> str:
-    """A value without the line breaks that its tags stand on; a tool's schema says what else than text it is."""
+    """A value without the line breaks around it; it is coerced by the tool's schema later."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
@@ -243,14 +243,14 @@ _NAMED = re.compile(r"\s*([\w.:-]{1,200})\s*(?:```\w*\s*)?")
 
 
 def read_section(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
-    """The calls of a section: each has a begin, a name, a separator and arguments."""
+    """The calls of a section: each is a begin token, a name, a separator and arguments."""
     calls = []
     for part in _CALL_BEGIN.split(body)[1 : MAX_CALLS + 1]:
         ended = _CALL_TOKEN_END.search(part)
         inner = part[: ended.start()] if ended else part
         pieces = _SEPARATOR.split(inner, 1)
         if len(pieces) == 2 and pieces[0].strip() == "function" and (named := _NAMED.match(pieces[1])):
-            name, text = named[1], pieces[1][named.end() :]  # DeepSeek's older form: the kind comes first
+            name, text = named[1], pieces[1][named.end() :]  # DeepSeek's older form: the type comes first
         elif len(pieces) == 2:
             name, text = pieces[0].strip(), pieces[1]
         elif named := _NAMED.match(inner):
@@ -285,7 +285,7 @@ PYTHON_MAY_BEGIN = re.compile(r"\s*(?:\w{1,60}\s*|(?:\w{1,60}\s*=\s*)?(?:print\(
 
 
 def read_python(text: str) -> list[WrittenCall] | None:
-    """The calls that a text of Python consists of; None if there is anything else in it."""
+    """The calls that a Python text consists of; None if it holds anything else."""
     text = text.strip()
     if not text or len(text) > EVALUABLE:
         return None
@@ -312,7 +312,7 @@ def _python_calls(node: ast.expr) -> list[WrittenCall]:
     name = _dotted_name(node.func)
     if name == "print" and len(node.args) == 1 and not node.keywords:
         return _python_calls(node.args[0])
-    if name.endswith(".call"):  # how Llama calls what it calls built in
+    if name.endswith(".call"):  # Llama's form for its built-in tools
         name = name.removesuffix(".call")
     positional = [as_json(literal(argument)) for argument in node.args]
     named = {keyword.arg: as_json(literal(keyword.value)) for keyword in node.keywords}
@@ -347,7 +347,7 @@ def read_gemma(body: str, json_reader: JsonReader, complete: bool) -> list[Writt
 
 
 def _gemma_call(name: str, text: str, json_reader: JsonReader, whole: bool) -> WrittenCall:
-    """Its texts are taken out first, so that what stands in them is not taken for structure."""
+    """Strings are replaced by placeholders first, so that their content is not read as structure."""
     texts: list[str] = []
 
     def keep(found: re.Match[str]) -> str:

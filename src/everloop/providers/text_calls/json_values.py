@@ -1,4 +1,4 @@
-"""JSON as models write it: where a value ends, and what was meant by one that is slightly broken."""
+"""JSON as models write it: where a value ends, and repairs of slightly broken ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL_REPAIRS = 4 * REPAIRABLE  # of one answer
 EVALUABLE = 1 << 16
 LONGEST = 2_000_000  # characters of a value
 
-# Strings as a whole, runs of brackets, and a quote that nothing closes.
+# Whole strings, runs of brackets, and an unclosed quote.
 _PARTS = r"\"(?:[^\"\\]++|\\.)*+\"|'(?:[^'\\]++|\\.)*+'|[{\[]++|[}\]]++|[\"']"
 _STRUCTURE = re.compile(_PARTS, re.DOTALL)
 _UNESCAPED = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -27,12 +27,12 @@ def _refuse(name: str) -> Any:
 
 
 def stop_pattern(pattern: str) -> re.Pattern[str]:
-    """What `value_end` looks for, with a pattern that ends a value which is not closed."""
+    """The structure pattern for `value_end`, plus one that ends an unclosed value."""
     return re.compile(f"(?P<stop>{pattern})|{_PARTS}", re.DOTALL)
 
 
 def value_end(text: str, at: int, structure: re.Pattern[str] = _STRUCTURE) -> tuple[int, bool] | None:
-    """Where the object or list that begins at `at` ends, and whether it was closed; None if the text ends before."""
+    """Where the object or list at `at` ends, and whether it is closed; None if the text ends first."""
     depth = 0
     for found in structure.finditer(text, at, at + LONGEST):
         token = found[0]
@@ -64,13 +64,13 @@ def open_brackets(text: str) -> tuple[int, bool]:
 
 
 class JsonReader:
-    """Reads JSON, mending what is broken. One for each answer: the work that it may cost is limited."""
+    """Reads JSON and repairs it where needed; one for each answer, with a limit on the work of repairs."""
 
     def __init__(self) -> None:
         self._left = ALL_REPAIRS
 
     def read(self, text: str) -> Any:
-        """The value that a text stands for, or BROKEN. The cheap and certain ways come first."""
+        """The value of a text, or BROKEN; the cheap and reliable ways are tried first."""
         text = text.strip()
         for candidate in (text, _UNESCAPED.sub(r"\\\\", text)):
             try:
@@ -90,11 +90,11 @@ class JsonReader:
         try:
             value = repair_json(text, return_objects=True, skip_json_loads=True)
             return json.loads(json.dumps(value, allow_nan=False))
-        except Exception:  # of a library that is given anything at all
+        except Exception:  # the library raises anything on arbitrary input
             return BROKEN
 
     def read_all(self, text: str) -> list[Any]:
-        """The values that stand one after the other in a text; one that cannot be read is BROKEN and the last."""
+        """The consecutive values of a text; one that cannot be read is BROKEN and ends the list."""
         values: list[Any] = []
         at = _skip(text, 0)
         while at < len(text) and len(values) <= MAX_VALUES:
@@ -120,11 +120,11 @@ def _skip(text: str, at: int) -> int:
 
 
 def evaluate(text: str) -> Any:
-    """The value of a literal of Python, as JSON has it; BROKEN if it is none."""
+    """The JSON value of a Python literal; BROKEN if the text is not one."""
     if len(text) > EVALUABLE:
         return BROKEN
     try:
-        with warnings.catch_warnings():  # of odd escapes, which are the model's
+        with warnings.catch_warnings():  # about odd escapes
             warnings.simplefilter("ignore")
             return as_json(literal(ast.parse(text, mode="eval").body))
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
@@ -135,17 +135,17 @@ _NAMES = {"true": True, "false": False, "null": None, "none": None}
 
 
 class _Named(ast.NodeTransformer):
-    """Puts values for the names that JSON has and Python has not."""
+    """Replaces the names `true`, `false` and `null` by their values."""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node
 
 
 def literal(node: ast.expr) -> Any:
-    """The value of a literal's tree; a ValueError if it is more than that."""
+    """The value of a literal's syntax tree; a ValueError if it is not a literal."""
     return ast.literal_eval(_Named().visit(node))
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON can hold it; a ValueError or TypeError if it cannot."""
+    """A value as JSON holds it; a ValueError or TypeError if it cannot."""
     return json.loads(json.dumps(value, allow_nan=False))

@@ -31,7 +31,11 @@ _EXAMPLE = _any(
     r"\bhow (?:to|you|one|it|a|the|this|that)\b|\b(?:this|that) is how\b",
     r"\b(?:show|tell|give) you\b|\b(?:explain|demonstrat|describ)\w*",
     r"\byou (?:can|may|should|must|need|will|have|write|call|send|get|use)\b",
-    r"\bone (?:can|would|writes|calls|sends|uses)\b",
+    r"\bone (?:can|would|writes|calls|sends|uses)\b|\blet me know\b|\bwhat you think\b",
+    # Advice to the user, and reports of what was done.
+    r"^\W*(?:please )?(?:try|run|paste|copy|put|add|send|use|save|insert|enter|type|write)\b",
+    r"\b(?:recommend|suggest|advise)\w*|\bI(?:['’]ve| have(?! to))\b[^.]*:\W*$",
+    r"\b(?:the|this|following) (?:json )?format\W*$",
     rf"{_NOT} (?:going to )?{_RUN}",
     r"\b(?:I|we|it|he|she|they|you) (?:called|wrote|sent|used|ran|made|tried|executed|invoked|issued|answered)\b",
     r"\bbeispiele?\b|\bbeispielsweise\b|\bz\. ?B\.|\bkönnten?\b|\bwürden?\b|\bsieht so\b|\bsähe\b",
@@ -56,16 +60,23 @@ _GERUND = (
     r"|opening|querying|reading|running|scanning|searching|starting|trying|using|viewing|waiting|writing)\b"
 )
 
+_ACTION = (
+    r"(?:begin|call|check|continue|create|execute|fetch|find|get|inspect|list|load|look|make|open|query|read|report|run"
+    r"|scan|search|start|take|tell|try|use|view|write)\b"
+)
+
 # The model announces what it does next.
 _INTENT = _any(
-    # Not of the past: "I called", "I have found".
-    r"\bI(?:['’](?:ll|m)\b|(?= ))"
-    r"(?! (?:(?!need)\w+ed|said|wrote|sent|saw|had|did|was|made|got|gave|ran|have(?! to))\b)",
+    # "I found", "I suggest" and "I called" announce nothing.
+    r"\bI(?:['’]ll| will| must| should| shall| can| have to| want to| need (?:to|the|more))\b",
+    r"\bI(?:['’]m| am) going to\b|\bI(?: would|['’]d) like to\b",
+    rf"\bI(?:['’]m| am)?(?: (?:first|now|then|just|quickly|also))* (?:{_ACTION}|{_GERUND})",
     r"\b(?:let me|let['’]s|let us|allow me)\b|\bwe(?:['’]ll|['’]re| (?:need|should|must|will|have to|first|now))\b",
     r"\b(?:going|time|about) to\b|\bneeds? to be\b",
     # "Reading the file." announces; "Reading a file:" may be a heading.
     rf"^\W*(?:(?:now|first|next|then|currently|just)\b\W*)?{_GERUND}[^:]*$",
-    rf"^\W*{_GERUND} (?:it|them|that|the (?:tool|function))\b|^\W*now\b|\bnow\W*$",
+    rf"^\W*{_GERUND} (?:it|them|that|the (?:tool|function))\b|(?<!is )\bnow\W*$",
+    r"\bhere(?:['’]s| is) (?:the|my) (?:tool |function )?call\W*$",
     r"^\W*(?:one|just a|a) (?:moment|second)\b|^\W*(?:please )?(?:wait|hold on)\b",
     r"\b(?:on it|right away)\W*$|\bhere (?:goes|we go)\b",
     # A sentence of its own, not "Sure, here is the JSON".
@@ -103,6 +114,7 @@ _SHOWN = _any(
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)*_]*\s+|\n\s*|(?<=[。！？])\s*(?!\Z)")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
 _ENDS_SENTENCE = re.compile(r"[.!?…:。！？：][\"'”’)*_]*\s*\Z")
+_CALL_VERB = re.compile(r"\b(?:call|calling|use|using|run|running|execute|executing|invoke|invoking)\s*\Z", re.I)
 _ONLY_PUNCTUATION = re.compile(r"[\s.!…。]*\Z")
 
 
@@ -124,6 +136,11 @@ def lead_of(before: str) -> Lead:
 def ends_sentence(before: str) -> bool:
     """Whether the prose before a call is a whole sentence, or introduces the call with a colon."""
     return _ENDS_SENTENCE.search(before) is not None
+
+
+def introduces_call(before: str) -> bool:
+    """Whether a call may follow this prose on the same line: "Let me look. {…}", "I will now call {…}"."""
+    return ends_sentence(before) or _CALL_VERB.search(before) is not None
 
 
 def is_retracted(behind: str) -> bool:

@@ -38,13 +38,13 @@ _FENCE_MARK = re.compile(r"```")
 _PROSE = 80  # characters without brackets that announce a call in the middle of a line; keeps hostile texts cheap
 _LINE = re.compile(rf"[^\n]{{0,{prose.WINDOW}}}")
 _TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
-_STRAY = re.compile(rf"^[ \t]{{0,80}}(?i:{STRAY_END})", re.M)
+_STRAY_LINE = re.compile(rf"^[ \t]{{0,80}}(?i:{STRAY_END})", re.M)
 
 Quoted = Callable[[str], bool]
 
 
 def read(text: str, tools: Sequence[dict[str, Any]] | None = None, quoted: Quoted | None = None) -> Reading:
-    """A whole answer read at once; its pieces are all of it."""
+    """Read a whole answer; its `pieces` are all that may be shown."""
     reader = Reader(tools, quoted)
     shown = reader.feed(text)
     reading = reader.finish()
@@ -53,47 +53,47 @@ def read(text: str, tools: Sequence[dict[str, Any]] | None = None, quoted: Quote
 
 
 class Reader:
-    """Reads one answer. Without tools only thoughts are parted from it."""
+    """Reads one answer as it arrives. Without tools only reasoning is separated from it."""
 
     def __init__(self, tools: Sequence[dict[str, Any]] | None = None, quoted: Quoted | None = None) -> None:
-        """`quoted`: whether a text stands word for word in something that came from outside. It is then no call."""
+        """`quoted` says whether a text is copied from untrusted content: then it is not a call."""
         self._tools = tools
         self._offered = OfferedTools(tools)
         self._tokens = ALL_TOKENS if self._offered else THOUGHT_TOKENS
         self._quoted = quoted
         self._json_reader = JsonReader()
         self._answer = AnswerText()
-        self._text = ""  # not yet decided, with one character before it
+        self._text = ""  # not decided yet, with one character before it
         self._at = 0
-        self._coming: list[str] = []
-        self._size = 0  # of what is coming
+        self._incoming: list[str] = []
+        self._size = 0  # of the incoming text
         self._total = self._work = self._tried = 0
         self._step = self._in_text
-        self._close = HARMONY_END  # ends the thought that is open
-        self._fence = HARMONY_END  # ends the fence that is open
+        self._close = HARMONY_END  # ends the open thought
+        self._fence = HARMONY_END  # ends the open fence
         self._opened = False  # a thought began with a tag
         self._harmony = False
-        self._shows = False  # what looked like a call was followed by words: this answer shows examples
-        self._group: list[CallBlock] = []
-        self._cursor = 0  # behind the group, counted from _at
+        self._shows_examples = False  # something that looked like a call was an example: so is later plain JSON
+        self._blocks: list[CallBlock] = []
+        self._cursor = 0  # the end of the blocks, relative to _at
         self._last_lead: tuple[str, prose.Lead] = ("", "neutral")
-        self._lead: prose.Lead = "neutral"  # what the prose before the group says of it
-        self._marked = False  # the group's calls have marks
+        self._lead: prose.Lead = "neutral"  # what the prose before the blocks announces
+        self._marked = False  # the blocks' calls have marks
         self._calls: list[ToolCallRequest] = []
-        self._cut = False  # words followed the calls
-        self._outermost = True  # not the reader of another's unfinished thought
+        self._cut = False  # prose followed the calls
+        self._outermost = True  # False for the reader of an unfinished thought
 
     @property
     def held(self) -> int:
-        """How many characters wait until it is certain what they are."""
+        """How many characters are held back until it is certain what they are."""
         return len(self._text) - self._at + self._size
 
     def feed(self, text: str) -> list[TextPart]:
-        """Take in the next piece; what may be shown now."""
-        self._coming.append(text)
+        """Add the next part of the text; return what may be shown now."""
+        self._incoming.append(text)
         self._size += len(text)
         self._total += len(text)
-        # What is held is looked at again and again as it grows: that work is kept in proportion to the text.
+        # Held text is scanned again as it grows: keep that work proportional to the whole text.
         held = self.held
         if self._work + held > 64 * self._total + (1 << 16) and 4 * held < 5 * self._tried:
             return []
@@ -103,10 +103,10 @@ class Reader:
         return self._answer.take()
 
     def finish(self) -> Reading:
-        """The answer is over: all that it says, and what is still to be shown of it."""
+        """The answer is complete: return the whole reading, with what is still to be shown."""
         self._run(True)
         if self._offered and self._outermost and (thought := self._answer.unfinished()):
-            # Some models call in the middle of a thought and never end it. Only a call that they stopped after counts.
+            # Some models call inside a thought and never end it. Only a call at the very end counts.
             inner = Reader(self._tools, self._quoted)
             inner._outermost = False
             inner.feed(thought)
@@ -118,15 +118,15 @@ class Reader:
 
     def _run(self, final: bool) -> None:
         keep = min(self._at, 1)
-        self._text = self._text[self._at - keep :] + "".join(self._coming)
+        self._text = self._text[self._at - keep :] + "".join(self._incoming)
         self._at = keep
-        self._coming.clear()
+        self._incoming.clear()
         self._size = 0
         while self._step(final):
             pass
 
-    def _say(self, end: int) -> None:
-        """The text up to here is part of the answer."""
+    def _add_text(self, end: int) -> None:
+        """Add the text up to `end` to the answer."""
         self._answer.say(self._text[self._at : end])
         self._at = end
 
@@ -141,7 +141,7 @@ class Reader:
             if inline and not self._is_announced(found, final):
                 continue
             if kind in ("mark", "bracket", "tools", "list", "object"):
-                if self._shows and kind not in ("mark", "bracket"):
+                if self._shows_examples and kind not in ("mark", "bracket"):
                     continue
                 block = self._block(found, final)
                 if block is False:
@@ -149,24 +149,24 @@ class Reader:
                 if block is not None and not block.calls:
                     place = block.end
                     continue
-                self._say(found.start())
+                self._add_text(found.start())
                 return block is not None and self._accept(block, kind in ("mark", "bracket"))
             if kind == "stray" and (self._opened or self._harmony):
                 continue
             if kind == "harmony" and not self._is_message(found, final):
                 continue
-            self._say(found.start())
-            return self._other(kind, found, final, inline)
-        self._say(len(text) if final else held_from(text, self._at))
+            self._add_text(found.start())
+            return self._open(kind, found, final, inline)
+        self._add_text(len(text) if final else held_from(text, self._at))
         return False
 
     def _begins_line(self, place: int) -> bool:
         return begins_line(self._text, place, self._at, self._answer.inline)
 
     def _is_announced(self, found: re.Match[str], final: bool) -> bool:
-        """Whether a call may begin here, in the middle of a line: only behind words that announce it."""
+        """Whether a call may begin here, in the middle of a line: only if the prose before announces it."""
         kind, place = found.lastgroup, found.start()
-        if self._shows or not self._offered or kind not in ("object", "list", "fence"):
+        if self._shows_examples or not self._offered or kind not in ("object", "list", "fence"):
             return False
         before = self._before(place)
         structure = _FENCE_MARK if kind == "fence" else _STRUCTURE
@@ -174,7 +174,7 @@ class Reader:
             return False
         if kind != "fence" and may_be_call(self._text, place, final, self._offered) is False:
             return False
-        return self._lead_of(before) == "intent"
+        return prose.introduces_call(before) and self._lead_of(before) == "intent"
 
     def _lead_of(self, before: str) -> prose.Lead:
         """What the prose before a place announces; asked again for the same place while more text arrives."""
@@ -183,12 +183,12 @@ class Reader:
         return self._last_lead[1]
 
     def _before(self, place: int) -> str:
-        """The end of what was said before this place."""
+        """The end of the answer's text before this place."""
         said = self._text[max(self._at, place - prose.WINDOW) : place]
         return said if len(said) >= prose.WINDOW else (self._answer.recent + said)[-prose.WINDOW :]
 
     def _block(self, found: re.Match[str], final: bool) -> Found:
-        """What stands at a place where a call may begin."""
+        """The call, if any, at a place where one may begin."""
         text, kind = self._text, found.lastgroup
         if kind in ("mark", "bracket"):
             return marked_block(text, found.start(), found[0], final, self._offered, self._json_reader)
@@ -196,8 +196,8 @@ class Reader:
             return fenced_block(text, found.end(), final, self._offered, self._json_reader, tools=True)
         return bare_block(text, found.start(), final, self._offered, self._json_reader)
 
-    def _other(self, kind: str, found: re.Match[str], final: bool, inline: bool) -> bool:
-        """A thought, a fence, or a channel begins."""
+    def _open(self, kind: str, found: re.Match[str], final: bool, inline: bool) -> bool:
+        """Open a thought, a fence or a channel."""
         if kind in ("think", "thought"):
             self._opened = True
             self._answer.begin_thought(found[0])
@@ -206,7 +206,7 @@ class Reader:
             self._step = self._in_thought
             return True
         if kind == "stray":
-            return self._stray(found, final)
+            return self._end_untagged_thought(found, final)
         if kind == "harmony":
             return self._message(found[0], final)
         return self._open_inline_fence(found, final) if inline else self._open_fence(final)
@@ -222,8 +222,8 @@ class Reader:
         self._step = self._in_text
         return True
 
-    def _stray(self, found: re.Match[str], final: bool) -> bool:
-        """The end of a thought that no tag has opened: all before it was thought."""
+    def _end_untagged_thought(self, found: re.Match[str], final: bool) -> bool:
+        """End a thought that no tag opened: everything before was reasoning."""
         if not final and not found[0].endswith("\n"):
             return False
         self._opened = True
@@ -236,15 +236,15 @@ class Reader:
     # ------------------------------------------------------------------------------------------ fences
 
     def _open_fence(self, final: bool) -> bool:
-        """A fence opens: it may hold calls, and nothing in any other is looked at."""
+        """Open a fence: it may hold calls; the content of any other fence is plain text."""
         line = _FENCE.match(self._text, self._at)
         if line is None:
             end = self._text.find("\n", self._at, self._at + _FENCE_LINE)
             if end < 0 and not final and len(self._text) - self._at < _FENCE_LINE:
                 return False
-            self._say(end if end >= 0 else min(len(self._text), self._at + _FENCE_LINE))
+            self._add_text(end if end >= 0 else min(len(self._text), self._at + _FENCE_LINE))
             return True
-        block = self._fenced(line, final) if self._offered and not self._shows else False
+        block = self._fenced(line, final) if self._offered and not self._shows_examples else False
         if block is None:
             return False
         if block:
@@ -253,7 +253,7 @@ class Reader:
         return True
 
     def _open_inline_fence(self, found: re.Match[str], final: bool) -> bool:
-        """A fence opens in the middle of a line: calls in it count, and anything else is text like any other."""
+        """Open a fence in the middle of a line: calls in it count, anything else is plain text."""
         line = _FENCE.match(self._text, self._at)
         short = not final and len(self._text) - self._at < _FENCE_LINE
         if line is None and short and self._text.find("\n", self._at) < 0:
@@ -263,7 +263,7 @@ class Reader:
             return False
         if block:
             return self._accept(block, False)
-        self._say(self._at + len(found[0]))
+        self._add_text(self._at + len(found[0]))
         return True
 
     def _fenced(self, line: re.Match[str], final: bool) -> Found:
@@ -277,23 +277,23 @@ class Reader:
 
     def _skip_fence(self, line: re.Match[str]) -> None:
         self._fence = re.compile(rf"^[ \t]*`{{{len(line[1])},}}[ \t\r]*(?:\n|\Z)", re.M)
-        self._say(line.end())
+        self._add_text(line.end())
         self._step = self._in_fence
 
     def _in_fence(self, final: bool) -> bool:
         found = self._fence.search(self._text, self._at)
         if found is not None and (final or found[0].endswith("\n")):
-            self._say(found.end())
+            self._add_text(found.end())
             self._step = self._in_text
             return True
         line = None if final else _FENCE_MAY.search(self._text, max(self._at, len(self._text) - 84))
-        self._say(line.start() if line else len(self._text))
+        self._add_text(line.start() if line else len(self._text))
         return False
 
     # ------------------------------------------------------------------------------------------ channels
 
     def _is_message(self, found: re.Match[str], final: bool) -> bool:
-        """Whether a token is one of a message, and not one that the text speaks of."""
+        """Whether a token belongs to a message and is not just mentioned in the text."""
         if found[0] in HARMONY_BEGIN:
             return harmony_header(self._text, found.start(), final) is not False
         return self._harmony
@@ -322,22 +322,22 @@ class Reader:
     # ------------------------------------------------------------------------------------------ calls
 
     def _accept(self, block: CallBlock, marked: bool) -> bool:
-        """Begin a group of calls with this one, unless it is a quotation or an example."""
+        """Begin a group of calls with this block, unless it is a quotation or an example."""
         lead = prose.lead_of(self._answer.recent) if self._answer.spoken and not marked else "neutral"
         if self._is_quoted(block) or lead == "example":
-            self._say(block.end)
+            self._add_text(block.end)
             return True
         self._lead = lead
-        self._group, self._marked = [block], marked
+        self._blocks, self._marked = [block], marked
         self._cursor = block.end - self._at
-        self._step = self._in_group
+        self._step = self._behind_call
         return True
 
     def _is_quoted(self, block: CallBlock) -> bool:
         return self._quoted is not None and self._quoted(block.source)
 
-    def _in_group(self, final: bool) -> bool:
-        """Behind a call: another one, the end, or words. Words decide what the calls were."""
+    def _behind_call(self, final: bool) -> bool:
+        """After a call: another call, the end, or prose, which decides whether the calls were made."""
         text, end = self._text, self._at + self._cursor
         if not self._marked and (not self._answer.spoken or self._lead == "intent"):
             end = after(_TOO_MANY, text, end)
@@ -345,12 +345,12 @@ class Reader:
         ahead = text[place : place + LONGEST_LITERAL]
         if not final and (not ahead or any(one.startswith(ahead) for one in (*LITERALS, "```"))):
             return False
-        full = sum(len(block.calls) for block in self._group) >= MAX_CALLS
+        full = sum(len(block.calls) for block in self._blocks) >= MAX_CALLS
         block = self._next(place, final) if ahead and not full else False
         if block is None:
             return False
         if block and block.calls and not self._is_quoted(block):
-            self._group.append(block)
+            self._blocks.append(block)
             self._cursor = block.end - self._at
             return True
         same_line = bool(ahead) and "\n" not in text[end:place]
@@ -362,7 +362,7 @@ class Reader:
                 return False
             counts = self._counts(line[0].strip() if line else "", same_line)
         self._cut = bool(ahead)
-        return self._call() if counts else self._let_go()
+        return self._accept_group() if counts else self._keep_as_text()
 
     def _counts(self, behind: str, same_line: bool) -> bool:
         """Whether JSON calls were made and not shown, by the prose before them and by the line behind them."""
@@ -370,7 +370,9 @@ class Reader:
             return True
         if prose.is_retracted(behind):
             return False
-        if same_line and (prose.is_continued(behind) or not self._before_ends_sentence()):
+        if (same_line or self._answer.spoken) and prose.is_continued(behind):
+            return False
+        if same_line and not self._before_ends_sentence():
             return False
         if not self._answer.spoken and not same_line:
             return True
@@ -399,25 +401,25 @@ class Reader:
             return None if not final and text.find("\n", place) < 0 and len(text) - place < _FENCE_LINE else False
         return False
 
-    def _call(self) -> bool:
-        """The calls count, and what follows them is invented: it is cut."""
-        self._calls = [call for block in self._group for call in block.calls][:MAX_CALLS]
+    def _accept_group(self) -> bool:
+        """The calls count; what follows them is invented and dropped."""
+        self._calls = [call for block in self._blocks for call in block.calls][:MAX_CALLS]
         self._at += self._cursor
-        self._step = self._over
+        self._step = self._after_calls
         return True
 
-    def _let_go(self) -> bool:
-        """They were examples: text like any other, and so is all that looks like them further on."""
-        self._shows = True
-        self._say(self._at + self._cursor)
+    def _keep_as_text(self) -> bool:
+        """They were examples: plain text, like everything that looks like them later."""
+        self._shows_examples = True
+        self._add_text(self._at + self._cursor)
         self._step = self._in_text
         return True
 
-    def _over(self, final: bool) -> bool:
-        """Behind the calls. Only the end of a thought that began unseen would change what they were."""
-        found = None if self._opened or self._harmony else _STRAY.search(self._text, self._at)
+    def _after_calls(self, final: bool) -> bool:
+        """Drop the text after the calls. Only the end of an untagged thought would cancel them."""
+        found = None if self._opened or self._harmony else _STRAY_LINE.search(self._text, self._at)
         if found is not None and (final or found[0].endswith("\n")):
-            return self._stray(found, final)
+            return self._end_untagged_thought(found, final)
         line = self._text.rfind("\n", max(self._at, len(self._text) - _FENCE_LINE))
         self._at = len(self._text) if final or line < 0 else found.start() if found else line
         return False
@@ -425,7 +427,7 @@ class Reader:
 
 # ------------------------------------------------ where something may begin that is more than text
 
-_QUOTES = "[`\"'\\\\]"  # a tag behind one of these is one that the text speaks of
+_QUOTES = "[`\"'\\\\]"  # a tag behind one of these is only mentioned
 MAY_INDENT = 80
 
 
@@ -434,7 +436,7 @@ def _tails(literals: Sequence[str], first: str) -> str:
 
 
 def _tokens(calls: bool) -> re.Pattern[str]:
-    """All alternatives begin with a plain character: then the search runs at the speed of a search for characters."""
+    """Every alternative begins with a literal character, which keeps the search fast."""
     tags = tuple(THOUGHT_TAGS)
     marks = (rf"(?P<mark>{_tails(OPENINGS, '<')})|", rf"(?P<bracket>{_tails(OPENINGS, '[')})|") if calls else ("", "")
     channels, tag = _tails(HARMONY_TOKENS, "<"), _tails(tags, "<")
@@ -460,7 +462,7 @@ _TICKS = re.compile(r"`{1,2}\Z")
 
 
 def held_from(text: str, at: int, *, thought: bool = False) -> int:
-    """Where, at the end of a text, a tag may have held_from; the text's end if nowhere."""
+    """Where a tag may begin at the end of a text that is still arriving; the text's end if nowhere."""
     start = len(text)
     first = max(at, start - LONGEST_LITERAL)
     for bracket in "<[":
@@ -475,7 +477,7 @@ def held_from(text: str, at: int, *, thought: bool = False) -> int:
 
 
 def begins_line(text: str, place: int, at: int, inline: bool) -> bool:
-    """Whether only spaces stand before this place on its line; `inline` says it of what was there before `at`."""
+    """Whether only white space precedes this place on its line; `inline` says so for the text before `at`."""
     line = text.rfind("\n", max(at, place - MAY_INDENT - 1), place)
     if line >= 0:
         return line + 1 == place or text[line + 1 : place].isspace()
@@ -486,17 +488,17 @@ def begins_line(text: str, place: int, at: int, inline: bool) -> bool:
 
 
 class AnswerText:
-    """Collects the parts of an answer in order."""
+    """Collects an answer in order: its text, its reasoning, and what is to be shown of them."""
 
     def __init__(self) -> None:
-        self.spoken = False  # something was said that is more than space
-        self.inline = False  # something stands before on the same line
-        self.recent = ""  # the end of what was said
+        self.spoken = False  # there is text other than white space
+        self.inline = False  # there is text on the current line
+        self.recent = ""  # the end of the text
         self._pieces: list[TextPart] = []  # to be shown
         self._said: list[str] = []
-        self._thoughts: list[str] = []  # each whole
-        self._thinking: list[str] | None = None  # the one that is open
-        self._tag = ""  # that opened it, if a tag did
+        self._thoughts: list[str] = []  # complete ones
+        self._thinking: list[str] | None = None  # the open one
+        self._tag = ""  # that opened it
 
     def say(self, text: str) -> None:
         if not text:
@@ -523,28 +525,28 @@ class AnswerText:
         self._thinking = None
 
     def unfinished(self) -> str:
-        """The thought that a tag has opened and nothing has ended."""
+        """The thought that a tag opened and nothing ended."""
         return "".join(self._thinking) if self._thinking and self._tag else ""
 
     def shorten(self, thought: str) -> None:
-        """The thought that is open was only this, and it is over."""
+        """Replace the open thought and end it."""
         self._thinking = [thought]
         self.end_thought()
 
     def all_was_thought(self) -> None:
-        """What was said until now was a thought that no tag had opened."""
+        """All text so far was a thought that no tag opened."""
         self._thoughts.append("".join(self._said))
         self._said, self.spoken, self.inline, self.recent = [], False, False, ""
 
     def take(self) -> list[TextPart]:
-        """What is to be shown since the last time."""
+        """What is to be shown since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def whole(self, calls: list[ToolCallRequest]) -> Reading:
-        """The answer, once it is over."""
+        """The reading of the complete answer."""
         if self._thinking is not None and self.spoken and self._tag:
-            # Nothing ends it, and there is an answer before it: then it is no thought but a word.
+            # Never ended, and text precedes it: the tag was only mentioned.
             self.say(self._tag + "".join(self._thinking))
         elif self._thinking is not None:
             self.end_thought()

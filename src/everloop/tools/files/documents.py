@@ -1,6 +1,6 @@
-"""PDF, DOCX and XLSX files as text.
+"""Extract the text of PDF, DOCX and XLSX files.
 
-A document is read by a child process with little memory and time: what it holds may have been made to break readers.
+A child process with limited memory and time does it: a document may be crafted to attack its reader.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ MAX_TEXT_BYTES = 4 * 1024 * 1024
 MAX_KEPT = 4
 SECONDS = 30.0
 MEGABYTES = 768
-PYTHON = (sys.executable, "-I")  # nothing from the working folder or the environment is imported
+PYTHON = (sys.executable, "-I")  # isolated from the working folder and the environment
 _OFFICE = {".docx": "docx", ".docm": "docx", ".xlsx": "xlsx", ".xlsm": "xlsx"}
 
 
 def document_kind(head: bytes, path: str) -> str | None:
-    """Which reader a file that begins like this needs, if it is a document."""
+    """Return the kind of a document from its head and name; None if it is not one."""
     if head.startswith(b"%PDF-"):
         return "pdf"
     return _OFFICE.get(os.path.splitext(path)[1].lower()) if head.startswith(b"PK\x03\x04") else None
 
 
 class Documents:
-    """Reads documents, and keeps the texts of the last few: a long one is asked for page by page."""
+    """Reads documents and caches the last few texts, since a long one is requested page by page."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
         self._lock = Lock()  # tools run in threads
 
     def read(self, child: Child, descriptor: int, info: os.stat_result, kind: str, path: str) -> bytes:
-        """The text of an open document as UTF-8."""
+        """Return the text of an open document as UTF-8."""
         key = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
         with self._lock:
             text = self._texts.get(key)
@@ -52,9 +52,9 @@ class Documents:
 
 
 def read_document(child: Child, descriptor: int, kind: str, path: str, outside: bool = False) -> bytes:
-    """The text of an open document as UTF-8; a ToolError where there is none to be had.
+    """Return the text of an open document as UTF-8. Raises ToolError if it cannot be read.
 
-    What a reader says of one that came from `outside` is not told: it may quote the document.
+    Errors about a document from `outside` are not quoted: they may contain its text.
     """
     ended = extracted(child, descriptor, kind, MAX_TEXT_BYTES)
     name = kind.upper()
@@ -67,13 +67,13 @@ def read_document(child: Child, descriptor: int, kind: str, path: str, outside: 
             raise ToolError(f'{name} files need a package that is not installed: pip install "everloop[documents]".')
         case extract.UNREADABLE:
             said = ended.output.decode("utf-8", "replace").strip()
-            reason = "it is damaged, or of an unusual kind" if outside else said
+            reason = "it is damaged or of an unusual kind" if outside else said
             raise ToolError(f"{path} cannot be read as {name}: {reason}")
-    raise ToolError(f"{path} needs more memory or time to read than a document may: use another copy or another tool.")
+    raise ToolError(f"{path} needs too much memory or time to read: use another copy or another tool.")
 
 
 def extracted(child: Child, descriptor: int, kind: str, most: int, edge: int = 0) -> Ended:
-    """What the reader of such files says of an open one."""
+    """Run the extractor for an open file."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     limits = (int(SECONDS), MEGABYTES << 20, most, edge)
     command = [*PYTHON, extract.__file__, kind, *map(str, limits)]

@@ -1,11 +1,12 @@
-"""Edit a file by saying which text is to become which.
+"""The tool `edit_file`, which replaces a text in a file.
 
-A text is looked for exactly; then with other spaces at the ends of lines; then with other indentation; then with
-look-alikes of quotes, dashes and spaces. Each tier must find it exactly once. Nothing that is only similar is changed.
+The old text is searched in tiers: exactly; ignoring trailing spaces; ignoring indentation; with look-alike quotes,
+dashes and spaces. A tier must find it exactly once. Text that is merely similar is never changed.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
@@ -20,7 +21,6 @@ from ...threads import in_thread
 from ..base import Tool, ToolError
 from ..context import current_call
 from ..trust import mark_written
-from .closest import closest
 from .paths import (
     Seen,
     alone,
@@ -36,7 +36,10 @@ from .paths import (
 from .texts import BINARY_HEAD, form_of, is_binary
 
 MAX_EDIT_BYTES = 8 * 1024 * 1024
-_MOST = 50  # places that are looked for when only one is wanted
+_MAX_COMPARED = 5_000  # lines that are compared by similarity, which is slow
+_MAX_LINE_LENGTH = 400
+_MAX_SHOWN = 12
+_MOST = 50  # matches to look for when only one is wanted
 _ALIKE = str.maketrans(
     dict.fromkeys("‘’‚‛′ʼ", "'")
     | dict.fromkeys("“”„‟″", '"')
@@ -49,7 +52,7 @@ _ALIKE = str.maketrans(
 
 @dataclass(slots=True, frozen=True)
 class Span:
-    """A part of a text and what is to stand there instead."""
+    """A part of a text and its replacement."""
 
     start: int
     end: int
@@ -58,23 +61,23 @@ class Span:
 
 @dataclass(slots=True, frozen=True)
 class Edited:
-    """A text after an edit."""
+    """The result of an edit."""
 
     text: str
-    lines: list[int]  # where the changes begin, in the old text
-    apart_from: str  # what was overlooked to find the old text
+    lines: list[int]  # line numbers of the changes, in the old text
+    ignored: str  # the difference that was ignored to find the old text
 
 
 def edit_tool(seen: Seen) -> Tool:
-    """The tool, which refuses to edit what has changed since its session saw it."""
+    """Return the tool, which refuses to edit a file that has changed since the session last saw it."""
 
-    # Not safe to repeat: after an edit that was cut off, the old text is gone, or is found inside the new one.
+    # Not safe to repeat: after an interrupted edit, the old text is gone, or occurs inside the new one.
     @path_tool(replay="never", parallel=False, writes=True)
     async def edit_file(
         path: Annotated[str, "The file, relative to the workspace."],
-        old_text: Annotated[str, "The text to replace, as it stands in the file, without line numbers."],
-        new_text: Annotated[str, "What is to stand there instead."],
-        replace_all: Annotated[bool, "Replace it wherever it stands, rather than in its only place."] = False,
+        old_text: Annotated[str, "The text to replace, as it is in the file, without line numbers."],
+        new_text: Annotated[str, "The text to put in its place."],
+        replace_all: Annotated[bool, "Replace all occurrences instead of the only one."] = False,
     ) -> str:
         """Replace a text in a file. It must stand there exactly once, unless replace_all is set."""
         real, info, old, data, edited = await in_thread(_edited, seen, path, old_text, new_text, replace_all)
@@ -83,8 +86,8 @@ def edit_tool(seen: Seen) -> Tool:
         await in_thread(_written, seen, path, info, data)
         places = f"{len(edited.lines)} places, lines" if len(edited.lines) > 1 else "line"
         numbers = ", ".join(map(str, edited.lines[:20])) + (", …" if len(edited.lines) > 20 else "")
-        overlooked = f" The old text was found apart from {edited.apart_from}." if edited.apart_from else ""
-        return f"Edited {path} in {places} {numbers}.{overlooked}"
+        ignored = f" The old text was found when ignoring {edited.ignored}." if edited.ignored else ""
+        return f"Edited {path} in {places} {numbers}.{ignored}"
 
     return edit_file
 
@@ -130,21 +133,21 @@ def _load(seen: Seen, path: str) -> tuple[str, os.stat_result, bytes]:
 
 
 def replace_text(text: str, old: str, new: str, everywhere: bool = False, newline: str = "\n") -> Edited:
-    """The text with `old` replaced by `new`; a ToolError that helps if there is no place, or more than one."""
+    """Replace `old` by `new` in a text. Raises a helpful ToolError if `old` occurs nowhere or more than once."""
     plain, old, new = (each.replace("\r\n", "\n") for each in (text, old, new))
     if not old:
         raise ToolError("old_text is empty: give the text to replace, or write the whole file with write_file.")
     if old == new:
         raise ToolError("old_text and new_text are the same: there is nothing to change.")
-    apart_from, spans = _first_tier(plain, old, new, everywhere)
+    ignored, spans = _first_tier(plain, old, new, everywhere)
     if not spans:
-        raise ToolError(f"old_text does not stand in the file. {closest(plain, old)}")
+        raise ToolError(f"old_text is not in the file. {_closest_text(plain, old)}")
     lines = _line_numbers(plain, spans)
     if len(spans) > 1 and not everywhere:
         numbers = ", ".join(map(str, lines[:10])) + (", …" if len(lines) > 10 else "")
-        more = "Add lines around it to say which one is meant, or set replace_all."
-        raise ToolError(f"old_text stands in the file more than once, at lines {numbers}. {more}")
-    return Edited(_applied(text, spans, newline), lines, apart_from)
+        more = "Add surrounding lines to make it unique, or set replace_all."
+        raise ToolError(f"old_text occurs more than once, at lines {numbers}. {more}")
+    return Edited(_applied(text, spans, newline), lines, ignored)
 
 
 def _first_tier(text: str, old: str, new: str, everywhere: bool) -> tuple[str, list[Span]]:
@@ -163,7 +166,7 @@ def _line_numbers(text: str, spans: list[Span]) -> list[int]:
 
 
 def _applied(text: str, spans: list[Span], newline: str) -> str:
-    """Put the new parts into a text whose spans count "\\r\\n" as one character."""
+    """Apply spans to a text; their positions count "\\r\\n" as one character."""
     doubled = [found.start() - index for index, found in enumerate(re.finditer("\r\n", text))]
     parts, end = [], 0
     for span in spans:
@@ -173,7 +176,7 @@ def _applied(text: str, spans: list[Span], newline: str) -> str:
 
 
 def _positions(text: str, old: str, everywhere: bool, shared: int = 0) -> Iterator[int]:
-    """Where `old` begins: places that do not overlap if all are wanted, otherwise the first of all there are."""
+    """Yield the positions of `old`: non-overlapping ones for `everywhere`, otherwise the first ones."""
     at, count = text.find(old), 0
     while at >= 0 and (everywhere or count < _MOST):
         yield at
@@ -185,7 +188,7 @@ def _exactly(text: str, old: str, new: str, everywhere: bool) -> list[Span]:
 
 
 def _alike(text: str, old: str, new: str, everywhere: bool) -> list[Span]:
-    """Places that look the same. What old and new have in common keeps the characters that it has in the file."""
+    """Find text that looks the same. The part that old and new have in common keeps the file's characters."""
     if old.isascii() and text.isascii():
         return []
     plain = "\n".join(line if line.isascii() else line.translate(_ALIKE) for line in text.split("\n"))
@@ -195,7 +198,7 @@ def _alike(text: str, old: str, new: str, everywhere: bool) -> list[Span]:
 
 
 def _in_common(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
-    """How much two texts, or two lists of lines, have in common at the beginning, and after that at the end."""
+    """Return the lengths of the common prefix and, after it, the common suffix of two sequences."""
     most, head, tail = min(len(one), len(other)), 0, 0
     while head < most and one[head] == other[head]:
         head += 1
@@ -208,12 +211,12 @@ Adapt = Callable[[list[str], list[str], list[str]], list[str] | None]
 
 
 def _by_lines(strip: Callable[[str], str], adapt: Adapt) -> Callable[[str, str, str, bool], list[Span]]:
-    """A tier that compares whole lines after `strip`; `adapt` fits the new lines to those that are in the file."""
+    """Return a tier that compares lines after `strip`; `adapt` fits the new lines to those in the file."""
 
     def find(text: str, old: str, new: str, everywhere: bool) -> list[Span]:
         if not old.strip():
             return []
-        whole = old.endswith("\n") and not new.endswith("\n")  # the last line's end goes as well
+        whole = old.endswith("\n") and not new.endswith("\n")  # the final newline is replaced as well
         if old.endswith("\n"):
             old, new = old[:-1], new.removesuffix("\n")
         lines, old_lines, new_lines = text.split("\n"), old.split("\n"), new.split("\n")
@@ -233,7 +236,7 @@ def _by_lines(strip: Callable[[str], str], adapt: Adapt) -> Callable[[str, str, 
 
 
 def _starts(lines: list[str]) -> list[int]:
-    """Where each line begins, and where one more would."""
+    """Return the start positions of all lines, and of the one after the last."""
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line) + 1)
@@ -241,17 +244,17 @@ def _starts(lines: list[str]) -> list[int]:
 
 
 def _as_it_is(there: list[str], old: list[str], new: list[str]) -> list[str]:
-    """The new lines. Those at either end that do not change stay as they are in the file."""
+    """Return the new lines. Unchanged lines at either end stay as they are in the file."""
     head, tail = _in_common(old, new)
     return [*there[:head], *new[head : len(new) - tail], *there[len(there) - tail :]]
 
 
 def _indented(there: list[str], old: list[str], new: list[str]) -> list[str] | None:
-    """The new lines with the file's indentation, if it follows from that of the old ones; otherwise None."""
+    """Return the new lines with the file's indentation, if the old lines determine it; otherwise None."""
     pairs = {(_indent(mine), _indent(its)) for mine, its in zip(old, there, strict=True) if mine.strip()}
     known = dict(pairs)
     widths = [len(its) for _, its in sorted(pairs, key=lambda pair: len(pair[0]))]
-    if len(known) != len(pairs) or widths != sorted(set(widths)):  # what is deeper in one is not deeper in the other
+    if len(known) != len(pairs) or widths != sorted(set(widths)):  # the nesting of the two differs
         return None
     added = {its.removesuffix(mine) if its.endswith(mine) else None for mine, its in pairs}
     taken = {mine.removesuffix(its) if mine.endswith(its) else None for mine, its in pairs}
@@ -276,6 +279,42 @@ def _indented(there: list[str], old: list[str], new: list[str]) -> list[str] | N
 
 def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
+
+
+def _closest_text(text: str, wanted: str) -> str:
+    """Show the most similar lines with their numbers, or say that there are none."""
+    lines, wanted_lines = text.split("\n"), wanted.strip("\n").split("\n")
+    start = _closest_line(lines, wanted_lines)
+    if start is None:
+        return "Nothing in it is similar: read the file again."
+    end = min(start + len(wanted_lines), len(lines))
+    shown = [
+        f"{number + 1:>6}\t{lines[number][:_MAX_LINE_LENGTH]}" for number in range(start, min(end, start + _MAX_SHOWN))
+    ]
+    where = f"line {start + 1}" if end == start + 1 else f"lines {start + 1} to {end}"
+    return "\n".join([f"The closest text is at {where}:", *shown])
+
+
+def _closest_line(lines: list[str], wanted: list[str]) -> int | None:
+    """Return where the most similar lines begin: candidates by the longest wanted line, ranked by all lines."""
+    anchor = max(range(len(wanted)), key=lambda index: len(wanted[index].strip()))
+    places: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        places.setdefault(line.strip()[:_MAX_LINE_LENGTH], []).append(number)
+    sought = wanted[anchor].strip()[:_MAX_LINE_LENGTH]
+    if not sought:
+        return None
+    similar = [sought] if sought in places else []
+    if not similar:
+        similar = difflib.get_close_matches(sought, list(places)[:_MAX_COMPARED], 3, 0.6)
+    starts = [max(number - anchor, 0) for line in similar for number in places[line][:5]]
+    whole = "\n".join(wanted)[: _MAX_LINE_LENGTH * 5]
+
+    def likeness(start: int) -> float:
+        part = "\n".join(lines[start : start + len(wanted)])[: _MAX_LINE_LENGTH * 5]
+        return difflib.SequenceMatcher(None, part, whole, autojunk=False).quick_ratio()
+
+    return max(starts, key=likeness, default=None)
 
 
 _TIERS: tuple[tuple[str, Callable[[str, str, str, bool], list[Span]]], ...] = (

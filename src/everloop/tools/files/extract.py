@@ -1,10 +1,10 @@
-"""The text of one document, or one picture made fit to be shown: run as a program of its own, with the file as its
-standard input.
+"""Extract the text of a document, or convert a picture for a model. Runs as a separate program that reads the file
+from standard input.
 
     python -I extract.py KIND SECONDS BYTES-OF-MEMORY BYTES-OF-OUTPUT [EDGE]
 
-Exit status: 0, 3 for a missing package, 4 for a file that cannot be read (the reason is the output), and anything
-else, or a signal, where it wanted too much. It imports nothing of the package, so that it starts fast.
+Exit status: 0, 3 for a missing package, 4 for an unreadable file (the reason is the output); anything else, or a
+signal, means that it exceeded a limit. It imports nothing from the package, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(kind: str, seconds: int, memory: int, most: int, edge: int = 0) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    logging.disable()  # the readers complain at length about broken documents
+    logging.disable()  # the readers log verbosely about broken documents
     warnings.simplefilter("ignore")
     try:
         file = io.BytesIO(sys.stdin.buffer.read())
@@ -37,7 +37,7 @@ def main(kind: str, seconds: int, memory: int, most: int, edge: int = 0) -> int:
         return MISSING
     except (MemoryError, RecursionError):
         return TOO_MUCH
-    except Exception as error:  # whatever a reader trips over in a document that somebody made up
+    except Exception as error:  # a crafted document can trigger any exception
         sys.stdout.buffer.write(f"{type(error).__name__}: {error}"[:300].replace("\n", " ").encode("utf-8", "replace"))
         return UNREADABLE
 
@@ -48,7 +48,7 @@ def _say(lines: Iterator[str], most: int) -> int:
         data = line.encode("utf-8", "replace")
         room -= len(data) + 1
         if room < 0:
-            sys.stdout.buffer.write(b"[the rest of the document is left out: it is too long]\n")
+            sys.stdout.buffer.write(b"[the rest of the document is omitted: it is too long]\n")
             break
         sys.stdout.buffer.write(data + b"\n")
     sys.stdout.buffer.flush()
@@ -56,7 +56,7 @@ def _say(lines: Iterator[str], most: int) -> int:
 
 
 def pdf(file: BinaryIO) -> Iterator[str]:
-    """Page by page."""
+    """Yield the text page by page."""
     from pypdf import PdfReader
 
     for number, page in enumerate(PdfReader(file).pages, 1):
@@ -65,7 +65,7 @@ def pdf(file: BinaryIO) -> Iterator[str]:
 
 
 def docx(file: BinaryIO) -> Iterator[str]:
-    """Paragraphs and tables in their order; the cells of a row are parted by tabs."""
+    """Yield paragraphs and tables in order; cells are separated by tabs."""
     from docx import Document
     from docx.table import Table
 
@@ -78,7 +78,7 @@ def docx(file: BinaryIO) -> Iterator[str]:
 
 
 def xlsx(file: BinaryIO) -> Iterator[str]:
-    """Sheet by sheet, the values of a row parted by tabs; rows without any are left out."""
+    """Yield rows sheet by sheet; values are separated by tabs, and empty rows are omitted."""
     from openpyxl import load_workbook  # type: ignore[import-untyped]
 
     for sheet in load_workbook(file, read_only=True, data_only=True).worksheets:
@@ -95,10 +95,10 @@ READERS = {"pdf": pdf, "docx": docx, "xlsx": xlsx}
 
 
 def _show(file: BinaryIO, kind: str, edge: int, most: int) -> int:
-    """Write the media type in a line, then a picture with no side longer than `edge` in at most so many bytes."""
+    """Write the media type and a newline, then a picture of at most `edge` pixels per side and `most` bytes."""
     picture = _plain(file, kind, edge)
     transparent = "A" in picture.getbands()
-    drawn = transparent or kind in ("PNG", "GIF", "BMP")  # not a photo, as far as one can tell
+    drawn = transparent or kind in ("PNG", "GIF", "BMP")  # probably not a photo
     forms = [("PNG", 0)] * drawn + [("JPEG", 85), ("JPEG", 65)]
     for share in (1, 0.7, 0.5, 0.35, 0.25):
         smaller = (
@@ -117,20 +117,19 @@ def _show(file: BinaryIO, kind: str, edge: int, most: int) -> int:
 
 
 def _plain(file: BinaryIO, kind: str, edge: int) -> Image:
-    """The first frame, upright, small enough, in 8 bits a channel, and with nothing but its pixels: no place, no name
-    of a camera, no comment."""
+    """Return the first frame upright, scaled down, in 8 bits per channel and without any metadata."""
     from PIL import Image, ImageOps
 
     if kind == "HEIF":
         from pillow_heif import register_heif_opener  # type: ignore[import-not-found]
 
         register_heif_opener()
-    Image.MAX_IMAGE_PIXELS = None  # the limit of memory holds
-    # Only the decoder of what the file begins like: of the others, some start programs.
+    Image.MAX_IMAGE_PIXELS = None  # the memory limit applies
+    # Only the decoder of the detected kind: some of the others start programs.
     with Image.open(file, formats=[kind]) as opened:
-        opened.draft("RGB", (edge, edge))  # a JPEG is made smaller while it is decoded
+        opened.draft("RGB", (edge, edge))  # scales a JPEG down while decoding
         picture = ImageOps.exif_transpose(opened)
-        if picture.mode.startswith("I;16"):  # Pillow would cut off all but the darkest tones
+        if picture.mode.startswith("I;16"):  # Pillow would clip all but the darkest tones
             picture = picture.convert("I").point(lambda value: value / 256).convert("L")
         transparent = picture.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info
         picture = picture.convert("RGBA" if transparent else "RGB")
@@ -141,7 +140,7 @@ def _plain(file: BinaryIO, kind: str, edge: int) -> Image:
 
 
 def _opaque(picture: Image, form: str) -> Image:
-    """For a form without transparency, the picture on white."""
+    """Return the picture on a white background, for formats without transparency."""
     if form != "JPEG" or picture.mode == "RGB":
         return picture
     from PIL import Image

@@ -1,6 +1,6 @@
-"""The workspace's files: read, write, list.
+"""The tools `read_file`, `write_file` and `list_dir`.
 
-The work is done in threads. Paths are relative to the workspace of the call; `sandbox.reach` says what they may touch.
+They run in threads. Paths are relative to the workspace of the call; `sandbox.reach` decides which are accessible.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_ENTRIES = 1_000
 
 
 def file_tools() -> list[Tool]:
-    """All tools for files. What they remember of files they saw is shared among them."""
+    """Return all file tools. They share the record of the files a session has seen."""
     seen = Seen()
     return [_read_tool(seen, Documents()), _write_tool(seen), edit_tool(seen), list_dir, *find_tools()]
 
@@ -109,7 +109,7 @@ def _shown(
 
 
 class _Limited(io.RawIOBase):
-    """An open file up to the limit: it may grow, and some of /proc have no end and say that they are empty."""
+    """An open file, read up to the size limit: it may grow, and some files in /proc are endless."""
 
     def __init__(self, descriptor: int, mark: bytes) -> None:
         self._descriptor, self._room = descriptor, MAX_FILE_BYTES
@@ -141,7 +141,7 @@ def _as_utf8(whole: _Limited, form: Form) -> BinaryIO:
 
 
 def _pages(file: BinaryIO, path: str, offset: int, limit: int) -> str:
-    """One page of a text, with a line below it that says how to go on."""
+    """Return one page of a text, followed by a line that says how to continue."""
     shown, total = _page(file, offset, limit)
     last = offset + len(shown) - 1
     if total == 0:
@@ -151,12 +151,12 @@ def _pages(file: BinaryIO, path: str, offset: int, limit: int) -> str:
     text = "\n".join(shown)
     if len(shown) == total:
         return text
-    more = f"; go on with offset={last + 1}" if last < total else ""
+    more = f"; continue with offset={last + 1}" if last < total else ""
     return f"{text}\n[lines {offset} to {last} of {total}{more}]"
 
 
 def _page(file: BinaryIO, offset: int, limit: int) -> tuple[list[str], int]:
-    """The numbered lines of one page, as many as fit, and how many lines there are in all."""
+    """Return the numbered lines of one page, as many as fit, and the total number of lines."""
     shown: list[str] = []
     room, number = MAX_OUTPUT, 0
     for number, raw in enumerate(file, 1):
@@ -173,7 +173,7 @@ def _page(file: BinaryIO, offset: int, limit: int) -> tuple[list[str], int]:
 
 
 def _count_lines(file: BinaryIO) -> int:
-    """The number of lines from here to the end."""
+    """Count the lines from the current position to the end."""
     count, last = 0, b"\n"
     while chunk := file.read(1 << 20):
         count += chunk.count(b"\n")
@@ -182,15 +182,15 @@ def _count_lines(file: BinaryIO) -> int:
 
 
 def _write_tool(seen: Seen) -> Tool:
-    # Safe to repeat: the whole content is in the call, so a second run leaves what the first one did.
+    # Safe to repeat: the call contains the whole content, so a second run has the same result.
     @path_tool(parallel=False, writes=True)
     async def write_file(
         path: Annotated[str, "The file, relative to the workspace."],
         content: Annotated[str, "The whole new content."],
     ) -> str:
-        """Write a text file, replacing what was in it. Missing folders are made.
+        """Write a text file, replacing its content. Missing folders are created.
 
-        A file that is there keeps its mode, byte-order mark and kind of line endings.
+        An existing file keeps its mode, byte-order mark and line endings.
         """
         text = clean(content)
         real, form, data, digest = await in_thread(_encoded, path, text)
@@ -221,7 +221,7 @@ def _written(seen: Seen, path: str, form: Form, data: bytes) -> bool:
 
 
 def _form_of_old(target: Target) -> Form:
-    """The form that the old file had, if it can be read and is text."""
+    """Return the text form of the old file, or the default if it is unreadable or binary."""
     if target.old is None:
         return Form()
     try:
@@ -257,7 +257,7 @@ def list_dir(path: Annotated[str, "The folder, relative to the workspace."] = ".
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder itself; where a link leads is not looked at, since that may be out of reach."""
+    """Return whether an entry is a folder itself. Links are not followed: their target may be inaccessible."""
     try:
         return entry.is_dir(follow_symlinks=False)
     except OSError:

@@ -1,7 +1,7 @@
-"""Find files by name and lines by pattern.
+"""The tools `find_files` and `grep`.
 
-Both run in a process that can be killed: a pattern may be hostile and a folder huge. Neither follows links, and what
-they show is in the order of the names, so that it is the same the next time.
+Both run in a child process that can be killed: a pattern may be hostile, and a folder huge. Neither follows links, and
+results are sorted by name, so that they are reproducible.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ async def find_files(
 
 @path_tool()
 async def grep(
-    pattern: Annotated[str, "A regular expression; it is looked for in each line."],
+    pattern: Annotated[str, "A regular expression, matched against each line."],
     path: Annotated[str, "The file or folder to look in, relative to the workspace."] = ".",
     glob: Annotated[str, "Only files that match, such as `*.py` or `!*.min.js`."] = "",
-    ignore_case: Annotated[bool, "Take upper and lower case for the same."] = False,
-    context: Annotated[int, "How many lines to show before and after each."] = 0,
+    ignore_case: Annotated[bool, "Ignore case."] = False,
+    context: Annotated[int, "How many lines to show before and after each match."] = 0,
     literal: Annotated[bool, "The pattern is plain text."] = False,
 ) -> Output:
     """Find lines in text files. Folders such as .git and node_modules are left out unless `path` leads into them."""
@@ -73,7 +73,7 @@ async def grep(
 
 @dataclass(slots=True, frozen=True)
 class Wanted:
-    """What grep looks for."""
+    """The parameters of a grep."""
 
     pattern: str
     glob: str
@@ -140,19 +140,19 @@ def _contents(opened: Opened, names: list[str], is_folder: bool) -> tuple[str, .
 
 
 def _may_use(program: str, opened: Opened, is_folder: bool) -> bool:
-    """Whether ripgrep can be used: where it must be confined, the kernel can do that and nothing inside is barred."""
+    """Return whether ripgrep can be used: in a restricted call it needs Landlock, and no protected path inside."""
     here = reach()
     if not here.restricted:
         return True
-    from ...sandbox import readonly
+    from ...sandbox import landlock
 
     barred = is_folder and any(within(os.path.realpath(place), opened.real) for place in here.protected)
-    own = within(os.path.realpath(program), os.path.realpath(here.workspace))  # the model may have written it
-    return not barred and not own and readonly.available()
+    own = within(os.path.realpath(program), os.path.realpath(here.workspace))  # the agent may have written it
+    return not barred and not own and landlock.available()
 
 
 def _ripgrep(child: Child, wanted: Wanted, opened: Opened, is_folder: bool) -> Ended | None:
-    """What ripgrep finds; None where it is not there, may not be used or does not start."""
+    """Search with ripgrep; return None if it is missing, may not be used or does not start."""
     program = shutil.which("rg")
     if program is None or not _may_use(program, opened, is_folder):
         return None
@@ -163,12 +163,12 @@ def _ripgrep(child: Child, wanted: Wanted, opened: Opened, is_folder: bool) -> E
     command += ["--with-filename" if is_folder else "--no-filename", "--", wanted.pattern, "./" if is_folder else "-"]
     confine: Callable[[], None] | None = None
     if reach().restricted:
-        from ...sandbox.readonly import read_only
+        from ...sandbox.landlock import read_only
 
         confine = partial(read_only, opened.descriptor if is_folder else None, os.path.realpath(program))
     try:
         ended = _run(child, command, opened, is_folder, confine)
-    except OSError:  # a script, say, whose interpreter it may not read
+    except OSError:  # such as a script whose interpreter is not readable
         return None
     return ended if ended.cut or ended.late or ended.status in (0, 1, _BAD_PATTERN_OF_RIPGREP) else None
 
@@ -181,7 +181,7 @@ def _python_grep(child: Child, wanted: Wanted, opened: Opened, is_folder: bool) 
 def _run(
     child: Child, command: list[str], opened: Opened, is_folder: bool, confine: Callable[[], None] | None = None
 ) -> Ended:
-    """Run a search in the folder that is open, or with the file that is open as its input."""
+    """Run a search in the open folder, or with the open file as standard input."""
     place: dict[str, Any] = {"cwd": _way(opened)} if is_folder else {"stdin": opened.descriptor}
     return child.run(command, most=MAX_OUTPUT * 4, seconds=SECONDS, confine=confine, **place)
 
@@ -192,7 +192,7 @@ def _request(action: str, opened: Opened, **what: Any) -> str:
 
 
 def _barred(here: Reach, opened: Opened) -> list[tuple[int, int]]:
-    """The protected files and folders below, by device and inode."""
+    """Return device and inode of the protected files and folders inside."""
     found = []
     for place in here.protected if here.restricted else ():
         if within(os.path.realpath(place), opened.real) and os.path.exists(place):
@@ -202,25 +202,25 @@ def _barred(here: Reach, opened: Opened) -> list[tuple[int, int]]:
 
 
 def _way(opened: Opened) -> str:
-    """A path to the very folder that is open, wherever it was moved."""
+    """Return a path to the open folder itself, even if it was moved."""
     way = f"/proc/self/fd/{opened.descriptor}"
     return way if os.path.isdir(way) else opened.real
 
 
 def _lines(ended: Ended) -> list[str]:
     lines = ended.output.decode("utf-8", "replace").split("\n")
-    return lines[:-1]  # what stands after the last line's end is nothing, or half a line
+    return lines[:-1]  # after the last newline there is nothing, or an incomplete line
 
 
 def _records(ended: Ended) -> Iterator[tuple[str, str]]:
-    """(path, rest) of each line of output."""
+    """Yield (path, rest) for each line of output."""
     for line in _lines(ended):
         name, zero, rest = line.partition("\0")
         yield (name.removeprefix("./"), rest.rstrip("\r")) if zero else ("", line)
 
 
 def _allowed(records: Iterator[tuple[str, str]], folder: str) -> Iterator[tuple[str, str]]:
-    """Those whose file the guard lets this call read."""
+    """Yield the records whose file the policy's guard lets this call read."""
     guard = reach().guard
     known: dict[str, bool] = {"": True}
     for name, rest in records:
@@ -239,7 +239,7 @@ def _passes(guard: Callable[[str, bool], None], real: str) -> bool:
 
 
 def _prefix(path: str) -> str:
-    """What stands before the names that were found, so that they can be given to other tools as they are."""
+    """Return the prefix that makes found names usable as paths for other tools."""
     workspace = reach().workspace
     place, root = normalized(path, workspace), normalized(".", workspace)
     if not within(place, root):

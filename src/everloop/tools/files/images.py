@@ -1,7 +1,7 @@
-"""Pictures as a model can be shown them: the kind by content, the size by the header, too big ones made smaller.
+"""Prepare pictures for a model: detect the kind by content and the size by the header, and scale large ones down.
 
-Nothing is decoded in this process. What a picture holds may have been made to break or to fill the one who decodes it,
-so that is left to a child process with little memory and time.
+Nothing is decoded in this process: a picture may be crafted to attack its decoder, so a child process with limited
+memory and time does it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..children import Child
 from . import documents, extract
 from .paths import MAX_FILE_BYTES, size
 
-MAX_IMAGE_BYTES = 3_750_000  # some model APIs take 5 MB, and base64 makes four bytes of three
-EDGE = 2_048  # pixels: models see no more, and make larger pictures smaller themselves
-MAX_EDGE = 8_000  # what model APIs refuse
-MAX_PIXELS = 250_000_000  # beyond that not even a small copy is tried
+MAX_IMAGE_BYTES = 3_750_000  # some model APIs accept 5 MB, and base64 adds a third
+EDGE = 2_048  # pixels: models scale larger pictures down themselves
+MAX_EDGE = 8_000  # model APIs refuse larger pictures
+MAX_PIXELS = 250_000_000  # larger pictures are not even scaled down
 MAX_SEGMENTS = 10_000  # of a JPEG, before its size
 INSTALL = 'pip install "everloop[images]"'
-_SHOWN = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}  # what model APIs take
+_SHOWN = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}  # accepted by model APIs
 _MARKS = {
     b"\x89PNG\r\n\x1a\n": "PNG",
     b"\xff\xd8\xff": "JPEG",
@@ -39,12 +39,12 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 @dataclass(slots=True, frozen=True)
 class Picture:
-    """A picture as it is sent."""
+    """A picture that is ready to be sent."""
 
     mime: str
     data: bytes
     name: str
-    note: str = ""  # what was done to it
+    note: str = ""  # how it was changed
 
     @property
     def url(self) -> str:
@@ -54,13 +54,13 @@ class Picture:
 
 @dataclass(slots=True, frozen=True)
 class Refused:
-    """Why a file is not shown, and what to do; "" for a file that is no picture."""
+    """Why a file cannot be shown, and what to do; "" for a file that is not a picture."""
 
     reason: str
 
 
 def image_kind(head: bytes) -> str | None:
-    """The kind of picture that begins like this."""
+    """Detect the kind of a picture from its head; None if it is not one."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "WEBP"
     if head[4:8] == b"ftyp":
@@ -71,68 +71,68 @@ def image_kind(head: bytes) -> str | None:
 
 
 def printable(path: str) -> str:
-    """A name that makes no lines of its own: a person may have sent a file of any name."""
+    """Replace control characters in a file name, which may come from outside."""
     return _CONTROLS.sub("?", path)
 
 
 def view(child: Child, descriptor: int, path: str, limit: int, edge: int = EDGE) -> Picture | Refused:
-    """An open file as a picture: as it is, or made smaller where it is too big, or why it cannot be shown."""
+    """Return an open file as a picture, scaled down if it is too large, or why it cannot be shown."""
     info, name = os.fstat(descriptor), printable(os.path.basename(path))
     kind = image_kind(os.pread(descriptor, 32, 0)) if stat.S_ISREG(info.st_mode) else None
     if kind is None:
         return Refused("")
     if info.st_size > MAX_FILE_BYTES:
-        return Refused(f"it has {size(info.st_size)}, and {size(MAX_FILE_BYTES)} is the most: send a smaller copy")
+        return Refused(f"it has {size(info.st_size)}, the limit is {size(MAX_FILE_BYTES)}: send a smaller copy")
     if kind not in _SHOWN:
-        made = _made_smaller(child, descriptor, kind, limit, edge, name)
+        made = _scaled_down(child, descriptor, kind, limit, edge, name)
         return made if isinstance(made, Picture) else Refused("")
     data = os.pread(descriptor, MAX_FILE_BYTES, 0)
     width, height = _sides(data, kind)
     if not width or not height or not _is_whole(data, kind):
-        return Refused("it is damaged or cut off: send it again")
+        return Refused("it is damaged or incomplete: send it again")
     pixels = f"{width} x {height} pixels"
     if width * height > MAX_PIXELS:
-        return Refused(f"it has {pixels}, too many to be made smaller: send a smaller copy")
+        return Refused(f"it has {pixels}, too many to scale down: send a smaller copy")
     if max(width, height) <= edge and len(data) <= min(limit, MAX_IMAGE_BYTES) and b"NETSCAPE2.0" not in data[:1_024]:
         return Picture(_SHOWN[kind], data, name)
-    made = _made_smaller(child, descriptor, kind, limit, edge, name, f"made smaller from {pixels}")
+    made = _scaled_down(child, descriptor, kind, limit, edge, name, f"scaled down from {pixels}")
     if made is None:
         if max(width, height) <= MAX_EDGE and len(data) <= limit:
             return Picture(_SHOWN[kind], data, name)
-        made = Refused(f"it has {pixels} and {size(len(data))}, too many. To have it made smaller: {INSTALL}")
+        made = Refused(f"it has {pixels} and {size(len(data))}, too much. To scale it down: {INSTALL}")
     return made
 
 
-def _made_smaller(
+def _scaled_down(
     child: Child, descriptor: int, kind: str, limit: int, edge: int, name: str, note: str = ""
 ) -> Picture | Refused | None:
-    """A small copy without anything but its pixels; None where nothing is installed that could make one."""
+    """Return a scaled-down copy without metadata; None if the required package is not installed."""
     ended = documents.extracted(child, descriptor, kind, min(limit, MAX_IMAGE_BYTES), edge)
     if ended.status == extract.MISSING:
         return None
     mime, newline, data = ended.output.partition(b"\n")
     if ended.late or ended.cut or ended.status not in (0, extract.UNREADABLE):
-        return Refused("it takes more memory or time to make smaller than a picture may: send a smaller copy")
+        return Refused("scaling it down takes too much memory or time: send a smaller copy")
     if ended.status == extract.UNREADABLE or not newline:
         return Refused("it is damaged: send it again")
     return Picture(mime.decode(), data, name, note)
 
 
 def read_image(child: Child, descriptor: int, path: str) -> Output:
-    """A picture of the workspace for the model to see."""
+    """Return a picture of the workspace as a tool result."""
     match view(child, descriptor, path, MAX_IMAGE_BYTES):
         case Picture() as picture:
             note = f", {picture.note}" if picture.note else ""
             text = f"{path}: {picture.mime}, {size(len(picture.data))}{note}. The image follows."
             return Output(text, images=(picture.url,))
         case Refused(""):
-            raise ToolError(f"{path} is an image of a kind that models cannot see. To have it converted: {INSTALL}.")
+            raise ToolError(f"{path} is an image of a kind that models cannot see. To convert it: {INSTALL}.")
         case Refused(reason):
             raise ToolError(f"{path} cannot be shown: {reason}.")
 
 
 def _sides(data: bytes, kind: str) -> tuple[int, int]:
-    """Width and height by the header; zeros where it has none."""
+    """Return width and height from the header; zeros if it is invalid."""
     match kind:
         case "PNG" if data[12:16] == b"IHDR":
             return _number(data[16:20], "big"), _number(data[20:24], "big")
@@ -146,7 +146,7 @@ def _sides(data: bytes, kind: str) -> tuple[int, int]:
 
 
 def _sides_of_jpeg(data: bytes) -> tuple[int, int]:
-    """From the first frame header; what stands before it (colour profiles, a small picture) is passed over."""
+    """Read the first frame header; skip what precedes it (colour profiles, thumbnails)."""
     place = 2
     for _ in range(MAX_SEGMENTS):
         if data[place : place + 1] != b"\xff" or place + 9 > len(data):
@@ -174,14 +174,14 @@ def _sides_of_webp(data: bytes) -> tuple[int, int]:
 
 
 def _is_whole(data: bytes, kind: str) -> bool:
-    """Whether its end is there. A model API refuses half a picture, and with it every later turn of the session."""
+    """Return whether the end is there. Model APIs refuse a truncated picture, also in all later turns."""
     match kind:
         case "PNG":
             return b"IEND" in data[-65_536:] or b"IEND" in data
         case "JPEG":
             return b"\xff\xd9" in data
         case "WEBP":
-            return _number(data[4:8]) + 8 <= len(data) + 1  # the last byte may be padding that is left out
+            return _number(data[4:8]) + 8 <= len(data) + 1  # the final padding byte may be missing
     return True
 
 

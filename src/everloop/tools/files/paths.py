@@ -1,4 +1,4 @@
-"""What the file tools share: a plan that names the path, errors that help to the next try, and safe replacing."""
+"""Shared by the file tools: plans that name the path, helpful errors, and atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ..policy.steering import steers
 from ..trust import named
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
-MAX_REMEMBERED = 4_096  # files of all sessions
+MAX_REMEMBERED = 4_096  # files, over all sessions
 LOCK_SECONDS = 5.0
 
 
 class PathTool(FunctionTool[..., Any]):
-    """A function with a `path` as a tool, which can tell what it would touch."""
+    """A tool made from a function with a `path` parameter; its plan names that path."""
 
     writes = False
 
@@ -41,7 +41,7 @@ class PathTool(FunctionTool[..., Any]):
         return Plan(shown=shown, paths=(normalized(path, current_call().workspace),), writes=self.writes)
 
     def _shown(self, arguments: dict[str, Any]) -> str:
-        """What would be written where, with texts in lines as they would stand in the file."""
+        """Show what would be written where, with texts as they would be in the file."""
         texts = [f"{name}:\n{value}" for name, value in arguments.items() if name != "path" and isinstance(value, str)]
         others = [f"{name}: {value}" for name, value in arguments.items() if not isinstance(value, str)]
         return "\n".join([f"{self.name} {arguments['path']}", *texts, *others])
@@ -50,12 +50,12 @@ class PathTool(FunctionTool[..., Any]):
 def path_tool(
     *, replay: Replay = "safe", parallel: bool = True, writes: bool = False, timeout: float | None = None
 ) -> Callable[[Callable[..., Any]], PathTool]:
-    """As `@tool`, for a function with a `path`."""
+    """Like `@tool`, for a function with a `path` parameter."""
     return lambda function: PathTool(function, {}, replay=replay, parallel=parallel, writes=writes, timeout=timeout)
 
 
 def reach() -> Reach:
-    """What the running call may touch."""
+    """Return what the running call may access."""
     call = current_call()
     return Reach(
         call.workspace,
@@ -85,18 +85,18 @@ def shipped(real: str) -> bool:
 
 
 def changed_meanwhile(path: str) -> ToolError:
-    return ToolError(f"{path} was changed at the same time by something else: read it again.")
+    return ToolError(f"{path} was changed by another process meanwhile: read it again.")
 
 
 class Seen:
-    """How each file stood when a session last read or wrote it; the oldest are forgotten."""
+    """The state of each file when a session last read or wrote it. The oldest entries are dropped."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[tuple[str, str, str], tuple[int, int, int]] = OrderedDict()
         self._lock = Lock()  # tools run in threads
 
     def note(self, real: str, info: os.stat_result) -> None:
-        """Remember a file as it stands now."""
+        """Record the current state of a file."""
         with self._lock:
             key = self._key(real)
             self._files[key] = state_of(info)
@@ -105,7 +105,7 @@ class Seen:
                 self._files.popitem(last=False)
 
     def changed(self, real: str, info: os.stat_result) -> bool:
-        """Whether a file that this session knows has changed since; one it never saw has not."""
+        """Return whether a file has changed since this session last saw it; False if it never did."""
         with self._lock:
             return self._files.get(self._key(real), state_of(info)) != state_of(info)
 
@@ -116,8 +116,7 @@ class Seen:
 
 
 class WrittenFiles:
-    """What the file tools have written, by place: the policy has judged it, and a person has been asked where needed.
-    The oldest are forgotten."""
+    """Digests of what the file tools have written, which the policy has allowed. The oldest entries are dropped."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, bytes] = OrderedDict()
@@ -131,7 +130,7 @@ class WrittenFiles:
                 self._texts.popitem(last=False)
 
     def wrote(self, real: str, data: bytes | None = None) -> bool:
-        """Whether a file tool wrote this text there; without a text, whether the file has it now."""
+        """Return whether a file tool wrote this content, by default the current content of the file."""
         with self._lock:
             known = self._texts.get(real)
         if known is None:
@@ -145,30 +144,30 @@ class WrittenFiles:
         return sha256(data).digest() == known
 
 
-written_by_tools = WrittenFiles()  # of this process: commands of another do not run in the meantime
+written_by_tools = WrittenFiles()  # of this process
 
 
 def state_of(info: os.stat_result) -> tuple[int, int, int]:
-    """What tells a file from the same file after a change."""
+    """Return what distinguishes a file from itself after a change."""
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def check_kind(info: os.stat_result, path: str, most: int = MAX_FILE_BYTES) -> None:
-    """Refuse what is no ordinary file, or too big a one."""
+    """Raise ToolError unless it is a regular file within the size limit."""
     if stat.S_ISDIR(info.st_mode):
         raise ToolError(f"{path} is a folder: use list_dir.")
     if not stat.S_ISREG(info.st_mode):
-        raise ToolError(f"{path} is a pipe, socket or device: only ordinary files can be read or written.")
+        raise ToolError(f"{path} is a pipe, socket or device: only regular files can be read or written.")
     if info.st_size > most:
-        much = f"{size(info.st_size)}, and {size(most)} is the most that is read"
-        raise ToolError(f"{path} is too big ({much}): look for the part you need with grep or in another way.")
+        much = f"{size(info.st_size)}, the limit is {size(most)}"
+        raise ToolError(f"{path} is too large ({much}): find the part you need with grep or in another way.")
 
 
 @contextmanager
 def opened_target(path: str) -> Iterator[Target]:
-    """The place of a file to be written; a ToolError where it may not be replaced."""
+    """Open the folder of a file to be written. Raises ToolError if it cannot be replaced."""
     if path.endswith("/"):
-        raise ToolError(f"{path} names a folder: give the path of a file.")
+        raise ToolError(f"{path} is a folder: give the path of a file.")
     try:
         with reach().target(path) as target:
             if target.old is not None and not os.access(target.name, os.W_OK, dir_fd=target.folder):
@@ -180,8 +179,10 @@ def opened_target(path: str) -> Iterator[Target]:
 
 @contextmanager
 def alone(target: Target) -> Iterator[None]:
-    """Hold the folder against others who write there by these tools, here or in another process: between a look at a
-    file and its replacement, none of them gets in. A command can hold it too, so it is not waited for without end."""
+    """Lock a folder against other users of these tools, in any process, while a file is checked and replaced.
+
+    A command can hold the lock as well, so the wait is limited.
+    """
     give_up = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -191,7 +192,7 @@ def alone(target: Target) -> Iterator[None]:
                 time.sleep(0.005)
                 continue
         except OSError:
-            pass  # not on this file system
+            pass  # not supported by this file system
         break
     try:
         yield
@@ -201,15 +202,15 @@ def alone(target: Target) -> Iterator[None]:
 
 
 def replace(target: Target, data: bytes) -> os.stat_result:
-    """Put a file in place whole or not at all, on disk when this returns; mode and owner of the old one are kept."""
+    """Replace a file atomically and durably, keeping the mode and owner of the old one."""
     draft = f".everloop-{secrets.token_hex(8)}.tmp"
     descriptor, unnamed = _draft(target.folder, draft)
     try:
         with open(descriptor, "wb") as file:
             if target.old is not None:
-                with suppress(PermissionError):  # only root may give files away
+                with suppress(PermissionError):  # only root can change the owner
                     os.fchown(descriptor, target.old.st_uid, target.old.st_gid)
-                os.fchmod(descriptor, target.old.st_mode & 0o777)  # no program gets its owner's rights from a model
+                os.fchmod(descriptor, target.old.st_mode & 0o777)  # without set-user-ID bits
             file.write(data)
             file.flush()
             os.fsync(descriptor)
@@ -227,7 +228,7 @@ def replace(target: Target, data: bytes) -> os.stat_result:
 
 
 def _draft(folder: int, name: str) -> tuple[int, bool]:
-    """A new file in a folder. Where it can be, it has no name yet: a process that is killed then leaves nothing."""
+    """Create a file in a folder, without a name if possible: then a killed process leaves nothing behind."""
     if hasattr(os, "O_TMPFILE"):
         with suppress(OSError):
             return os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666, dir_fd=folder), True
@@ -237,7 +238,7 @@ def _draft(folder: int, name: str) -> tuple[int, bool]:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turn refusals and the system's errors about a path into ones that say what to do."""
+    """Turn OutOfReach and OSError about a path into ToolErrors that say what to do."""
     try:
         yield
     except OutOfReach as error:
@@ -246,9 +247,9 @@ def explained(path: str) -> Iterator[None]:
         nearby, names = _nearby(path)
         raise ToolError(f"{path} does not exist. {nearby}", contents=named(names)) from None
     except NotADirectoryError:
-        raise ToolError(f"{path} is not a folder, or goes through something that is none.") from None
+        raise ToolError(f"{path} is not a folder, or one of its parents is not.") from None
     except PermissionError:
-        raise ToolError(f"{path}: permission denied by the system.") from None
+        raise ToolError(f"{path}: permission denied.") from None
     except OSError as error:
         raise ToolError(f"{path}: {error.strerror or error}.") from None
 
@@ -278,7 +279,7 @@ def _nearby(path: str) -> tuple[str, list[str]]:
 
 
 def size(count: float) -> str:
-    """A number of bytes for people."""
+    """Format a number of bytes for humans."""
     if count < 1024:
         return f"{count:.0f} B"
     for unit in ("KB", "MB"):

@@ -1,10 +1,10 @@
-"""Find names or lines below the working folder: run as a program of its own, so that it can be killed.
+"""Find file names or lines below the working folder. Runs as a separate program, so that it can be killed.
 
     python -I -S searcher.py REQUEST
 
-The request is JSON. Folders are entered by descriptor and never through a link, so nothing outside is ever read, not
-even while something swaps links. Each line of output is a path, a zero byte, and for a line that was found its number,
-":" (or "-" around it) and the line. It imports nothing of the package, so that it starts fast.
+The request is JSON. Folders are opened by descriptor and never through a link, so nothing outside is ever read, not
+even while links are being swapped. Each line of output is a path, a zero byte and, for grep, the line number, ":" (or
+"-" for a context line) and the line. It imports nothing from the package, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(request: dict[str, Any]) -> int:
             sys.stdout.buffer.write(line + b"\n")
             if count % _FLUSH_AFTER == 0:
                 sys.stdout.buffer.flush()
-            if count == request["most"]:  # one more than is shown, so that it is known that there are more
+            if count == request["most"]:  # one more than is shown, to tell that there are more
                 break
     except (re.error, RecursionError, OverflowError) as error:
         sys.stderr.write(str(error))
@@ -46,7 +46,7 @@ def main(request: dict[str, Any]) -> int:
 
 
 def find(request: dict[str, Any]) -> Iterator[bytes]:
-    """The paths that a pattern matches."""
+    """Yield the paths that match a glob."""
     wanted = glob(request["pattern"])
     for path, _, _ in walk(request):
         if wanted(os.fsdecode(path)):
@@ -54,7 +54,7 @@ def find(request: dict[str, Any]) -> Iterator[bytes]:
 
 
 def grep(request: dict[str, Any]) -> Iterator[bytes]:
-    """The lines that a pattern matches, with some around them."""
+    """Yield the lines that match a pattern, with context lines."""
     pattern = re.escape(request["pattern"]) if request["literal"] else request["pattern"]
     matches = re.compile(pattern, re.IGNORECASE if request["ignore_case"] else 0)
     if request["stdin"]:
@@ -70,7 +70,7 @@ def grep(request: dict[str, Any]) -> Iterator[bytes]:
 
 
 def walk(request: dict[str, Any]) -> Iterator[tuple[bytes, int, bytes]]:
-    """Everything that is not a folder: its path, the folder's descriptor and its name, in the order of the names."""
+    """Yield (path, descriptor of its folder, name) for everything that is not a folder, sorted by name."""
     skipped = {os.fsencode(name) for name in request["skip"]}
     protected = {tuple(identity) for identity in request["protected"]}
 
@@ -114,7 +114,7 @@ def _kept(folder: int, name: bytes) -> tuple[int, int] | None:
 
 
 def load(folder: int, name: bytes, request: dict[str, Any]) -> bytes:
-    """The content of an ordinary text file that is not too big; nothing otherwise."""
+    """Return the content of a regular file within the size limit; otherwise nothing."""
     most = request["file_bytes"]
     try:
         descriptor = os.open(name, _FILE, dir_fd=folder)
@@ -132,7 +132,7 @@ def load(folder: int, name: bytes, request: dict[str, Any]) -> bytes:
 
 
 def lines(data: bytes, prefix: bytes, pattern: re.Pattern[str], request: dict[str, Any]) -> Iterator[bytes]:
-    """The lines of one file that match, and as many around each as were asked for."""
+    """Yield the matching lines of one file with the requested context."""
     utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     if b"\0" in data[:8192] and not utf16:
         return
@@ -153,7 +153,7 @@ def lines(data: bytes, prefix: bytes, pattern: re.Pattern[str], request: dict[st
 
 
 def glob(pattern: str) -> Matches:
-    """Whether a path matches a glob. One without a slash is about the name alone; a leading "!" turns it round."""
+    """Compile a glob to a predicate on paths. Without a slash it matches the name alone; a leading "!" negates it."""
     wanted = not pattern.startswith("!")
     pattern = pattern.removeprefix("!")
     while pattern.startswith("./"):

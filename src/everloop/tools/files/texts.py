@@ -1,4 +1,4 @@
-"""How a text file is written down: encoding, byte-order mark, line endings. Whoever changes a file keeps them."""
+"""The form of a text file (encoding, byte-order mark, line endings), which edits preserve."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import codecs
 import re
 from dataclasses import dataclass
 
-HEAD = 65_536  # bytes that are enough to tell the form
-BINARY_HEAD = 8_192  # bytes in which what is no text shows itself
+HEAD = 65_536  # bytes that are enough to detect the form
+BINARY_HEAD = 8_192  # bytes that are enough to detect a binary file
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -20,7 +20,7 @@ class Form:
     newline: str = "\n"
 
     def decode(self, data: bytes) -> str:
-        """The text without its mark. Bytes that are no text stay what they are and come back by `encode`."""
+        """Decode without the byte-order mark. Invalid bytes are kept and restored by `encode`."""
         return data.removeprefix(self.mark).decode(self.encoding, self._errors)
 
     def encode(self, text: str) -> bytes:
@@ -31,12 +31,12 @@ class Form:
         return "surrogateescape" if self.encoding == "utf-8" else "surrogatepass"
 
     def with_newlines(self, text: str) -> str:
-        """Text with this form's line endings, if its own are plain ones."""
+        """Convert plain newlines to the line endings of this form."""
         return text if self.newline == "\n" else re.sub(r"(?<!\r)\n", self.newline, text)
 
 
 def form_of(head: bytes) -> Form:
-    """The form of a file that begins like this. Line endings are those that most of its lines have."""
+    """Detect the form of a file from its head. The line endings are those of most lines."""
     mark, encoding = next((known for known in _MARKS if head.startswith(known[0])), (b"", "utf-8"))
     text = head.removeprefix(mark).decode(encoding, "replace")
     windows = text.count("\r\n")
@@ -44,5 +44,5 @@ def form_of(head: bytes) -> Form:
 
 
 def is_binary(head: bytes) -> bool:
-    """Whether a file that begins like this is no text."""
+    """Return whether a file with this head is binary."""
     return b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

@@ -25,6 +25,7 @@ from .taint import objection
 
 MAX_SHOWN = 20_000  # characters of a command or message; a person cannot judge longer ones
 MAX_ARGUMENT = 2_000
+ALWAYS = "allowed for this session"
 QUICK = 500  # characters of an argument that are judged in less time than a thread takes to start
 _DEVICE = re.compile(r"/dev/(null|zero|full|stdin|stdout|stderr|fd/[0-9]+)")
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
@@ -91,15 +92,19 @@ class Policy:
             return self._by_name(name, arguments, context)
         outcome = self._decide(name, arguments, plan, context)
         if outcome.decision == "ask":
-            outcome = replace(outcome, grants=_grants(name, arguments, plan))
+            names = _grants(name, arguments, plan)
+            granted = context.granted.issuperset(names)
+            outcome = _Outcome("allow", ALWAYS, grants=names) if granted else replace(outcome, grants=names)
         if tainted and self.taint and outcome.decision == "allow" and not outcome.tainted:
             against = objection(plan, context, conversation, self.addresses, _steers)
             if against is not None:
                 outcome = _Outcome("ask", against.why, grants=against.always, once=against.once)
         if outcome.decision != "ask":
-            return Verdict(outcome.decision, outcome.why)
+            # A command that was granted before untrusted content was read is no more trusted than any other.
+            granted = bool(outcome.grants) and (bool(plan.paths) or not tainted)
+            return Verdict(outcome.decision, outcome.why, granted=granted)
         if outcome.grants and context.granted.issuperset(outcome.grants):
-            return Verdict("allow", "allowed for this session", granted=True)
+            return Verdict("allow", ALWAYS, granted=True)
         shown = _shown(name, arguments, plan)
         if shown is None:
             why = f"it needs approval ({outcome.why}), but is too long to show: split it into shorter calls"

@@ -43,9 +43,11 @@ def objection(
     if plan.unconfined and getattr(conversation, "outside", True):
         return Objection(f"{READ_BEFORE} a command outside of any sandbox could send data out")
     if plan.steers:
-        return Objection(f"{READ_BEFORE} this changes {plan.steers}, which steers later sessions")
+        return Objection(
+            f"{READ_BEFORE} this changes {plan.steers}, which steers later sessions", (f"steers:{plan.steers}",)
+        )
     if plan.writes and (why := steers(plan, context)):
-        return Objection(f"{READ_BEFORE} of this file: {why}")
+        return Objection(f"{READ_BEFORE} of this file: {why}", tuple(f"steers:{path}" for path in plan.paths))
     return None
 
 

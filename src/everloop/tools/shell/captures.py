@@ -1,4 +1,4 @@
-"""What a command says, kept within bounds while it says it."""
+"""Capture the output of a command within limits, while it runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ...text import clean
 from ...threads import in_thread
 from ..outputs import output_place
 
-_WRITE_AT = 256 * 1024  # bytes that are gathered for one write to the disk
+_WRITE_AT = 256 * 1024  # bytes that are buffered for one write
 _PROGRESS_SECONDS = 0.25
 _PROGRESS_LINES = 400
 _PROGRESS_WIDTH = 300
-# Sequences that move a cursor or set a title, and single control characters but for tabs and line ends.
+# Escape sequences, and control characters other than tabs and newlines.
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1f\x7f]"
 )
 
 
 def readable(data: bytes) -> str:
-    """Output as text: without control sequences, and with what a carriage return wrote over gone."""
+    """Convert output to text: without control sequences, and without what carriage returns overwrote."""
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
@@ -32,19 +32,19 @@ def readable(data: bytes) -> str:
 
 
 class Capture:
-    """The beginning and the end of what was said, and the whole of it (up to a limit) in a file if it is long."""
+    """The head and tail of an output; a long one is also saved to a file, up to a limit."""
 
     def __init__(self, limit: int, saved_limit: int, folder: Path | None, name: str) -> None:
         self.total = 0
         self.place: Path | None = None
         self._limit = limit
-        self._room = 2 * limit  # bytes at each end: more than is shown, as letters may take several
+        self._room = 2 * limit  # bytes at each end: more than is shown, as characters may need several
         self._saved_limit = saved_limit if folder is not None else 0
         self._folder = folder
         self._name = name
         self._head = bytearray()
         self._tail = bytearray()
-        self._waiting = bytearray()  # for the disk
+        self._waiting = bytearray()  # buffered for the file
         self._saved = 0
         self._problem = ""
 
@@ -62,11 +62,11 @@ class Capture:
 
     @property
     def full(self) -> bool:
-        """Nothing more is kept but the last words."""
+        """Return whether both limits are reached, so that only the tail still changes."""
         return self.total > self._saved_limit and self.total > self._room
 
     async def save(self) -> None:
-        """Put what waits on the disk; not before there is more than a result can show."""
+        """Write the buffer to the file, once the output is longer than a result can show."""
         if self._waiting and self.total > self._limit and not self._problem:
             data, self._waiting = bytes(self._waiting), bytearray()
             self._saved += len(data)
@@ -82,10 +82,10 @@ class Capture:
             self.place = output_place(self._folder, self._name)
             flags |= os.O_CREAT | os.O_TRUNC
         with open(os.open(self.place, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "ab") as file:
-            file.write(data.replace(b"\0", b"?"))  # with a zero in it, it would not count as text
+            file.write(data.replace(b"\0", b"?"))  # with a zero byte, read_file would take it for binary
 
     def text(self) -> str:
-        """What is shown: all of it, or its two ends with a note of what lies between."""
+        """Return the whole output, or its head and tail with a note about the omitted middle."""
         if self.total <= len(self._head) + len(self._tail):
             whole = readable(bytes(self._head + self._tail))
             if len(whole) <= self._limit:
@@ -97,9 +97,9 @@ class Capture:
         return f"{head[:half]}\n[… {self._note()} …]\n{tail[-half:]}"
 
     def _note(self) -> str:
-        note = f"the middle is left out, {self.total} bytes were put out in all"
+        note = f"the middle is omitted, {self.total} bytes of output in total"
         if self._problem:
-            return f"{note}, and they could not be saved: {self._problem}"
+            return f"{note}, which could not be saved: {self._problem}"
         if self.place is None:
             return note
         part = "all" if self._saved >= self.total else f"the first {self._saved}"
@@ -107,7 +107,7 @@ class Capture:
 
 
 class Fresh:
-    """What was said since somebody last looked; of too much, the end."""
+    """The output since the last poll; of a long one, the tail."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -126,12 +126,12 @@ class Fresh:
         data, self._data = bytes(self._data[-self._limit :]), bytearray()
         dropped, self._dropped = self._dropped, 0
         self.more.clear()
-        note = f"[… {dropped} bytes before this are left out …]\n" if dropped else ""
+        note = f"[… {dropped} earlier bytes are omitted …]\n" if dropped else ""
         return note + readable(data)
 
 
 class Ticker:
-    """Shows the last line that was said to whoever watches, a few times a second at most."""
+    """Report the last line of output as progress, at most a few times a second."""
 
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""A command while it runs: started behind its wall, listened to, and ended with everything it has started."""
+"""A running command: start it in its sandbox, read its output, and end it with all its processes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from contextlib import suppress
 
 from ...sandbox.bubblewrap import misplaced
 from ...sandbox.launch import Launch
-from ...sandbox.memory import memory_in_use
+from ...sandbox.resources import memory_in_use
 from ...threads import in_thread
 from ..base import ToolError
 
-GRACE_SECONDS = 2.0  # between being asked to end and being killed
-# For what is still in the pipe when the command is over: a slow disk may have to take it. On Linux nobody is left who
-# could hold the pipe; elsewhere somebody may.
-_LAST_WORDS_SECONDS = 10.0 if sys.platform == "linux" else 0.5
+GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
+# For output that is still in the pipe when the command ends: a slow disk may delay it. On Linux no process is left that
+# could hold the pipe open; elsewhere one may be.
+_DRAIN_SECONDS = 10.0 if sys.platform == "linux" else 0.5
 _END_SECONDS = 10.0
 _HOLD_SECONDS = 0.2
 _CHUNK = 256 * 1024
-_MEMORY_SECONDS = 0.2  # between two looks at the memory of a command
-_PAUSE = 0.002  # a command that says more than anybody keeps is not worth all of a processor
+_MEMORY_SECONDS = 0.2  # between two measurements of a command's memory
+_PAUSE = 0.002  # do not spend a whole CPU on output that is discarded
 
-Listener = Callable[[bytes], Awaitable[bool]]  # takes output; True: no hurry any more
+Listener = Callable[[bytes], Awaitable[bool]]  # consumes output; returns True if reading may slow down
 
 
 class Process:
-    """One running command. `start` makes it; it must be ended by `end`, whatever happens."""
+    """One running command. Call `end` in any case after `start`, whatever happens."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -42,16 +42,16 @@ class Process:
         self._reading: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
-        self.over_memory = ""  # how much it used, if that was too much and it was stopped
+        self.over_memory = ""  # its memory use, if it was stopped for exceeding the limit
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, 128 + the signal's number if it was killed, None while it runs."""
+        """The exit status; 128 + the signal number if it was killed; None while it runs."""
         code = self._process.returncode if self._process is not None else None
         return 128 - code if code is not None and code < 0 else code
 
     async def start(self, listener: Listener, *, stdin: bool = False) -> None:
-        """Start it. It hears nothing unless `stdin`; what it says on both streams goes to the listener."""
+        """Start the command. Standard input is empty unless `stdin`; both output streams go to the listener."""
         loop = asyncio.get_running_loop()
         reading, writing = os.pipe()
         reader = asyncio.StreamReader(_CHUNK)
@@ -64,7 +64,7 @@ class Process:
             os.close(writing)
             raise
         try:
-            # Who is cancelled now does not lose what may run already: `end` waits for it, to end all of it.
+            # If cancelled here, the process may be running already: `end` waits for it and kills it.
             self._process = await asyncio.shield(self._starting)
         except OSError as error:
             await self.end()
@@ -79,9 +79,9 @@ class Process:
             self._measuring = asyncio.create_task(self._measure(self._launch.memory))
 
     async def _measure(self, limit: int) -> None:
-        """Stop the command when all its processes together use more memory than they may."""
+        """Stop the command when its processes use more memory in total than allowed."""
         assert self._process is not None
-        pid, namespaced = self._process.pid, self._launch.wall == "bubblewrap"
+        pid, namespaced = self._process.pid, self._launch.backend == "bubblewrap"
         while self._process.returncode is None:
             await asyncio.sleep(_MEMORY_SECONDS)
             used, count = await in_thread(memory_in_use, pid, limit, namespaced=namespaced)
@@ -92,7 +92,7 @@ class Process:
 
     async def _spawn(self, writing: int, stdin: bool) -> asyncio.subprocess.Process:
         try:
-            # On this thread, not in a worker: a sandbox dies with the thread that started it.
+            # On the event loop's thread: bwrap dies with the thread that started it.
             return await asyncio.create_subprocess_exec(
                 *self._launch.arguments,
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
@@ -107,17 +107,17 @@ class Process:
             os.close(writing)
 
     async def wait(self) -> None:
-        """Until the command is over and its last words are heard. Who still holds its pipe is not waited for."""
+        """Wait for the end of the command and its output. A process that keeps the pipe open does not delay this."""
         assert self._process is not None
         await self._process.wait()
         if self._reading is not None:
-            await asyncio.wait([self._reading], timeout=_LAST_WORDS_SECONDS)
+            await asyncio.wait([self._reading], timeout=_DRAIN_SECONDS)
 
     async def write(self, data: bytes) -> None:
-        """Send to its standard input; nothing closes it. A ToolError if nobody listens any more."""
+        """Write to the standard input; empty data closes it. Raises ToolError if it is closed."""
         stdin = self._process.stdin if self._process is not None else None
         if stdin is None or stdin.is_closing():
-            raise ToolError("Its input is closed already.")
+            raise ToolError("Its standard input is already closed.")
         try:
             if data:
                 stdin.write(data)
@@ -125,10 +125,10 @@ class Process:
             else:
                 stdin.close()
         except (ConnectionError, RuntimeError):
-            raise ToolError("It has ended or does not listen any more: poll it to see how.") from None
+            raise ToolError("It has ended or closed its standard input: poll it for its status.") from None
 
     async def end(self, grace: float | None = None) -> None:
-        """End it, asking first; nothing of it is left when this returns. Also after a cancellation it goes on."""
+        """Terminate the command and all its processes, first with SIGTERM. A cancellation does not interrupt this."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(GRACE_SECONDS if grace is None else grace))
         await asyncio.shield(self._ending)
@@ -152,7 +152,7 @@ class Process:
         if self._measuring is not None:
             self._measuring.cancel()
         if self._reading is not None:
-            await asyncio.wait([self._reading], timeout=_LAST_WORDS_SECONDS)
+            await asyncio.wait([self._reading], timeout=_DRAIN_SECONDS)
             self._reading.cancel()
         if self._output is not None:
             self._output.close()
@@ -160,57 +160,57 @@ class Process:
         await in_thread(self._launch.clean_up)
 
     def _ask(self) -> bool:
-        """Ask the command to end; whether anybody was there to be asked."""
+        """Send SIGTERM to the command; return whether it could be delivered."""
         assert self._process is not None
         group = self._process.pid
         try:
             if self._launch.control is not None:
                 os.write(self._launch.control, b"T")
                 return True
-            if self._launch.wall == "bubblewrap":  # the first process of the sandbox leads a group, once it is made
+            if self._launch.backend == "bubblewrap":  # the sandbox's first process leads a group, once it is set up
                 (group,) = _children(self._process.pid)
                 if os.getpgid(group) != group or not _children(group):
-                    return False  # the command has not begun, and what makes its sandbox does not hear
+                    return False  # the command has not started, and bwrap ignores the signal
             os.killpg(group, signal.SIGTERM)
         except (OSError, ValueError):
             return False
         return True
 
     def _kill(self) -> None:
-        """End it at once. The launcher must live to do that; bwrap takes its namespace along."""
+        """Kill the command at once. The launcher does it itself; bwrap's PID namespace dies with bwrap."""
         assert self._process is not None
         if self._launch.control is not None:
             self._launch.close()
         elif self._process.returncode is None:
             _kill_with_children(self._process.pid)
-        if self._launch.wall == "off" and self._launch.control is None:
+        if self._launch.backend == "off" and self._launch.control is None:
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _open_gate(self) -> None:
-        """Let the command begin if its sandbox shows what it should."""
+        """Let the command start if the mounts of its sandbox are correct."""
         problem = await in_thread(self._look)
         if problem is not None:
             await self.end(0)
-            raise ToolError(f"The sandbox was not made as it should be ({problem}): nothing was run. Try again.")
+            raise ToolError(f"The sandbox was not set up correctly ({problem}), so nothing was run. Try again.")
         gate, self._launch.gate = self._launch.gate, None
         if gate is not None:
             os.close(gate)
 
     def _look(self) -> str | None:
-        """What is wrong with the sandbox that waits at the gate, or None."""
+        """Return what is wrong with the waiting sandbox, or None."""
         assert self._process is not None
         assert self._launch.ready is not None
         assert self._launch.world is not None
         if not os.read(self._launch.ready, 1):
-            return None  # bwrap has failed, and says so on its output
+            return None  # bwrap has failed; its output says why
         try:
             (child,) = _children(self._process.pid)
             with open(f"/proc/{child}/mountinfo") as file:
                 path = misplaced(file.read(), self._launch.world)
         except (OSError, ValueError):
             return "it ended"
-        return None if path is None else f"{path} was changed at that moment"
+        return None if path is None else f"{path} was changed meanwhile"
 
     async def _listen(self, reader: asyncio.StreamReader, listener: Listener) -> None:
         while data := await reader.read(_CHUNK):
@@ -224,8 +224,8 @@ def _children(pid: int) -> list[int]:
 
 
 def _kill_with_children(pid: int) -> None:
-    """Kill a process and those it has started. Its sandbox would die with it, but not while it is still being made:
-    so it is held first, and its children go before it."""
+    """Kill bwrap and its children. A sandbox dies with bwrap, but not while it is still being set up, so bwrap is
+    stopped first and its children are killed before it."""
     with suppress(OSError):
         os.kill(pid, signal.SIGSTOP)
         until = time.monotonic() + _HOLD_SECONDS
@@ -239,6 +239,6 @@ def _kill_with_children(pid: int) -> None:
 
 
 def _state(pid: int) -> str:
-    """A letter for what a process is doing."""
+    """Return the state letter of a process."""
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(") ")[2][:1]

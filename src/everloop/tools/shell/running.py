@@ -1,4 +1,4 @@
-"""The commands that run: how they are started behind the wall that works here, and those in the background."""
+"""Start commands in the sandbox, and keep track of those in the background."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ...sandbox.confinement import Confinement, Limits, confinement
-from ...sandbox.launch import Launch, Mode, NoSandbox, Wall, choose_wall, prepare
+from ...sandbox.launch import Backend, Launch, Mode, NoSandbox, choose_backend, prepare
 from ...sandbox.paths import within_any
 from ...text import clean
 from ...threads import in_thread
@@ -28,28 +28,28 @@ from .workspace_checks import Ticket, WorkspaceChecks
 
 @dataclass(slots=True, frozen=True)
 class ShellSettings:
-    """What commands may do and use. `confine` None: in the sandbox where the workspace is restricted."""
+    """Settings of shell commands. With `confine` None, commands are confined where the workspace is restricted."""
 
-    timeout: float = 60.0  # seconds, where a call asks for none
+    timeout: float = 60.0  # seconds, unless a call sets it
     max_timeout: float = 600.0
     mode: Mode = "auto"
     confine: bool | None = None
-    readable: tuple[str, ...] = ()  # paths that are seen besides the system's
-    writable: tuple[str, ...] = ()  # paths that can be changed besides the workspace
-    environment: tuple[str, ...] = ()  # names of variables let through besides the usual ones
+    readable: tuple[str, ...] = ()  # paths that are visible in addition to system paths
+    writable: tuple[str, ...] = ()  # paths that are writable in addition to the workspace
+    environment: tuple[str, ...] = ()  # names of environment variables to pass on in addition to the usual ones
     memory_mb: int = 4096
     processes: int = 512
-    file_mb: int = 4096  # of one file
+    file_mb: int = 4096  # of a single file
     output_limit: int = 30_000  # characters of a result
-    saved_limit: int = 16 * 1024 * 1024  # bytes of a long output that are kept for read_file
-    session_background: int = 8  # commands in the background at once
+    saved_limit: int = 16 * 1024 * 1024  # bytes of a long output that are saved for read_file
+    session_background: int = 8  # concurrent background commands
     total_background: int = 32
-    records: Path | None = None  # the folder that tells the next runtime which workspaces commands ran in
+    records: Path | None = None  # where running commands are recorded, for recovery after a kill
 
 
 @dataclass(slots=True)
 class Job:
-    """A command that runs beside the conversation."""
+    """A background command."""
 
     id: str
     command: str
@@ -58,7 +58,7 @@ class Job:
     network: bool
     process: Process
     fresh: Fresh
-    ticket: Ticket | None = None  # None: it is not confined, and nothing is checked after it
+    ticket: Ticket | None = None  # None: not confined, so nothing is checked afterwards
     began: float = field(default_factory=time.monotonic)
     started: int = field(default_factory=time.time_ns)
     watch: asyncio.Task[None] | None = None
@@ -67,12 +67,12 @@ class Job:
     def state(self) -> str:
         code = self.process.returncode
         if self.process.over_memory:
-            return f"stopped, it used too much memory: {self.process.over_memory}"
+            return f"stopped for using too much memory: {self.process.over_memory}"
         return f"running for {time.monotonic() - self.began:.0f} s" if code is None else ended(code)
 
 
 class Prepared(NamedTuple):
-    """A command ready to start, and what is checked after it."""
+    """A command that is ready to start, and the ticket of its workspace check."""
 
     launch: Launch
     ticket: Ticket | None
@@ -82,13 +82,13 @@ T = TypeVar("T")
 
 
 class Shell:
-    """What the two tools share: the settings, the wall that works here, and the commands in the background."""
+    """State shared by the two tools: the settings, the sandbox backend and the background commands."""
 
     def __init__(self, settings: ShellSettings) -> None:
         self.settings = settings
         self.background: dict[str, Job] = {}
         self._numbers = itertools.count(1)
-        self._wall: Wall | NoSandbox | None = None
+        self._backend: Backend | NoSandbox | None = None
         self._choosing = asyncio.Lock()
         self._cleaning: set[asyncio.Future[Any]] = set()
         self._checks = WorkspaceChecks(settings.records)
@@ -99,13 +99,13 @@ class Shell:
         return context.restricted if self.settings.confine is None else self.settings.confine
 
     async def launch(self, command: str, working_dir: str, network: bool) -> Prepared:
-        """A command ready to start; a ToolError if it cannot be confined as it must be."""
+        """Prepare a command. Raises ToolError if it cannot be confined as required."""
         context = current_call()
-        wall = await self._chosen() if self.confined(context) else "off"
-        preparing = asyncio.ensure_future(in_thread(self._prepare, wall, context, command, working_dir, network))
+        backend = await self._chosen() if self.confined(context) else "off"
+        preparing = asyncio.ensure_future(in_thread(self._prepare, backend, context, command, working_dir, network))
         try:
             return await asyncio.shield(preparing)
-        except asyncio.CancelledError:  # it holds dozens of open files, and nobody will start it
+        except asyncio.CancelledError:  # it holds open files and will not be started
             preparing.add_done_callback(self._let_go)
             raise
         except NoSandbox as error:
@@ -118,19 +118,19 @@ class Shell:
             return
         launch, ticket = prepared.result()
         launch.close()
-        self._unheard(in_thread(launch.clean_up))
-        self._unheard(self._end_ticket(ticket))
+        self._detached(in_thread(launch.clean_up))
+        self._detached(self._end_ticket(ticket))
 
-    def _unheard(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Work that is done even if the call that wants it is cancelled."""
+    def _detached(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run work to its end even if the waiting call is cancelled."""
         task = asyncio.ensure_future(work)
         self._cleaning.add(task)
         task.add_done_callback(self._cleaning.discard)
         return task
 
     async def finish(self, process: Process, ticket: Ticket | None, grace: float | None = None) -> list[str]:
-        """End a command and put aside what it planted; gives notes for the model. A cancellation does not stop it."""
-        return await asyncio.shield(self._unheard(self._finish(process, ticket, grace)))
+        """End a command and check its workspace, even if cancelled; returns notes for the model."""
+        return await asyncio.shield(self._detached(self._finish(process, ticket, grace)))
 
     async def _finish(self, process: Process, ticket: Ticket | None, grace: float | None) -> list[str]:
         await process.end(grace)
@@ -140,12 +140,12 @@ class Shell:
         return await in_thread(self._checks.end, ticket) if ticket is not None else []
 
     async def taint(self, job: Job) -> None:
-        """A background command is sent text: if untrusted content was read by now, what it makes is checked."""
+        """Mark a background command as acting on untrusted content, if the current call is tainted."""
         if job.ticket is not None and _is_tainted(current_call()):
             await in_thread(self._checks.taint, job.ticket)
 
     async def end_turn(self, turn: str) -> None:
-        """End the background commands of a turn, and check after those that run on."""
+        """End the background commands of a turn, and check the workspaces of those that keep running."""
         jobs = [job for job in self.background.values() if job.context.turn == turn]
         await self.end([job for job in jobs if not job.keep])
         for job in jobs:
@@ -173,20 +173,22 @@ class Shell:
         if marks := await in_thread(changed_files, os.fspath(context.workspace), since):
             await context.marks.add(context.owner, marks)
 
-    async def _chosen(self) -> Wall:
+    async def _chosen(self) -> Backend:
         async with self._choosing:
-            if self._wall is None:
-                chosen: Wall | NoSandbox = await in_thread(_choose, self.settings.mode)
-                self._wall = chosen
-            wall = self._wall
-        if isinstance(wall, NoSandbox):
-            raise ToolError(str(wall))
-        return wall
+            if self._backend is None:
+                chosen: Backend | NoSandbox = await in_thread(_choose, self.settings.mode)
+                self._backend = chosen
+            backend = self._backend
+        if isinstance(backend, NoSandbox):
+            raise ToolError(str(backend))
+        return backend
 
-    def _prepare(self, wall: Wall, context: CallContext, command: str, working_dir: str, network: bool) -> Prepared:
+    def _prepare(
+        self, backend: Backend, context: CallContext, command: str, working_dir: str, network: bool
+    ) -> Prepared:
         settings, outer = self.settings, dict(os.environ)
         limits = Limits(settings.memory_mb, settings.processes, settings.file_mb)
-        if wall == "off":
+        if backend == "off":
             world = Confinement(os.path.realpath(context.workspace), limits=limits)
         else:
             world = confinement(
@@ -199,12 +201,12 @@ class Shell:
                 outputs=None if context.outputs is None else os.fspath(context.outputs),
                 limits=limits,
             )
-        folder = find_folder(world, working_dir, restricted=context.restricted or wall != "off")
+        folder = find_folder(world, working_dir, restricted=context.restricted or backend != "off")
         ticket = None
-        if wall != "off":
+        if backend != "off":
             ticket = self._checks.begin(world.workspace, world.frozen, tainted=_is_tainted(context))
         try:
-            return Prepared(prepare(wall, world, folder, command, outer=outer, names=settings.environment), ticket)
+            return Prepared(prepare(backend, world, folder, command, outer=outer, names=settings.environment), ticket)
         except BaseException:
             if ticket is not None:
                 self._checks.end(ticket)
@@ -238,7 +240,7 @@ class Shell:
                 del self.background[job.id]
         own = sum(same_session(job.context, context) for job in self.background.values())
         if own >= self.settings.session_background or len(self.background) >= self.settings.total_background:
-            raise ToolError(f"Too many commands run in the background ({own} of this session): kill one of them first.")
+            raise ToolError(f"Too many background commands ({own} in this session): kill one of them first.")
 
     async def _watch(self, job: Job) -> None:
         await job.process.wait()
@@ -252,17 +254,17 @@ class Shell:
             job.fresh.feed(f"\n{note}\n".encode())
 
     def find(self, id: str | None) -> Job:
-        """A background command of the same owner and session."""
+        """Return a background command of the same owner and session."""
         context = current_call()
         job = self.background.get(id or "")
         if job is not None and same_session(job.context, context):
             return job
         known = [job.id for job in self.background.values() if same_session(job.context, context)]
-        there = f"there are: {', '.join(known)}" if known else "none are there"
+        there = f"running: {', '.join(known)}" if known else "none is running"
         raise ToolError(f"There is no background command {id!r} ({there}); they end with their turn or the runtime.")
 
     async def end(self, jobs: Sequence[Job]) -> None:
-        """End these and forget them."""
+        """End these background commands and remove them from the list."""
         for job in jobs:
             self.background.pop(job.id, None)
         ended = await asyncio.gather(*(self.finish(job.process, job.ticket) for job in jobs))
@@ -271,15 +273,15 @@ class Shell:
             await self.mark_changed(job.context, job.started, job.network)
 
 
-def _choose(mode: Mode) -> Wall | NoSandbox:
+def _choose(mode: Mode) -> Backend | NoSandbox:
     try:
-        return choose_wall(mode)
+        return choose_backend(mode)
     except NoSandbox as error:
         return error
 
 
 def _is_tainted(context: CallContext) -> bool:
-    """Whether a command acts on untrusted content, and no person has seen it."""
+    """Return whether a command may act on untrusted content without having been approved."""
     return context.tainted and not context.approved
 
 
@@ -288,17 +290,17 @@ def same_session(one: CallContext, other: CallContext) -> bool:
 
 
 def ended(code: int) -> str:
-    """How a command ended, in words."""
+    """Describe an exit status."""
     if code > 128:
         try:
             return f"exit status {code}, {signal.Signals(code - 128).name}"
         except ValueError:
-            pass  # not a signal's number: the command chose it
+            pass  # not a signal number: the command's own exit status
     return f"exit status {code}"
 
 
 def find_folder(world: Confinement, working_dir: str, *, restricted: bool) -> str:
-    """The real folder to run in; a ToolError if it is none or out of reach."""
+    """Return the real path of the working folder. Raises ToolError if it is not accessible."""
     if "\0" in working_dir:
         raise ToolError(f"{working_dir!r} is not a path: give one relative to the workspace.")
     folder = os.path.realpath(os.path.join(world.workspace, os.path.expanduser(clean(working_dir))))

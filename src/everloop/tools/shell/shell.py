@@ -1,4 +1,4 @@
-"""Shell commands: `exec` runs one and waits, or leaves it in the background, where `process` looks after it."""
+"""The tools `exec`, which runs a shell command, and `process`, which manages background commands."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _NO_NETWORK = re.compile(
 
 
 def shell_tools(settings: ShellSettings | None = None) -> list[Tool]:
-    """The tools `exec` and `process`, over one set of running commands."""
+    """Return the tools `exec` and `process`, which share their running commands."""
     shell = Shell(settings or ShellSettings())
     return [Exec(shell), ProcessTool(shell)]
 
 
 class Exec(Tool):
-    """Runs a command. Alone in its round: commands change files, so their order counts."""
+    """Runs a command. Not parallel: commands change files, so their order matters."""
 
     name = "exec"
     description: str
@@ -44,12 +44,12 @@ class Exec(Tool):
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         settings = shell.settings
-        self.timeout = settings.max_timeout + 60.0  # ours comes first
+        self.timeout = settings.max_timeout + 60.0  # the command's own timeout comes first
         self.description = (
             "Run a shell command (bash) in the workspace. Output comes with the exit status; standard input is empty. "
             "In a sandbox only the workspace can be changed, /tmp and the home folder are empty and gone afterwards, "
-            "and there is no network unless network=true. Whatever a command leaves running ends with it; use "
-            "background=true for a server or a long job, and the tool process to look after it."
+            "and there is no network unless network=true. Processes that it leaves running are killed when it ends; "
+            "use background=true for a server or a long job, and the tool process to manage it."
         )
         self.parameters = {
             "type": "object",
@@ -63,7 +63,7 @@ class Exec(Tool):
                 },
                 "network": {"type": "boolean", "description": "Let the command reach the network."},
                 "background": {"type": "boolean", "description": "Return at once with an id for the tool process."},
-                "keep": {"type": "boolean", "description": "With background: let it run on when the turn is over."},
+                "keep": {"type": "boolean", "description": "With background: keep it running after the turn."},
             },
             "required": ["command"],
         }
@@ -75,10 +75,10 @@ class Exec(Tool):
         given = str(arguments.get("working_dir") or "")
         given = given if "\0" in given else os.path.expanduser(given)
         folder = os.path.normpath(os.path.join(context.workspace, given))
-        how = f"in the sandbox {'with' if network else 'without'} network" if confined else "outside of any sandbox"
+        how = f"in the sandbox {'with' if network else 'without'} network" if confined else "without a sandbox"
         later = ", in the background" if arguments.get("background") else ""
         kept = bool(later and arguments.get("keep"))
-        later += ", and on after the turn" if kept else ""
+        later += ", also after the turn" if kept else ""
         return Plan(
             shown=f"{command}\n(in {folder}, {how}{later})",
             command=command,
@@ -97,7 +97,7 @@ class Exec(Tool):
         keep: bool = False,
     ) -> Output:
         if not command.strip() or "\0" in command:
-            raise ToolError("There is no command in that: give one line or more for bash.")
+            raise ToolError("The command is empty: give one or more lines for bash.")
         if background:
             job = await self._shell.start_background(clean(command), working_dir, network, keep)
             until = "the runtime ends" if keep else "this turn is over"
@@ -136,22 +136,22 @@ class Exec(Tool):
         await capture.save()
         text = capture.text().rstrip()
         if late:
-            note = f"it took longer than {limit:g} seconds and was stopped; a larger timeout (at most "
-            note += f"{settings.max_timeout:g}) or background=true gives it more"
+            note = f"stopped because it ran longer than {limit:g} seconds; use a larger timeout (at most "
+            note += f"{settings.max_timeout:g}) or background=true"
             return Output("\n".join([text, f"[{note}]", *aside]).lstrip(), untrusted=network, failed=True)
         if process.over_memory:
-            note = f"it used {process.over_memory} and was stopped: a command may use {settings.memory_mb} MB of memory"
+            note = f"it used {process.over_memory} and was stopped: the limit is {settings.memory_mb} MB of memory"
             return Output("\n".join([text, f"[{note}]", *aside]).lstrip(), untrusted=network, failed=True)
         if text.startswith("bwrap: ") and process.returncode == 1:
-            note = f"The sandbox could not be made, so nothing was run: {text.splitlines()[0]}"
-            return Output(note, untrusted=network, failed=True)  # or a command that ran has said that
+            note = f"The sandbox could not be created, so nothing was run: {text.splitlines()[0]}"
+            return Output(note, untrusted=network, failed=True)  # unless the command itself printed that
         notes = self._notes(process.returncode or 0, text, network, self._shell.confined(context))
         return Output("\n".join(filter(None, [text, *notes, *aside])) or "(no output)", untrusted=network)
 
     def _notes(self, code: int, text: str, network: bool, confined: bool) -> list[str]:
         notes = [f"[{ended(code)}]"] if code else []
         if confined and code == 128 + signal.SIGKILL:
-            notes.append(f"[perhaps it used more than the {self._shell.settings.memory_mb} MB of memory it may have]")
+            notes.append(f"[it may have exceeded the memory limit of {self._shell.settings.memory_mb} MB]")
         if confined and not network and code and _NO_NETWORK.search(text):
             notes.append("[the sandbox has no network: if the command needs it, call exec again with network=true]")
         return notes
@@ -164,20 +164,24 @@ class Exec(Tool):
 
 
 class ProcessTool(Tool):
-    """Looks after the commands in the background."""
+    """Manages background commands."""
 
     name = "process"
     description = (
-        "Look after commands that were started with exec(background=true): list them; poll one for its state and what "
-        "it said since the last poll; write text to its standard input (no text closes it); kill it."
+        "Manage commands that were started with exec(background=true): list them; poll one for its state and new "
+        "output since the last poll; write text to its standard input (empty text closes it); kill it."
     )
     parameters: ClassVar[dict[str, Any]] = {
         "type": "object",
         "properties": {
             "action": {"type": "string", "enum": ["list", "poll", "write", "kill"]},
-            "id": {"type": "string", "description": "Which one, as exec said it."},
-            "text": {"type": "string", "description": "For write; end a line with a line break."},
-            "wait": {"type": "number", "minimum": 0, "description": "For poll: seconds to wait for news, 30 at most."},
+            "id": {"type": "string", "description": "The id that exec returned."},
+            "text": {"type": "string", "description": "For write; end a line with a newline."},
+            "wait": {
+                "type": "number",
+                "minimum": 0,
+                "description": "For poll: seconds to wait, 30 at most.",
+            },
         },
         "required": ["action"],
     }
@@ -193,7 +197,7 @@ class ProcessTool(Tool):
         text = arguments.get("text", "")
         try:
             job = self._shell.find(arguments.get("id"))
-        except ToolError:  # a call of the same round may start it
+        except ToolError:  # a call in the same round may start it
             return Plan(shown=f"write to {arguments.get('id')}, which is not running yet:\n{text}", sends=True)
         sends = job.network or job.keep or not self._shell.confined(job.context)
         return Plan(shown=f"write to {job.id} ({job.command}):\n{text}", sends=sends)
@@ -203,9 +207,9 @@ class ProcessTool(Tool):
             return self._list()
         job = self._shell.find(id)
         if action == "write":
-            await self._shell.taint(job)  # it may have begun before anything untrusted was read
+            await self._shell.taint(job)  # it may have started before untrusted content was read
             await job.process.write(clean(text).encode())
-            return Output(f"Sent to {job.id}." if text else f"The input of {job.id} is closed.")
+            return Output(f"Sent to {job.id}." if text else f"The standard input of {job.id} is closed.")
         if action == "kill":
             await self._shell.end([job])
         elif wait and job.process.returncode is None and not job.fresh.more.is_set():
@@ -213,9 +217,9 @@ class ProcessTool(Tool):
                 async with asyncio.timeout(min(wait, _MAX_WAIT)):
                     await job.fresh.more.wait()
             except TimeoutError:
-                pass  # there is no news: that is told below
+                pass  # no new output: the state below says so
         if job.process.returncode is not None:
-            await job.process.wait()  # its last words may come after its end, and who is told of that asks no more
+            await job.process.wait()  # include its last output: the model will not poll again
         said = job.fresh.take().rstrip()
         output = Output(f"{said}\n[{job.id}: {job.state}]".lstrip(), untrusted=job.network)
         return await self._shell.counted(output, job.command, job.network) if said else output
@@ -224,4 +228,4 @@ class ProcessTool(Tool):
         context = current_call()
         own = [job for job in self._shell.background.values() if same_session(job.context, context)]
         lines = [f"{job.id}  {job.state}{', kept' * job.keep}  {job.command[:200]}" for job in own]
-        return Output("\n".join(lines) or "Nothing runs in the background.")
+        return Output("\n".join(lines) or "No background commands are running.")

@@ -1,9 +1,9 @@
-"""What commands leave behind in a workspace that other programs would run later, outside of the sandbox.
+"""Undo what commands plant in a workspace for other programs to execute later, outside of the sandbox.
 
-After every confined command the git repositories of the workspace are checked (`sandbox/repositories.py`). After one
-that ran when untrusted content had been read, so are the files that steer the agent or that a build tool, an editor or
-a shell runs (`tools/policy/steering.py`). What is new and unsafe gets another name, and what was there before is put
-back. While commands run, a record on disk holds what was there before: if the runtime is killed, the next one checks.
+After every confined command, the git repositories of the workspace are checked (`sandbox/repositories.py`). After a
+command in a tainted turn, so are the files that instruct the agent and those that build tools, editors or shells
+execute (`tools/policy/steering.py`). What is new and unsafe is renamed, and the previous content is restored. While
+commands run, a record on disk holds the previous state: if the runtime is killed, the next one performs the check.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from ...sandbox.folders import ASIDE, FolderTree, Part, aside_name, move_aside, 
 from ...sandbox.paths import within
 from ..files.paths import written_by_tools
 from ..policy.steering import is_generated, leads_to_steering, planted_by_command
-from .git_objects import is_older_blob
 
 logger = logging.getLogger(__name__)
-_TICK_NS = 20_000_000  # of the clock that files get their times from
+_TICK_NS = 20_000_000  # granularity of file timestamps
 _DEPENDENCIES = ("dependencies", "devDependencies", "peerDependencies", "optionalDependencies")
 _numbers = itertools.count(1)
 AgentFiles = dict[str, tuple[int, int, str]]
@@ -40,25 +39,25 @@ Images = dict[str, Part]
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One command that runs in a workspace."""
+    """A command that is running in a workspace."""
 
     workspace: str
-    tainted: bool = False  # untrusted content was read before, and no person has seen the command
+    tainted: bool = False  # it may act on untrusted content, and was not approved
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A workspace with commands in it, and how it was before the first of them."""
+    """A workspace with running commands, and its state before the first of them."""
 
     tree: FolderTree
     lock: threading.Lock = field(default_factory=threading.Lock)
     running: set[Ticket] = field(default_factory=set)
-    frozen: set[str] = field(default_factory=set)  # was out of reach for all of them
+    frozen: set[str] = field(default_factory=set)  # read-only for all of them
     repositories: repositories.State = field(default_factory=dict)
     record: Path | None = None
     agent_files: AgentFiles = field(default_factory=dict)
-    images: Images = field(default_factory=dict)  # of the files that other programs run
-    linked: dict[str, str] = field(default_factory=dict)  # files that such a name leads to, and why they count
+    images: Images = field(default_factory=dict)  # of the files that other programs execute
+    linked: dict[str, str] = field(default_factory=dict)  # targets of links with such names, and the reason
     tainted_since: int = 0  # nanoseconds
 
 
@@ -70,12 +69,12 @@ class WorkspaceChecks:
         self._watched: dict[str, _Watched] = {}
         self._lock = threading.Lock()
         self._recovery: threading.Thread | None = None
-        if records is not None:  # at once: the person may run git before the agent runs a command
+        if records is not None:  # at once: the user may run git before the agent runs a command
             self._recovery = threading.Thread(target=_recover, args=(records,), daemon=True)
             self._recovery.start()
 
     def begin(self, workspace: str, frozen: tuple[str, ...], *, tainted: bool) -> Ticket:
-        """Note how a workspace is, before a command starts in it. `frozen` paths are out of the command's reach."""
+        """Record the state of a workspace before a command starts. `frozen` paths are read-only for the command."""
         if self._recovery is not None:
             self._recovery.join()
         ticket = Ticket(workspace)
@@ -97,7 +96,7 @@ class WorkspaceChecks:
         return ticket
 
     def taint(self, ticket: Ticket) -> None:
-        """From now on, a command that may have been under way already acts on untrusted content."""
+        """Mark a command, possibly already running, as acting on untrusted content from now on."""
         watched = self._watched[ticket.workspace]
         with watched.lock:
             if ticket.tainted or ticket not in watched.running:
@@ -111,13 +110,13 @@ class WorkspaceChecks:
             ticket.tainted = True
 
     def check(self, ticket: Ticket) -> list[str]:
-        """Put aside what commands have planted by now. Gives notes for the model."""
+        """Undo what commands have planted so far. Returns notes for the model."""
         watched = self._watched[ticket.workspace]
         with watched.lock, self._alone(ticket.workspace):
             return self._check(watched, ticket) if ticket in watched.running else []
 
     def end(self, ticket: Ticket) -> list[str]:
-        """As `check`, when a command and all it has started are over."""
+        """Like `check`, once a command and all its processes have ended."""
         watched = self._watched[ticket.workspace]
         with watched.lock, self._alone(ticket.workspace):
             if ticket not in watched.running:
@@ -139,7 +138,7 @@ class WorkspaceChecks:
 
     @contextmanager
     def _alone(self, workspace: str) -> Iterator[Path | None]:
-        """Hold the records of a workspace against other runtimes; gives their folder."""
+        """Lock the records of a workspace against other runtimes, and yield their folder."""
         if self._records is None:
             yield None
             return
@@ -160,7 +159,7 @@ class WorkspaceChecks:
         if folder is None:
             return
         others = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-        for other in others:  # what that runtime's commands have made until now is not to be trusted
+        for other in others:  # do not trust what that runtime's commands have created so far
             with suppress(OSError, ValueError, KeyError, TypeError):
                 record = json.loads(other.read_bytes())
                 watched.repositories = repositories.from_json(record["repositories"])
@@ -185,7 +184,7 @@ class WorkspaceChecks:
 
 
 def _recover(records: Path) -> None:
-    """Check the workspaces in which commands ran when a runtime was killed."""
+    """Check the workspaces in which commands were running when a runtime was killed."""
     with suppress(OSError):
         for folder in records.iterdir():
             for path in folder.glob("*.json"):
@@ -204,14 +203,14 @@ def _recover_one(path: Path) -> None:
     except FileNotFoundError:
         return
     except (ValueError, KeyError, TypeError):
-        notes = []  # it was cut off while it was written: no command had begun
+        notes = []  # incomplete, so no command had started
     for note in notes:
-        logger.warning("a command was cut off when the runtime was killed: %s", note)
+        logger.warning("a command was interrupted when the runtime was killed: %s", note)
     path.unlink(missing_ok=True)
 
 
 def _started(pid: int) -> str:
-    """When a process was started, as the kernel tells it; "" if there is none."""
+    """Return the start time of a process in the kernel's clock ticks; "" if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(") ")[2].split(" ")[19]
@@ -223,7 +222,7 @@ def _started(pid: int) -> str:
 
 
 def _agent_files(workspace: str) -> AgentFiles:
-    """The files and folders that steer the agent, and where those that are links lead."""
+    """Return the identities of the agent's instruction files and folders, and the targets of links among them."""
     found: AgentFiles = {}
     for name in STEERING:
         with suppress(OSError):
@@ -234,7 +233,7 @@ def _agent_files(workspace: str) -> AgentFiles:
 
 
 def _put_agent_files_aside(workspace: str, before: AgentFiles) -> list[str]:
-    """Rename what was not there before. What was there is read-only for commands, so a person has changed it."""
+    """Rename new instruction files. Existing ones are read-only for commands, so a person changed them."""
     notes = []
     for name, state in _agent_files(workspace).items():
         was = before.get(name)
@@ -246,7 +245,7 @@ def _put_agent_files_aside(workspace: str, before: AgentFiles) -> list[str]:
         aside = aside_name(name)
         with suppress(FileNotFoundError):
             os.rename(path, os.path.join(workspace, aside))
-            notes.append(f"[{name} would steer the agent and was made after untrusted content was read: now {aside}]")
+            notes.append(f"[{name} instructs the agent and was made after untrusted content was read: now {aside}]")
     return notes
 
 
@@ -258,11 +257,11 @@ def _is_candidate(path: str) -> bool:
 
 
 def _why(path: str, linked: dict[str, str]) -> str:
-    return planted_by_command(path) or linked.get(path, "") or "other programs run it"
+    return planted_by_command(path) or linked.get(path, "") or "other programs execute it"
 
 
 def _linked(tree: FolderTree) -> dict[str, str]:
-    """The files of the workspace that links among the candidates lead to."""
+    """Return the files of the workspace that candidates link to."""
     found: dict[str, str] = {}
     for path in tree.steering():
         place = os.path.join(tree.root, path)
@@ -274,7 +273,7 @@ def _linked(tree: FolderTree) -> dict[str, str]:
 
 
 def _images(tree: FolderTree, linked: dict[str, str]) -> Images:
-    """The candidates as they are now, of those that are links also what they lead to."""
+    """Read all candidates and the targets of links among them."""
     images: Images = {}
     with opened_folder(tree.root, "") as root:
         for path in {*tree.steering(), *linked}:
@@ -286,7 +285,7 @@ def _images(tree: FolderTree, linked: dict[str, str]) -> Images:
 
 
 def _put_files_aside(watched: _Watched) -> list[str]:
-    """Rename what commands have made of the candidates, and put back what was there."""
+    """Rename candidates that commands created or changed, and restore the previous content."""
     notes = []
     tree, before = watched.tree, watched.images
     known = {(os.path.basename(path), part.data) for path, part in before.items() if part.kind == "file"}
@@ -308,10 +307,10 @@ def _put_files_aside(watched: _Watched) -> list[str]:
                     back = ""
                     if old is not None:
                         put_back(folder, name, old)
-                        back = ", and the old text is back"
+                        back = ", and the previous text is restored"
                     notes.append(
                         f"[{path} ({_why(path, watched.linked)}) was changed after untrusted content was read: the "
-                        f"new text is now {os.path.join(above, aside)}{back}. Write it with write_file, so that a "
+                        f"new text is in {os.path.join(above, aside)}{back}. Write it with write_file, so that a "
                         "person can be asked.]"
                     )
     return notes
@@ -321,16 +320,16 @@ def _is_harmless(watched: _Watched, path: str, part: Part, old: Part | None) -> 
     if part.kind != "file" or part.data is None:
         return False
     if old is not None and old.kind == "file" and old.data == part.data:
-        return True  # only its mode has changed
+        return True  # only its mode differs
     if written_by_tools.wrote(os.path.join(watched.tree.root, path), part.data):
         return True
     if os.path.basename(path) == "package.json" and old is not None and old.data is not None:
         return _same_but_for_dependencies(old.data, part.data)
-    return is_older_blob(watched.tree, path, part.data, watched.tainted_since)
+    return repositories.is_older_blob(watched.tree, path, part.data, watched.tainted_since)
 
 
 def _same_but_for_dependencies(old: bytes, new: bytes) -> bool:
-    """Whether a package.json differs only in what it depends on, as `npm install` leaves it."""
+    """Return whether two package.json differ only in their dependencies, as after `npm install`."""
     with contextlib.suppress(ValueError, RecursionError):
         one, other = json.loads(old), json.loads(new)
         if isinstance(one, dict) and isinstance(other, dict):

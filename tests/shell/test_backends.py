@@ -1,4 +1,4 @@
-"""When there is a wall, and what a command with network does."""
+"""When there is a backend, and what a command with network does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_plan_says_exactly_what_will_run(folder):
     assert plan == Plan(f"make test\n(in {folder}/sub, in the sandbox without network)", command="make test")
     networked = desk.plan(command="curl x", network=True, background=True, keep=True)
     assert (networked.network, networked.sends, networked.unconfined) == (True, True, False)
-    assert "with network, in the background, and on after the turn" in networked.shown
+    assert "with network, in the background, also after the turn" in networked.shown
     for free in (Desk(folder, ShellSettings(mode="off")), Desk(folder, ShellSettings(), restricted=False)):
         plan = free.plan(command="ls")
         assert (plan.network, plan.sends, plan.unconfined) == (False, False, True)

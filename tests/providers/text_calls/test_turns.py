@@ -199,7 +199,7 @@ class Plain(LLMProvider):
         yield LLMResponse("Water the beans")
 for emit in (None, print):
     asyncio.run(ModelCall(Plain()).ask(Conversation(), [], emit))
-assert not [name for name in sys.modules if "dialects" in name or "json_repair" in name]
+assert not [name for name in sys.modules if "text_calls" in name or "json_repair" in name]
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
     assert await asyncio.wait_for(process.wait(), 50) == 0

@@ -17,7 +17,7 @@ from ..store.base import Claim, Spent, Store
 
 
 class Budgets:
-    """What may be used, and what was."""
+    """The limits of an agent, and what was used of them."""
 
     def __init__(self, store: Store, config: Config) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class Budgets:
         return self._limited or bool(_caps(claim))
 
     async def check(self, claim: Claim, model: str, tokens: int) -> None:
-        """Refuse a request of about so many tokens if a budget has no room for it."""
+        """Raise `BudgetReached` if a budget has no room for a request of about so many tokens."""
         scopes = self._scopes(claim)
         spent = await self._store.spent(claim.owner, list(scopes)) if scopes else {}
         for scope, (name, most, dearest) in scopes.items():
@@ -55,7 +55,7 @@ class Budgets:
         claim.spent += self._spent(claim, model, usage, estimate)
 
     async def record(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
-        """Write down what was used beside the turn: for a summary, say."""
+        """Write down what was used outside of the turn's entries, such as for a summary."""
         if spent := self._spent(claim, model, usage, estimate):
             await self._store.spend(claim.owner, spent)
 
@@ -69,22 +69,22 @@ class Budgets:
         return [Spent(scope, total, cost) for scope in self._scopes(claim)]
 
     def _scopes(self, claim: Claim) -> dict[str, tuple[str, int, float]]:
-        """What a turn's answers count for, each with its limits: the turn that began it all, the day, and every
+        """The budgets that a turn's answers count for, each with its limits: the root turn, the day, and every
         sub-agent above it that was given a number of tokens."""
         root = (task.root if (task := claim.message.task) is not None else "") or claim.turn
         scopes: dict[str, tuple[str, int, float]] = {}
         if self._limited:
             scopes[f"turn {root}"] = ("turn", *self._limits["turn"])
-            # By UTC: machines that share a store may stand in different time zones, and have one day all the same.
+            # UTC: machines that share a store may be in different time zones.
             scopes[time.strftime("day %Y-%m-%d", time.gmtime())] = ("day", *self._limits["day"])
         return scopes | {f"sub {id}": ("sub", most, 0.0) for id, most in _caps(claim).items()}
 
     def price(self, model: str) -> Price | None:
-        """What the settings say that a model costs."""
+        """The configured price of a model."""
         return next((one for one in self._config.prices if fnmatchcase(model, one.model)), None)
 
     def cost(self, model: str, usage: Mapping[str, int]) -> float:
-        """What these tokens cost; nothing where there is no price."""
+        """What these tokens cost; 0 without a price."""
         price = self.price(model) or Price(model="*")
         cached = min(usage.get("cached_tokens", 0), usage.get("prompt_tokens", 0))
         read = usage.get("prompt_tokens", 0) - cached

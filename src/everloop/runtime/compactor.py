@@ -1,4 +1,4 @@
-"""Keeps conversations within the model's window: in the background after a turn, or at once where it must be."""
+"""Compaction: keep conversations within the model's window, in the background after a turn or before a model call."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from .histories import read_compacted, read_conversation, read_shown
 
 log = logging.getLogger(__name__)
 
-TARGET = 0.4  # of what the conversation may have is left after a compaction
-SHRUNK = (0.5, 0.7)  # of a request that was refused: how much is to be left, and how much at most
+TARGET = 0.4  # share of the conversation's room that is filled after a compaction
+SHRUNK = (0.5, 0.7)  # of a refused request: the share to keep, and the most to keep
 SUMMARY_TOKENS = 1_500
-CHARACTERS = 3.5  # of a token, about
+CHARACTERS = 3.5  # in a token, on average
 SUMMARY_SECONDS = 120.0
 RETRY_SECONDS = 60.0  # after a summary that failed; doubled each time
-REFUSALS = 3  # in one turn, after which the model's word is final
+REFUSALS = 3  # in one turn, after which the model's refusal ends it
 KEPT_NOTES = 1_000  # sessions
 
 
 @dataclass(slots=True)
 class _Note:
-    """What is known of a session's compaction, while it is in use."""
+    """The state of a session's compaction."""
 
     task: asyncio.Task[None] | None = None
     ready: Compacted | None = None  # made in the background, while a turn held the session
@@ -53,7 +53,7 @@ class _Note:
 
 
 class Compactor:
-    """Decides when a conversation has grown too long, and what is left out of it then."""
+    """Decides when a conversation has grown too long, and what to leave out."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class Compactor:
 
     @property
     def blind(self) -> Blind | None:
-        """What takes the place of pictures, if the model cannot see them."""
+        """Replaces pictures, if the model cannot see them."""
         known = model_info(self.model).vision is False if self._config.vision == "auto" else self._config.vision == "no"
         return without_pictures if known else None
 
     def measure(self, model: str | None = None) -> Measure:
-        """What weighs conversations for a model, by default the agent's own."""
+        """The token counter of a model, by default the agent's own."""
         name = model or self.model
         if name not in self._measures:
             window = self._config.window if name == self.model else 0
@@ -99,7 +99,7 @@ class Compactor:
     # ------------------------------------------------------------------------------------------ when
 
     def consider(self, claim: Claim, conversation: Conversation) -> None:
-        """A turn is over: if the next one may not fit, make room in the background."""
+        """After a turn: if the next one may not fit, compact the conversation in the background."""
         measure = self.measure()
         if measure.is_small(conversation, self._config.compact_at) and not conversation.stopgap:
             return
@@ -117,8 +117,7 @@ class Compactor:
             note.task = asyncio.create_task(self._in_background(claim, work, note))
 
     async def fit(self, claim: Claim, turn: Turn, measure: Measure, refused: bool = False) -> bool:
-        """A turn is about to ask the model, or was refused: see to it that the request fits. Whether something was left
-        out."""
+        """Before a model call, or after a refusal: make the request fit. Return whether something was left out."""
         conversation, changed = turn.conversation, False
         note = self._notes.get(claim.session)
         if not refused and note is None and measure.is_small(conversation, FITS):
@@ -143,7 +142,7 @@ class Compactor:
         return True
 
     async def close(self) -> None:
-        """Give up what runs in the background; it is done again when it is needed."""
+        """Cancel compactions in the background; they are made again when needed."""
         tasks = [note.task for note in self._notes.values() if note.task is not None]
         for task in tasks:
             task.cancel()
@@ -174,7 +173,7 @@ class Compactor:
         measure: Measure | None = None,
         room: Room | None = None,
     ) -> Compacted | None:
-        """The entry that makes a conversation short enough; None where nothing can be left out.
+        """Make the entry that shortens a conversation enough; None where nothing can be left out.
 
         A summary that fails is replaced by a list of what the user said, until there is one; without `fall_back` it is
         an error.
@@ -216,7 +215,7 @@ class Compactor:
     async def _summary(
         self, claim: Claim, gone: Sequence[Logged], earlier: str, focus: str = ""
     ) -> tuple[str, dict[str, int]]:
-        """A summary by the model, and what it has cost."""
+        """A summary by the model, and its usage."""
         measure = self.measure(self._config.summary_model or None)
         used: dict[str, int] = {}
 
@@ -236,7 +235,7 @@ class Compactor:
 
     @property
     def _longest(self) -> int:
-        """Characters of a summary."""
+        """The longest summary, in characters."""
         return int(CHARACTERS * max(200, min(SUMMARY_TOKENS, 0.08 * self.measure().room)))
 
     def _room(self, measure: Measure, conversation: Conversation, target: float, limit: float) -> Room:
@@ -244,18 +243,18 @@ class Compactor:
         return Room(fixed, measure.in_units(target), measure.in_units(limit))
 
     def _shrunk(self, measure: Measure, conversation: Conversation) -> Room:
-        """The room after a refusal: whatever the estimate says, something must go."""
+        """The room after a refusal: something has to go, whatever the estimate says."""
         beside = measure.weight(conversation) - (fixed := measure.fixed(conversation))
         target, limit = (int(fixed + share * beside) for share in SHRUNK)
         room = self._room(measure, conversation, 0, 0)
         return Room(room.fixed, target, limit)
 
     def _save(self, claim: Claim, aside: Sequence[CallEnded]) -> dict[str, str]:
-        """Put results into files of their session; "" where that fails."""
+        """Save long results in files of their session. Return their paths by call, "" where that fails."""
         folder = outputs_folder(self._home, claim.owner, claim.key)
         places: dict[str, str] = {}
         for ended in aside:
-            name = f"aside-{hashlib.sha256(ended.id.encode()).hexdigest()[:20]}"  # ids of models may be anything
+            name = f"aside-{hashlib.sha256(ended.id.encode()).hexdigest()[:20]}"  # a model's call ids may be anything
             try:
                 places[ended.id] = str(keep_output(folder, name, ended.content.encode()))
             except OSError as error:  # a full disk: the log still has it
@@ -264,7 +263,7 @@ class Compactor:
         return places
 
     async def _apply(self, claim: Claim, turn: Turn, measure: Measure, entry: Compacted) -> None:
-        """Write the entry into the turn's log and show the conversation as it says from now on."""
+        """Write the entry to the turn's log and shorten the conversation as it says."""
         before, place = measure.tokens(turn.conversation), claim.next_seq
         await turn.append(entry)
         shown = await read_conversation(self._store, claim, turn.conversation, place)
@@ -273,7 +272,7 @@ class Compactor:
         turn.tell(events.Compacted(entry.turns, before, measure.tokens(turn.conversation)))
 
     async def _mended(self, claim: Claim) -> Compacted | None:
-        """A real summary in the place of a stopgap: all that it stands for is in the log."""
+        """Replace a stopgap by a real summary: the log still has everything that it stands for."""
         stopgap = await read_compacted(self._store, claim.session, claim.compacted)
         if stopgap is None or not stopgap.stopgap:
             return None
@@ -289,11 +288,11 @@ class Compactor:
         try:
             made = await work
             if made is not None and not await self._store.compact(claim.owner, claim.key, made):
-                note.ready = made  # a turn runs already; it takes it at its next round
+                note.ready = made  # a turn runs already and applies it at its next round
             note.failures = 0
         except StoreError as error:
             log.error("%s", error)
-        except Exception as error:  # it fits as yet: try again later
+        except Exception as error:  # the conversation still fits: try again later
             note.failures += 1
             log.warning("no summary of session %s could be made: %s", claim.key, error)
         finally:
@@ -303,7 +302,7 @@ class Compactor:
 
 
 class Window:
-    """The engine's port, for one turn."""
+    """The engine's `Window` port for one turn."""
 
     def __init__(self, compactor: Compactor, claim: Claim, model: str | None = None) -> None:
         self._compactor = compactor

@@ -43,7 +43,7 @@ class DurableBus(MessageBus):
             self.more_outgoing()
 
     def more_outgoing(self) -> None:
-        """Something may have come into the outbox."""
+        """There may be something new in the outbox."""
         self._more.set()
 
     async def consume_outbound(self) -> OutboundMessage:
@@ -59,7 +59,7 @@ class DurableBus(MessageBus):
         return row.message
 
     async def _look(self) -> bool:
-        """Take what there is to send, and be told of more. Whether there was something."""
+        """Take messages to send, and subscribe to notices of more. Return whether there were any."""
         try:
             if self._peer is None:  # answers come from other processes too, and from what a dead one had taken
                 peer = self._store.peer(self._worker, self._on_notice)
@@ -78,7 +78,7 @@ class DurableBus(MessageBus):
         await self._store.sent([row.id])
 
     async def close(self) -> None:
-        """Nothing more is consumed here."""
+        """Stop consuming."""
         if (looking := self._looking) is not None:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)

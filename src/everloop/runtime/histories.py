@@ -22,13 +22,13 @@ class _Kept:
     size: int
 
     def holds(self, claim: Claim) -> bool:
-        """Whether it is all that stands before the claimed turn, shown as it is to be."""
+        """Whether it holds exactly what precedes the claimed turn, compacted in the same way."""
         shown = (self.history_from, self.compacted, self.until)
         return shown == (claim.history_from, claim.compacted, claim.first_seq - 1)
 
 
 class Histories:
-    """Least recently used conversations go first; what is not here is read from the store."""
+    """A cache of conversations that drops the least recently used; others are read from the store."""
 
     def __init__(self, store: Store, limit: int = KEPT_BYTES) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class Histories:
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
     async def conversation(self, claim: Claim, system: str, *, blind: Blind | None = None) -> Conversation:
-        """All that stands before the claimed turn, behind this system prompt. The caller may add to it."""
+        """The conversation before the claimed turn, after this system prompt. The caller may add to it."""
         kept = self._take(claim.session)
         if kept is not None and kept.holds(claim) and kept.conversation.blind == blind:
             if kept.conversation[0]["content"] == system:
@@ -53,7 +53,7 @@ class Histories:
         return conversation_of(system, before, logged, blind=blind)
 
     def keep(self, claim: Claim, conversation: Conversation) -> None:
-        """The turn is over and the conversation holds it."""
+        """Cache the conversation after a turn that it contains."""
         size = conversation.size
         kept = _Kept(conversation, claim.history_from, claim.compacted, claim.next_seq - 1, size)
         self._kept[claim.session] = kept
@@ -63,12 +63,12 @@ class Histories:
             self._size -= oldest.size
 
     def kept(self, session: int) -> Conversation | None:
-        """A session's conversation, if it is in memory and no turn works on it."""
+        """A session's conversation, if it is cached and no turn uses it."""
         found = self._kept.get(session)
         return found.conversation if found is not None else None
 
     def _take(self, session: int) -> _Kept | None:
-        """Taken out while a turn works on it, so that one that fails half-way is not used again."""
+        """Remove it while a turn uses it, so that a turn that fails half-way does not leave it damaged."""
         kept = self._kept.pop(session, None)
         if kept is not None:
             self._size -= kept.size
@@ -76,7 +76,7 @@ class Histories:
 
 
 async def read_compacted(store: Store, session: int, place: int) -> Compacted | None:
-    """The entry that stands there; None for the place 0, where nothing is left out."""
+    """The compaction at this place in the log; None for place 0, where nothing is left out."""
     if not place:
         return None
     (one,) = await store.read_log(session, place - 1, place)
@@ -87,7 +87,7 @@ async def read_compacted(store: Store, session: int, place: int) -> Compacted | 
 async def read_shown(
     store: Store, claim: Claim | SessionInfo, until: int | None = None, compacted: int | None = None
 ) -> tuple[Compacted | None, list[Logged]]:
-    """What says how the claimed session's conversation is shown, and the entries that are shown by themselves.
+    """The compaction that a session's conversation starts from, and the entries after it.
 
     However long the log is, only the part that a model can take is read.
     """
@@ -100,7 +100,7 @@ async def read_shown(
 async def read_conversation(
     store: Store, claim: Claim, now: Conversation, compacted: int | None = None
 ) -> Conversation:
-    """The conversation of the claimed turn as its log says it, all that has happened in it included; `compacted` is
-    where that is said, if not where the claim has it."""
+    """The conversation of the claimed turn from its log, including the turn itself; `compacted` is the place of the
+    compaction, by default the claim's."""
     before, logged = await read_shown(store, claim, compacted=compacted)
     return conversation_of(now[0]["content"], before, logged, blind=now.blind)

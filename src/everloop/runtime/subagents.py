@@ -65,7 +65,7 @@ class Running:
 
 
 def _ignore() -> None:
-    """Take notice of nothing."""
+    """The default of `on_work`."""
 
 
 class SubagentManager:
@@ -146,7 +146,7 @@ class SubagentManager:
         attended: bool = True,
         report: bool = True,
     ) -> str:
-        """Start a sub-agent and give its id; the same `key` starts one only once.
+        """Start a sub-agent and return its id; the same `key` starts one only once.
 
         With a definition it is that agent, and the task is its input. Its result comes to the chat as a message of the
         channel `system`, unless `report` is off. `rounds` and `ends_at` are what its starter has left; `tokens`
@@ -198,11 +198,11 @@ class SubagentManager:
         return most if rounds is None else min(most, rounds), min(until, ends_at or until)
 
     async def result(self, id: str, owner: str = "me") -> str:
-        """Wait for a sub-agent to end; what it says. One that failed is a ToolError that tells why."""
+        """Wait for a sub-agent to end and return what it says; raise a `ToolError` if it failed."""
         return (await self.output(id, owner)).text
 
     async def output(self, id: str, owner: str = "me") -> Output:
-        """The same, and whether it had read something from outside."""
+        """The same, with whether it has read something from outside."""
         key, done = f"{CHANNEL}:{id}", asyncio.Event()
         waiting = self._waiting.setdefault((owner, key), [])
         waiting.append(done)
@@ -224,7 +224,7 @@ class SubagentManager:
         return [one for one in found if parent is None or one.parent == parent]
 
     async def stop(self, owner: str, parent: str) -> int:
-        """End all sub-agents of a session, and theirs; how many."""
+        """Stop all sub-agents of a session, and theirs. Return how many."""
         stopped = 0
         for one in await self.running(owner, parent):
             stopped += await self._stop_one(owner, one)
@@ -232,7 +232,7 @@ class SubagentManager:
         return stopped
 
     async def _stop_one(self, owner: str, one: Running) -> bool:
-        """Stop it here, or have it stopped where it runs."""
+        """Stop it here, or ask the process that runs it to."""
         info = await self._store.session(owner, one.session)
         if not self._sessions.runs or await runs_elsewhere(self._store, self._sessions, info):
             await stop_elsewhere(self._store, self._sessions, owner, one.session, wait=False)
@@ -241,7 +241,7 @@ class SubagentManager:
         return self._sessions.stop_turn(owner, one.session, "cancelled", STOPPED)
 
     async def resume(self, owner: str, parent: str) -> None:
-        """Go on with the sub-agents of a session that an earlier process left."""
+        """Continue the sub-agents of a session that an earlier process left."""
         for one in await self.running(owner, parent):
             self._sessions.kick(owner, one.session)
             await self.resume(owner, one.session)
@@ -266,7 +266,7 @@ class SubagentManager:
             log.warning("%s", error)
 
     def look_again(self) -> None:
-        """Something may have ended in another process."""
+        """A sub-agent may have ended in another process."""
         for events in self._waiting.values():
             for event in events:
                 event.set()
@@ -298,11 +298,11 @@ class SubagentManager:
                 log.warning("%s", problem)
 
     def _definitions(self) -> Definitions:
-        """The agents there are. It looks at the disk: call it in a thread."""
+        """The agent definitions. Reads from disk: call it in a thread."""
         return read_definitions(self._reach(), trusted=self._config.trusted)
 
     def is_agent(self, name: str) -> bool:
-        """Whether there is a definition of this name. It looks at the disk: call it in a thread."""
+        """Whether there is a definition of this name. Reads from disk: call it in a thread."""
         return name in self._definitions().known
 
     def _defined(self, name: str) -> AgentDefinition:
@@ -315,7 +315,7 @@ class SubagentManager:
         return found
 
     async def _make_room(self, message: InboundMessage) -> None:
-        """Refuse one too many. One that is there already is started only once anyway."""
+        """Raise a `ToolError` if too many run. One that runs already is not started again anyway."""
         running = await self.running(message.owner)
         if any(one.id == message.chat_id for one in running):
             return
@@ -327,7 +327,7 @@ class SubagentManager:
             )
 
     async def _outcome(self, owner: str, id: str, key: str) -> Output | None:
-        """How a sub-agent ended, and what it said; None while it has not."""
+        """How a sub-agent ended and what it said; None while it runs."""
         info = await self._store.session(owner, key)
         if info is None or any(row.session == info.id for row in await self._store.unfinished(owner, CHANNEL)):
             return None
@@ -347,7 +347,7 @@ class SubagentManager:
 
 
 def _told(reason: Reason, text: str, untrusted: bool) -> Output:
-    """What the agent that waited is told."""
+    """What the waiting agent is told."""
     if reason != "answer":
         text = f"The sub-agent {HOW.get(reason, 'ended')}. {text}"
     if reason == "error" and not untrusted:

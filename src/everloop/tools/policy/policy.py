@@ -79,7 +79,7 @@ class Policy:
             if plan.sends and not (plan.url and mentioned(plan.url, conversation)):
                 outcome = _Outcome("ask", "untrusted content was read before, and this call could send data out")
             elif plan.writes and (why := _steers(plan, context)):
-                outcome = _Outcome("ask", f"untrusted content was read before, and of this file: {why}")
+                outcome = _Outcome("ask", f"untrusted content was read before, and this file is not just data: {why}")
         if outcome.decision != "ask":
             return Verdict(outcome.decision, outcome.why)
         shown = _shown(name, arguments, plan)

@@ -390,6 +390,24 @@ async def test_a_persons_own_unsafe_settings_below_the_workspace_are_left_and_pu
     assert os.access(hook, os.X_OK)
 
 
+async def test_a_hook_that_is_too_large_to_be_kept_is_still_not_replaced(scene, canary, backend):
+    """A person's hook may be a compiled program of any size."""
+    inner = scene.workspace / "vendor"
+    inner.mkdir()
+    make_repository(inner)
+    hook = inner / ".git/hooks/post-index-change"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\nexit\n" + "x" * 2_000_000)
+    hook.chmod(0o755)
+    evil = f"printf '#!/bin/sh\\ntouch {canary}\\nexit\\n' > $H; head -c 2000000 /dev/zero >> $H"
+    await scene.run(
+        call("exec", command=f"cd vendor; H=.git/hooks/post-index-change; {evil}; touch -d 2020-01-01 file.txt"),
+        config=Config(sandbox=backend),
+    )
+    await asyncio.to_thread(look_everywhere, scene.workspace)
+    assert not canary.exists()
+
+
 async def test_nothing_is_left_behind_beside_what_was_put_aside(scene, backend):
     make_repository(scene.workspace)
     before = {path.relative_to(scene.workspace) for path in scene.workspace.rglob("*")}

@@ -7,6 +7,7 @@ processes cannot set a ctime.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -181,8 +182,8 @@ def _unlock(place: str) -> bool:
 class Part:
     """The content of a file, or what is in its place."""
 
-    kind: str  # "file", "link" or "other"
-    data: bytes | None = None  # content of a file (None if too large) or target of a link
+    kind: str  # "file", "large", "link" or "other"
+    data: bytes | None = None  # content of a file, digest of a large one, or target of a link
     mode: int = 0o644
 
 
@@ -208,7 +209,10 @@ def read_part(folder: int, name: str) -> Part | None:
         return Part("other")
     with open(descriptor, "rb") as file:
         data = file.read(_MAX_BYTES + 1)
-    return Part("file", data if len(data) <= _MAX_BYTES else None, stat.S_IMODE(info.st_mode))
+        if len(data) <= _MAX_BYTES:
+            return Part("file", data, stat.S_IMODE(info.st_mode))
+        file.seek(0)
+        return Part("large", hashlib.file_digest(file, "sha256").digest(), stat.S_IMODE(info.st_mode))
 
 
 def put_back(folder: int, name: str, part: Part) -> None:

@@ -8,7 +8,6 @@ commands run, a record on disk holds the previous state: if the runtime is kille
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import itertools
@@ -121,7 +120,11 @@ class WorkspaceChecks:
         with watched.lock, self._alone(ticket.workspace):
             if ticket not in watched.running:
                 return []
-            notes = self._check(watched, ticket)
+            try:
+                notes = self._check(watched, ticket)
+            except OSError as error:
+                notes = [f"[the workspace could not be checked after the command: {error}]"]
+                watched.record = None  # the file stays, so that the next runtime checks again
             watched.running.discard(ticket)
             if not any(each.tainted for each in watched.running):
                 watched.images, watched.agent_files, watched.linked = {}, {}, {}
@@ -330,7 +333,7 @@ def _is_harmless(watched: _Watched, path: str, part: Part, old: Part | None) -> 
 
 def _same_but_for_dependencies(old: bytes, new: bytes) -> bool:
     """Return whether two package.json differ only in their dependencies, as after `npm install`."""
-    with contextlib.suppress(ValueError, RecursionError):
+    with suppress(ValueError, RecursionError):
         one, other = json.loads(old), json.loads(new)
         if isinstance(one, dict) and isinstance(other, dict):
             for name in _DEPENDENCIES:

@@ -1,44 +1,38 @@
-"""Bearer tokens: how one is made, what is kept of it, and whom it lets in."""
+"""Bearer tokens: how one is made, what is kept of it, and the rights it gives."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import secrets
-import sqlite3
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import EverloopError
 from .base import Token
 
-PREFIX = "ev_"  # so that a token is known for one wherever it turns up, also by scanners for leaked secrets
+PREFIX = "ev_"  # marks a token wherever it turns up, also for scanners that look for leaked secrets
 OWNER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NOTED_EVERY = 3600.0  # seconds; a write for every request would cost each of them a wait for the disk
+NOTED_EVERY = 3600.0  # seconds; a write for every request would make each of them wait for the disk
 
 USE, ADMIN = "use", "admin"
 RIGHTS = frozenset({USE, ADMIN})
 
 COLUMNS = "id, name, owner, created_at, last_used_at, revoked_at, rights"
-LIVING = f"SELECT {COLUMNS} FROM token WHERE hash = ? AND revoked_at IS NULL"
-ALL = f"SELECT {COLUMNS} FROM token WHERE ?1 IS NULL OR owner = ?1 ORDER BY created_at, id"
-USED = "UPDATE token SET last_used_at = ?1 WHERE id = ?2 AND (last_used_at IS NULL OR last_used_at <= ?1 - ?3)"
 EXIST = "SELECT EXISTS (SELECT 1 FROM token)"
-REVOKE = "UPDATE token SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 
 
 def new_token() -> str:
-    """A secret of 256 random bits. Whoever has it is its owner."""
+    """A secret of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def hash_of(token: str) -> str:
     """What is kept of a token, and what it is looked up by.
 
-    A slow hash is for passwords that can be guessed; nobody guesses 256 random bits, and a quick one can be computed
-    at every request. The time of a lookup tells nothing: a hash that is nearly right is of a token that is not.
+    A slow hash protects passwords that can be guessed. 256 random bits cannot, and a fast hash can be computed at every
+    request. The time of a lookup reveals nothing: a similar hash belongs to an entirely different token.
     """
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -68,6 +62,10 @@ def checked_rights(rights: Iterable[str]) -> frozenset[str]:
     return found
 
 
+def name_taken(name: str) -> EverloopError:
+    return EverloopError(f'there is a token "{name}" already: choose another name, or revoke that one first')
+
+
 def joined_rights(rights: Iterable[str]) -> str:
     """The rights of a token as its column holds them; `token_of` reads them back."""
     return ",".join(sorted(rights))
@@ -77,18 +75,3 @@ def token_of(row: Sequence[Any]) -> Token:
     """A token from a row of COLUMNS."""
     id, name, owner, created_at, last_used_at, revoked_at, rights = row
     return Token(id, name, owner, created_at, last_used_at, revoked_at, frozenset(rights.split(",")))
-
-
-def add(db: sqlite3.Connection, name: str, owner: str, hash: str, rights: Iterable[str]) -> Token:
-    """Keep a new token, of which only the hash is known here."""
-    checked_name(name)
-    checked_owner(owner)
-    rights = checked_rights(rights)
-    if db.execute("SELECT 1 FROM token WHERE name = ? AND revoked_at IS NULL", (name,)).fetchone():
-        raise EverloopError(f'there is a token "{name}" already: choose another name, or revoke that one first')
-    made = Token(secrets.token_hex(6), name, owner, time.time(), rights=rights)
-    db.execute(
-        "INSERT INTO token (id, hash, name, owner, created_at, rights) VALUES (?, ?, ?, ?, ?, ?)",
-        (made.id, hash, name, owner, made.created_at, joined_rights(rights)),
-    )
-    return made

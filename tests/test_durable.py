@@ -226,7 +226,7 @@ async def test_messages_wait_in_order_behind_a_turn(tmp_path):
 
 
 async def test_a_worker_goes_on_after_the_store_could_not_be_read(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("everloop.runtime.agent.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("everloop.runtime.peers.RETRY_SECONDS", 0.05)
     async with Chat(tmp_path, "queue", "answer") as chat:
         path = tmp_path / "store.db"
         await chat.channel.publish_inbound(said("/help"))

@@ -10,7 +10,7 @@ import pytest
 from everloop import AgentLoop, Config, InboundMessage
 from everloop.log import Request, TurnEnded
 from everloop.runtime.durable_bus import DurableBus
-from everloop.runtime.owners import Household
+from everloop.runtime.owners import Owners
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import ToolError
@@ -50,7 +50,7 @@ async def test_stop_ends_one_that_is_waited_for(house):
 
 async def test_stop_from_a_process_that_runs_no_turns_ends_one_that_has_not_begun(house):
     store = SQLiteStore(house.folder / "store.db")
-    front = Household(Config(home=house.folder / "home"), store, ScriptedProvider([]), runs=False)
+    front = Owners(Config(home=house.folder / "home"), store, ScriptedProvider([]), runs=False)
     agent = await front.agent("me")
     id = await agent.subagents.spawn("slow", channel="test", chat_id="1")
     assert "Stopped" in await agent.process_direct("/stop", "test:1")

@@ -12,7 +12,7 @@ from everloop import AgentLoop, Config, CronService, MessageBus
 from everloop.errors import StoreError
 from everloop.log import TurnEnded, UserSaid
 from everloop.runtime.durable_bus import DurableBus
-from everloop.runtime.owners import Household
+from everloop.runtime.owners import Owners
 from everloop.store.base import Timer
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
@@ -144,11 +144,11 @@ async def test_what_a_job_said_while_nobody_was_there_is_kept_for_its_chat(tmp_p
 
 
 @asynccontextmanager
-async def household(folder: Path, *steps: Any) -> AsyncIterator[Household]:
+async def owners(folder: Path, *steps: Any) -> AsyncIterator[Owners]:
     """The agents of a process, with no jobs but those that are there when it begins."""
     store = SQLiteStore(folder / "store.db")
     config = Config(home=folder / "home", workspace=folder)
-    made = Household(config, store, ScriptedProvider([*steps]))
+    made = Owners(config, store, ScriptedProvider([*steps]))
     running = asyncio.create_task(made.run())
     try:
         yield made
@@ -160,7 +160,7 @@ async def household(folder: Path, *steps: Any) -> AsyncIterator[Household]:
 
 
 async def test_a_process_that_is_told_to_end_leaves_jobs_to_the_others(tmp_path):
-    async with household(tmp_path) as one:
+    async with owners(tmp_path) as one:
         cron = (await one.agent("me")).cron_service
         job = await cron.add("water", every="1h", channel="test", chat_id="1", owner="ada")
         one.drain()
@@ -172,7 +172,7 @@ async def test_a_process_that_is_told_to_end_leaves_jobs_to_the_others(tmp_path)
 
 
 async def test_what_is_fired_while_a_process_is_told_to_end_is_for_the_others_at_once(tmp_path):
-    async with household(tmp_path) as one, household(tmp_path, "Watered.") as other:
+    async with owners(tmp_path) as one, owners(tmp_path, "Watered.") as other:
         cron = (await one.agent("me")).cron_service
         fire = one.store.fire_timer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from everloop import InboundMessage
 from everloop.config import Config
 from everloop.runtime.durable_bus import DurableBus
-from everloop.runtime.owners import Household
+from everloop.runtime.owners import Owners
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing import ScriptedProvider
 
@@ -22,7 +22,7 @@ async def test_a_turn_that_is_cut_off_at_the_end_of_its_process_is_taken_up_at_o
     gate, later = Gate(), Gate("the answer")
     config = Config(home=tmp_path / "home", workspace=tmp_path)
     first, second = (
-        Household(config, store, ScriptedProvider([step])) for store, step in zip(stores, (gate, later), strict=True)
+        Owners(config, store, ScriptedProvider([step])) for store, step in zip(stores, (gate, later), strict=True)
     )
     running = asyncio.create_task(first.run())
     bus = DurableBus(stores[0])

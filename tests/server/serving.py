@@ -17,7 +17,7 @@ from everloop.config import Config
 from everloop.log import Entry, TurnEnded
 from everloop.providers.base import ToolCallRequest
 from everloop.providers.factory import make_provider
-from everloop.runtime.owners import Household
+from everloop.runtime.owners import Owners
 from everloop.server.app import Server
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
@@ -145,14 +145,12 @@ def function(name: str, **properties: Any) -> dict[str, Any]:
 class Serving(Client):
     """A server that runs here, and what it keeps."""
 
-    def __init__(
-        self, url: str, http: aiohttp.ClientSession, fake: FakeOpenAI, household: Household, server: Server
-    ) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, fake: FakeOpenAI, owners: Owners, server: Server) -> None:
         super().__init__(url, http)
         self.fake = fake
-        self.household = household
+        self.owners = owners
         self.server = server
-        self.store = household.store
+        self.store = owners.store
 
     async def client(self, name: str, owner: str | None = None, rights: str = "use") -> Client:
         """A client with a token. With the first one, the person of the machine gets a token, too: it needs one now."""
@@ -168,7 +166,7 @@ class Serving(Client):
         return {"Authorization": f"Bearer {token}"}
 
     def workspace(self, owner: str) -> Path:
-        return self.household.config.home / "owners" / owner / "workspace"
+        return self.owners.config.home / "owners" / owner / "workspace"
 
     def seen(self, number: int = -1) -> list[dict[str, Any]]:
         """The messages that the model was sent."""
@@ -212,17 +210,17 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[Serving]:
         )
         config.workspace.mkdir(parents=True, exist_ok=True)
         store, provider = SQLiteStore(home / "everloop.db"), make_provider(config)
-        household = Household(config, store, provider)
-        server = Server(config, household)
-        work = asyncio.create_task(household.run())
+        owners = Owners(config, store, provider)
+        server = Server(config, owners)
+        work = asyncio.create_task(owners.run())
         try:
             (url,) = await server.start()
-            yield Serving(url, http, fake, household, server)
+            yield Serving(url, http, fake, owners, server)
         finally:
             await server.stop()
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            await household.close()
+            await owners.close()
             await provider.close()
             await store.close()
 

@@ -28,7 +28,7 @@ async def server(tmp_path: Path):
 
 
 async def test_the_agent_uses_its_own_tools_and_answers(server: Serving):
-    (server.household.config.workspace / "notes.md").write_text("buy milk")
+    (server.owners.config.workspace / "notes.md").write_text("buy milk")
     server.fake.calls(call("read_file", path="notes.md"))
     server.fake.reply("You are to buy milk.")
     body = await server.ask("what is in my notes?", model="gpt-4o")
@@ -257,7 +257,7 @@ async def test_a_request_that_would_need_a_persons_word_is_refused_that_and_goes
         server.fake.calls(call("write_file", path="x", content="y"))
         server.fake.reply("I may not.")
         assert text_of(await server.ask("write x")) == "I may not."
-        assert not (server.household.config.workspace / "x").exists()
+        assert not (server.owners.config.workspace / "x").exists()
 
 
 async def test_many_at_once_do_not_see_each_other(tmp_path: Path):

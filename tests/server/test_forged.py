@@ -47,7 +47,7 @@ def page(text: str) -> list[dict[str, Any]]:
 
 
 def canary(server: Serving) -> Path:
-    return server.household.config.workspace / "canary.txt"
+    return server.owners.config.workspace / "canary.txt"
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Session": "ada"}], ids=["stateless", "kept"])

@@ -82,7 +82,7 @@ async def test_a_repeated_request_gets_the_answer_that_there_is(server: Serving)
     assert text_of(await server.ask("go", once)) == "done once"
     assert text_of(await server.ask("go", once)) == "done once"
     assert (await server.stream("go", once)).text == "done once"
-    assert (server.household.config.workspace / "ran.txt").read_text() == "x\n"
+    assert (server.owners.config.workspace / "ran.txt").read_text() == "x\n"
     assert len(server.fake.requests) == 2
 
 
@@ -131,7 +131,7 @@ async def test_whoever_repeats_a_request_gets_its_answer_though_the_first_connec
 async def test_a_request_repeated_while_the_first_one_is_being_stopped_is_run_again(server: Serving):
     server.fake.calls(call("exec", command="trap '' TERM; echo x > mark; sleep 30"))
     first = asyncio.create_task(server.ask("go", ONCE))
-    await until((server.household.config.workspace / "mark").exists)
+    await until((server.owners.config.workspace / "mark").exists)
     server.fake.reply("the answer of the second")
     first.cancel()
     assert text_of(await server.ask("go", ONCE)) == "the answer of the second"

@@ -68,7 +68,7 @@ async def test_a_client_that_leaves_ends_the_model_call(server: Serving, stream:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_tools_at_once(server: Serving, stream: bool):
-    workspace = server.household.config.workspace
+    workspace = server.owners.config.workspace
     server.fake.calls(call("exec", command="echo started > mark; sleep 40; echo survived > canary"))
     await leave(server, stream, (workspace / "mark").exists)
     ended = await server.ended()

@@ -225,7 +225,7 @@ async def test_whoever_leaves_while_the_store_is_away_leaves_no_error_that_nobod
         raise StoreError("the store is away")
 
     monkeypatch.setattr(server.store, "token", away)
-    monkeypatch.setattr(server.server._door, "on_answer", lambda path, status: left.set())
+    monkeypatch.setattr(server.server._door, "_on_answer", lambda path, status: left.set())
     scraping = asyncio.create_task(get(client))
     async with asyncio.timeout(20):
         await asked.wait()

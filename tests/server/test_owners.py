@@ -17,7 +17,7 @@ from everloop.bus import InboundMessage
 from everloop.config import Config, McpServer, Rule
 from everloop.errors import StoreError
 from everloop.providers.factory import make_provider
-from everloop.runtime.owners import Household
+from everloop.runtime.owners import Owners
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
@@ -272,7 +272,7 @@ async def test_a_job_and_a_sub_agent_of_an_owner_work_in_the_owners_workspace_wh
         server.fake.reply("it has")
         await ada.ask("go", {"X-Session": "work"})
         assert {"one.txt", "two.txt"} <= {path.name for path in server.workspace("ada").iterdir()}
-        assert not list(server.household.config.workspace.glob("*.txt"))
+        assert not list(server.owners.config.workspace.glob("*.txt"))
         owners = {info.owner for owner in ("me", "ada") for info in await server.store.sessions(owner)}
         assert owners == {"ada"}
 
@@ -292,8 +292,8 @@ async def test_a_store_that_cannot_be_read_for_a_while_ends_no_server(tmp_path: 
     async with FakeOpenAI() as fake:
         config = Config(home=tmp_path, workspace=tmp_path, base_url=fake.base_url, model="scripted", retries=0)
         store, provider = Sick(tmp_path / "store.db"), make_provider(config)
-        household = Household(config, store, provider)
-        running = asyncio.create_task(household.run())
+        owners = Owners(config, store, provider)
+        running = asyncio.create_task(owners.run())
         await until(lambda: store.path.exists())
         store.sick = 1
         async with asyncio.timeout(20):
@@ -308,7 +308,7 @@ async def test_a_store_that_cannot_be_read_for_a_while_ends_no_server(tmp_path: 
         assert not running.done()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await household.close()
+        await owners.close()
         await provider.close()
         await store.close()
 
@@ -326,7 +326,7 @@ async def test_a_disk_that_is_full_is_told_without_its_place_to_others_and_recov
     for client in (ada, server):
         status, error = await client.fails("hi")
         assert status == 503
-        assert (str(server.household.config.home) in error["message"]) == (client is server)
+        assert (str(server.owners.config.home) in error["message"]) == (client is server)
     server.store.writer.hook = None
     for client in (ada, server):
         server.fake.reply("hello again")

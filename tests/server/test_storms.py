@@ -42,7 +42,7 @@ async def come_and_go(server: Serving, number: int) -> None:
 
 async def test_a_crowd_that_leaves_leaves_nothing_behind(tmp_path: Path):
     async with serving(tmp_path) as server:
-        agent = await server.household.agent("me")
+        agent = await server.owners.agent("me")
         before = 0
         for _ in range(3):
             for number in range(150):
@@ -67,7 +67,7 @@ async def test_a_crowd_that_leaves_leaves_nothing_behind(tmp_path: Path):
         gc.collect()
         assert sum(isinstance(one, AnswerStream) for one in gc.get_objects()) < 30
         await asyncio.sleep(1.2)  # a command that went on would be done by now
-        assert not (server.household.config.workspace / "survived").exists()
+        assert not (server.owners.config.workspace / "survived").exists()
         server.fake.reply("still here")
         assert (await server.stream("hello")).text == "still here"
 

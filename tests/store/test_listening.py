@@ -6,6 +6,7 @@ import pytest
 
 from everloop import AgentLoop, MessageBus
 from everloop.errors import StoreError
+from everloop.runtime.peers import OwnProcess
 from everloop.store.peers import Notice
 from everloop.testing import ScriptedProvider
 
@@ -17,9 +18,11 @@ async def test_who_could_not_join_the_others_can_do_so_later(store, tmp_path, mo
     away_once(store, "join", monkeypatch)
     heard: list[Notice] = []
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=store) as agent:
+        process, worker = agent._process, agent._dispatcher.worker
+        assert isinstance(process, OwnProcess)
         with pytest.raises(StoreError):
-            await agent._peers.join(heard.append)
-        await agent._peers.join(heard.append)
+            await process._join(worker, heard.append)
+        await process._join(worker, heard.append)
         await until(lambda: heard)
         heard.clear()
         await store.wake()

@@ -74,8 +74,8 @@ async def _serve(config: Config) -> int:
     meters = Meters()
     store = store_at(config.store, config)
     drain, runs = config.drain_seconds, config.server_turns
-    async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (household, told, again):
-        server = Server(config, household, meters)
+    async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (owners, told, again):
+        server = Server(config, owners, meters)
         for address in await server.start():
             print(f"everloop: serving on {address}", file=sys.stderr, flush=True)
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..providers.factory import make_provider
-from ..runtime.owners import Household
+from ..runtime.owners import Owners
 from ..store.base import Store
 from .main import INTERRUPTED
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 @contextlib.asynccontextmanager
 async def at_work(
     config: Config, store: Store, *, drain: float, runs: bool = True, meters: Meters | None = None
-) -> AsyncIterator[tuple[Household, asyncio.Future[int], asyncio.Event]]:
+) -> AsyncIterator[tuple[Owners, asyncio.Future[int], asyncio.Event]]:
     """The agents at work, and the exit status that a signal will give; what goes wrong with them is raised by it. The
     event is set by a second signal.
 
@@ -38,7 +38,7 @@ async def at_work(
         await store.close()
         raise
     provider = make_provider(config)
-    household = Household(config, store, provider, runs=runs, meters=meters)
+    owners = Owners(config, store, provider, runs=runs, meters=meters)
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
     hurry, again = asyncio.Event(), asyncio.Event()
@@ -53,7 +53,7 @@ async def at_work(
         if told.done() or number == signal.SIGINT:
             hurry.set()
         if not told.done():
-            household.drain()
+            owners.drain()
             told.set_result(INTERRUPTED if number == signal.SIGINT else 0)
 
     def ended(work: asyncio.Task[None]) -> None:
@@ -64,18 +64,18 @@ async def at_work(
         loop.add_signal_handler(number, hear, number)
     gc.freeze()  # what is loaded by now stays; from here on whatever is left behind is looked for
     gc.enable()
-    work = asyncio.create_task(household.run())
+    work = asyncio.create_task(owners.run())
     work.add_done_callback(ended)
     try:
-        yield household, told, again
+        yield owners, told, again
     finally:
         if hurry.is_set() or late is None:
             store.hurry()
         if told.done() and not told.cancelled() and told.exception() is None and late is not None:
-            await _unless(hurry, household.leave(max(0.0, late.when() - loop.time())))
+            await _unless(hurry, owners.leave(max(0.0, late.when() - loop.time())))
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-        await household.close()
+        await owners.close()
         await provider.close()
         await store.close()
         if late is not None:

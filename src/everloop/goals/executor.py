@@ -21,7 +21,7 @@ from ..log import Call, TurnEnded, UserSaid, day_in_words
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider, LLMResponse
 from ..runtime.model_call import ModelCall
-from ..runtime.ports import Tools
+from ..runtime.tool_calls import Tools
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry, ToolResult
 from .activities import Activities, OnActivity

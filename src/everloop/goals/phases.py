@@ -98,7 +98,7 @@ def follow(
             return [_next(message, extraction_message(definition, task.inputs), later)]
         case "work" if (limit := LIMITS.get(ended.reason)) is not None:
             now, latest = time.time(), task.latest or math.inf
-            if latest - now < SHORTEST_GRACE:  # whoever started it has no time left either
+            if latest - now < SHORTEST_GRACE:  # the agent that started it has no time left either
                 return report(message, TurnEnded(ended.reason, NO_RESULT), untrusted)
             ends_at = min(now + grace_seconds(60 * definition.max_time_minutes), latest)
             later = msgspec.structs.replace(task, phase="grace", cut=ended.reason, ends_at=ends_at)
@@ -116,7 +116,7 @@ def follow(
 
 
 def report(message: InboundMessage, ended: TurnEnded, untrusted: bool) -> Sequence[InboundMessage]:
-    """The message that tells the agent which gave the task how it ended; none when somebody stopped it."""
+    """The message that tells the agent which gave the task how it ended; none if it was stopped."""
     task = message.task or SubagentTask()
     if ended.reason in STOPPED or not task.report:
         return ()

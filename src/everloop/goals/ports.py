@@ -13,7 +13,7 @@ from ..log import Call, Entry, UserSaid, Written
 from ..messages import Conversation, clean
 from ..providers.base import LLMResponse
 from ..runtime.model_call import read_text_calls
-from ..runtime.ports import Tools
+from ..runtime.tool_calls import Tools
 from ..tools.registry import ToolRegistry, ToolResult, as_text, error_result
 from .activities import Activities
 from .window import GoalWindow

@@ -17,7 +17,7 @@ from ..context.skills import SHIPPED
 from ..log import Call
 from ..messages import Conversation
 from ..providers.base import LLMProvider
-from ..runtime.ports import Context
+from ..runtime.tool_calls import Context
 from ..store.location import home
 from ..threads import in_thread
 from ..tools.base import Tool

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..context.tokens import Meter, weigh
+from ..context.window import Measure
 from ..engine import Turn
 from ..messages import Conversation, Message
 from ..providers.base import LLMResponse, ProviderError, counts
-from ..runtime.measure import Measure
 from ..tools.registry import ToolRegistry
 
 TARGET = 0.5  # of the room is left once something is left out, so that the prefix seldom changes

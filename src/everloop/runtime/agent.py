@@ -41,17 +41,18 @@ from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
 from .api_requests import CLIENT_LEFT, Requests
 from .budgets import Budgets
-from .chat_commands import Urgent
+from .chat_commands import ChatCommands
 from .compactor import Compactor
 from .direct_calls import AgentCalls
-from .dispatcher import RETRY_SECONDS, Dispatcher
+from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
-from .outbox import BackgroundTasks, make_outbox, reply
-from .peers import House, PeerListener
+from .outbox import make_outbox, reply
+from .peers import OwnProcess, Process
 from .results import TurnResult
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
 from .subagents import SubagentManager
+from .tasks import BackgroundTasks
 from .turn_runner import Models, TurnRunner, TurnSpecs
 from .workspace import Workspace
 
@@ -71,8 +72,8 @@ class AgentLoop:
     the workspace. `store` is where turns are kept (a path or a store; by default one SQLite file for each workspace, in
     `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is queued,
     handed to the turn at its next round (`steer`), or replaces it (`interrupt`). `context` builds the prompt: a
-    `ContextBuilder` or a subclass. `owner` is the one whose sessions it works in, by default anybody's. In a `house` it
-    lives with the agents of other owners: the store and the provider are theirs too, and left open at the end.
+    `ContextBuilder` or a subclass. `owner` is the one whose sessions it works in, by default everyone's. A `process`
+    that runs the agents of several owners shares the store and the provider among them, and closes both itself.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class AgentLoop:
         busy: Literal["queue", "steer", "interrupt"] | None = None,
         on_event: Callable[[str, events.Event], None] | None = None,
         owner: str | None = None,
-        house: House | None = None,
+        process: Process | None = None,
         context: ContextBuilder | None = None,
     ) -> None:
         if config is not None and not isinstance(config, Config):
@@ -112,12 +113,13 @@ class AgentLoop:
         self.max_iterations = settings.max_iterations if max_iterations is None else max_iterations
         self.restrict_to_workspace = restrict_to_workspace
         self.owner = owner
-        self._house = house
         self.store = open_store(store, config, self.workspace)
         self._policy = Policy(settings.policy, taint=settings.taint, addresses=settings.addresses)
         self._places = Workspace(self.workspace, settings.home, self.restrict_to_workspace, self.store)
         direct = AgentCalls(self._policy, self._places, owner or "me")
-        self.tools = ToolRegistry(timeout=settings.tool_timeout, result_limit=settings.result_limit, direct=direct)
+        self.tools = ToolRegistry(
+            timeout=settings.tool_timeout, result_limit=settings.result_limit, direct=direct, hint=self._what_it_is
+        )
         self.context = context or ContextBuilder(
             self.workspace,
             settings.name,
@@ -128,18 +130,20 @@ class AgentLoop:
         )
         self._mcp = mcp_servers(settings)
         self._tasks = BackgroundTasks()
+        self._process: Process = process or OwnProcess(self.store, provider, self._tasks, self._look_around)
         self._dispatcher = Dispatcher(
             self.store,
             self,
             busy=busy,
             owner=self.owner,
-            worker=house.worker if house is not None else None,
-            runs=house is None or house.runs,
+            worker=self._process.worker,
+            runs=self._process.runs,
         )
+        self._is_durable = isinstance(bus, DurableBus)
         self._outbox = make_outbox(self.store, bus, self._dispatcher, self._tasks)
-        self.subagents = SubagentManager(self.store, self._dispatcher, self.tools, settings, self._places.reach)
-        self.subagents.on_work = self._listen
-        self.tools.hint = self._what_it_is
+        self.subagents = SubagentManager(
+            self.store, self._dispatcher, self.tools, settings, self._places.reach, self._on_subagent
+        )
         if cron_service is None:
             cron_service = CronService(self.store, owner=owner or "me", missed=settings.missed)
         self.cron_service = cron_service
@@ -174,13 +178,10 @@ class AgentLoop:
             streams=self._streams,
             tasks=self._tasks,
             tracer=self._tracer,
-            meters=house.meters if house is not None else None,
+            meters=self._process.meters,
         )
-        self._urgent = Urgent(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
-        self._peers = PeerListener(
-            self.store, self._dispatcher, self.subagents, self._answer_urgent, self._tasks.start, house
-        )
-        self.requests = Requests(self.store, self._dispatcher, self._urgent, self._streams)
+        self._commands = ChatCommands(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
+        self.requests = Requests(self.store, self._dispatcher, self._commands, self._streams)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -217,12 +218,11 @@ class AgentLoop:
     # ------------------------------------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Take messages until `stop()`. First of all, go on with what an earlier process left unfinished."""
+        """Take messages until `stop()`. First, continue what an earlier process left unfinished."""
         if not self._stopped:
-            if self._house is None:
+            if self._process.fires_cron:
                 self.serve_cron()
-            feed = self._feed_durable(self.bus) if isinstance(self.bus, DurableBus) else self._feed_memory()
-            self._feed = asyncio.create_task(feed)
+            self._feed = asyncio.create_task(self._feed_durable() if self._is_durable else self._feed_memory())
         try:
             if self._feed is not None:
                 await self._feed
@@ -241,32 +241,30 @@ class AgentLoop:
             self._serving.add_done_callback(_log_failure)
 
     def stop(self) -> None:
-        """End `run()` promptly. Turns under way stay open on disk; the next start goes on with them."""
+        """End `run()` promptly. Turns under way stay open on disk; the next start continues them."""
         self._stopped = True
         if self._feed is not None:
             self._feed.cancel()
 
     def drain(self) -> None:
-        """Leave turns that nobody here waits for to other processes, each after the step that runs."""
+        """Hand off turns that have no local waiter after their current step."""
         self._dispatcher.drain(f"{SUBAGENTS}:")
 
     async def leave(self, seconds: float) -> None:
-        """Begin no more turns, and leave those that run to other processes, each after the step that runs, for which it
-        waits no longer than this. What comes in meanwhile is for others too."""
+        """Begin no more turns, and hand off those that run after their current step, for which it waits no longer than
+        this. Messages that come in meanwhile are for other processes too."""
         await self._dispatcher.leave(seconds)
 
     async def close(self) -> None:
-        """Let go of everything: turns under way, the store's file, the provider's connections."""
+        """Close everything: turns under way, the store's file, the provider's connections."""
         if self._feed is not None:
             self.stop()
-        if isinstance(self.bus, DurableBus):
-            await self.bus.close()
+        await self._outbox.close()
         await self._quiet()
         if self._mcp is not None:
             await self._mcp.close()
         self._dispatcher.retire()
-        if self._house is None and (close := getattr(self.provider, "close", None)) is not None:
-            await close()
+        await self._process.close_provider()
 
     async def __aenter__(self) -> Self:
         return self
@@ -283,10 +281,8 @@ class AgentLoop:
         """A job has put a message into the inbox of a session."""
         if self.owner in (None, owner):
             self._dispatcher.kick(owner, key)
-        elif self._house is not None:
-            self._house.changed()
         else:
-            self._tell_others(WORK)
+            self._process.on_fired()
 
     async def _quiet(self) -> None:
         if self._serving is not None:
@@ -296,14 +292,13 @@ class AgentLoop:
         await self._dispatcher.stop()
         await self._compactor.close()
         await self.tools.close()
-        await self._peers.leave()
+        await self._process.unsubscribe()
         if self._tasks:
             await self._tasks.finish(1.0)
-            await self._peers.leave()  # one of them may have come to join only now
+            await self._process.unsubscribe()  # one of them may have come to join only now
         if self._tracer is not None:
             await self._tracer.close()
-        if self._house is None:
-            await self.store.close()
+        await self._process.close_store()
         self._dispatcher.renew()  # answers that were not handed out any more are sent at the next start
 
     # ------------------------------------------------------------------------------------------ taking messages
@@ -321,13 +316,13 @@ class AgentLoop:
     ) -> str:
         """Run one turn without the bus and return its answer.
 
-        `attended` says that somebody is there who can be asked: then what comes back may be a question, and
+        `attended` says that a person is there who can be asked: then what comes back may be a question, and
         "y", "n", "a" (always), "/approve" or "/deny" as the next message gives the answer of the turn that goes on.
         """
         message = InboundMessage(
             channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
         ).addressed()
-        return await self._process(message, on_event)
+        return await self._take_direct(message, on_event)
 
     async def ask(
         self,
@@ -346,7 +341,7 @@ class AgentLoop:
             channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
         ).addressed()
         message.id = f"ask:{secrets.token_hex(8)}"  # by which its turn is found, wherever it ran
-        text = await self._process(message, on_event)
+        text = await self._take_direct(message, on_event)
         row = await self.store.find(message.owner, message.id)
         found = (row.turn, row.session, row.first_seq) if row is not None and row.turn and row.first_seq else None
         if found is None and answer_of(message.content) is not None:  # the turn that asked has gone on
@@ -357,12 +352,12 @@ class AgentLoop:
             return TurnResult(text)
         return TurnResult.of(text, found[0], [one.entry for one in await self.store.read_turn(found[1], found[2])])
 
-    async def _process(self, message: InboundMessage, on_event: events.Emit | None) -> str:
+    async def _take_direct(self, message: InboundMessage, on_event: events.Emit | None) -> str:
         show = _without_place(on_event) if on_event is not None else None
         if (kind := kind_of(message)) == "urgent":
-            return await self._urgent.answer(message, show)
+            return await self._commands.answer(message, show)
         if kind == "reply":
-            if (told := await self._urgent.reply(message, show)) is not None:
+            if (told := await self._commands.reply(message, show)) is not None:
                 return told
             kind = "message"
         return await (await self._dispatcher.submit(message, kind, show))
@@ -377,12 +372,12 @@ class AgentLoop:
             await asyncio.wait([session.task])
 
     async def undelivered(self, channel: str, chat_id: str) -> list[Outgoing]:
-        """What was said in a chat while nobody was there to send it, a job's answer say. The store must be told when it
-        is sent, and may have more then."""
+        """What was said in a chat while no process could send it, such as a job's answer. The store must be told when
+        it is sent, and may have more then."""
         return await self.store.take_outgoing(self._dispatcher.worker, chat=(channel, chat_id))
 
     async def question(self, session_key: str = "cli:direct", owner: str = "me") -> str | None:
-        """What the session's parked turn asks for; None when it waits for nobody."""
+        """The question of the session's parked turn; None if no turn is parked."""
         info = await self.store.session(owner, session_key)
         if info is None or info.open_turn is None:
             return None
@@ -415,36 +410,40 @@ class AgentLoop:
             answer = await self._dispatcher.submit(message, kind)
             answer.add_done_callback(partial(self._report, message))
 
-    async def _feed_durable(self, bus: DurableBus) -> None:
-        changed = asyncio.Event()
-        if self._house is not None:  # which looks into the store for all
-            await changed.wait()
-        await self._peers.join(lambda _: changed.set(), takes_work=True)
-        while True:
-            changed.clear()  # before looking: what comes in meanwhile sets it again
-            try:
-                worker = self._dispatcher.worker
-                await self.look(await self.store.ready(worker, self.owner), await self.store.urgent(worker, self.owner))
-                await self.settle(await self.store.over(self.waits()))
-                self.subagents.look_again()
-                self.cron_service.changed()  # whoever woke us may have added a job
-            except StoreError as error:  # a full or locked disk ends no worker
-                log.error("%s", error)
-                asyncio.get_running_loop().call_later(RETRY_SECONDS, changed.set)
-            await changed.wait()
+    async def _feed_durable(self) -> None:
+        await self._process.feed(self._dispatcher.worker, self._look_into_store)
+
+    async def _look_into_store(self) -> None:
+        """Take everything that waits in the store."""
+        worker = self._dispatcher.worker
+        await self.look(await self.store.ready(worker, self.owner), await self.store.urgent(worker, self.owner))
+        await self.settle(await self.store.over(self.waits()))
+        self.subagents.look_again()
+        self.cron_service.changed()  # the process that sent the notice may have added a job
+
+    async def _look_around(self, scan: bool) -> None:
+        """Without a durable bus: take what other processes have done that concerns this one, and with `scan` new work
+        as well."""
+        for row in await self.store.urgent(self._dispatcher.worker):
+            session = self._dispatcher.session(row.message.owner, row.message.session_key)
+            if session is not None and session.running and not row.message.reply:
+                await self._answer_urgent(row)
+        self.subagents.look_again()
+        if scan:
+            await self._dispatcher.scan()
 
     async def look(self, ready: Sequence[tuple[str, str]], urgent: Sequence[Incoming]) -> None:
-        """Take up these sessions and answer these commands."""
+        """Work on these sessions and answer these commands."""
         for row in urgent:
             await self._answer_urgent(row)
         await self._dispatcher.take_up(ready)
 
     def waits(self) -> list[int]:
-        """Rows of the inbox whose answers other processes give to somebody who waits here."""
+        """Inbox rows whose answers are awaited here and given by other processes."""
         return self._dispatcher.awaited_elsewhere()
 
     async def settle(self, rows: Sequence[int]) -> None:
-        """These rows of the inbox are done."""
+        """These inbox rows are done."""
         await self._dispatcher.settle(rows)
 
     def _what_it_is(self, name: str) -> str:
@@ -491,7 +490,7 @@ class AgentLoop:
     async def _answers_question(self, message: InboundMessage) -> bool:
         """Whether a message of the bus answered the open question of its session; the person is told so."""
         try:
-            decided = await self._urgent.decide(message, message)
+            decided = await self._commands.decide(message, message)
         except StoreError as error:
             self._apologize(message, error)
             return True
@@ -501,32 +500,31 @@ class AgentLoop:
 
     async def _answer_urgent(self, row: Incoming | InboundMessage) -> None:
         message = row if isinstance(row, InboundMessage) else row.message
-        await self._tell(row, reply(message, await self._urgent.answer(message, word=row)))
+        await self._tell(row, reply(message, await self._commands.answer(message, word=row)))
 
     async def _tell(self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage]) -> None:
         """Close an urgent message with its answer, and send that."""
         message = row if isinstance(row, InboundMessage) else row.message
         ids = await self.store.answer(row, outgoing, self._outbox.sender)
-        if isinstance(row, Incoming) and not message.reply:  # whoever said it waits for that
+        if isinstance(row, Incoming) and not message.reply:  # its sender waits for that
             self._tell_others(ENDED, row.id)
         for id, answer in zip(ids, outgoing, strict=False):
             await self._outbox.hand_out(id, answer)
 
     # ------------------------------------------------------------------------------------------ answers
 
-    def _listen(self) -> None:
-        self._peers.listen()
+    def _on_subagent(self) -> None:
+        self._process.on_subagent(self._dispatcher.worker)
 
     def system_prompt(self) -> str:
         return self.context.shared_prompt()
 
     def on_held(self, worker: str, awaited: bool) -> None:
-        self._peers.held(worker, awaited)
+        self._process.on_held(self._dispatcher.worker, worker, awaited)
 
     def on_handoff(self, session: int | None) -> None:
         self._tell_others(WORK, session)
-        if self._house is not None:
-            self._house.awaits()
+        self._process.on_awaited()
 
     def on_unclaimed_answer(self, row: int) -> None:
         self._tell_others(ENDED, row)
@@ -535,14 +533,14 @@ class AgentLoop:
         self._say(message, WAITS)
 
     async def stop_elsewhere(self, owner: str, key: str, target: StopTarget) -> None:
-        await self._urgent.stop_elsewhere(owner, key, target)
+        await self._commands.stop_elsewhere(owner, key, target)
 
     def _tell_others(self, what: str, id: int | None = None) -> None:
-        """Tell other processes what has changed, and where."""
+        """Wake other processes, and tell them what has changed where."""
         self._tasks.start(self.store.wake(what, [] if id is None else [id]))
 
     def _report(self, message: InboundMessage, done: asyncio.Future[str]) -> None:
-        """Tell the chat of an error that could not be written down."""
+        """Tell the chat about an error that could not be written to the log."""
         if done.cancelled() or (error := done.exception()) is None or isinstance(error, Stopped) or not message.reply:
             return
         self._apologize(message, error)

@@ -1,40 +1,133 @@
-"""Requests of API clients: their turns are run, and what came of them is read from the log."""
+"""API requests: the settings of their turns, running them, and reading their outcomes from the log."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from ..actions import Limits
 from ..bus import InboundMessage
 from ..commands import kind_of
+from ..context.models import is_overflow
+from ..context.prompt import PARTING
 from ..errors import StoreError
 from ..events import Show
-from ..log import Call, Entry, ModelAnswered, TurnEnded
-from ..store.base import Store
-from .chat_commands import Urgent
-from .dispatcher import Dispatcher
+from ..log import Call, Entry, ModelAnswered, Request, TurnEnded, UserSaid, text_of
+from ..providers.base import ProviderError
+from ..store.base import Claim, Store
+from ..tools.context import CallContext
+from ..tools.registry import ToolRegistry, ToolResult, error_result
 from .streaming import TurnStreams, TurnSubscriber
+from .turn_spec import TurnSpec
+
+if TYPE_CHECKING:  # both run turns, which the settings below are for
+    from .chat_commands import ChatCommands
+    from .dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 UNANSWERED = frozenset({"cancelled", "aborted", "replaced", "abandoned", "timeout", "error"})
 CLIENT_LEFT = "Stopped: the client went away."
-SPACES = 100  # characters around a text that may have been shown and are not in the log
+SPACES = 100  # characters around a text that may have been streamed and are not in the log
+ABANDONED = "Abandoned: the server was stopped before the answer, and nobody waits for it any more."
+PLAIN = "You are a helpful assistant."
+FAILED = "the model behind the server failed"
+TOGETHER = "Make it again, together with the corrected one."
+
+# ---------------------------------------------------------------------------------------------- turns of requests
+
+
+def request_of(claim: Claim) -> Request | None:
+    """The request that the claimed turn is about, if it is one."""
+    first = claim.entries[0] if claim.entries else None
+    return first.request if isinstance(first, UserSaid) else claim.message.request
+
+
+def brought_by(claim: Claim) -> list[str]:
+    """The results of a client's own tools that came with the claimed request: texts from outside."""
+    before = request.before if (request := request_of(claim)) is not None else ()
+    return [text_of(message.get("content")) for message in before if message.get("role") == "tool"]
+
+
+def error_for(owner: str, error: Exception) -> Exception:
+    """The error of a failed model call as an owner may read it, in the chat or in the log. Only the machine's owner
+    sees where the model is and what it says about our key; the errors of the others are in the server's own log."""
+    if owner == "me" or is_overflow(str(error)):  # its text decides what is shortened next
+        return error
+    log.error("the model failed for %s: %s", owner, error)
+    status = getattr(error, "status", None)
+    told = ProviderError(f"{FAILED} (it answered {status})" if status else FAILED, status=status)
+    if isinstance(error, ProviderError):
+        told.retryable, told.retry_after, told.several = error.retryable, error.retry_after, error.several
+    return told
+
+
+async def is_abandoned(store: Store, claim: Claim, request: Request) -> bool:
+    """Whether the client of a request without a session has gone with its server's process."""
+    if request.kept:
+        return False
+    server = request.via  # it has the client's connection, and runs no turns
+    return not await store.is_alive(server) if server else claim.resumed
+
+
+def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> TurnSpec:
+    """The spec of a request's turn.
+
+    A client that brings tools is the agent, and we are its model: it gets no prompt but its own. Otherwise the agent
+    works with its own tools, and the client's system message follows the agent's prompt.
+    """
+    limits = Limits(rounds=rounds, kept=request.kept)
+    model = models(request.model)
+    if request.tools:
+        client = ClientTools(() if request.answer_only else request.tools)
+        return TurnSpec(client, limits, model, lambda _: request.system or PLAIN, dated=False, options=request.options)
+    tools = ToolRegistry() if request.answer_only else tools
+    return TurnSpec(
+        tools,
+        limits,
+        model,
+        lambda standing: f"{standing}{PARTING}{request.system}" if request.system else standing,
+        options=request.options,
+    )
+
+
+class ClientTools(ToolRegistry):
+    """The tools of an API client: offered to the model and never run here."""
+
+    def __init__(self, definitions: Sequence[dict[str, Any]]) -> None:
+        super().__init__()
+        self._definitions = list(definitions)
+        self._client = [tool["function"]["name"] for tool in definitions]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._client)
+
+    async def run(self, call: Call, context: CallContext) -> ToolResult:
+        """Answer calls that cannot be handed to the client: wrong ones, and those made together with them."""
+        if call.name in self._client and call.error is None:
+            why = f"{call.name} was not run: another call of the answer was wrong."
+            return ToolResult(error_result(why, TOGETHER), "error")
+        return await super().run(call, context)
+
+
+# ---------------------------------------------------------------------------------------------- running them
 
 
 @dataclass(slots=True, frozen=True)
 class Earlier:
-    """A request that came before."""
+    """An earlier request with the same id."""
 
     said: str
-    unanswered: bool  # it has ended without an answer, so that it may be run once more
+    unanswered: bool  # it ended without an answer, so it may run again
 
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """What became of a request: the turn's entries, and its end. A command has no turn, only words."""
+    """What became of a request: the answer and the turn's entries. A command has no turn."""
 
     text: str
     entries: Sequence[Entry] = ()
@@ -46,19 +139,19 @@ class Outcome:
 
     @property
     def left(self) -> bool:
-        """Whether the turn was stopped because its client had gone."""
+        """Whether the turn was stopped because its client went away."""
         last = self.entries[-1] if self.entries else None
         return isinstance(last, TurnEnded) and last.reason == "cancelled" and last.text == CLIENT_LEFT
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The calls that the client is to run."""
+        """The calls that the client has to run."""
         answer = self._last_answer()
         return answer.calls if answer is not None and self.reason == "handed" else ()
 
     @property
     def finish_reason(self) -> str:
-        """As the model's API said it."""
+        """The reason that the model's API gave."""
         answer = self._last_answer()
         return answer.finish_reason if answer is not None else "stop"
 
@@ -90,19 +183,19 @@ class Outcome:
 class Requests:
     """Runs the turns of an agent's API clients."""
 
-    def __init__(self, store: Store, dispatcher: Dispatcher, urgent: Urgent, streams: TurnStreams) -> None:
+    def __init__(self, store: Store, dispatcher: Dispatcher, commands: ChatCommands, streams: TurnStreams) -> None:
         self._store = store
         self._dispatcher = dispatcher
-        self._urgent = urgent
+        self._commands = commands
         self._streams = streams
-        self._waiting: Counter[tuple[str, str]] = Counter()  # who waits here, by the message's owner and id
-        self._dropping: set[asyncio.Task[None]] = set()  # messages that nobody waits for any more
+        self._waiting: Counter[tuple[str, str]] = Counter()  # requests that wait here, by the message's owner and id
+        self._dropping: set[asyncio.Task[None]] = set()  # removals of messages whose clients have gone
 
     async def run(self, message: InboundMessage, show: Show | None = None) -> Outcome:
-        """The outcome of a request's turn, wherever it runs. One whose id is known is not run again: it gives what came
-        of it. `show` is told all that happens in the turn, from its beginning on, with the places in the log.
+        """Run a request's turn, wherever that is, and return its outcome. One whose id is known does not run again: its
+        outcome is returned. `show` is told every event of the turn, from its start, with its place in the log.
 
-        Cancelled, it only stops waiting: `withdraw` stops the turn.
+        Cancelling it only stops waiting: `withdraw` stops the turn.
         """
         id, kept = message.id, message.request is not None and message.request.kept
         assert id is not None
@@ -110,9 +203,9 @@ class Requests:
         message = message.addressed()
         shown = _without_place(show) if show is not None else None
         if kind == "urgent":
-            return Outcome(await self._urgent.answer(message, shown))
+            return Outcome(await self._commands.answer(message, shown))
         if kind == "reply":
-            if (replied := await self._urgent.reply(message, shown)) is not None:
+            if (replied := await self._commands.reply(message, shown)) is not None:
                 return Outcome(replied)
             kind = "message"
         self._waiting[message.owner, id] += 1
@@ -126,7 +219,7 @@ class Requests:
             text = await answer
         finally:
             self._waiting[message.owner, id] -= 1
-            self._waiting += Counter()  # without those that nobody waits for
+            self._waiting += Counter()  # drops the zeros
             if subscriber is not None:
                 subscriber.close()
         row = await self._store.find(message.owner, id)
@@ -138,7 +231,7 @@ class Requests:
         return Outcome(text, [one.entry for one in logged])
 
     async def earlier(self, owner: str, id: str) -> Earlier | None:
-        """The request of this id, if there was one."""
+        """The earlier request with this id, if there was one."""
         row = await self._store.find(owner, id)
         if row is None:
             return None
@@ -149,7 +242,7 @@ class Requests:
         return Earlier(row.message.content, isinstance(last, TurnEnded) and last.reason in UNANSWERED)
 
     async def holds(self, owner: str, id: str, seq: int, chars: int) -> bool:
-        """Whether there is such a place in the turn of this request: an entry, and a text after it that is so long."""
+        """Whether the request's turn has this place: a log entry followed by a text of at least so many characters."""
         row = await self._store.find(owner, id)
         if row is None or row.first_seq is None:
             return False
@@ -163,8 +256,8 @@ class Requests:
         return chars <= len(said) + (SPACES if isinstance(after, ModelAnswered) else 0)
 
     def withdraw(self, message: InboundMessage, known: bool = True) -> None:
-        """The client has gone: its turn ends now, or as soon as it begins, unless another waits for the same one, here
-        or elsewhere. Of one that is not `known` to anybody else, no turn is begun any more, wherever that would be."""
+        """The client has gone: stop its turn, now or as soon as it begins, unless another client waits for the same
+        one, here or elsewhere. A request that cannot be repeated (not `known`) does not begin any more anywhere."""
         assert message.id is not None
         where = (message.owner, message.session_key)
         session, publisher = self._dispatcher.session(*where), self._streams.publisher(*where)
@@ -185,7 +278,7 @@ class Requests:
             if row is not None and row.turn is None:
                 await self._store.answer(row, [])
                 await self._dispatcher.settle([row.id])
-        except StoreError as error:  # then it is run for nobody
+        except StoreError as error:  # then it runs in vain
             log.warning("%s", error)
 
 

@@ -1,4 +1,4 @@
-"""The commands that are answered at once, whatever a session is doing: /stop, /status, /help, /approve, /deny."""
+"""Commands that are answered at once, whatever the session is doing: /stop, /status, /help, /approve, /deny."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NOTHING_ASKED = "Nothing waits for your answer."
 ALLOWED, ALLOWED_ALWAYS, DENIED = "Approved.", "Approved for this session.", "Denied."
 
 
-class Urgent:
-    """Answers urgent commands of any session."""
+class ChatCommands:
+    """Answers the commands of all sessions, and what people reply to questions."""
 
     def __init__(
         self, store: Store, dispatcher: Dispatcher, turns: TurnRunner, subagents: SubagentManager, workspace: str
@@ -35,11 +35,11 @@ class Urgent:
         self._workspace = workspace
 
     async def answer(
-        self, message: InboundMessage, emit: events.Show | None = None, word: Incoming | InboundMessage | None = None
+        self, message: InboundMessage, show: events.Show | None = None, word: Incoming | InboundMessage | None = None
     ) -> str:
-        """Do what a message says that is a command, and say so. `word` is the message as it came in."""
+        """Run the command in a message and return the reply. `word` is the message as it came in."""
         if answer_of(message.content) is not None:
-            told = await self.reply(message, emit, word)
+            told = await self.reply(message, show, word)
             return NOTHING_ASKED if told is None else told
         match command_of(message.content):
             case "stop":
@@ -55,7 +55,7 @@ class Urgent:
                 return f"There is no command {given}: did you mean /{meant_by(given)}? /help lists them."
 
     async def reply(
-        self, message: InboundMessage, emit: events.Show | None = None, word: Incoming | InboundMessage | None = None
+        self, message: InboundMessage, show: events.Show | None = None, word: Incoming | InboundMessage | None = None
     ) -> str | None:
         """Answer the open question of the message's session with it; None if there is none that it could be about.
 
@@ -66,7 +66,7 @@ class Urgent:
             return None
         row, taken = decided
         if row is not None and not message.reply:
-            return await self._dispatcher.follow(row, message, emit)
+            return await self._dispatcher.follow(row, message, show)
         return taken
 
     async def decide(
@@ -91,8 +91,8 @@ class Urgent:
         return decided[0], taken
 
     async def _stop_turn(self, message: InboundMessage, word: Incoming | InboundMessage | None) -> bool:
-        """Stop the session's turn, whether it runs, was cut off, or waits for a person's word; or the one that is about
-        to begin, with a message that came before this word."""
+        """Stop the session's turn, whether it runs, was cut off, or waits for a person's answer; or the one that is
+        about to begin with a message that came before this command."""
         where = (message.owner, message.session_key)
         request = message.cause if isinstance(message.cause, StopRequest) else StopRequest()
         given, told = request.target, request.chat_told or (message.reply and message.channel not in PULLED)
@@ -103,7 +103,7 @@ class Urgent:
         if meant is None or not (given in (None, meant) or await self._opened(given, meant)):
             return False
         if not self._dispatcher.runs or await runs_elsewhere(self._store, self._dispatcher, info):
-            # What came by the inbox was taken out by whoever also hears of answers: it must not wait for one.
+            # A command from the inbox is taken by the same task that gets notices of answers: it must not wait for one.
             await stop_elsewhere(self._store, self._dispatcher, *where, meant, not isinstance(word, Incoming), told)
             return True
         await self._store.decide(*where, None)
@@ -111,7 +111,7 @@ class Urgent:
         return self._dispatcher.stop_turn(*where, "cancelled", STOPPED, meant, chat_told=told)
 
     async def _about_to_begin(self, where: tuple[str, str], word: Incoming | InboundMessage | None) -> int | None:
-        """The inbox row that opens the next turn, if it came before this word."""
+        """The inbox row that opens the next turn, if it came before this command."""
         first = next(iter(await self._store.waiting(*where)), None)
         return first.id if first is not None and not (isinstance(word, Incoming) and word.id < first.id) else None
 
@@ -120,7 +120,7 @@ class Urgent:
         return isinstance(row, int) and (await self._store.incoming(row)).turn == turn
 
     async def stop_elsewhere(self, owner: str, key: str, meant: str | int | None) -> None:
-        """Another process was quicker to take up what was to be stopped here."""
+        """Stop a turn that another process has begun in the meantime."""
         session = self._dispatcher.session(owner, key)
         told = session is not None and session.chat_told
         try:

@@ -20,6 +20,7 @@ from ..context.models import model_info
 from ..context.pictures import without_pictures
 from ..context.summaries import digest, summarise
 from ..context.tokens import Meter, weigh
+from ..context.window import FITS, Measure
 from ..engine import Turn
 from ..errors import StoreError
 from ..log import CallEnded, Compacted, Logged
@@ -31,7 +32,6 @@ from ..tools.outputs import keep_output, outputs_folder
 from ..tools.registry import ToolRegistry
 from .budgets import Budgets
 from .histories import read_compacted, read_conversation, read_shown
-from .measure import FITS, Measure
 
 log = logging.getLogger(__name__)
 

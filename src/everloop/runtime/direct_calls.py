@@ -14,7 +14,7 @@ from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
-from .ports import DENIED_ADVICE, judged, refusal
+from .tool_calls import DENIED_ADVICE, judged, refusal
 from .workspace import Workspace
 
 SESSION = "cli:direct"

@@ -52,7 +52,7 @@ class DurableBus(MessageBus):
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look())
                 self._looking.add_done_callback(lambda look: look.cancelled() or look.exception())  # all may have gone
-            if not await asyncio.shield(self._looking):  # whoever waits may go: what was taken is for the next
+            if not await asyncio.shield(self._looking):  # a cancelled caller leaves what was taken to the next
                 await self._more.wait()
         row = self._taken.popleft()
         self._sending[id(row.message)] = row

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from .. import events
 from ..context.prompt import Composer
+from ..context.window import Measure
 from ..messages import Conversation
 from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider, counts, option_keywords
 from ..store.base import Claim
 from ..threads import in_thread
 from ..tools.registry import ToolRegistry
+from .api_requests import brought_by, error_for
 from .budgets import Budgets
-from .clients import brought_by, discreet
 from .images import Free, ImageFilter, plain_images
-from .measure import Measure
 
 if TYPE_CHECKING:
     from ..providers.text_calls import Piece, Reader, Reading
@@ -123,7 +123,7 @@ class TurnModelCall(ModelCall):
             request = conversation if self._compose is None else await in_thread(self._compose, conversation)
             response = await self.ask(request, self._tools.get_definitions() or None, images or emit)
         except Exception as error:
-            if (told := discreet(self._claim.owner, error)) is not error:
+            if (told := error_for(self._claim.owner, error)) is not error:
                 raise told from None
             raise
         if images is not None:

@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..bus import PULLED, InboundMessage, MessageBus, OutboundMessage
 from ..store.base import Claim, Store
 from ..store.peers import SENDING
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
-
-log = logging.getLogger(__name__)
-
-
-class BackgroundTasks:
-    """Tasks that nothing waits for. What goes wrong in them is logged."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    async def finish(self, seconds: float) -> None:
-        """Wait for those that run, and cancel the ones that take longer than this."""
-        if self._tasks:
-            _, stuck = await asyncio.wait(self._tasks, timeout=seconds)
-            for task in stuck:
-                task.cancel()
-            await asyncio.gather(*stuck, return_exceptions=True)
-
-    def __bool__(self) -> bool:
-        return bool(self._tasks)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s", error)
+from .tasks import BackgroundTasks
 
 
 class Outbox(Protocol):
     """How the messages of an agent are sent."""
+
+    async def close(self) -> None:
+        """Stop sending."""
+        ...
 
     @property
     def sender(self) -> str | None:
@@ -97,6 +70,9 @@ class MemoryOutbox:
                 if row.id not in self._handed_out:
                     self._tasks.start(self.hand_out(row.id, row.message))
 
+    async def close(self) -> None:
+        """The bus belongs to its user."""
+
     def _taken(self, id: int) -> None:
         self._handed_out.discard(id)
         self._tasks.start(self._store.sent([id]))
@@ -123,6 +99,9 @@ class DurableOutbox:
 
     async def resend(self) -> None:
         """The processes that take them do so."""
+
+    async def close(self) -> None:
+        await self._bus.close()
 
 
 def make_outbox(store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks) -> Outbox:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,27 +19,28 @@ from ..threads import in_thread
 from .agent import AgentLoop
 from .dispatcher import RETRY_SECONDS
 from .durable_bus import DurableBus
+from .peers import WRITE_SECONDS
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
 
 log = logging.getLogger(__name__)
-OWN = "me"  # the person whose machine it is
-EARLY = 5_000  # answers that were told of before anybody here waited for them; of more the oldest are forgotten
-BREATH = 0.01  # seconds between two looks into the store: many wake-ups at once cost one
+OWN = "me"  # the owner of the machine
+EARLY = 5_000  # notices of answers that were not awaited here yet; of more the oldest are forgotten
+PAUSE_SECONDS = 0.01  # between two looks into the store: many wake-ups at once cost one
 
 
 @dataclasses.dataclass(slots=True)
-class Sight:
-    """What is to be looked for in the store."""
+class WakeSet:
+    """What notices have said to look for in the store."""
 
     everything: bool = True
-    sessions: set[int] = dataclasses.field(default_factory=set)  # those with work
-    ended: bool = False  # something has ended, and it is not known what
-    rows: set[int] = dataclasses.field(default_factory=set)  # of the inbox, that were answered
+    sessions: set[int] = dataclasses.field(default_factory=set)  # with work
+    ended: bool = False  # a turn has ended, and it is not known which
+    rows: set[int] = dataclasses.field(default_factory=set)  # inbox rows that were answered
 
-    def takes(self, notice: Notice) -> bool:
-        """Whether there is something to look for."""
+    def add(self, notice: Notice) -> bool:
+        """Add what a notice says. Return whether there is something to look for."""
         if notice.what == WORK and notice.ids:
             self.sessions.update(notice.ids)
         elif notice.what == ENDED:
@@ -52,11 +53,11 @@ class Sight:
         return True
 
 
-class Household:
-    """Makes an owner's agent when there is something for it to do, and keeps it at work until the end.
+class Owners:
+    """Creates an owner's agent when there is work for it, and keeps it running until the end.
 
-    The store and the provider are shared by all, and closed by whoever made them. The store is looked into for all of
-    them at once, under one name. Without `runs`, whatever comes in is for other processes to do.
+    All agents share the store and the provider, which the caller closes, and hold sessions under one worker name. The
+    store is read for all of them at once. Without `runs`, all work is left to other processes.
     """
 
     def __init__(
@@ -68,19 +69,20 @@ class Household:
         self.worker = new_worker()
         self.runs = runs
         self.meters = meters
+        self.fires_cron = False  # one agent does, for all
         self._agents: dict[str, AgentLoop] = {}
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self._sight = Sight()
+        self._wake_set = WakeSet()
         self._drains = False
         self._resting: asyncio.Task[None] | None = None
         self._failed: set[str] = set()  # owners whose agents are tried again later
-        self._early: dict[int, None] = {}  # rows of the inbox that have ended and nobody here waits for, or not yet
-        self._peer = store.peer(self.worker, self._heard, runs)
+        self._early: dict[int, None] = {}  # inbox rows that were answered and are not awaited here, or not yet
+        self._peer = store.peer(self.worker, self._on_notice, runs)
         self._making = asyncio.Lock()
 
     async def agent(self, owner: str) -> AgentLoop:
-        """The owner's agent, at work."""
+        """The owner's agent, running."""
         if (there := self._agents.get(owner)) is not None:
             return there
         async with self._making:
@@ -93,57 +95,81 @@ class Household:
 
     def changed(self) -> None:
         """There may be something new in the store."""
-        self._sight.everything = True
+        self._wake_set.everything = True
         self._changed.set()
 
-    def awaits(self) -> None:
-        """An answer of another process is waited for, and may have been told of before that was known here."""
+    # ------------------------------------------------------------------------------------------ for its agents
+
+    async def feed(self, worker: str, look: Callable[[], Awaitable[None]]) -> None:
+        """Looking into the store is done here, for all agents at once."""
+        await asyncio.Event().wait()
+
+    def on_held(self, worker: str, holder: str, awaited: bool) -> None:
+        if not holder:  # only a write is under way
+            asyncio.get_running_loop().call_later(WRITE_SECONDS, self.changed)
+            return
+        self._peer.watch(holder)
+        if awaited:
+            self.changed()
+
+    def on_subagent(self, worker: str) -> None:
+        """Notices come in any case."""
+
+    def on_awaited(self) -> None:
         self._changed.set()
 
-    def _heard(self, notice: Notice) -> None:
-        """Remember what to look for."""
+    def on_fired(self) -> None:
+        self.changed()
+
+    async def unsubscribe(self) -> None:
+        """The other agents still need the notices."""
+
+    async def close_store(self) -> None:
+        """It is shared."""
+
+    async def close_provider(self) -> None:
+        """It is shared."""
+
+    def _on_notice(self, notice: Notice) -> None:
+        """Take a notice from another worker."""
         if notice.what in (TIMERS, ANY) and (own := self._agents.get(OWN)) is not None:
             own.cron_service.changed()
         if notice.what in (ENDED, ANY):
             for agent in self._agents.values():
                 agent.subagents.look_again()
-        if self._sight.takes(notice):
+        if self._wake_set.add(notice):
             self._changed.set()
 
-    def watch(self, worker: str) -> None:
-        """Hear of the death of a worker of another process."""
-        self._peer.watch(worker)
-
     async def run(self) -> None:
-        """Take up the work that waits in the store, and whatever comes, until cancelled."""
+        """Do the work that is in the store and that comes in, until cancelled."""
         own = await self.agent(OWN)
         if self.runs and not self._drains:
-            own.serve_cron()  # of everybody
+            own.serve_cron()  # for all owners
         try:
             await self._peer.join()
             while True:
                 self._changed.clear()  # before looking: what comes meanwhile sets it again
                 try:
                     await self._look()
-                except StoreError as error:  # a full or locked disk ends no server
+                except StoreError as error:  # a full or locked disk does not end a server
                     log.error("%s", error)
                     asyncio.get_running_loop().call_later(RETRY_SECONDS, self.changed)
-                await asyncio.sleep(BREATH)
+                await asyncio.sleep(PAUSE_SECONDS)
                 await self._changed.wait()
         finally:
             await self._peer.leave()
 
     async def _look(self) -> None:
-        """One look into the store for the agents of all owners."""
-        sight, self._sight = self._sight, Sight(everything=False)
-        if self.runs and not self._drains and (sight.everything or sight.sessions):
-            await self._take_up(None if sight.everything else list(sight.sessions))
+        """Look into the store once for the agents of all owners."""
+        found, self._wake_set = self._wake_set, WakeSet(everything=False)
+        if self.runs and not self._drains and (found.everything or found.sessions):
+            await self._take_up(None if found.everything else list(found.sessions))
         waits = {id: agent for agent in self._agents.values() for id in agent.waits()}
-        over = {id for id in waits if id in sight.rows or id in self._early}
-        self._early.update(dict.fromkeys(sight.rows - waits.keys()))
+        over = {id for id in waits if id in found.rows or id in self._early}
+        self._early.update(dict.fromkeys(found.rows - waits.keys()))
         while len(self._early) > EARLY:
             del self._early[next(iter(self._early))]
-        if sight.everything or sight.ended:
+        if found.everything or found.ended:
             over = {*over, *await self.store.over(list(waits))}
         for id in over:
             await waits[id].settle([id])
@@ -160,7 +186,7 @@ class Household:
                 await (await self.agent(owner)).look(*found[owner])
             except StoreError:
                 raise
-            except Exception as error:  # a folder that cannot be made, say: that is no trouble of the other owners
+            except Exception as error:  # such as a folder that cannot be made: the other owners go on
                 log.error("the agent of %s cannot work: %s", owner, error)
                 self._failed.add(owner)
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._retry, owner)
@@ -170,8 +196,8 @@ class Household:
         self.changed()
 
     def drain(self) -> None:
-        """Take up nothing more from the store, and leave what runs for nobody here to other processes, each turn after
-        the step that runs: only clients of this process are served to the end."""
+        """Take no more work from the store, and hand off turns that have no local waiter after their current step: only
+        clients of this process are served to the end."""
         if self.runs and not self._drains:
             self._drains = True
             self._resting = asyncio.create_task(self._rest())
@@ -183,12 +209,12 @@ class Household:
             if (own := self._agents.get(OWN)) is not None:
                 await own.cron_service.rest()
             await self._peer.drain()
-            await self.store.wake(WORK)  # what was fired just now, nobody else knows of
-        except StoreError as error:  # others find what it was told of after a while
+            await self.store.wake(WORK)  # other processes do not know what was fired just now
+        except StoreError as error:  # others find the work after a while
             log.warning("%s", error)
 
     async def leave(self, seconds: float) -> None:
-        """Begin no more turns, and leave those that run to other processes, each after the step that runs."""
+        """Begin no more turns, and hand off those that run after their current step."""
         self.drain()
         self.runs = False
         if self._resting is not None:
@@ -196,7 +222,7 @@ class Household:
         await asyncio.gather(*(agent.leave(seconds) for agent in self._agents.values()))
 
     async def close(self) -> None:
-        """Let go of all. Turns under way stay open on disk; the next start goes on with them."""
+        """Close all agents. Turns under way stay open on disk; the next start continues them."""
         for agent in self._agents.values():
             await agent.close()
         await asyncio.gather(*self._at_work.values(), return_exceptions=True)
@@ -204,8 +230,8 @@ class Household:
         self._at_work.clear()
         retire(self.worker)
         try:
-            await self.store.wake(WORK)  # what was let go of only now, others could not take up when it left them
-        except StoreError as error:  # they find it when the lease has ended
+            await self.store.wake(WORK)  # turns that were released only now
+        except StoreError as error:  # others find them when the lease has ended
             log.warning("%s", error)
 
     async def _make(self, owner: str) -> AgentLoop:
@@ -222,7 +248,7 @@ class Household:
             config=config,
             store=self.store,
             owner=owner,
-            house=self,
+            process=self,
         )
 
 
@@ -232,8 +258,8 @@ def _ended(run: asyncio.Task[None]) -> None:
 
 
 def _for_others(config: Config, workspace: Path) -> Config:
-    """The settings for an owner who is not the person of the machine: always kept in the workspace, and without what
-    that person has opened for the own agent, such as folders, keys, chats and hosts."""
+    """The settings for an owner other than the machine's: restricted to the workspace, and without what the machine's
+    owner has opened for their own agent, such as folders, keys, chats and hosts."""
     return dataclasses.replace(
         config,
         workspace=workspace,

@@ -3,68 +3,145 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..bus import InboundMessage, StopRequest
-from ..store.base import Incoming, SessionInfo, Store
+from ..errors import StoreError
+from ..providers.base import LLMProvider
+from ..store.base import SessionInfo, Store
 from ..store.peers import ANY, ENDED, WORK, Notice, Peer
+from .tasks import BackgroundTasks
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
-    from .dispatcher import Dispatcher
-    from .subagents import SubagentManager
 
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 15.0  # until a store that failed is looked into again
 WRITE_SECONDS = 0.05  # until a session that is being written to is looked at again
 PATIENCE = 10.0  # seconds to wait for the answer to a stop request
 
 
-class House(Protocol):
-    """The process that an agent shares with those of other owners. It gets the notices for all of them."""
+class Process(Protocol):
+    """The process that an agent runs in: alone, or with the agents of other owners."""
 
-    worker: str  # the name that all of them hold sessions under
-    runs: bool  # whether turns are run in it at all
-    meters: Meters | None  # counts its work, where metrics are read
-
-    def changed(self) -> None:
-        """There may be something new in the store."""
+    @property
+    def worker(self) -> str | None:
+        """The name that its agents hold sessions under; None: each has its own."""
         ...
 
-    def awaits(self) -> None:
+    @property
+    def runs(self) -> bool:
+        """Whether turns run in it."""
+        ...
+
+    @property
+    def meters(self) -> Meters | None:
+        """Count its work, where metrics are read."""
+        ...
+
+    @property
+    def fires_cron(self) -> bool:
+        """Whether an agent fires scheduled work as soon as it runs."""
+        ...
+
+    async def feed(self, worker: str, look: Callable[[], Awaitable[None]]) -> None:
+        """Let the agent look into the store whenever something may have changed, until cancelled."""
+        ...
+
+    def on_held(self, worker: str, holder: str, awaited: bool) -> None:
+        """Another process holds a session that is wanted here, and its answers may be `awaited`. Get a notice when it
+        is done or dies, and look again in case it is already; after a pause if only a write is under way."""
+        ...
+
+    def on_subagent(self, worker: str) -> None:
+        """A sub-agent runs here: other processes may ask to stop it."""
+        ...
+
+    def on_awaited(self) -> None:
         """An answer of another process is awaited; its notice may have come before that was known here."""
         ...
 
-    def watch(self, worker: str) -> None:
-        """Get a notice when this worker's process ends."""
+    def on_fired(self) -> None:
+        """A job of another owner has put a message into the inbox."""
         ...
 
+    async def unsubscribe(self) -> None:
+        """Get no more notices for the agent."""
+        ...
 
-class PeerListener:
-    """Subscribes an agent to notices from other workers, unless the house does that for it."""
+    async def close_store(self) -> None: ...
+
+    async def close_provider(self) -> None: ...
+
+
+class OwnProcess:
+    """An agent that runs alone: it has its store and its provider for itself, and subscribes to notices when it must.
+
+    `look` takes what other processes have done that concerns this one, and with True also new work.
+    """
+
+    worker: str | None = None
+    runs = True
+    meters: Meters | None = None
+    fires_cron = True
 
     def __init__(
         self,
         store: Store,
-        dispatcher: Dispatcher,
-        subagents: SubagentManager,
-        answer: Callable[[Incoming], Awaitable[None]],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        house: House | None,
+        provider: LLMProvider,
+        tasks: BackgroundTasks,
+        look: Callable[[bool], Awaitable[None]],
     ) -> None:
         self._store = store
-        self._dispatcher = dispatcher
-        self._subagents = subagents
-        self._answer = answer
-        self._spawn = spawn
-        self._house = house
+        self._provider = provider
+        self._tasks = tasks
+        self._look = look
         self._peer: Peer | None = None
         self._scans = False  # it waits for a session that another process has
 
-    async def join(self, on_notice: Callable[[Notice], None], takes_work: bool = False) -> None:
-        """Get notices from the other workers of this store."""
+    async def feed(self, worker: str, look: Callable[[], Awaitable[None]]) -> None:
+        changed = asyncio.Event()
+        await self._join(worker, lambda _: changed.set(), takes_work=True)
+        while True:
+            changed.clear()  # before looking: what comes in meanwhile sets it again
+            try:
+                await look()
+            except StoreError as error:  # a full or locked disk does not end a worker
+                log.error("%s", error)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, changed.set)
+            await changed.wait()
+
+    def on_held(self, worker: str, holder: str, awaited: bool) -> None:
+        self._tasks.start(self._join_for(worker, holder))
+
+    def on_subagent(self, worker: str) -> None:
         if self._peer is None:
-            self._peer = self._store.peer(self._dispatcher.worker, on_notice, takes_work)
+            self._tasks.start(self._join(worker, self._look_soon))
+
+    def on_awaited(self) -> None:
+        """Notices come to the dispatcher of the agent itself."""
+
+    def on_fired(self) -> None:
+        self._tasks.start(self._store.wake(WORK))
+
+    async def unsubscribe(self) -> None:
+        if self._peer is not None:
+            peer, self._peer = self._peer, None
+            await peer.leave()
+
+    async def close_store(self) -> None:
+        await self._store.close()
+
+    async def close_provider(self) -> None:
+        if (close := getattr(self._provider, "close", None)) is not None:  # a provider of the user's own may have none
+            await close()
+
+    async def _join(self, worker: str, on_notice: Callable[[Notice], None], takes_work: bool = False) -> None:
+        if self._peer is None:
+            self._peer = self._store.peer(worker, on_notice, takes_work)
             try:
                 await self._peer.join()
             except BaseException:  # the store is away: the next caller tries again
@@ -72,50 +149,21 @@ class PeerListener:
                 raise
         on_notice(Notice())
 
-    async def leave(self) -> None:
-        if self._peer is not None:
-            peer, self._peer = self._peer, None
-            await peer.leave()
-
-    def held(self, worker: str, awaited: bool) -> None:
-        """Another process has a session that is wanted here, and its answers may be `awaited`. Get a notice when it is
-        done or dies, and look again in case it is already; after a pause if only a write is under way."""
-        if self._house is None:
-            self._spawn(self._join_for(worker))
-        elif worker:
-            self._house.watch(worker)
-            if awaited:
-                self._house.changed()
-        else:
-            asyncio.get_running_loop().call_later(WRITE_SECONDS, self._house.changed)
-
-    def listen(self) -> None:
-        """A sub-agent runs here: other processes may ask to stop it."""
-        if self._peer is None and self._house is None:
-            self._spawn(self.join(self._look_soon))
-
-    async def _join_for(self, worker: str) -> None:
+    async def _join_for(self, worker: str, holder: str) -> None:
         self._scans = True
-        await self.join(self._look_soon)
-        if not worker:
+        await self._join(worker, self._look_soon)
+        if not holder:
             await asyncio.sleep(WRITE_SECONDS)
         elif self._peer is not None:
-            self._peer.watch(worker)
+            self._peer.watch(holder)
         self._look_soon()
 
     def _look_soon(self, notice: Notice = Notice()) -> None:  # noqa: B008
         if notice.what in (ANY, ENDED, WORK):
-            self._spawn(self._look())
+            self._tasks.start(self._look_again())
 
-    async def _look(self) -> None:
-        """Without a durable bus: see what other processes have done that concerns this one."""
-        for row in await self._store.urgent(self._dispatcher.worker):
-            session = self._dispatcher.session(row.message.owner, row.message.session_key)
-            if session is not None and session.running and not row.message.reply:
-                await self._answer(row)
-        self._subagents.look_again()
-        if self._scans:
-            await self._dispatcher.scan()
+    async def _look_again(self) -> None:
+        await self._look(self._scans)
 
 
 # ---------------------------------------------------------------------------------------------- stopping their turns

@@ -1,8 +1,7 @@
-"""Sub-agents: work handed to a turn in a session of its own, whose result comes back as a message.
+"""Sub-agents: a task runs as a turn in a session of its own, and its result comes back as a message.
 
-A sub-agent is an ordinary session with the key `sub:ID`. Its task is a message in the inbox, and what follows from the
-end of its turn, the report to whoever gave the task, is written with that end: so it is delivered once, whatever
-crashes.
+A sub-agent is an ordinary session with the key `sub:ID`. Its task is a message in the inbox. The report to the agent
+that gave the task is written in the same transaction as the end of its turn, so a crash neither loses nor doubles it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from .turn_spec import TurnSpec
 
 log = logging.getLogger(__name__)
 
-# What a sub-agent has no use for: it speaks to nobody but the agent that gave the task.
+# Tools that a sub-agent does not get: it speaks only to the agent that gave the task.
 WITHHELD = frozenset({"message", "spawn", "cron", "remember"})
 NOTE = """\
 ## Your task
@@ -60,27 +59,38 @@ class Running:
     session: str
     parent: str  # the session that it was started in
     started: bool
-    awaited: bool = False  # its result is that of the call that started it: it reports to nobody
+    awaited: bool = False  # its result is that of the call that started it, so it sends no report
     root: str = ""  # the turn that began it all
 
 
+def _ignore() -> None:
+    """Take notice of nothing."""
+
+
 class SubagentManager:
-    """Starts sub-agents, knows those that run, and stops them."""
+    """Starts sub-agents, lists those that run, and stops them."""
 
     def __init__(
-        self, store: Store, sessions: Sessions, tools: ToolRegistry, config: Config, reach: Callable[[], Reach]
+        self,
+        store: Store,
+        sessions: Sessions,
+        tools: ToolRegistry,
+        config: Config,
+        reach: Callable[[], Reach],
+        on_work: Callable[[], None] = _ignore,
     ) -> None:
-        """`reach` says which files may be read for definitions; it is asked off the event loop."""
+        """`reach` says which files may be read for definitions; it is called in a thread. `on_work` is called when a
+        sub-agent begins to work in this process."""
         self._store = store
         self._sessions = sessions
         self._tools = tools
         self._config = config
         self._reach = reach
-        self.waits = False  # whether every sub-agent is waited for, because nobody will be there for a report
+        self._on_work = on_work
+        self.waits = False  # every sub-agent is waited for: the process ends before a report would come
         self._waiting: dict[tuple[str, str], list[asyncio.Event]] = {}
         self._one_by_one = asyncio.Lock()
         self._told_broken = False
-        self.on_work: Callable[[], None] | None = None  # told when one works in this process
         self._at_work: dict[tuple[str, str], SubagentTask] = {}  # by session: the tasks of those that run here
 
     async def start(self, task: str, agent: str, report: bool, tokens: int = 0) -> str:
@@ -136,7 +146,7 @@ class SubagentManager:
         """Start a sub-agent and give its id; the same `key` starts one only once.
 
         With a definition it is that agent, and the task is its input. Its result comes to the chat as a message of the
-        channel `system`, unless `report` is off. `rounds` and `ends_at` are what is left to whoever starts it; `tokens`
+        channel `system`, unless `report` is off. `rounds` and `ends_at` are what its starter has left; `tokens`
         is the most that it may use with all that it starts, within the same `caps` of those above it.
         """
         id = hashlib.sha256(f"{owner}\0{key or time.time_ns()}".encode()).hexdigest()[:12]
@@ -233,8 +243,8 @@ class SubagentManager:
             await self.resume(owner, one.session)
 
     async def ended(self, claim: Claim, ended: TurnEnded | Parked) -> None:
-        """A turn has ended: whoever waits for it looks again. If it was stopped, nobody waits any more for those that
-        it has started; and one that was on its way then, nobody else knows of."""
+        """A turn has ended: wake those who wait for it. If it was stopped, stop the sub-agents that it waited for, and
+        start the one that was on its way: no other process knows of it."""
         owner, key = claim.owner, claim.key
         self._at_work.pop((owner, key), None)
         for event in self._waiting.get((owner, key), ()):
@@ -265,8 +275,7 @@ class SubagentManager:
         if (task := message.task) is None:
             raise ValueError(f"the task of the sub-agent {message.chat_id} cannot be read")
         self._at_work[claim.owner, claim.key] = task
-        if self.on_work is not None:
-            self.on_work()
+        self._on_work()
         if (definition := phases.definition_of(task)) is not None:
             return phases.turn_spec(message, task, definition, self._tools)
         return TurnSpec(
@@ -278,7 +287,7 @@ class SubagentManager:
         )
 
     async def tell_broken(self) -> None:
-        """Tell whoever runs the agent, once, which definitions cannot be used."""
+        """Log once which definitions cannot be used."""
         if not self._told_broken:
             self._told_broken = True
             for problem in await in_thread(lambda: self._definitions().problems):

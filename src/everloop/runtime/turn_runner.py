@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,27 +26,28 @@ from ..engine import Ending, Turn, fail_turn, run_turn
 from ..errors import StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
-from ..log import Call, CallsAsked, CallsDecided, Compacted, ModelAnswered, TurnEnded, UserSaid
+from ..log import Call, CallsAsked, CallsDecided, Compacted, Entry, ModelAnswered, TurnEnded, UserSaid, Written
 from ..messages import Conversation, clean
 from ..providers.base import LLMProvider
-from ..store.base import Claim, FileMark, SessionInfo, Store
+from ..store.base import Claim, FileMark, Finished, SessionInfo, Store
 from ..threads import in_thread
 from ..tools.context import CallContext
 from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.trust import Mark
+from .api_requests import ABANDONED, ClientTools, error_for, is_abandoned, request_of, spec_of
 from .budgets import Budgets
-from .clients import ABANDONED, ClientTools, discreet, is_abandoned, request_of, spec_of
 from .compactor import Compactor, Window
 from .histories import Histories, read_conversation, read_shown
 from .images import Free, plain_images
 from .model_call import TurnModelCall
-from .outbox import BackgroundTasks, Outbox, reply
-from .ports import SessionLog, Tools, free_addresses
+from .outbox import Outbox, reply
 from .session import Session
 from .streaming import TurnStreams
 from .subagents import SubagentManager
+from .tasks import BackgroundTasks
+from .tool_calls import Tools, free_addresses
 from .turn_spec import TurnSpec, deadline
 from .workspace import Places, Workspace, WorkspaceError
 
@@ -244,7 +245,7 @@ class TurnRunner:
                 raise
             return None, NOT_COMPACTED.format("it was stopped")
         except Exception as error:  # nothing has changed, and that is what the person hears
-            told = discreet(claim.owner, error)
+            told = error_for(claim.owner, error)
             return None, NOT_COMPACTED.format(clean(str(told)) or type(told).__name__)
         finally:
             session.command = None
@@ -328,6 +329,57 @@ class TurnRunner:
         id = await self.store.post(claim, message, key, self.outbox.sender)
         if id is not None:
             self.tasks.start(self.outbox.hand_out(id, message))
+
+
+class SessionLog:
+    """The log of a claimed session. Its last append closes the turn and puts the answer into the outbox."""
+
+    def __init__(
+        self,
+        store: Store,
+        claim: Claim,
+        session: Session,
+        answer: Callable[[TurnEnded], Sequence[OutboundMessage]],
+        sender: str | None,
+        follow: Callable[[TurnEnded], Sequence[InboundMessage]],
+    ) -> None:
+        self._store = store
+        self._claim = claim
+        self._session = session
+        self._answer = answer
+        self._sender = sender
+        self._follow = follow
+        self.incoming: Sequence[InboundMessage] = ()  # what follows from the turn's end
+        self._took: list[int] = []
+        self._outgoing: Sequence[OutboundMessage] = ()
+        self._finished: Written[Finished] | None = None
+
+    def append(self, entries: Sequence[Entry]) -> Written[Any]:
+        took, self._took = self._took, []
+        if not isinstance(last := entries[-1], TurnEnded):
+            return self._store.append(self._claim, entries, took)
+        self._outgoing, self.incoming = self._answer(last), self._follow(last)
+        self._finished = self._store.finish(self._claim, entries, self._outgoing, self._sender, took, self.incoming)
+        return self._finished
+
+    def park(self, entries: Sequence[Entry], question: str) -> Written[Any]:
+        took, self._took = self._took, []
+        self._outgoing = reply(self._claim.message, question)
+        self._finished = self._store.park(self._claim, entries, self._outgoing, self._sender, took)
+        return self._finished
+
+    def steered(self) -> Sequence[UserSaid]:
+        rows, said = self._session.steered()
+        self._took += rows
+        return said
+
+    def outgoing(self) -> list[tuple[int, OutboundMessage]]:
+        """The answer's rows in the outbox, once the turn is closed."""
+        return [] if self._finished is None else list(zip(self._finished.result().outbox, self._outgoing, strict=True))
+
+    def more(self) -> bool:
+        """Whether the session has more to do, once the turn is closed."""
+        return self._finished is None or self._finished.result().more
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,7 +12,7 @@ from ..config import Config
 from ..errors import StoreError
 from ..messages import encode_json
 from ..observability.metrics import Meters
-from ..runtime.owners import Household
+from ..runtime.owners import Owners
 from .answers import health, model, models
 from .connections import Runner, room_for
 from .errors import not_found, unavailable
@@ -30,12 +30,12 @@ READY_FRESH = 1.0  # seconds for which one write proves that others work
 class Server:
     """Everloop behind OpenAI's API. `start` gives the addresses that it listens on."""
 
-    def __init__(self, config: Config, household: Household, meters: Meters | None = None) -> None:
+    def __init__(self, config: Config, owners: Owners, meters: Meters | None = None) -> None:
         self._config = config
-        self._household = household
-        self._monitor = Monitor(household.store, meters or Meters())
+        self._owners = owners
+        self._monitor = Monitor(owners.store, meters or Meters())
         self._chat = ChatHandler(
-            household,
+            owners,
             messages_limit=config.messages_limit,
             ping_seconds=config.ping_seconds,
             per_minute=config.requests_per_minute,
@@ -48,13 +48,14 @@ class Server:
 
     async def start(self) -> Sequence[str]:
         config = self._config
-        tokens = await self._household.store.tokens()
+        tokens = await self._owners.store.tokens()
         usable = any(token.revoked_at is None for token in tokens)
         binding = await check_bind(config.host, usable)
         if tokens and not usable:
             log.warning("all tokens are revoked: no request is let in until `everloop token add NAME` makes one")
+        app = self._app()
         self._door = Door(
-            self._household.store,
+            self._owners.store,
             hosts=(config.host, *config.server_hosts),
             origins=config.server_origins,
             loopback=binding.loopback,
@@ -62,9 +63,8 @@ class Server:
             body_limit=config.body_limit,
             at_once=config.at_once,
             at_once_each=config.at_once_each,
+            on_answer=self._monitor.counts(app),
         )
-        app = self._app()
-        self._door.on_answer = self._monitor.counts(app)
         self._runner = Runner(
             app,
             self._door,
@@ -127,7 +127,7 @@ class Server:
 
     async def _takes_writes(self) -> bool:
         try:
-            await self._household.store.check_writable()
+            await self._owners.store.check_writable()
         except StoreError as error:
             log.error("%s", error)
             return False
@@ -145,7 +145,7 @@ class Server:
         """The models that a client may ask for by name."""
         config = self._config
         named = [name for name in config.server_models if not any(c in name for c in "*?[")]
-        first = config.model or self._household.provider.get_default_model()
+        first = config.model or self._owners.provider.get_default_model()
         return list(dict.fromkeys(filter(None, (first, *config.fallbacks, *named))))
 
 

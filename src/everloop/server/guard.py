@@ -92,9 +92,11 @@ class Door:
         at_once_each: int,
         body_seconds: float = BODY_SECONDS,
         bodies_limit: int | None = None,
+        on_answer: Callable[[str, int], None] | None = None,
     ) -> None:
+        """`on_answer` is told the path and the status of each request."""
         self.closing = False  # new requests are turned away, those under way may end
-        self.on_answer: Callable[[str, int], None] | None = None  # hears of the path and the status of each request
+        self._on_answer = on_answer
         self._store = store
         self._hosts = LOOPBACK_NAMES | {plain(host) for host in hosts}
         self._origins = configured_origins(origins)
@@ -124,8 +126,8 @@ class Door:
             status = response.status
             return response
         finally:
-            if self.on_answer is not None:
-                self.on_answer(request.rel_url.raw_path, status)
+            if self._on_answer is not None:
+                self._on_answer(request.rel_url.raw_path, status)
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:

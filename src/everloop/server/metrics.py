@@ -67,6 +67,9 @@ class MetricsServer:
         host, port = _address(self._config.metrics)
         tokens = await self._store.tokens()
         binding = await check_bind(host, any(token.revoked_at is None for token in tokens))
+        app = web.Application()
+        app.router.add_get("/metrics", self._monitor.handle)
+        app.router.add_get("/healthz", _healthz)
         door = Door(
             self._store,
             hosts=(host, *self._config.server_hosts),
@@ -75,11 +78,8 @@ class MetricsServer:
             body_limit=BODY_LIMIT,
             at_once=AT_ONCE,
             at_once_each=AT_ONCE,
+            on_answer=self._monitor.counts(app),
         )
-        app = web.Application()
-        app.router.add_get("/metrics", self._monitor.handle)
-        app.router.add_get("/healthz", _healthz)
-        door.on_answer = self._monitor.counts(app)
         self._runner = Runner(app, door, shutdown_timeout=1.0, places=AT_ONCE)
         return await listen(self._runner, binding, port, "--metrics")
 

@@ -19,7 +19,7 @@ from ..log import Request, text_of
 from ..providers.base import honours
 from ..runtime.agent import AgentLoop
 from ..runtime.api_requests import Outcome
-from ..runtime.owners import OWN, Household
+from ..runtime.owners import OWN, Owners
 from ..threads import in_thread
 from .answers import Chunks, completion
 from .errors import ApiError, bad_request, internal_error, unavailable
@@ -70,12 +70,12 @@ class Asked:
 class ChatHandler:
     """`POST /v1/chat/completions`."""
 
-    def __init__(self, household: Household, *, messages_limit: int, ping_seconds: float, per_minute: int = 0) -> None:
-        self._household = household
-        self._rates = Rates(household.store, per_minute)
+    def __init__(self, owners: Owners, *, messages_limit: int, ping_seconds: float, per_minute: int = 0) -> None:
+        self._owners = owners
+        self._rates = Rates(owners.store, per_minute)
         self._messages_limit = messages_limit
         self._ping_seconds = ping_seconds
-        self._honours = honours(household.provider)
+        self._honours = honours(owners.provider)
         self.stopping = False  # the server is: turns that are not over are left open on disk
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -91,7 +91,7 @@ class ChatHandler:
         body = await request.read()
         read = partial(read_chat, body, honours=self._honours, messages_limit=self._messages_limit)
         chat = await in_thread(read) if len(body) > LARGE else read()
-        agent = await self._household.agent(request[OWNER])
+        agent = await self._owners.agent(request[OWNER])
         id = f"chatcmpl-{secrets.token_hex(12)}"
         session, position = session_of(request.headers), position_of(request.headers)
         said, parts, before = said_in(chat.messages, kept=session is not None)

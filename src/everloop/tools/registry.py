@@ -78,13 +78,14 @@ class ToolRegistry:
         timeout: float = 120.0,
         result_limit: int = 100_000,
         direct: DirectCalls | None = None,
+        hint: Callable[[str], str] | None = None,
     ) -> None:
         self._tools: dict[str, _Registered] = {}
         self._direct = direct
         self._definitions: list[dict[str, Any]] | None = None
         self.timeout = timeout
         self.result_limit = result_limit
-        self.hint: Callable[[str], str] | None = None  # what a name is that is no tool's; it may look at the disk
+        self.hint = hint  # what a name is that is no tool's; it may look at the disk
         for tool in tools:
             self.register(tool)
 

@@ -1,4 +1,4 @@
-"""What the engine's ports are in an agent loop: a provider, a registry of tools, a session's log in the store."""
+"""Tool calls of a turn: reviewed by the policy, asked for where it says so, and run with a context of their own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ..bus import InboundMessage, OutboundMessage
 from ..engine import Review
-from ..log import Call, Entry, TurnEnded, UserSaid, Written
+from ..log import Call
 from ..messages import Conversation
-from ..store.base import Claim, Finished, Store
 from ..threads import in_thread
 from ..tools.base import Plan
 from ..tools.context import CallContext
@@ -18,8 +16,6 @@ from ..tools.policy.policy import Policy, Verdict
 from ..tools.policy.taint import is_free
 from ..tools.registry import ToolRegistry, ToolResult, error_result, failure_of
 from .images import Free, plain_images
-from .outbox import reply
-from .session import Session
 
 AGAIN = "Call it again."
 HOW_TO_ANSWER = (
@@ -38,7 +34,7 @@ class Context(Protocol):
 class Tools:
     """The registry's tools under the policy, each call with its own context.
 
-    With nobody there to be asked, what would be asked for is refused.
+    Without a person to ask, calls that need approval are refused.
     """
 
     def __init__(
@@ -69,7 +65,7 @@ class Tools:
                 continue
             if self._granted is None:
                 self._granted = await self._read_grants() if self._read_grants is not None else frozenset()
-            context = self._made(call, _nobody)
+            context = self._made(call, _unwatched)
             planned = self._registry.plan(call, context)
             if planned is None:
                 self._unknown.add(call.id)
@@ -131,15 +127,15 @@ async def judged(
 
 
 def refusal(name: str, verdict: Verdict) -> str:
-    """Return why a call is not run: it is denied, or would have to be asked for and there is nobody to ask."""
+    """Return why a call is not run: it is denied, or needs approval and no person can be asked."""
     if verdict.decision == "deny":
         return f"{name} was not run: {verdict.why}"
     why = f"{verdict.why.rstrip('.')}. That needs a person's approval, and nobody is there to be asked"
     return f"{name} was not run: {why}."
 
 
-def _nobody(text: str) -> None:
-    """Nobody watches a call that does not run yet."""
+def _unwatched(text: str) -> None:
+    """A call that is only planned shows no progress."""
 
 
 def _question(asked: Sequence[Verdict]) -> str:
@@ -150,54 +146,3 @@ def _question(asked: Sequence[Verdict]) -> str:
     parts += [f"{verdict.shown}\n({verdict.why})" for verdict in asked]
     parts.append(HOW_TO_ANSWER)
     return "\n\n".join(parts)
-
-
-class SessionLog:
-    """The log of a claimed session. Its last append closes the turn and puts the answer into the outbox."""
-
-    def __init__(
-        self,
-        store: Store,
-        claim: Claim,
-        session: Session,
-        answer: Callable[[TurnEnded], Sequence[OutboundMessage]],
-        sender: str | None,
-        follow: Callable[[TurnEnded], Sequence[InboundMessage]],
-    ) -> None:
-        self._store = store
-        self._claim = claim
-        self._session = session
-        self._answer = answer
-        self._sender = sender
-        self._follow = follow
-        self.incoming: Sequence[InboundMessage] = ()  # what follows from the turn's end
-        self._took: list[int] = []
-        self._outgoing: Sequence[OutboundMessage] = ()
-        self._finished: Written[Finished] | None = None
-
-    def append(self, entries: Sequence[Entry]) -> Written[Any]:
-        took, self._took = self._took, []
-        if not isinstance(last := entries[-1], TurnEnded):
-            return self._store.append(self._claim, entries, took)
-        self._outgoing, self.incoming = self._answer(last), self._follow(last)
-        self._finished = self._store.finish(self._claim, entries, self._outgoing, self._sender, took, self.incoming)
-        return self._finished
-
-    def park(self, entries: Sequence[Entry], question: str) -> Written[Any]:
-        took, self._took = self._took, []
-        self._outgoing = reply(self._claim.message, question)
-        self._finished = self._store.park(self._claim, entries, self._outgoing, self._sender, took)
-        return self._finished
-
-    def steered(self) -> Sequence[UserSaid]:
-        rows, said = self._session.steered()
-        self._took += rows
-        return said
-
-    def outgoing(self) -> list[tuple[int, OutboundMessage]]:
-        """The answer's rows in the outbox, once the turn is closed."""
-        return [] if self._finished is None else list(zip(self._finished.result().outbox, self._outgoing, strict=True))
-
-    def more(self) -> bool:
-        """Whether the session has more to do, once the turn is closed."""
-        return self._finished is None or self._finished.result().more

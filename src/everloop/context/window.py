@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..context.models import is_overflow, model_info, window_in_error
-from ..context.tokens import Meter, weigh, weigh_tools
 from ..messages import Conversation
 from ..providers.base import ProviderError
 from ..tools.registry import ToolRegistry
+from .models import is_overflow, model_info, window_in_error
+from .tokens import Meter, weigh, weigh_tools
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,120 @@
+"""The shape of the code: rooms import only from rooms above them, and objects get what they need when they are made."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import everloop
+
+SOURCE = Path(everloop.__file__).parent
+PAGE = SOURCE.parents[1] / "docs" / "architecture.md"
+MODULES = {path.relative_to(SOURCE).with_suffix("").as_posix(): path for path in SOURCE.rglob("*.py")}
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+# ---------------------------------------------------------------------------------------------- rooms
+
+
+def read_rooms() -> dict[str, int]:
+    """Modules and packages in the table of rooms, each with its row: rows further up come first."""
+    table = PAGE.read_text().split("| room |")[1].split("\n\n")[0].splitlines()[2:]
+    rows = [re.findall(r"`([^`]+)`", row.split("|")[1]) for row in table]
+    return {name.rstrip("/"): number for number, names in enumerate(rows) for name in names}
+
+
+ROOMS = read_rooms()
+
+
+def row_of(module: str) -> int | None:
+    """The row that names the module, or the nearest package around it; None for what is in no room."""
+    parts = module.removesuffix("/__init__").split("/")
+    return next((ROOMS[name] for end in range(len(parts), 0, -1) if (name := "/".join(parts[:end])) in ROOMS), None)
+
+
+def imports(module: str) -> Iterator[str]:
+    """The modules of ours that a module imports when it is loaded or runs, also inside of functions."""
+    hidden = {
+        node
+        for block in ast.walk(TREES[module])
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.ImportFrom) and node.level and node not in hidden:
+            base = module.split("/")[: -node.level] + (node.module.split(".") if node.module else [])
+            for alias in node.names:
+                whole = "/".join([*base, alias.name])
+                yield whole if whole in MODULES else "/".join(base)
+
+
+def test_a_room_imports_only_from_itself_and_rooms_above_it():
+    wrong = [
+        f"{module} -> {target}"
+        for module in MODULES
+        if (own := row_of(module)) is not None
+        for target in imports(module)
+        if (other := row_of(target)) is not None and other > own
+    ]
+    assert sorted(set(wrong)) == []
+
+
+def test_every_module_is_in_a_room():
+    outside = ("__init__", "__main__", "testing/")  # the package itself, and what users test with
+    assert sorted(name for name in MODULES if row_of(name) is None and not name.startswith(outside)) == []
+
+
+# ---------------------------------------------------------------------------------------------- objects
+
+
+def found(kind: type[ast.AST], *folders: str) -> Iterator[tuple[str, ast.AST]]:
+    for module, tree in TREES.items():
+        if module.startswith(folders):
+            for node in ast.walk(tree):
+                if isinstance(node, kind):
+                    yield f"{module}:{getattr(node, 'lineno', 0)}", node
+
+
+def test_no_callback_is_assigned_to_another_object():
+    wrong = []
+    for place, node in found(ast.Assign, "runtime/", "server/"):
+        assert isinstance(node, ast.Assign)
+        for target in node.targets:
+            is_callback = isinstance(target, ast.Attribute) and target.attr.startswith("on_")
+            if is_callback and not ast.unparse(target).startswith("self.on_"):
+                wrong.append(f"{place} {ast.unparse(target)}")
+    assert wrong == []
+
+
+def test_no_constructor_has_a_lambda_over_a_later_object():
+    wrong = []
+    for place, node in found(ast.FunctionDef, "runtime/"):
+        assert isinstance(node, ast.FunctionDef)
+        if node.name == "__init__":
+            lambdas = [one for one in ast.walk(node) if isinstance(one, ast.Lambda)]
+            wrong += [place for one in lambdas if re.search(r"\bself\._?\w+\.", ast.unparse(one))]
+    assert wrong == []
+
+
+def test_the_kind_of_store_is_never_asked_for():
+    wrong = []
+    for place, node in found(ast.Call, "runtime/", "server/", "cron/", "goals/"):
+        assert isinstance(node, ast.Call)
+        names = ("str | Path | DSN", "Path")  # the name of a store, not a store
+        is_asked = ast.unparse(node.func) == "isinstance" and re.search(r"\bstore$", ast.unparse(node.args[0]))
+        if is_asked and ast.unparse(node.args[1]) not in names:
+            wrong.append(f"{place} {ast.unparse(node)}")
+    assert wrong == []
+
+
+def test_no_mode_is_told_by_whether_something_is_there():
+    """An agent that runs alone and one that shares its process are types, not a field that may be None."""
+    names = r"(house|process|owners|household)"
+    wrong = []
+    for place, node in found(ast.Compare, "runtime/"):
+        assert isinstance(node, ast.Compare)
+        if re.fullmatch(rf"(self\.)?_?{names} is (not )?None", ast.unparse(node)):
+            wrong.append(f"{place} {ast.unparse(node)}")
+    assert wrong == []

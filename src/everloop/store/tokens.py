@@ -1,4 +1,4 @@
-"""Bearer tokens: how one is made, what is kept of it, and the rights it gives."""
+"""Bearer tokens: how they are made, stored and checked, and their rights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from ..errors import EverloopError
 from .base import Token
 
-PREFIX = "ev_"  # marks a token wherever it turns up, also for scanners that look for leaked secrets
+PREFIX = "ev_"  # makes tokens recognisable, also for secret scanners
 OWNER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NOTED_EVERY = 3600.0  # seconds; a write for every request would make each of them wait for the disk
+NOTED_EVERY = 3600.0  # seconds; a write for each request would make it wait for the disk
 
 USE, ADMIN = "use", "admin"
 RIGHTS = frozenset({USE, ADMIN})
@@ -24,15 +24,15 @@ EXIST = "SELECT EXISTS (SELECT 1 FROM token)"
 
 
 def new_token() -> str:
-    """A secret of 256 random bits."""
+    """Make a secret of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def hash_of(token: str) -> str:
-    """What is kept of a token, and what it is looked up by.
+    """The hash under which a token is stored and looked up.
 
-    A slow hash protects passwords that can be guessed. 256 random bits cannot, and a fast hash can be computed at every
-    request. The time of a lookup reveals nothing: a similar hash belongs to an entirely different token.
+    A slow hash protects passwords that can be guessed; 256 random bits cannot be, and a fast hash can be computed for
+    every request. The timing of a lookup reveals nothing: a similar hash belongs to an entirely different token.
     """
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -67,7 +67,7 @@ def name_taken(name: str) -> EverloopError:
 
 
 def joined_rights(rights: Iterable[str]) -> str:
-    """The rights of a token as its column holds them; `token_of` reads them back."""
+    """The rights of a token as they are stored; `token_of` reads them back."""
     return ",".join(sorted(rights))
 
 

@@ -18,10 +18,9 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
 from everloop.log import ModelAnswered, Noted, TurnEnded, UserSaid
-from everloop.store import transactions as tx
-from everloop.store.migrations import MIGRATIONS, migrate
-from everloop.store.sqlite import SQLiteStore
-from everloop.store.sqlite import store as sqlite
+from everloop.store.sqlite import SQLiteStore, queries
+from everloop.store.sqlite import transactions as tx
+from everloop.store.sqlite.schema import MIGRATIONS, migrate
 from everloop.store.workers import alive, new_worker, process_of, retire
 
 
@@ -134,7 +133,7 @@ async def test_a_migration_that_fails_leaves_nothing_behind(open_store, tmp_path
     store = open_store()
     await store.accept(message())
     await store.close()
-    monkeypatch.setattr("everloop.store.migrations.MIGRATIONS", (*MIGRATIONS, broken))
+    monkeypatch.setattr("everloop.store.sqlite.schema.MIGRATIONS", (*MIGRATIONS, broken))
     with pytest.raises(StoreError):
         await open_store().accept(message())
     monkeypatch.undo()
@@ -457,8 +456,8 @@ def test_no_look_for_work_grows_with_what_is_done():
         tx.BEGIN: ("me", "a:b"),
         tx.MORE: (1,),
         tx.OPEN_TURN: (1,),
-        sqlite.READY: (),
-        sqlite.WAITING: ("me", "a:b"),
+        queries.READY: (),
+        queries.WAITING: ("me", "a:b"),
     }
     for sql, values in looks.items():
         plan = " / ".join(row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", values))

@@ -8,8 +8,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from everloop.store.migrations import MIGRATIONS
 from everloop.store.sqlite import SQLiteStore
+from everloop.store.sqlite.schema import MIGRATIONS
 from everloop.store.tokens import hash_of, new_token
 
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from everloop.store import jobs, transactions, writer
+from everloop.store import jobs
 from everloop.store.sqlite import store as sqlite
+from everloop.store.sqlite import transactions, writer
 from everloop.tools.registry import ToolRegistry
 
 
@@ -31,7 +32,7 @@ def _no_fence() -> None:
     def any_append(db: sqlite3.Connection, claim: Any, rows: Any) -> None:
         claim.fence, last = _now(db, claim)
         # The place in the log would be the last guard: the stale one takes the next free place.
-        append(db, claim, [(row[0], last + n, *row[2:]) for n, row in enumerate(rows, start=1)])
+        append(db, claim, rows._replace(seqs=[last + n for n in range(1, len(rows.seqs) + 1)]))
 
     def any_finish(db: sqlite3.Connection, claim: Any, *rest: Any) -> Any:
         claim.fence, _ = _now(db, claim)

@@ -101,8 +101,8 @@ class Server:
     def make_template(self) -> None:
         """A database with our tables."""
         from everloop.config.dsn import DSN
-        from everloop.store.postgres.connecting import connect
-        from everloop.store.postgres.migrations import migrate
+        from everloop.store.postgres.connections import connect
+        from everloop.store.postgres.schema import migrate
 
         self.sql("CREATE DATABASE everloop_template")
         dsn = DSN(self.dsn("everloop_template"))

@@ -18,8 +18,8 @@ import pytest
 
 from everloop.config.dsn import DSN
 from everloop.errors import StoreError
-from everloop.store.postgres import migrations
-from everloop.store.postgres.connecting import passwords
+from everloop.store.postgres import schema
+from everloop.store.postgres.connections import passwords
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing.openai_server import FakeOpenAI
 
@@ -161,7 +161,7 @@ async def test_several_processes_may_open_a_new_database_at_once(empty):
 async def test_whoever_comes_while_the_tables_are_made_waits_for_them(empty):
     store = PostgresStore(empty)
     with psycopg.connect(empty) as maker:
-        maker.execute("SELECT pg_advisory_xact_lock(%s)", (migrations.LOCK,))
+        maker.execute("SELECT pg_advisory_xact_lock(%s)", (schema.LOCK,))
         opening = asyncio.create_task(store.sessions("me"))
         await asyncio.sleep(0.3)
         assert not opening.done()
@@ -220,7 +220,7 @@ async def test_a_store_that_is_closed_and_used_again_keeps_nothing_of_before(dat
     crews: list[Any] = []
     for _ in range(3):
         await store.workers()
-        crews.append(weakref.ref(store.lanes._crew))
+        crews.append(weakref.ref(store.connections._threads))
         await store.close()
     gc.collect()
     assert [crew() for crew in crews] == [None, None, None]

@@ -87,7 +87,7 @@ async def test_a_commit_whose_answer_was_lost_is_looked_up_and_never_done_twice(
                         proxy.cut = cut
                     number += 1
 
-            store.lanes.hook = cut_one
+            store.connections.hook = cut_one
             await whole_turn(store, worker)
             assert proxy.cuts == 1
             assert [row.message.content for row in await store.waiting("me", "test:2")] == ["follows"]
@@ -106,7 +106,7 @@ async def test_a_backend_that_is_killed_in_the_middle_of_a_write_costs_nothing(p
                 killed += len(postgres.sql(kill, name))
 
         await store.workers()
-        store.lanes.hook = kill_all
+        store.connections.hook = kill_all
         await whole_turn(store, worker)
         assert killed >= 5
     assert traces(postgres, database) == ONCE
@@ -229,9 +229,9 @@ async def test_a_write_of_many_at_once_is_few_transactions(database, worker):
     async with opened(database) as store:
         claim = await store.begin("me", "test:1", worker, said())
         assert claim is not None
-        before, began = store.lanes.commits, time.monotonic()
+        before, began = store.connections.commits, time.monotonic()
         await asyncio.gather(*(store.append(claim, [ModelAnswered(str(n))]) for n in range(200)))
-        assert store.lanes.commits - before < 20
+        assert store.connections.commits - before < 20
         assert time.monotonic() - began < 20
 
 

@@ -62,10 +62,10 @@ async def test_a_heartbeat_that_ends_before_it_is_woken_is_no_error(database, mo
         return write(*given)
 
     async with opened(database, lease_seconds=0.05) as store:
-        store.pulse.beat()
+        store.heartbeat.start()
         await asyncio.sleep(0.1)
         monkeypatch.setattr(os, "write", late)
-        await store.pulse.close()
+        await store.heartbeat.close()
 
 
 async def test_a_lease_lasts_for_as_long_as_its_worker_is_there(database, worker):
@@ -323,7 +323,7 @@ async def test_a_wake_up_that_could_not_be_sent_is_sent_when_the_server_is_there
         cut_off, listening = PostgresStore(through, lease_seconds=1.5, patience=0.5), PostgresStore(database)
         try:
             await cut_off.join(worker, "work")
-            listening.pulse.listen(heard, asyncio.get_running_loop(), lambda _: heard.set())
+            listening.heartbeat.listen(heard, asyncio.get_running_loop(), lambda _: heard.set())
             await asyncio.sleep(0.5)
             (tmp_path / SOCKET).rename(tmp_path / "away")
             proxy.cut_all()

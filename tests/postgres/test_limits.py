@@ -99,7 +99,7 @@ async def until(condition: Any, seconds: float = 40) -> None:
 async def used(store: PostgresStore) -> int:
     """What is counted for the day."""
     sql = "SELECT coalesce(sum(tokens), 0) FROM spent WHERE scope LIKE 'day %%'"
-    return int((await store.lanes.submit("reads", lambda db: db.execute(sql, ()).fetchone()))[0])
+    return int((await store.connections.submit("reads", lambda db: db.execute(sql, ()).fetchone()))[0])
 
 
 # ---------------------------------------------------------------------------------------------- budgets
@@ -204,7 +204,7 @@ async def test_four_workers_fire_each_slot_once_though_they_are_killed(
 
     async def none_open() -> bool:
         sql = "SELECT count(*) FROM inbox WHERE state <> 'done'"
-        return (await store.lanes.submit("reads", lambda db: db.execute(sql).fetchone())) == (0,)
+        return (await store.connections.submit("reads", lambda db: db.execute(sql).fetchone())) == (0,)
 
     await until(none_open)
     _, ends = await answered(store)
@@ -214,5 +214,5 @@ async def test_four_workers_fire_each_slot_once_though_they_are_killed(
 async def _fired(store: PostgresStore, word: str) -> list[str]:
     """The ids of all messages that were ever fired, with the word in their text."""
     sql = "SELECT message_id FROM inbox WHERE message_id LIKE 'cron:%%' AND data LIKE %s"
-    rows = await store.lanes.submit("reads", lambda db: db.execute(sql, (f"%mark:{word}%",)).fetchall())
+    rows = await store.connections.submit("reads", lambda db: db.execute(sql, (f"%mark:{word}%",)).fetchall())
     return [row[0] for row in rows]

@@ -16,7 +16,7 @@ from everloop.config.dsn import DSN
 from everloop.errors import StoreError
 from everloop.log import Call, CallsAsked, Cleared, Compacted, ModelAnswered, Noted, TurnEnded
 from everloop.store.base import Spent, Store, Timer, Waiting
-from everloop.store.postgres import moving
+from everloop.store.postgres import import_sqlite
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
@@ -131,18 +131,18 @@ async def test_a_file_that_is_in_use_is_refused(filled, database):
     async with opened(SQLiteStore(filled)) as store:
         await store.join(worker, "/nowhere")
         with pytest.raises(StoreError):
-            await asyncio.to_thread(moving.move, filled, DSN(database))
+            await asyncio.to_thread(import_sqlite.move, filled, DSN(database))
         await store.leave(worker)
-        await asyncio.to_thread(moving.move, filled, DSN(database))
+        await asyncio.to_thread(import_sqlite.move, filled, DSN(database))
     retire(worker)
 
 
 @pytest.mark.parametrize("where", ["entry", "inbox", "token"])
 async def test_what_breaks_in_the_middle_leaves_nothing_behind(filled, database, where, monkeypatch):
-    columns = {**moving.TABLES, where: (*moving.TABLES[where], "missing")}
-    monkeypatch.setattr(moving, "TABLES", columns)
+    columns = {**import_sqlite.TABLES, where: (*import_sqlite.TABLES[where], "missing")}
+    monkeypatch.setattr(import_sqlite, "TABLES", columns)
     with pytest.raises(StoreError) as raised:
-        await asyncio.to_thread(moving.move, filled, DSN(database))
+        await asyncio.to_thread(import_sqlite.move, filled, DSN(database))
     assert len(str(raised.value).splitlines()) == 1
     async with opened(PostgresStore(database)) as store:
         assert await store.sessions("me") == []
@@ -150,14 +150,14 @@ async def test_what_breaks_in_the_middle_leaves_nothing_behind(filled, database,
 
 
 async def test_a_log_that_arrives_changed_is_found_out_and_nothing_is_kept(filled, database, monkeypatch):
-    real = moving._fits
+    real = import_sqlite._fits
 
     def altered(table: str, columns: tuple[str, ...], row: tuple[Any, ...], value: Any, n: int) -> Any:
         return real(table, columns, row, value.replace("half", "more") if isinstance(value, str) else value, n)
 
-    monkeypatch.setattr(moving, "_fits", altered)
+    monkeypatch.setattr(import_sqlite, "_fits", altered)
     with pytest.raises(StoreError, match="session 3"):
-        await asyncio.to_thread(moving.move, filled, DSN(database))
+        await asyncio.to_thread(import_sqlite.move, filled, DSN(database))
     async with opened(PostgresStore(database)) as store:
         assert await store.sessions("me") == []
 

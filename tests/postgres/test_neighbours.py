@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from everloop.errors import StoreError
+from everloop.store.postgres.heartbeat import RENEW
 from everloop.store.postgres.notify import NotifiedPeer
-from everloop.store.postgres.pulse import RENEW
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.peers import _socket_path
@@ -24,7 +24,7 @@ from .wrapped import Wrapped
 def ears_of(store: Any) -> list[object]:
     """Where this process hears of what happens in the store."""
     if isinstance(store, PostgresStore):
-        return list(store.pulse._listeners)
+        return list(store.heartbeat._listeners)
     return [one for one in os.listdir(_socket_path().parent) if one.startswith(f"{os.getpid()}-")]
 
 
@@ -90,7 +90,7 @@ async def test_a_beat_under_way_does_not_bring_back_who_has_left(database: str) 
     """The worker leaves between the beat's look at who is there and its writing that down."""
     store = PostgresStore(database)
     worker, loop = new_worker(), asyncio.get_running_loop()
-    connect, beats = store.pulse._connect, asyncio.Semaphore(0)
+    connect, beats = store.heartbeat._connect, asyncio.Semaphore(0)
 
     class Beating(Wrapped):
         def execute(self, query: str, values: Any = ()) -> Any:
@@ -101,7 +101,7 @@ async def test_a_beat_under_way_does_not_bring_back_who_has_left(database: str) 
             loop.call_soon_threadsafe(beats.release)
             return done
 
-    store.pulse._connect = lambda: Beating(connect())  # type: ignore[assignment,return-value]
+    store.heartbeat._connect = lambda: Beating(connect())  # type: ignore[assignment,return-value]
     await store.join(worker, "ear")
     await asyncio.wait_for(beats.acquire(), 10)
     await nobody_is_known(store)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from everloop.bus import InboundMessage, OutboundMessage
 from everloop.log import TurnEnded
-from everloop.store.postgres import connecting, store
+from everloop.store.postgres import connections, store
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.workers import new_worker, retire
 
@@ -33,5 +33,5 @@ def test_the_figures_of_the_page_are_those_of_the_code():
     assert f"{store.PATIENCE:.0f} seconds" in PAGE
     assert f"{store.LEASE_SECONDS:.0f} by default" in PAGE
     assert store.CONNECTIONS == 8
-    assert connecting.MISSING.endswith("pip install 'everloop[postgres]'")
+    assert connections.MISSING.endswith("pip install 'everloop[postgres]'")
     assert "pip install 'everloop[postgres]'" in PAGE

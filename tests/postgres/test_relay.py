@@ -15,10 +15,8 @@ import msgspec
 import psycopg
 import pytest
 
-from everloop.store.postgres import post as posting
-from everloop.store.postgres import relay as relaying
-from everloop.store.postgres.post import Post, pieces
-from everloop.store.postgres.relay import Relay
+from everloop.store.postgres import event_relay
+from everloop.store.postgres.event_relay import NotifyRelay, SendQueue, pieces
 from everloop.store.postgres.store import PostgresStore
 
 from .proxy import proxied
@@ -40,7 +38,7 @@ def _then(hear: Callable[[Any], None], listens: Callable[[], object], notices: A
 
 
 @asynccontextmanager
-async def relays(*addresses: str) -> AsyncIterator[list[Relay]]:
+async def relays(*addresses: str) -> AsyncIterator[list[NotifyRelay]]:
     """The relay of a store for each address, all of them listening."""
     async with AsyncExitStack() as stack:
         stores = [PostgresStore(address) for address in addresses]
@@ -48,17 +46,17 @@ async def relays(*addresses: str) -> AsyncIterator[list[Relay]]:
             stack.push_async_callback(store.close)
             listens, loop = asyncio.Event(), asyncio.get_running_loop()
             store.relay.bind()
-            hear = store.pulse.relayed
+            hear = store.heartbeat.relayed
             assert hear is not None
-            store.pulse.relayed = partial(_then, hear, partial(loop.call_soon_threadsafe, listens.set))
-            store.pulse.beat()
+            store.heartbeat.relayed = partial(_then, hear, partial(loop.call_soon_threadsafe, listens.set))
+            store.heartbeat.start()
             async with asyncio.timeout(30):
                 await listens.wait()  # and its relay has heard that it does
-            store.pulse.relayed = hear
+            store.heartbeat.relayed = hear
         yield [store.relay for store in stores]
 
 
-async def followed(here: Relay, there: Relay, key: str = "k", owner: str = "ada") -> tuple[Any, list[Any]]:
+async def followed(here: NotifyRelay, there: NotifyRelay, key: str = "k", owner: str = "ada") -> tuple[Any, list[Any]]:
     """A session that is served at one place and followed at another, and what is heard there."""
     heard: list[Any] = []
     served = here.publish(owner, key, nobody, nobody)
@@ -134,16 +132,16 @@ async def test_nothing_is_said_to_one_who_follows_no_more(database):
 
 
 async def test_one_who_is_not_heard_of_for_a_while_is_forgotten(database, monkeypatch):
-    monkeypatch.setattr(relaying, "FORGET_SECONDS", 2.0)
+    monkeypatch.setattr(event_relay, "FORGET_SECONDS", 2.0)
     async with relays(database, database) as (here, there):
         served, _ = await followed(here, there)
         await until(lambda: not served.has_subscribers)
-        assert not here._followers
+        assert not here._subscribers
 
 
 async def test_one_who_says_so_again_is_not_forgotten(database, monkeypatch):
-    monkeypatch.setattr(relaying, "FORGET_SECONDS", 3.0)
-    monkeypatch.setattr(relaying, "RENEW_SECONDS", 0.3)
+    monkeypatch.setattr(event_relay, "FORGET_SECONDS", 3.0)
+    monkeypatch.setattr(event_relay, "RENEW_SECONDS", 0.3)
     async with relays(database, database) as (here, there):
         served, _ = await followed(here, there)
         for _ in range(20):
@@ -152,7 +150,7 @@ async def test_one_who_says_so_again_is_not_forgotten(database, monkeypatch):
 
 
 async def test_a_newcomer_is_told_of_once_and_whenever_it_asks(database, monkeypatch):
-    monkeypatch.setattr(relaying, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(event_relay, "RENEW_SECONDS", 0.1)
     asked: list[str] = []
     async with relays(database, database) as (here, there):
         here.publish("ada", "k", asked.append, nobody)
@@ -193,12 +191,12 @@ async def test_after_a_lost_connection_it_asks_again_and_hears_again(database, t
 
 
 async def test_what_waits_for_a_server_that_is_away_is_bounded_and_the_newest_is_kept(database, monkeypatch):
-    monkeypatch.setattr(posting, "WAITING_LIMIT", 10_000)
+    monkeypatch.setattr(event_relay, "WAITING_LIMIT", 10_000)
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
         for number in range(1000):
             served.send(msgspec.json.encode([number, "x" * 100]))
-        (post,) = here._posts.values()
+        (post,) = here._queues.values()
         assert post._bytes <= 10_000
         await until(lambda: heard and heard[-1][0] == 999)
         assert len(heard) < 100
@@ -212,7 +210,7 @@ def test_one_batch_is_under_way_at_a_time_and_all_that_comes_meanwhile_is_the_ne
         sent.append(pieces)
         done.append(then)
 
-    post = Post(send, "me")
+    post = SendQueue(send, "me")
     for line in (b"a\n", b"b\n", b"c\n"):
         post.put(line)
         assert post.send()
@@ -253,7 +251,7 @@ async def test_of_sessions_that_nobody_follows_any_more_nothing_is_kept(database
         for number in range(50):
             there.subscribe("ada", f"k{number}", nobody).close()
         served, _ = await followed(here, there, "last")
-        assert list(here._followers) == [served.topic]
+        assert list(here._subscribers) == [served.topic]
 
 
 async def test_one_turn_that_cannot_be_told_of_silences_no_other(database):
@@ -262,7 +260,7 @@ async def test_one_turn_that_cannot_be_told_of_silences_no_other(database):
 
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
-        here.soon(broken)
+        here.before_batch(broken)
         served.send(b'"canary"')
         await until(lambda: heard == ["canary"])
 
@@ -277,7 +275,7 @@ async def test_a_process_with_more_than_a_thousand_open_files_listens_again_afte
             while not opened or opened[-1] < 1100:  # as many clients' connections would be
                 opened.append(os.dup(0))
             asked: list[str] = []
-            served.asked = asked.append
+            served.on_subscriber = asked.append
             for transport in list(proxy._open):
                 transport.abort()
             await until(lambda: asked)
@@ -292,13 +290,13 @@ async def test_a_process_with_more_than_a_thousand_open_files_listens_again_afte
 async def test_what_waits_behind_a_batch_under_way_is_not_said_after_the_end(database):
     store, go = PostgresStore(database), threading.Event()
     relay = store.relay
-    store.lanes.submit("reads", lambda _: go.wait(20), ("relay", "everloop_there"))
-    relay.say("there", "topic", b'"one"')
+    store.connections.submit("reads", lambda _: go.wait(20), ("relay", "everloop_there"))
+    relay.send_to("there", "topic", b'"one"')
     await until(lambda: relay.batches == 1)
-    relay.say("there", "topic", b'"two"')
+    relay.send_to("there", "topic", b'"two"')
     closing = asyncio.create_task(store.close())
     await asyncio.sleep(0)
     go.set()
     await closing
     assert relay.batches == 1
-    assert store.lanes._crew is None  # nobody would end its threads and close their connections
+    assert store.connections._threads is None  # nobody would end its threads and close their connections

@@ -14,7 +14,7 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
 from everloop.store.peers import ANY, ENDED, SENDING, TIMERS, WORK, Notice, decode_notice, encode_notice
-from everloop.store.postgres import notify, pulse
+from everloop.store.postgres import heartbeat, notify
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.workers import new_worker, retire
 
@@ -152,7 +152,7 @@ async def test_a_notice_that_could_not_be_sent_holds_up_no_other(database, tmp_p
     async with proxied(database, tmp_path) as (_, address):
         made = PostgresStore(address, lease_seconds=30, patience=0.2)
         row = await made.accept(said())
-        await made.lanes.close()  # what comes next needs a new connection
+        await made.connections.close()  # what comes next needs a new connection
         (tmp_path / SOCKET).rename(tmp_path / "away")
         for _ in range(2):
             with pytest.raises(StoreError):
@@ -168,24 +168,24 @@ async def test_a_dead_worker_that_was_taken_off_the_list_is_told_of_whatever_bec
     database, store, monkeypatch
 ):
     """The connection breaks when that is done, and before anybody knows of it."""
-    monkeypatch.setattr(pulse, "RENEWALS", 100)  # those who live do so for one with a shorter lease too
+    monkeypatch.setattr(heartbeat, "RENEWALS", 100)  # those who live do so for one with a shorter lease too
     made = PostgresStore(database, lease_seconds=3)
-    connect = made.pulse._connect
+    connect = made.heartbeat._connect
     loop, broken = asyncio.get_running_loop(), asyncio.Event()
 
     class Breaking(Wrapped):
         def execute(self, query: str, values: Any = ()) -> Any:
             done = self.real.execute(query, values)
-            if query == pulse.BURY and done.rowcount and not broken.is_set():
+            if query == heartbeat.REMOVE_DEAD and done.rowcount and not broken.is_set():
                 loop.call_soon_threadsafe(broken.set)
                 self.real.close()
                 raise psycopg.OperationalError("the connection is lost")
             return done
 
-    made.pulse._connect = lambda: Breaking(connect())  # type: ignore[assignment,return-value]
+    made.heartbeat._connect = lambda: Breaking(connect())  # type: ignore[assignment,return-value]
     async with company(store, True) as (one,):
         await store.join(ELSEWHERE, "work")
-        made.pulse.beat()
+        made.heartbeat.start()
         await asyncio.wait_for(broken.wait(), 20)
         await until(lambda: Notice() in one.heard)
     await made.close()

@@ -208,4 +208,4 @@ async def shift(store: Store, seconds: float) -> None:
     def work(db: Any) -> None:
         db.execute(f"UPDATE rate SET began = began - {seconds}")
 
-    await (store.writer.submit(work) if isinstance(store, SQLiteStore) else store.lanes.submit("writes", work))  # type: ignore[attr-defined]
+    await (store.writer.submit(work) if isinstance(store, SQLiteStore) else store.connections.submit("writes", work))  # type: ignore[attr-defined]

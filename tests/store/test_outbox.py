@@ -22,7 +22,7 @@ async def change(store: Any, sql: str) -> None:
     def work(db: Any) -> None:
         db.execute(sql)
 
-    await (store.writer.submit(work) if hasattr(store, "writer") else store.lanes.submit("writes", work))
+    await (store.writer.submit(work) if hasattr(store, "writer") else store.connections.submit("writes", work))
 
 
 async def say(store: Any, worker: str, *texts: str, channel: str = "test", chat: str = "1") -> None:

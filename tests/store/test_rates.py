@@ -92,11 +92,13 @@ async def _begin_later(store, seconds: float) -> None:
     def work(db) -> None:
         db.execute(f"UPDATE rate SET began = began + {seconds}")
 
-    await (store.writer.submit(work) if hasattr(store, "writer") else store.lanes.submit("writes", work))
+    await (store.writer.submit(work) if hasattr(store, "writer") else store.connections.submit("writes", work))
 
 
 async def _read(store, sql: str) -> int:
     def work(db) -> int:
         return int(db.execute(sql).fetchone()[0])
 
-    return int(await (store.writer.submit(work) if hasattr(store, "writer") else store.lanes.submit("reads", work)))
+    return int(
+        await (store.writer.submit(work) if hasattr(store, "writer") else store.connections.submit("reads", work))
+    )

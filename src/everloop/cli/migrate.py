@@ -14,7 +14,7 @@ def command(options: argparse.Namespace) -> int:
         raise EverloopError("the target must be the address of a PostgreSQL database: postgresql://USER@HOST/DATABASE")
     if is_dsn(options.source):
         raise EverloopError("the source must be the file of a SQLite store; it is moved to a PostgreSQL database")
-    from ..store.postgres.moving import move
+    from ..store.postgres.import_sqlite import move
 
     target = DSN(options.target)
     moved = move(Path(options.source).expanduser(), target, lambda table, rows: print(f"{table:<8} {rows:>9}"))

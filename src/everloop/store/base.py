@@ -1,6 +1,6 @@
-"""The store port: log, inbox, outbox, leases and timers, as any database behind it must keep them.
+"""The store port: log, inbox, outbox, leases and timers, whatever database is behind it.
 
-The conformance suite in `tests/store` says what each call promises; it takes any store.
+The conformance suite in `tests/store` defines what each call promises; it runs against every store.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Spent:
 
 @dataclass(slots=True)
 class Claim:
-    """A session held under a lease, with the turn that is to be run in it.
+    """A session held under a lease, with the turn to run in it.
 
-    Every write carries the fence; the database refuses it once somebody else has a higher one.
+    Every write carries the fence; the database refuses it once another worker has a higher one.
     """
 
     owner: str
@@ -73,13 +73,13 @@ class Claim:
     entries: list[Entry] = field(default_factory=list)  # what the turn's log holds already
     resumed: bool = False
     accepted: int | None = None  # the inbox row of the message handed to `begin`
-    compacted: int = 0  # where the entry stands that says what of the conversation is left out
+    compacted: int = 0  # the position of the entry that says what of the conversation is left out
     began: float = 0.0  # when the conversation began
-    idle_since: float = 0.0  # when the session was last at work
-    spent: list[Spent] = field(default_factory=list)  # goes to disk with the next entries
+    idle_since: float = 0.0  # when the session last did something
+    spent: list[Spent] = field(default_factory=list)  # written with the next entries
 
     def time_to_tell(self, now: float) -> str:
-        """The time in words, when the conversation has been silent for a while; "" otherwise. A new conversation is
+        """The time in words if the conversation has been silent for a while; "" otherwise, and for a new one, which is
         told when it began."""
         fresh = self.first_seq == self.history_from + 1
         return "" if fresh or now - self.idle_since < SILENCE_SECONDS else in_words(now)
@@ -96,8 +96,8 @@ class SessionInfo:
     updated_at: float
     open_turn: str | None
     worker: str | None
-    compacted: int = 0  # where the entry stands that says what of the conversation is left out
-    parked: bool = False  # the open turn waits for a person's word
+    compacted: int = 0  # the position of the entry that says what of the conversation is left out
+    parked: bool = False  # the open turn waits for a person's answer
 
 
 @dataclass(slots=True, frozen=True)
@@ -114,14 +114,14 @@ class TurnInfo:
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """Something said in the past, as a search finds it."""
+    """A message of the past, as found by a search."""
 
     session: str  # its key
     turn: str | None
     at: float
     role: Literal["user", "assistant"]
     text: str
-    untrusted: bool  # the model had read something from outside when it said this
+    untrusted: bool  # the model had read untrusted text when it said this
     seq: int
 
 
@@ -144,7 +144,7 @@ class Timer:
 
 @dataclass(slots=True, frozen=True)
 class Token:
-    """What is known of a bearer token, which is not the token."""
+    """What is kept of a bearer token, which is not the token itself."""
 
     id: str
     name: str
@@ -157,79 +157,79 @@ class Token:
 
 @dataclass(slots=True, frozen=True)
 class Finished:
-    """What the end of a turn left behind: its rows in the outbox, and whether the session has more to do."""
+    """The result of ending a turn: its rows in the outbox, and whether the session has more to do."""
 
     outbox: list[int]
     more: bool
 
 
 class Busy(Exception):
-    """The session is in the hands of another living worker, or ("") of a write that is under way. What was to be taken
-    is in the inbox."""
+    """The session is held by another living worker, or locked by a write (then `worker` is ""). The message is in the
+    inbox."""
 
     def __init__(self, worker: str, accepted: int | None) -> None:
-        super().__init__(f"the session is held by {worker or 'somebody'}")
+        super().__init__(f"the session is held by {worker or 'another write'}")
         self.worker = worker
         self.accepted = accepted
 
 
 class Waiting(Exception):
-    """The session's turn waits for a person's word. What was to be taken is in the inbox, behind it."""
+    """The session's turn waits for a person's answer. The message is in the inbox, behind it."""
 
     def __init__(self, accepted: int | None) -> None:
-        super().__init__("the session waits for a person's word")
+        super().__init__("the session waits for a person's answer")
         self.accepted = accepted
 
 
 class Store(Protocol):
-    """All that Everloop keeps. Every call returns when it is on disk."""
+    """Everything that Everloop keeps. A write returns when it is on disk."""
 
     # inbox
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        """Put a message into the inbox of its session. One with an id that is there already is not taken again.
+        """Put a message into the inbox of its session. A message whose id is known is not accepted again.
 
         A message of the kind "reply" is stored as "urgent" if a question is open in the session, else as "message".
         """
         ...
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
-        """(owner, session key) of all sessions, of one owner if given, with waiting messages or a cut-off turn that
-        nobody living holds."""
+        """(owner, session key) of all sessions, of one owner if given, with waiting messages or an interrupted turn
+        that no other living worker holds."""
         ...
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
-        """The rows of a session that no turn has taken yet, oldest first, urgent ones aside."""
+        """The rows of a session that no turn has taken yet, oldest first, without urgent ones."""
         ...
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
-        """Urgent rows of sessions, of one owner if given, that this worker holds, or that nobody does."""
+        """Urgent rows of sessions, of one owner if given, that this worker holds or no other does."""
         ...
 
     async def look(
         self, worker: str, sessions: Sequence[int] | None = None
     ) -> tuple[list[tuple[str, str]], list[Incoming]]:
-        """What `ready` and `urgent` say, of these sessions or of all."""
+        """`ready` and `urgent` at once, for these sessions or for all."""
         ...
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
-        """The owner's messages from this channel that wait or whose turn is not over, oldest first."""
+        """The owner's messages from this channel that wait or whose turn has not ended, oldest first."""
         ...
 
     async def incoming(self, id: int) -> Incoming: ...
 
     async def over(self, ids: Sequence[int]) -> list[int]:
-        """Which of these rows are done, or were taken by a turn that waits for a person's word."""
+        """Which of these rows are done, or were taken by a turn that waits for a person's answer."""
         ...
 
     async def find(self, owner: str, message_id: str) -> Incoming | None:
-        """The owner's message that came in under this id."""
+        """The owner's message with this id."""
         ...
 
     # turns
     async def begin(
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
-        """Take the session's lease and its next work: a cut-off turn first, then the oldest waiting message.
+        """Take the session's lease and its next work: an interrupted turn first, then the oldest waiting message.
 
         `message` is put into the inbox in the same transaction. None when there is nothing to do; `Busy` when
         another living worker has the session, `Waiting` when its turn is parked.
@@ -251,8 +251,8 @@ class Store(Protocol):
     ) -> Written[Finished]:
         """In one transaction: the log's tail, the turn's end, inbox rows done, outbox rows, the lease given back.
 
-        `sender` is the worker that sends the outgoing messages right away; `incoming` are messages that follow from the
-        turn's end, into the inbox of whatever session they name.
+        `sender` is the worker that sends the outgoing messages right away; `incoming` are messages that the turn's end
+        puts into the inboxes of the sessions that they name.
         """
         ...
 
@@ -277,9 +277,9 @@ class Store(Protocol):
         word: Incoming | InboundMessage | None = None,
         always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
-        """Answer the question of a session's parked turn, which can then be begun again like any that was cut off.
+        """Answer the question of a session's parked turn, which can then be resumed like an interrupted one.
 
-        Gives the inbox row that opened the turn, and the question; None when none is parked. `allowed=None` answers
+        Return the inbox row that opened the turn, and the question; None when none is parked. `allowed=None` answers
         nothing and only wakes the turn, to be stopped. A message (`word`) answers one question, however often it comes,
         and none that was asked after it; unless it answers one it is not put into the inbox. With `always`, what the
         question offers to grant is granted to the session in the same transaction.
@@ -287,21 +287,21 @@ class Store(Protocol):
         ...
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        """Put a message of a running turn into the outbox, once for each key; None when it is there already."""
+        """Put a message of a running turn into the outbox, once for each key; None when the key is known."""
         ...
 
     async def release(self, claim: Claim) -> None:
-        """Give the lease back and leave the turn open."""
+        """Release the lease and leave the turn open."""
         ...
 
     async def release_all(self, worker: str, owner: str | None = None) -> None:
-        """Give back every lease of a worker that stops, of one owner's sessions if given; its turns stay open."""
+        """Release all leases of a worker that stops, of one owner if given; its turns stay open."""
         ...
 
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
     ) -> list[int]:
-        """Mark an urgent row (or a message that never was one) as done, with its answer."""
+        """Mark an urgent row (or a message that is not in the inbox yet) as done, with its answer."""
         ...
 
     # outbox
@@ -336,16 +336,16 @@ class Store(Protocol):
         ...
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
-        """What was said by and to the agent in all sessions of an owner, best first. A query is words, not syntax."""
+        """Search the messages of all sessions of an owner, best first. A query is words without syntax."""
         ...
 
-    # sessions from outside a turn
+    # outside of turns
     async def note(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
-        """Append entries outside of any turn; refused with `Busy` while a living worker runs one."""
+        """Append entries outside of a turn; `Busy` while a living worker runs one."""
         ...
 
     async def compact(self, owner: str, key: str, entry: Compacted) -> bool:
-        """Append it outside of any turn. False, and nothing is written, when the session is busy or has moved on."""
+        """Append a compaction outside of a turn. False when the session is busy or has changed since it was made."""
         ...
 
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
@@ -354,7 +354,7 @@ class Store(Protocol):
 
     # budgets
     async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
-        """Add to what the owner has used."""
+        """Add to the owner's usage."""
         ...
 
     async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
@@ -363,9 +363,8 @@ class Store(Protocol):
 
     # rates
     async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
-        """Count one more of the owner's, and give 0.0, unless `most` were counted in the window that runs, over all
-        processes; then nothing is counted, and the seconds are given that are left of it. A window of `seconds` begins
-        with the first that is counted in it."""
+        """Count one event and return 0.0, unless `most` were counted in the current window by all processes together;
+        then return the seconds until it ends. A window of `seconds` begins with the first event counted in it."""
         ...
 
     # timers
@@ -378,12 +377,12 @@ class Store(Protocol):
         ...
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
-        """Put the timer's message into the inbox and move the timer on, once; False when somebody else did."""
+        """Put the timer's message into the inbox and move the timer on; False when another worker has done so."""
         ...
 
     # tokens
     async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = ("use",)) -> Token:
-        """Keep a token by its hash; an `EverloopError` when a living one has the name."""
+        """Keep a token by its hash; an `EverloopError` when a valid one has the name."""
         ...
 
     async def tokens_exist(self) -> bool:
@@ -391,7 +390,7 @@ class Store(Protocol):
         ...
 
     async def token(self, hash: str) -> Token | None:
-        """The living token with this hash; None once it is revoked, by whatever process."""
+        """The token with this hash; None once it is revoked."""
         ...
 
     async def tokens(self, owner: str | None = None) -> list[Token]:
@@ -399,11 +398,11 @@ class Store(Protocol):
         ...
 
     async def token_used(self, id: str, at: float) -> None:
-        """Note that a token was used, if that has not been noted within the last hour."""
+        """Record the use of a token, at most once an hour."""
         ...
 
     async def revoke_token(self, id: str) -> bool:
-        """Let it in no more; False when there is no living token with this id."""
+        """Revoke a token; False when there is no valid one with this id."""
         ...
 
     # trust
@@ -429,7 +428,7 @@ class Store(Protocol):
 
     # workers
     async def join(self, worker: str, address: str) -> None:
-        """Say that this worker takes work, and where it can be woken."""
+        """Register a worker and the address to wake it at."""
         ...
 
     async def workers(self) -> list[tuple[str, str]]:
@@ -454,15 +453,16 @@ class Store(Protocol):
     def relay(self) -> EventRelay: ...
 
     async def overview(self) -> Overview:
-        """The work of all owners: who is at it, what waits, what nobody does. Its cost goes with what is open."""
+        """The work of all owners: what is done by which worker, what waits, and what no worker does. Its cost depends
+        on the amount of open work."""
         ...
 
     def aside(self, work: Callable[[], T]) -> Written[T]:
-        """Run a short piece of file work off the event loop, in the same wake-up as the writes around it."""
+        """Run short file work off the event loop, in the same wake-up as the writes around it."""
         ...
 
     async def check_writable(self) -> None:
-        """Commit a small write of no meaning; a `StoreError` when writing does not work."""
+        """Commit a small write without effect; a `StoreError` when writing does not work."""
         ...
 
     def files(self) -> Sequence[Path]:
@@ -484,7 +484,7 @@ class Store(Protocol):
 
 
 def new_turn_id() -> str:
-    """Unique, and in order of time when sorted as text: in microseconds, and never back within a process."""
+    """A unique id that sorts by time: microseconds, increasing within a process, and random bits."""
     global _last_turn
     _last_turn = max(time.time_ns() // 1000, _last_turn + 1)
     return f"{_last_turn:013x}{os.urandom(3).hex()}"

@@ -1,17 +1,37 @@
-"""A piece of work for a store's threads, and whoever waits for it."""
+"""Work for a store's threads, and how its results get back to the event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
-from collections.abc import Callable, Sequence
-from typing import Any
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
-from .waker import Waker
-from .write import Write
+T = TypeVar("T")
+
+
+class Write(asyncio.Future[T]):
+    """A future that cannot be cancelled: a task that is cancelled learns of it when the write is done.
+
+    So a writer always knows what is on disk.
+    """
+
+    def cancel(self, msg: object = None) -> bool:
+        return False
+
+    def settle(self, result: T | None, exception: BaseException | None) -> None:
+        if exception is not None:
+            self.set_exception(exception)
+            self.exception()  # marks it as retrieved: nothing may be waiting for it any more
+        else:
+            self.set_result(result)  # type: ignore[arg-type]
 
 
 class Job:
-    """A piece of work and whoever waits for it: a coroutine (behind its loop's waker) or a thread."""
+    """A piece of work and its future, which a coroutine (behind its loop's waker) or a thread waits for."""
 
     __slots__ = ("error", "future", "kind", "result", "waker", "work")
 
@@ -39,7 +59,7 @@ class Job:
 
 
 def settle(jobs: Sequence[Job]) -> None:
-    """Tell everybody, with one wake-up an event loop."""
+    """Settle the futures of all jobs, with one wake-up for each event loop."""
     if len(jobs) == 1 and (waker := jobs[0].waker) is not None:
         waker.hand(jobs)
         return
@@ -51,3 +71,78 @@ def settle(jobs: Sequence[Job]) -> None:
             by_waker.setdefault(job.waker, []).append(job)
     for waker, group in by_waker.items():
         waker.hand(group)
+
+
+class Waker(Generic[T]):
+    """Hands items from another thread to `take` in the loop's thread.
+
+    An eventfd of its own costs one system call less for each wake-up than the loop's self-pipe, and a durable turn is
+    mostly wake-ups.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[T], None]) -> None:
+        self._loop = loop
+        self._take = take
+        self._items: deque[T] = deque()
+        self._lock = threading.Lock()  # the file number may be reused once it is closed
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
+        if self._fd >= 0:
+            loop.add_reader(self._fd, self._woken)
+
+    def hand(self, items: Iterable[T]) -> None:
+        """From any thread. Does nothing when the loop is closed."""
+        self._items.extend(items)
+        with self._lock:
+            if self._loop.is_closed():
+                return
+            if self._fd >= 0:
+                os.eventfd_write(self._fd, 1)
+            else:
+                self._loop.call_soon_threadsafe(self._take_all)
+
+    def close(self) -> None:
+        """In the loop's thread, once nothing more is handed over."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+        self.forget()
+        self._loop.call_soon(self._take_all)  # by the loop itself, never from inside a task
+
+    def forget(self) -> None:
+        """From any thread, once the loop is closed."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._fd)
+        self._take_all()
+
+    def _take_all(self) -> None:
+        while self._items:
+            self._take(self._items.popleft())
+
+
+class Wakers:
+    """The wakers of all event loops that submit jobs to a store."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[asyncio.AbstractEventLoop, Waker[Job]] = {}
+        self._lock = threading.Lock()
+
+    def job(self, kind: str, work: Callable[..., T]) -> tuple[Job, Write[T]]:
+        """A job of the running loop, and the future of its result."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            waker = self._by_loop.get(loop)
+            if waker is None:
+                for closed in [known for known in self._by_loop if known.is_closed()]:
+                    self._by_loop.pop(closed).forget()
+                waker = self._by_loop[loop] = Waker(loop, Job.settle)
+        future: Write[T] = Write(loop=loop)
+        return Job(kind, work, future, waker), future
+
+    def pop(self) -> Waker[Job] | None:
+        """The running loop's waker, to be closed: jobs that come later get another."""
+        with self._lock:
+            return self._by_loop.pop(asyncio.get_running_loop(), None)

@@ -1,4 +1,4 @@
-"""Opens the store that an address names. What it needs is loaded on use: most have one of the two."""
+"""Opens the store at an address. Each store is imported on first use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore:
-    """The store at a path or at a `postgresql://` address; nothing is opened before its first call."""
+    """The store at a path or a `postgresql://` address. Nothing is opened before its first call."""
     place = checked(where)
     if isinstance(place, DSN):
         from .postgres.store import LEASE_SECONDS, PostgresStore

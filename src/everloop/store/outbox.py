@@ -1,4 +1,4 @@
-"""Rows of the outbox: where each goes to, and what happens to one that cannot be decoded."""
+"""Rows of the outbox: their address, and what happens to one that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outbound(NamedTuple):
 
 
 class Address(NamedTuple):
-    """A row of an older version, for which the channel and the chat are filled in."""
+    """The channel and chat of a row that an older version wrote without them."""
 
     id: int
     channel: str
@@ -35,13 +35,13 @@ class Address(NamedTuple):
 
 @dataclass(slots=True)
 class Taken:
-    """What a look into the outbox found."""
+    """The rows that a worker took from the outbox."""
 
     rows: list[Outgoing] = field(default_factory=list)
     damaged: list[tuple[int, str]] = field(default_factory=list)  # row and reason, to be set aside
 
     def log_damaged(self) -> None:
-        """Once for each row: it is not read again."""
+        """Warn of each damaged row, once: it is not read again."""
         for id, why in self.damaged:
             log.warning(
                 "outbox row %d cannot be decoded (%s) and was set aside; the other messages are sent. Once repaired, "
@@ -64,7 +64,7 @@ def column(text: str) -> str:
 
 
 def addresses(rows: Iterable[Sequence[Any]], taken: Taken) -> list[Address]:
-    """Read the addresses of rows (id, data) that have none yet."""
+    """The addresses of rows (id, data) that have none yet."""
     found = []
     for id, data in rows:
         if (message := _message(id, data, taken)) is not None:

@@ -1,22 +1,22 @@
-"""What a store looks like from outside: its workers, the leases they hold, what waits, and what nobody works on."""
+"""The overview of a store: its workers, their leases, what waits, and what no worker does."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST = 100  # of each list; the counts beside them are true
-PATIENCE = 10.0  # seconds that work may be free beside a living worker before it counts as stuck
+MOST = 100  # of each list; the counts beside them are complete
+PATIENCE = 10.0  # seconds that work may wait beside a living worker before it counts as stuck
 
 
 @dataclass(slots=True, frozen=True)
 class WorkerSeen:
-    """A living worker. A process may have several: one that runs turns, and others that send or only hear."""
+    """A living worker. A process may have several: one that runs turns, others that send or only get notices."""
 
     id: str
-    process: int  # its process id, on whatever machine it runs
+    process: int  # its process id on its machine
     held: int  # sessions that it holds
-    silent: float  # seconds since it was heard of; 0 where its process is seen
-    takes_work: bool  # it is called when there is work; else it does only its own, as a chat in a terminal does
+    silent: float  # seconds since its last heartbeat; 0 where its process can be seen
+    takes_work: bool  # it gets notices of all work; a chat in a terminal, for example, does only its own
 
     @property
     def place(self) -> str:
@@ -26,7 +26,7 @@ class WorkerSeen:
 
 @dataclass(slots=True, frozen=True)
 class Lease:
-    """A session in the hands of a living worker."""
+    """A session held by a living worker."""
 
     owner: str
     key: str
@@ -39,25 +39,25 @@ class Unheld:
 
     owner: str
     key: str
-    since: float  # when the work came in, the session was last at work, or its worker was last heard of
+    since: float  # the latest of: the work came in, the session did something, its worker's last heartbeat
 
 
 @dataclass(slots=True, frozen=True)
 class Overview:
-    """All owners' work at one moment, by the store's own clock. Lists are the first hundred, the oldest first."""
+    """The work of all owners at one moment, by the store's clock. Lists hold the oldest hundred."""
 
     at: float
-    sessions: int  # in PostgreSQL, where there are more than ten thousand, about so many
-    workers: tuple[WorkerSeen, ...]  # all that live
+    sessions: int  # an estimate in PostgreSQL if there are more than ten thousand
+    workers: tuple[WorkerSeen, ...]
     leases: tuple[Lease, ...]
     held: int  # leases in all
     unheld: tuple[Unheld, ...]
     unheld_count: int
-    waited_out: int  # of these, the ones that have been so for longer than `PATIENCE`
+    waited_out: int  # of these, those that have waited longer than `PATIENCE`
     waiting: int  # messages that no turn has taken
     oldest_waiting: float | None  # when the oldest of them came in
-    open_turns: int  # that are run, or were cut off
-    parked_turns: int  # that wait for a person's word
+    open_turns: int  # running or interrupted
+    parked_turns: int  # waiting for a person's answer
     unsent: int  # rows of the outbox
     oldest_unsent: float | None
     damaged: int = 0  # rows of the outbox that were set aside because they could not be decoded
@@ -71,8 +71,8 @@ class Overview:
 
     @property
     def stuck(self) -> int:
-        """Sessions with work that nobody will do. With nobody who takes work that is all that no one holds; beside a
-        living worker only what has been so for longer than it takes to be noticed."""
+        """Sessions with work that no worker will do: all that are not held if no worker takes work, otherwise those
+        that have waited longer than it takes to be noticed."""
         return self.waited_out if self.processes else self.unheld_count
 
     def stuck_sessions(self) -> list[Unheld]:

@@ -1,4 +1,4 @@
-"""Sessions as a library sees them: a thin view on the store's log."""
+"""Sessions for programs without an event loop: a thin view on the store's log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .opening import store_at
 
 
 class Session:
-    """One conversation. What is added is kept by `SessionManager.save`."""
+    """One conversation. `SessionManager.save` writes what was added."""
 
     def __init__(self, key: str, store: Store, owner: str) -> None:
         self.key = key
@@ -33,7 +33,7 @@ class Session:
         self._unsaved.append(Noted({"role": role, "content": content, **extra}))
 
     def get_history(self, max_messages: int | None = None) -> list[Message]:
-        """The newest messages, cut so that it begins with a user's: a call is never parted from its result."""
+        """The newest messages, starting with a user's, so that no call is separated from its result."""
         messages = self.messages
         if max_messages is None or len(messages) <= max_messages:
             return messages
@@ -43,17 +43,17 @@ class Session:
         return messages
 
     def clear(self) -> None:
-        """Begin a new conversation; the old one stays in the log."""
+        """Start a new conversation; the old one stays in the log."""
         self._unsaved.append(Cleared())
 
     def _save(self) -> None:
         if entries := list(self._unsaved):
             self._store.note_now(self._owner, self.key, entries)
-            del self._unsaved[: len(entries)]  # only now: what was not written can be saved again
+            del self._unsaved[: len(entries)]  # only now: a failed write can be repeated
 
 
 class SessionManager:
-    """The sessions of one owner. Plain calls that wait for the disk: for programs, not for coroutines in a hurry."""
+    """The sessions of one owner. Its calls block until the disk has answered: do not use it in coroutines."""
 
     def __init__(self, workspace: str | Path | None = None, *, store: Store | None = None, owner: str = "me") -> None:
         self._store = store or store_at(store_path(workspace))
@@ -66,5 +66,5 @@ class SessionManager:
         return self._sessions[key]
 
     def save(self, session: Session) -> None:
-        """Put what was added on disk."""
+        """Write what was added."""
         session._save()

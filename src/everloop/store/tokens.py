@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import sqlite3
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,11 +20,7 @@ USE, ADMIN = "use", "admin"
 RIGHTS = frozenset({USE, ADMIN})
 
 COLUMNS = "id, name, owner, created_at, last_used_at, revoked_at, rights"
-LIVING = f"SELECT {COLUMNS} FROM token WHERE hash = ? AND revoked_at IS NULL"
-ALL = f"SELECT {COLUMNS} FROM token WHERE ?1 IS NULL OR owner = ?1 ORDER BY created_at, id"
-USED = "UPDATE token SET last_used_at = ?1 WHERE id = ?2 AND (last_used_at IS NULL OR last_used_at <= ?1 - ?3)"
 EXIST = "SELECT EXISTS (SELECT 1 FROM token)"
-REVOKE = "UPDATE token SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 
 
 def new_token() -> str:
@@ -68,6 +62,10 @@ def checked_rights(rights: Iterable[str]) -> frozenset[str]:
     return found
 
 
+def name_taken(name: str) -> EverloopError:
+    return EverloopError(f'there is a token "{name}" already: choose another name, or revoke that one first')
+
+
 def joined_rights(rights: Iterable[str]) -> str:
     """The rights of a token as they are stored; `token_of` reads them back."""
     return ",".join(sorted(rights))
@@ -77,18 +75,3 @@ def token_of(row: Sequence[Any]) -> Token:
     """A token from a row of COLUMNS."""
     id, name, owner, created_at, last_used_at, revoked_at, rights = row
     return Token(id, name, owner, created_at, last_used_at, revoked_at, frozenset(rights.split(",")))
-
-
-def add(db: sqlite3.Connection, name: str, owner: str, hash: str, rights: Iterable[str]) -> Token:
-    """Store a new token by its hash."""
-    checked_name(name)
-    checked_owner(owner)
-    rights = checked_rights(rights)
-    if db.execute("SELECT 1 FROM token WHERE name = ? AND revoked_at IS NULL", (name,)).fetchone():
-        raise EverloopError(f'there is a token "{name}" already: choose another name, or revoke that one first')
-    made = Token(secrets.token_hex(6), name, owner, time.time(), rights=rights)
-    db.execute(
-        "INSERT INTO token (id, hash, name, owner, created_at, rights) VALUES (?, ?, ?, ?, ?, ?)",
-        (made.id, hash, name, owner, made.created_at, joined_rights(rights)),
-    )
-    return made

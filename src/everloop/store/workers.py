@@ -24,27 +24,27 @@ def new_worker() -> str:
 
 
 def retire(worker: str) -> None:
-    """The worker has ended though its process goes on."""
+    """The worker has ended, though its process runs on."""
     _here.discard(worker)
 
 
 def alive(worker: str) -> bool:
-    """Whether the worker may still write. One that cannot be judged from here counts as alive."""
+    """Whether the worker may still write. One that cannot be checked from here counts as alive."""
     boot, namespace, pid, started, _number = worker.split(".")
     if f"{boot}.{namespace}" != _PLACE:
-        return boot == _PLACE.split(".")[0]  # this machine was started again since: nobody is left
+        return boot == _PLACE.split(".")[0]  # after a restart of the machine, no worker of before is left
     if int(pid) == os.getpid() and started == _my_start_time():
         return worker in _here
     return _start_time(int(pid)) == started
 
 
 def gone(worker: str) -> bool:
-    """Whether it is certain from here that the worker has ended. Of one on another machine that is never certain."""
+    """Whether the worker is known to have ended. That is never known of one on another machine."""
     return of_this_machine(worker) and not alive(worker)
 
 
 def of_this_machine(worker: str) -> bool:
-    """Whether the worker's process can be judged from here."""
+    """Whether the worker's process can be checked from here."""
     return worker.startswith(f"{_PLACE}.")
 
 
@@ -109,7 +109,7 @@ def _start_time(pid: int) -> str:
         with open(f"/proc/{pid}/stat") as stat:
             # The name, in parentheses, may hold spaces and parentheses of its own.
             fields = stat.read().rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]  # a zombie writes nothing any more
+        return "" if fields[0] in "ZX" else fields[19]  # a zombie no longer writes
     except (FileNotFoundError, ProcessLookupError):  # the second: it died between being opened and being read
         if os.path.isdir("/proc/self"):
             return ""
@@ -122,6 +122,6 @@ def _start_time(pid: int) -> str:
     return "0"
 
 
-# Read once, as this module is loaded: nothing of it is read in an event loop.
+# Read at import, so that nothing is read in an event loop.
 _PLACE = _place()
 _me = (os.getpid(), _start_time(os.getpid()))

@@ -1,4 +1,4 @@
-"""Wake-ups by NOTIFY: how a worker hears of the others, wherever they run, and how it tells them what has changed.
+"""Wake-ups by NOTIFY: how a worker gets and sends notices, on whatever machine the others run.
 
 A notice about a session goes to the worker that holds it, or else to one of those that take work: a message costs the
 same, however many workers there are. The death of a worker on the same machine is seen at once; one on another machine
@@ -19,73 +19,78 @@ from typing import TYPE_CHECKING
 from ...errors import StoreError
 from ...log import Written
 from ..peers import JOINED, WORK, Notice, Peer, decode_notice, encode_notice
-from .pulse import CHANNEL
-from .reading import NOTIFY
-from .rows import FRESH
+from .heartbeat import BROADCASTS, CHANNEL
+from .queries import NOTIFY
+from .transactions import FRESH
 
 if TYPE_CHECKING:
-    from .connecting import Connection
+    from .connections import Connection, Connections
     from .store import PostgresStore
 
 log = logging.getLogger(__name__)
 LATE_SECONDS = 1.0  # after which a worker looks for work that another one was notified of
-TAKES, HEARS = "work", "ear"  # the addresses of workers: those that take any work, and those that only want to hear
-AT_ONCE = 300  # ids in one notice, which may have 8,000 bytes
-DIRECTED = f"""SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, told.what) FROM (
+TAKES_WORK, LISTENS = (
+    "work",
+    "ear",
+)  # the addresses of workers that take any work, and of those that only get other notices
+AT_ONCE = 300  # ids in one NOTIFY, which may have 8,000 bytes
+DIRECTED = f"""SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, notice.what) FROM (
     SELECT 'w ' || worker || ' ' || string_agg(id::text, ',') AS what FROM (
         SELECT i.id, coalesce(
             (SELECT s.worker FROM session s JOIN worker w ON w.id = s.worker WHERE s.id = i.id AND {FRESH}),
-            (SELECT w.id FROM worker w WHERE w.address = '{TAKES}' AND {FRESH} AND i.id > 0 ORDER BY random() LIMIT 1),
+            (SELECT w.id FROM worker w WHERE w.address = '{TAKES_WORK}' AND {FRESH} AND i.id > 0
+                ORDER BY random() LIMIT 1),
             '') AS worker
         FROM unnest(%s::bigint[]) AS i (id)) AS picked
-    GROUP BY worker) AS told"""
+    GROUP BY worker) AS notice"""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """What is to be said and has not gone out yet."""
+    """A notice that has not been sent yet."""
 
     ids: set[int] = field(default_factory=set)
-    all: bool = False  # it is not known of which
+    all: bool = False  # without ids: for all workers
     sent: Written[None] | None = None
 
 
 class Notifier:
-    """Says what has changed; many who say the same at once are one."""
+    """Sends notices. Callers that send the same kind at once share one NOTIFY."""
 
-    def __init__(self, reader: Callable[[Callable[[Connection], None]], Written[None]], lease: float) -> None:
-        self._reader = reader
+    def __init__(self, connections: Connections, lease: float) -> None:
+        self._connections = connections
         self._lease = lease
-        self._notices: dict[str, _Pending] = {}
+        self._pending: dict[str, _Pending] = {}
         self._lock = threading.Lock()
 
-    async def say(self, what: str, ids: Iterable[int]) -> None:
+    async def send(self, what: str, ids: Iterable[int]) -> None:
         ids = set(ids)
         with self._lock:
-            notice = self._notices.get(what)
+            notice = self._pending.get(what)
             if notice is None:
-                notice = self._notices[what] = _Pending()
-                notice.sent = self._reader(partial(self._send, what=what, notice=notice))
+                notice = self._pending[what] = _Pending()
+                work = partial(self._notify, what=what, notice=notice)
+                notice.sent = self._connections.submit("reads", work, BROADCASTS)
             notice.ids |= ids
             notice.all |= not ids
         assert notice.sent is not None
         try:
             await notice.sent
-        except Exception:  # it never got to its connection: the next one must not wait for it
+        except Exception:  # it may not have got a connection: the next caller must not wait for it
             with self._lock:
-                if self._notices.get(what) is notice:
-                    del self._notices[what]
+                if self._pending.get(what) is notice:
+                    del self._pending[what]
             raise
 
     def seal(self) -> None:
-        """Something else is said now: what comes is said after it, and not with what is already on its way."""
+        """Something else is broadcast now: later notices are sent after it, not with one that is already queued."""
         with self._lock:
-            self._notices.clear()
+            self._pending.clear()
 
-    def _send(self, db: Connection, what: str, notice: _Pending) -> None:
-        with self._lock:  # whoever comes now has written something that this one may be too early for
-            if self._notices.get(what) is notice:
-                del self._notices[what]
+    def _notify(self, db: Connection, what: str, notice: _Pending) -> None:
+        with self._lock:  # a later caller has written something that this notice may be too early for
+            if self._pending.get(what) is notice:
+                del self._pending[what]
         if notice.all:
             db.execute(NOTIFY, (CHANNEL, what))
             return
@@ -111,16 +116,16 @@ class NotifiedPeer(Peer):
 
     async def _join(self) -> None:
         self._store.relay.bind()  # subscribers of a turn may announce themselves before it runs here
-        if not await self._register(TAKES if self._takes else HEARS):
+        if not await self._register(TAKES_WORK if self._takes else LISTENS):
             return
-        self._store.pulse.listen(self, asyncio.get_running_loop(), self._receive)
+        self._store.heartbeat.listen(self, asyncio.get_running_loop(), self._receive)
         await self._watch_all()
         await self._store.wake(JOINED)
 
     async def drain(self) -> None:
         self._takes = False
         if self._joined:
-            await self._register(HEARS)
+            await self._register(LISTENS)
 
     async def _register(self, address: str) -> bool:
         """Write the worker's address. False when it has left meanwhile."""
@@ -133,7 +138,7 @@ class NotifiedPeer(Peer):
         if not self._joined:
             return
         self._joined = False
-        self._store.pulse.unlisten(self)
+        self._store.heartbeat.unlisten(self)
         if self._late is not None:
             self._late.cancel()
         self._stop()

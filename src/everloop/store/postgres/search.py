@@ -1,8 +1,7 @@
-"""Search over what was said, in PostgreSQL: a text search vector for each message, beside the log.
+"""Search over past conversations in PostgreSQL: a text search vector for each message, beside the log.
 
-As with SQLite, a turn writes nothing here: the index is brought up to date when somebody searches. The vectors are put
-together from our own words, as `words.py` cuts them, so that both stores find the same; PostgreSQL takes off the
-English endings, intersects and ranks.
+As with SQLite, turns write nothing here, and a search first indexes what is new. The vectors are built from the words
+of `search_text`, so that both stores find the same; PostgreSQL stems English words, intersects and ranks.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..base import Found
-from ..pieces import Lag, Piece, Text, next_pieces, said
-from ..words import MAX_TERMS, Query
+from ..search_index import Batch, Lag, Text, next_batches, said
+from ..search_text import MAX_TERMS, Query
 
 if TYPE_CHECKING:
-    from .connecting import Connection
+    from .connections import Connection
 
 T = TypeVar("T")
 LONGEST_WORD = 200  # characters that count
-MAX_POSITION = 16_383  # of PostgreSQL: what stands behind it in a text is found, but not as a phrase
-MAX_BYTES = 900_000  # of a vector, which may have a megabyte
-COUNTED = 2_000  # texts with a word; with more of them it is a common one anyway
+MAX_POSITION = 16_383  # in PostgreSQL: text beyond it is found, but not as a phrase
+MAX_BYTES = 900_000  # of a vector; PostgreSQL allows a megabyte
+COUNTED = 2_000  # texts with a word; beyond that it is a common word anyway
 
 BEHIND = """SELECT * FROM (
         SELECT s.id, coalesce(c.seq, 0) AS seq, coalesce(c.untrusted, false),
             (SELECT max(seq) FROM entry WHERE session = s.id) AS last
         FROM session s LEFT JOIN search_cursor c ON c.session = s.id WHERE s.owner = %s) AS lag
-    WHERE last > seq ORDER BY id"""  # a fork has a higher id than what it was copied from, and so comes later
+    WHERE last > seq ORDER BY id"""  # a fork has a higher id than its source, and so comes later
 ENTRIES = "SELECT seq, at, kind, data FROM entry WHERE session = %s AND seq > %s AND seq <= %s ORDER BY seq LIMIT %s"
 CURSOR = """INSERT INTO search_cursor (session, seq, untrusted) VALUES (%s, %s, %s)
     ON CONFLICT (session) DO UPDATE SET seq = excluded.seq, untrusted = excluded.untrusted
     WHERE search_cursor.seq = %s RETURNING seq"""
-# A fork's copies have the place, time and data of what they were copied from.
+# The entries of a fork have the position, time and data of their source.
 ADD = """INSERT INTO search_entry (owner, session, seq, at, untrusted, words)
     SELECT %s, %s, t.seq, t.at, t.untrusted, t.words
     FROM unnest(%s::bigint[], %s::float8[], %s::boolean[], %s::tsvector[], %s::text[])
@@ -47,8 +46,8 @@ ADD = """INSERT INTO search_entry (owner, session, seq, at, untrusted, words)
         WHERE f.owner = %s AND f.at = t.at AND f.seq = t.seq AND e.data = t.data)
     ORDER BY t.n"""
 STEMS = "SELECT w, (ts_lexize('everloop_stem', w))[1] FROM unnest(%s::text[]) AS w"
-# A word counts the more, the fewer texts have it; a text, the shorter it is; what is new up to a fourth more, and half
-# of that after a month.
+# A rare word counts more than a common one, a short text more than a long one, and a new text up to a quarter more,
+# half of that after a month.
 RANKED = f"""WITH term AS MATERIALIZED (
         SELECT t.q, ln(1 + {COUNTED}.0 / (1 + (SELECT count(*) FROM (SELECT 1 FROM search_entry f
             WHERE f.words @@ (%(mine)s::tsquery && t.q) LIMIT {COUNTED}) AS texts))) AS weight
@@ -71,20 +70,20 @@ class Runs(Protocol):
 
 
 async def search(read: Runs, write: Runs, owner: str, query: str, limit: int) -> list[Found]:
-    """What was said to and by the agent in all sessions of an owner, best first."""
+    """Find messages in all sessions of an owner, best first."""
     words = Query(query)
     if limit < 1 or not words:
         return []
     while not await _caught_up(read, write, owner):
-        pass  # somebody else is at it too
+        pass  # another search indexes at the same time
     return await read(lambda db: list(_find(db, owner, words, limit)))
 
 
-# ---------------------------------------------------------------------------------------------- what is found
+# ---------------------------------------------------------------------------------------------- finding
 
 
 def _find(db: Connection, owner: str, query: Query, limit: int) -> Iterator[Found]:
-    """Texts with all the words, then texts with any of them."""
+    """Find texts with all the words, then texts with any of them."""
     stems = _stems(db, (word for part, unspaced in query.parts if not unspaced for word in _words(part)))
     every = [term for part, unspaced in query.parts if (term := _as_it_stands(part, unspaced, stems))]
     some = (term for part, unspaced in query.parts for term in _loosened(part, unspaced, stems))
@@ -104,7 +103,7 @@ def _find(db: Connection, owner: str, query: Query, limit: int) -> Iterator[Foun
 
 
 def _as_it_stands(part: str, unspaced: bool, stems: dict[str, str]) -> str:
-    """A term for a part of the query: its words one after another, or a run of characters."""
+    """The term for a part of the query: its words as a phrase, or a run of characters."""
     if not unspaced:
         return _phrase([stems.get(word, word) for word in _words(part)])
     return f"{_lexeme(_plain(part))}:*" if len(part) == 1 else _phrase(_words(" ".join(_pairs(part))))
@@ -129,11 +128,11 @@ def _lexeme(word: str) -> str:
 
 
 def _mark(owner: str) -> str:
-    """A word that stands for the owner, and that nobody can say: no word of a text begins with a slash."""
+    """A term for the owner that no text contains: words do not begin with a slash."""
     return "/" + hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-# ---------------------------------------------------------------------------------------------- what is indexed
+# ---------------------------------------------------------------------------------------------- indexing
 
 
 def _words(text: str) -> list[str]:
@@ -154,13 +153,13 @@ def _plain(word: str) -> str:
 
 
 def _stems(db: Connection, words: Iterable[str]) -> dict[str, str]:
-    """English words without their endings; any other word has none here."""
+    """The stems of the English words."""
     english = [word for word in dict.fromkeys(words) if word.isascii() and word.isalpha() and len(word) > 2]
     return {word: stem or word for word, stem in db.execute(STEMS, (english,)).fetchall()} if english else {}
 
 
 def _vector(words: list[str], stems: dict[str, str], owner: str) -> str:
-    """The words with their places, as PostgreSQL reads a vector."""
+    """The words with their positions, in the syntax of a tsvector."""
     places: dict[str, list[int]] = {_mark(owner): []}
     size = 0
     for place, word in enumerate(words, start=1):
@@ -177,41 +176,41 @@ def _vector(words: list[str], stems: dict[str, str], owner: str) -> str:
 
 
 async def _caught_up(read: Runs, write: Runs, owner: str) -> bool:
-    """Index what is new. False when another search did some of it at the same time: then look again."""
+    """Index what is new. False when another search has indexed some of it meanwhile."""
     behind = deque(await read(lambda db: [Lag(*row) for row in db.execute(BEHIND, (owner,)).fetchall()]))
     while behind:
-        pieces = await read(partial(_read_pieces, owner=owner, behind=behind))
+        batches = await read(partial(_read_batches, owner=owner, behind=behind))
         try:
-            await write(partial(_add, owner=owner, pieces=pieces))
+            await write(partial(_add, owner=owner, batches=batches))
         except _Overtaken:
             return False
     return True
 
 
-def _read_pieces(db: Connection, owner: str, behind: deque[Lag]) -> list[tuple[Piece, list[str]]]:
-    """Pieces of the log and the vectors of their texts. Tried again, it must read the same: the list changes last."""
+def _read_batches(db: Connection, owner: str, behind: deque[Lag]) -> list[tuple[Batch, list[str]]]:
+    """Batches of the log with the vectors of their texts. A repeated try must read the same: `behind` changes last."""
     ahead = deque(behind)
 
     def entries_of(lag: Lag, most: int) -> list[Any]:
         return db.execute(ENTRIES, (lag.session, lag.seq, lag.last, most)).fetchall()
 
-    pieces = next_pieces(entries_of, ahead)
-    words = {id(text): _words(text.text) for piece in pieces for text in piece.texts}
+    batches = next_batches(entries_of, ahead)
+    words = {id(text): _words(text.text) for batch in batches for text in batch.texts}
     stems = _stems(db, (word for some in words.values() for word in some))
-    made = [(piece, [_vector(words[id(text)], stems, owner) for text in piece.texts]) for piece in pieces]
+    made = [(batch, [_vector(words[id(text)], stems, owner) for text in batch.texts]) for batch in batches]
     behind.clear()
     behind.extend(ahead)
     return made
 
 
-def _add(db: Connection, owner: str, pieces: list[tuple[Piece, list[str]]]) -> None:
-    """Put what was read into the index, unless somebody has done it since."""
-    for piece, vectors in pieces:
-        # The cursor first: its row is what two who index at once meet at.
-        if db.execute(CURSOR, (piece.session, piece.until, piece.untrusted, piece.after)).fetchone() is None:
+def _add(db: Connection, owner: str, batches: list[tuple[Batch, list[str]]]) -> None:
+    """Index what was read, unless another search has done so meanwhile."""
+    for batch, vectors in batches:
+        # The cursor first: its row is the lock between two searches.
+        if db.execute(CURSOR, (batch.session, batch.until, batch.untrusted, batch.after)).fetchone() is None:
             raise _Overtaken
-        if piece.texts:
-            _add_texts(db, owner, piece.session, piece.texts, vectors)
+        if batch.texts:
+            _add_texts(db, owner, batch.session, batch.texts, vectors)
 
 
 def _add_texts(db: Connection, owner: str, session: int, texts: list[Text], vectors: list[str]) -> None:
@@ -221,4 +220,4 @@ def _add_texts(db: Connection, owner: str, session: int, texts: list[Text], vect
 
 
 class _Overtaken(Exception):
-    """Another search has indexed some of it; what this one was about to write is undone."""
+    """Another search has indexed some of it; the transaction is rolled back."""

@@ -1,10 +1,10 @@
-"""The store for more than one machine: the tables of SQLite in PostgreSQL, with leases that end by time."""
+"""The PostgreSQL store, for more than one machine: the tables of SQLite, with leases that expire."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,54 +14,51 @@ import msgspec
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...config.dsn import DSN
 from ...errors import StoreError
-from ...log import CallsAsked, Compacted, Entry, Logged, Written, decode_entry
+from ...log import CallsAsked, Compacted, Entry, Logged, Written
+from .. import claims
 from ..base import (
-    Busy,
     Claim,
     FileMark,
     Finished,
     Found,
     Incoming,
     Outgoing,
+    Overview,
     SessionInfo,
     Spent,
     Timer,
     Token,
     TurnInfo,
-    Waiting,
 )
+from ..claims import Held, Parked
 from ..outbox import Taken, encoded
-from ..overview import Overview
 from ..peers import ANY, Notice
-from ..tokens import COLUMNS, EXIST, NOTED_EVERY, USE, token_of
-from ..transactions import Behind, Held, incoming
-from . import rates, turns, writes
-from . import reading as sql
+from ..tokens import EXIST, NOTED_EVERY, USE, token_of
+from . import queries
 from . import search as searching
-from .connecting import connect, explain
-from .counting import look
-from .lanes import Lanes
-from .migrations import migrate
+from . import transactions as tx
+from .connections import Connections, connect, explain
+from .event_relay import NotifyRelay
+from .heartbeat import Heartbeat
 from .notify import NotifiedPeer, Notifier
-from .pooling import refuse_transaction_mode
-from .pulse import Pulse
-from .relay import Relay
-from .rows import NOW, Rows, accept, lives, living, rows_of, spend
+from .pooler_check import refuse_transaction_mode
+from .schema import migrate
+from .transactions import NOW, living
 
 if TYPE_CHECKING:
-    from .connecting import Asked, Connection
+    from .connections import Connection, Result
 
 T = TypeVar("T")
 LEASE_SECONDS = 15.0
 CONNECTIONS = 8
-PATIENCE = 30.0  # seconds that a call waits for a server that was there before
+PATIENCE = 30.0  # seconds that a call waits for a server that was reachable before
 
 
 class PostgresStore:
     """Log, inbox, outbox, leases and timers in one database, shared by any number of processes.
 
-    Nothing is opened before the first call. `lease_seconds` is how long a worker that is not heard of keeps what it
-    holds; all processes of a store should have the same.
+    Nothing is opened before the first call. `lease_seconds` is how long a worker that misses its heartbeats keeps its
+    leases; it should be the same in all processes of a store.
     """
 
     def __init__(
@@ -74,30 +71,29 @@ class PostgresStore:
     ) -> None:
         self.dsn = dsn if isinstance(dsn, DSN) else DSN(dsn)
         in_words = partial(explain, self.dsn)
-        self.lanes = Lanes(self._connect, in_words, connections, patience)
-        self.pulse = Pulse(self._connect, in_words, lease_seconds)
-        self.relay = Relay(self.lanes, self.pulse)
+        self.connections = Connections(self._connect, in_words, connections, patience)
+        self.heartbeat = Heartbeat(self._connect, in_words, lease_seconds)
+        self._notifier = Notifier(self.connections, lease_seconds)
+        self.relay = NotifyRelay(self.connections, self.heartbeat, self._notifier.seal)
         self._lease = lease_seconds
-        self._notifier = Notifier(self.relay.in_turn, lease_seconds)
-        self.relay.on_word = self._notifier.seal
         self._migrated = False
         self._migrating = threading.Lock()
 
     # ------------------------------------------------------------------------------------------ inbox
 
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        # In a lane of its own: what comes in waits for nothing that the session's turn is waiting for.
-        place = ("inbox", message.owner, message.session_key)
-        return await self._write(partial(accept, message=message, kind=kind), place)
+        # A key of its own: a new message does not wait for writes of the session's turn.
+        key = ("inbox", message.owner, message.session_key)
+        return await self._write(partial(tx.accept, message=message, kind=kind), key)
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
-        return await self._in_reader(lambda db: _ready(db.execute(sql.READY, (self._lease, owner, owner)), worker))
+        return await self._in_reader(lambda db: _ready(db.execute(queries.READY, (self._lease, owner, owner)), worker))
 
     async def look(
         self, worker: str, sessions: Sequence[int] | None = None
     ) -> tuple[list[tuple[str, str]], list[Incoming]]:
-        everything = (sql.READY, sql.URGENT), (self._lease, None, None)
-        these = (sql.READY_OF, sql.URGENT_OF), (self._lease, list(sessions or ()))
+        everything = (queries.READY, queries.URGENT), (self._lease, None, None)
+        these = (queries.READY_OF, queries.URGENT_OF), (self._lease, list(sessions or ()))
         statements, values = everything if sessions is None else these
 
         def work(db: Connection) -> tuple[list[tuple[str, str]], list[Incoming]]:
@@ -108,47 +104,45 @@ class PostgresStore:
         return await self._in_reader(work)
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
-        return [incoming(row) for row in await self._read(sql.WAITING, owner, key)]
+        return [claims.incoming(row) for row in await self._read(queries.WAITING, owner, key)]
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
-        return await self._in_reader(lambda db: _urgent(db.execute(sql.URGENT, (self._lease, owner, owner)), worker))
+        return await self._in_reader(
+            lambda db: _urgent(db.execute(queries.URGENT, (self._lease, owner, owner)), worker)
+        )
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
-        rows = [incoming(row) for row in await self._read(sql.UNFINISHED, owner)]
+        rows = [claims.incoming(row) for row in await self._read(queries.UNFINISHED, owner)]
         return [row for row in rows if row.message.channel == channel]
 
     async def incoming(self, id: int) -> Incoming:
-        return incoming((await self._read(sql.INCOMING, id))[0])
+        return claims.incoming((await self._read(queries.INCOMING, id))[0])
 
     async def over(self, ids: Sequence[int]) -> list[int]:
-        return [id for (id,) in await self._read(sql.OVER, list(ids))] if ids else []
+        return [id for (id,) in await self._read(queries.OVER, list(ids))] if ids else []
 
     async def find(self, owner: str, message_id: str) -> Incoming | None:
-        rows = await self._read(sql.FIND, owner, message_id)
-        return incoming(rows[0]) if rows else None
+        rows = await self._read(queries.FIND, owner, message_id)
+        return claims.incoming(rows[0]) if rows else None
 
     # ------------------------------------------------------------------------------------------ turns
 
     async def begin(
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
-        def work(db: Connection) -> Claim | Held | Behind | None:
-            return turns.begin(db, owner, key, worker, message, kind, self._lease, not self.pulse.knows(worker))
+        def work(db: Connection) -> Claim | Held | Parked | None:
+            return tx.begin(db, owner, key, worker, message, kind, self._lease, not self.heartbeat.knows(worker))
 
-        claim = await self._write(work, (owner, key))
-        if isinstance(claim, Held):
-            raise Busy(claim.worker, claim.accepted)
-        if isinstance(claim, Behind):
-            raise Waiting(claim.accepted)
+        claim = claims.begun(await self._write(work, (owner, key)))
         if claim is not None:
-            self.pulse.keep(worker)
+            self.heartbeat.keep(worker)
         return claim
 
     def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
-        rows = _rows(claim, entries)
+        rows = claims.rows_of(claim, entries)
         claim.inbox += took
         spent, claim.spent = claim.spent, []
-        return self._write(lambda db: turns.append_taking(db, claim, rows, took, spent), (claim.owner, claim.key))
+        return self._write(lambda db: tx.append_taking(db, claim, rows, took, spent), (claim.owner, claim.key))
 
     def finish(
         self,
@@ -160,10 +154,10 @@ class PostgresStore:
         incoming: Sequence[InboundMessage] = (),
     ) -> Written[Finished]:
         claim.inbox += took
-        rows = _rows(claim, entries)
+        rows = claims.rows_of(claim, entries)
         spent, claim.spent = claim.spent, []
         return self._write(
-            lambda db: turns.finish(db, claim, rows, entries, took, outgoing, sender, incoming, spent),
+            lambda db: tx.finish(db, claim, rows, entries, took, outgoing, sender, incoming, spent),
             (claim.owner, claim.key),
         )
 
@@ -176,11 +170,9 @@ class PostgresStore:
         took: Sequence[int] = (),
     ) -> Written[Finished]:
         claim.inbox += took
-        rows = _rows(claim, entries)
+        rows = claims.rows_of(claim, entries)
         spent, claim.spent = claim.spent, []
-        return self._write(
-            lambda db: turns.park(db, claim, rows, took, outgoing, sender, spent), (claim.owner, claim.key)
-        )
+        return self._write(lambda db: tx.park(db, claim, rows, took, outgoing, sender, spent), (claim.owner, claim.key))
 
     async def decide(
         self,
@@ -192,22 +184,22 @@ class PostgresStore:
         word: Incoming | InboundMessage | None = None,
         always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
-        return await self._write(lambda db: turns.decide(db, owner, key, allowed, by, note, word, always), (owner, key))
+        return await self._write(lambda db: tx.decide(db, owner, key, allowed, by, note, word, always), (owner, key))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
         (row,) = encoded([message])
-        return self._write(lambda db: turns.post(db, claim, row, key, sender), (claim.owner, claim.key))
+        return self._write(lambda db: tx.post(db, claim, row, key, sender), (claim.owner, claim.key))
 
     async def release(self, claim: Claim) -> None:
-        await self._write(_does(sql.RELEASE, claim.session, claim.fence), (claim.owner, claim.key))
+        await self._write(_does(queries.RELEASE, claim.session, claim.fence), (claim.owner, claim.key))
 
     async def release_all(self, worker: str, owner: str | None = None) -> None:
-        await self._write(_does(sql.RELEASE_ALL, worker, owner, owner))
+        await self._write(_does(queries.RELEASE_ALL, worker, owner, owner))
 
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
     ) -> list[int]:
-        return await self._write(partial(writes.answer, row=row, outgoing=outgoing, sender=sender))
+        return await self._write(partial(tx.answer, row=row, outgoing=outgoing, sender=sender))
 
     # ------------------------------------------------------------------------------------------ outbox
 
@@ -219,15 +211,15 @@ class PostgresStore:
         channels: Sequence[str] | None = None,
     ) -> list[Outgoing]:
         def work(db: Connection) -> Taken:
-            taken = writes.take_outgoing(db, worker, limit, chat, channels, self._lease)
-            if taken.rows and not self.pulse.knows(worker):
-                db.execute(turns.RENEW, (worker,))
+            taken = tx.take_outgoing(db, worker, limit, chat, channels, self._lease)
+            if taken.rows and not self.heartbeat.knows(worker):
+                db.execute(tx.RENEW, (worker,))
             return taken
 
         taken = await self._write(work, ("outbox", worker))
         taken.log_damaged()
         if taken.rows:
-            self.pulse.keep(worker)
+            self.heartbeat.keep(worker)
         return taken.rows
 
     async def sent(self, ids: Sequence[int]) -> None:
@@ -236,29 +228,29 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------ reading
 
     async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]:
-        last = until if until is not None else 2**62
-        return await self._in_reader(lambda db: list(_logged(session, db.execute(sql.LOG, (session, after, last)))))
+        rows = await self._read(queries.LOG, session, after, until if until is not None else 2**62)
+        return list(claims.logged(session, rows))
 
     async def read_turn(self, session: int, first_seq: int) -> list[Logged]:
         def work(db: Connection) -> list[Logged]:
-            log = _logged(session, db.execute(sql.TURN, (session, first_seq, session, first_seq)))
+            log = claims.logged(session, db.execute(queries.TURN, (session, first_seq, session, first_seq)))
             first = next(log, None)
             return [] if first is None else [first, *itertools.takewhile(lambda one: one.turn == first.turn, log)]
 
         return await self._in_reader(work)
 
     async def session(self, owner: str, key: str) -> SessionInfo | None:
-        rows = await self._read(sql.SESSIONS + " AND s.key = %s", owner, key)
+        rows = await self._read(queries.SESSIONS + " AND s.key = %s", owner, key)
         return SessionInfo(*rows[0]) if rows else None
 
     async def sessions(self, owner: str, limit: int = 100) -> list[SessionInfo]:
-        rows = await self._read(sql.SESSIONS + " ORDER BY s.updated_at DESC LIMIT %s", owner, limit)
+        rows = await self._read(queries.SESSIONS + " ORDER BY s.updated_at DESC LIMIT %s", owner, limit)
         return [SessionInfo(*row) for row in rows]
 
     async def turns(
         self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
     ) -> list[TurnInfo]:
-        rows = await self._read(sql.TURNS, owner, prefix, session, session, limit)
+        rows = await self._read(queries.TURNS, owner, prefix, session, session, limit)
         return [TurnInfo(*row) for row in rows]
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
@@ -267,172 +259,166 @@ class PostgresStore:
 
         return await searching.search(self._in_reader, write, owner, query, limit)
 
-    # ------------------------------------------------------------------------------------------ from outside a turn
+    # ------------------------------------------------------------------------------------------ outside of turns
 
     async def note(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
-        return _or_busy(await self._write(self._note(owner, key, entries), (owner, key)))
+        return claims.or_busy(await self._write(self._note(owner, key, entries), (owner, key)))
 
     async def compact(self, owner: str, key: str, entry: Compacted) -> bool:
-        return await self._write(lambda db: writes.compact(db, owner, key, entry, self._lease), (owner, key))
+        return await self._write(lambda db: tx.compact(db, owner, key, entry, self._lease), (owner, key))
 
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
-        await self._write(lambda db: writes.fork(db, owner, key, until, new_key), (owner, key))
+        await self._write(lambda db: tx.fork(db, owner, key, until, new_key), (owner, key))
         made = await self.session(owner, new_key)
         assert made is not None
         return made
 
     async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
-        await self._write(partial(spend, owner=owner, spent=spent))
+        await self._write(partial(tx.spend, owner=owner, spent=spent))
 
     async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
-        rows = await self._read(sql.SPENT, owner, list(scopes))
+        rows = await self._read(queries.SPENT, owner, list(scopes))
         return {scope: (tokens, cost) for scope, tokens, cost in rows}
 
     async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
-        # In one lane for each owner: those that ask at once are one transaction, and none waits for another's lock.
-        work = partial(rates.admit, owner=owner, name=name, most=most, seconds=seconds)
+        # One key for each owner: calls at the same time are one transaction, and none waits for another's lock.
+        work = partial(tx.admit, owner=owner, name=name, most=most, seconds=seconds)
         return await self._write(work, ("rate", owner))
 
     # ------------------------------------------------------------------------------------------ timers
 
     async def set_timer(self, timer: Timer) -> None:
         data = msgspec.json.encode(timer.data).decode()
-        await self._write(_does(sql.SET_TIMER, timer.owner, timer.id, timer.due_at, data))
+        await self._write(_does(queries.SET_TIMER, timer.owner, timer.id, timer.due_at, data))
 
     async def cancel_timer(self, owner: str, id: str) -> bool:
         return await self._write(_does("DELETE FROM timer WHERE owner = %s AND id = %s", owner, id)) == 1
 
     async def timers(self, owner: str | None = None, limit: int | None = None) -> list[Timer]:
-        rows = await self._read(sql.TIMERS, owner, owner, limit)
-        return [Timer(owner, id, due_at, _timer_data(data)) for owner, id, due_at, data in rows]
+        rows = await self._read(queries.TIMERS, owner, owner, limit)
+        return [Timer(owner, id, due_at, claims.timer_data(data)) for owner, id, due_at, data in rows]
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
-        return await self._write(partial(writes.fire_timer, timer=timer, message=message, next_due=next_due))
+        return await self._write(partial(tx.fire_timer, timer=timer, message=message, next_due=next_due))
 
     # ------------------------------------------------------------------------------------------ tokens
 
     async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,)) -> Token:
-        return await self._write(partial(writes.add_token, name=name, owner=owner, hash=hash, rights=rights))
+        return await self._write(partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights))
 
     async def tokens_exist(self) -> bool:
         return bool((await self._read(EXIST))[0][0])
 
     async def token(self, hash: str) -> Token | None:
-        rows = await self._read(f"SELECT {COLUMNS} FROM token WHERE hash = %s AND revoked_at IS NULL", hash)
+        rows = await self._read(queries.TOKEN, hash)
         return token_of(rows[0]) if rows else None
 
     async def tokens(self, owner: str | None = None) -> list[Token]:
-        return [token_of(row) for row in await self._read(sql.TOKENS, owner, owner)]
+        return [token_of(row) for row in await self._read(queries.TOKENS, owner, owner)]
 
     async def token_used(self, id: str, at: float) -> None:
-        await self._write(_does(sql.TOKEN_USED, at, id, at - NOTED_EVERY))
+        await self._write(_does(queries.TOKEN_USED, at, id, at - NOTED_EVERY))
 
     async def revoke_token(self, id: str) -> bool:
-        revoke = f"UPDATE token SET revoked_at = {NOW} WHERE id = %s AND revoked_at IS NULL"
-        return await self._write(_does(revoke, id)) == 1
+        return await self._write(_does(queries.REVOKE_TOKEN, id)) == 1
 
     # ------------------------------------------------------------------------------------------ trust
 
     async def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
-        latest = {mark.digest: mark for mark in marks}.values()  # one statement may touch a row once only
-        columns = [[mark.digest for mark in latest], [mark.tainted for mark in latest], [mark.path for mark in latest]]
-        await self._write(_does(sql.MARK_FILES, owner, *columns))
+        await self._write(partial(tx.mark_files, owner=owner, marks=marks))
 
     async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
-        return dict(await self._read(sql.FILE_MARKS, owner, list(digests)))
+        return dict(await self._read(queries.FILE_MARKS, owner, list(digests)))
 
     async def tainted_paths(self, owner: str, limit: int = 1000) -> list[str]:
-        return [path for (path,) in await self._read(sql.TAINTED_PATHS, owner, limit)]
+        return [path for (path,) in await self._read(queries.TAINTED_PATHS, owner, limit)]
 
     async def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
-        await self._write(_does(sql.GRANT, owner, key, list(names)))
+        await self._write(_does(tx.GRANT, owner, key, list(names)))
 
     async def grants(self, owner: str, key: str) -> frozenset[str]:
-        return frozenset(name for (name,) in await self._read(sql.GRANTS, owner, key))
+        return frozenset(name for (name,) in await self._read(queries.GRANTS, owner, key))
 
     async def revoke_grants(self, owner: str, key: str) -> None:
-        await self._write(_does("DELETE FROM session_grant WHERE owner = %s AND key = %s", owner, key))
+        await self._write(_does(tx.REVOKE_GRANTS, owner, key))
 
     # ------------------------------------------------------------------------------------------ workers
 
     async def join(self, worker: str, address: str) -> None:
-        if self.pulse.knows(worker):  # a beat under way then sees that it comes too late
-            self.pulse.keep(worker, address)
-        await self._write(_does(sql.JOIN, worker, address))
-        self.pulse.keep(worker, address)
+        if self.heartbeat.knows(worker):  # a renewal under way then sees that it is outdated
+            self.heartbeat.keep(worker, address)
+        await self._write(_does(queries.JOIN, worker, address))
+        self.heartbeat.keep(worker, address)
 
     async def workers(self) -> list[tuple[str, str]]:
         def work(db: Connection) -> list[tuple[str, str]]:
-            rows = db.execute(sql.WORKERS, (self._lease,)).fetchall()
+            rows = db.execute(queries.WORKERS, (self._lease,)).fetchall()
             return [(id, address) for id, address, fresh in rows if living(id, fresh)]
 
         return await self._in_reader(work)
 
     async def leave(self, worker: str) -> None:
-        self.pulse.leave(worker)
+        self.heartbeat.leave(worker)
         await self._write(_does("UPDATE worker SET address = NULL WHERE id = %s", worker))
 
     async def overview(self) -> Overview:
-        return await self._in_reader(lambda db: look(db, self._lease))
+        return await self._in_reader(lambda db: queries.overview(db, self._lease))
 
     async def is_alive(self, worker: str) -> bool:
-        return await self._in_reader(lambda db: lives(db, worker, self._lease))
+        return await self._in_reader(lambda db: tx.is_alive(db, worker, self._lease))
 
     def peer(self, worker: str, on_notice: Callable[[Notice], None], takes_work: bool = False) -> NotifiedPeer:
         return NotifiedPeer(self, worker, on_notice, takes_work)
 
     async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
-        """Tell the other processes what has changed. Many who say so at once are one."""
         try:
-            await self._notifier.say(what, ids)
-        except StoreError:  # what was written before may wait for nobody else to find it
-            self.pulse.owes = True
+            await self._notifier.send(what, ids)
+        except StoreError:  # no other worker may know of what was written
+            self.heartbeat.owes = True
             raise
 
-    # ------------------------------------------------------------------------------------------ for plain code
+    # ------------------------------------------------------------------------------------------ without an event loop
 
     def note_now(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
-        """`note` for callers without an event loop."""
-        return _or_busy(self.lanes.call("writes", self._note(owner, key, entries), (owner, key)))
+        return claims.or_busy(self.connections.call("writes", self._note(owner, key, entries), (owner, key)))
 
     def read_now(self, owner: str, key: str) -> list[Logged]:
-        """The current conversation of a session, for callers without an event loop."""
-
         def work(db: Connection) -> list[Logged]:
-            session = db.execute(sql.HISTORY, (owner, key)).fetchone()
-            return [] if session is None else list(_logged(session[0], db.execute(sql.LOG, (*session, 2**62))))
+            session = db.execute(queries.HISTORY, (owner, key)).fetchone()
+            return (
+                [] if session is None else list(claims.logged(session[0], db.execute(queries.LOG, (*session, 2**62))))
+            )
 
-        return self.lanes.call("reads", work, (owner, key))
+        return self.connections.call("reads", work, (owner, key))
 
     # ------------------------------------------------------------------------------------------ connections
 
     def aside(self, work: Callable[[], T]) -> Written[T]:
-        return self.lanes.submit("aside", work)
+        return self.connections.submit("aside", work)
 
     def files(self) -> Sequence[Path]:
         return ()
 
     def hurry(self) -> None:
-        """Wait no more for a server that is away: the process is to end."""
-        self.lanes.hurry()
+        self.connections.hurry()
 
     async def check_writable(self) -> None:
-        await self._write(_does(sql.PROBE))
+        await self._write(_does(queries.PROBE))
 
     async def close(self) -> None:
-        """Wait until everything is written and let go of the server."""
+        """Wait until everything is written, and disconnect."""
         self.relay.close()
-        await self.lanes.close()
-        await self.pulse.close()
+        await self.connections.close()
+        await self.heartbeat.close()
 
     def _note(self, owner: str, key: str, entries: Sequence[Entry]) -> Callable[[Connection], int | Held]:
-        return lambda db: writes.note(db, owner, key, entries, self._lease)
+        return lambda db: tx.note(db, owner, key, entries, self._lease)
 
-    def _write(self, work: Callable[[Connection], T], place: tuple[str, ...] | None = None) -> Written[T]:
-        return self.lanes.submit("writes", work, place)
+    def _write(self, work: Callable[[Connection], T], key: tuple[str, ...] | None = None) -> Written[T]:
+        return self.connections.submit("writes", work, key)
 
     def _in_reader(self, work: Callable[[Connection], T]) -> Written[T]:
-        return self.lanes.submit("reads", work)
+        return self.connections.submit("reads", work)
 
     async def _read(self, query: str, *values: object) -> list[Any]:
         return await self._in_reader(lambda db: db.execute(query, values).fetchall())
@@ -452,7 +438,7 @@ class PostgresStore:
 
 
 def _does(query: str, *values: object) -> Callable[[Connection], int]:
-    """One statement; how many rows it has touched."""
+    """One statement; its result is how many rows it changed."""
 
     def work(db: Connection) -> int:
         with db.pipeline():
@@ -462,46 +448,13 @@ def _does(query: str, *values: object) -> Callable[[Connection], int]:
     return work
 
 
-def _timer_data(data: str) -> dict[str, Any]:
-    """What a timer holds; nothing of one that is damaged, which must not keep the others from being fired."""
-    try:
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.MsgspecError:
-        return {}
-
-
-def _ready(asked: Asked, worker: str) -> list[tuple[str, str]]:
+def _ready(asked: Result, worker: str) -> list[tuple[str, str]]:
     return [(owner, key) for owner, key, holder, fresh in asked.fetchall() if _free(holder, fresh, worker)]
 
 
-def _urgent(asked: Asked, worker: str) -> list[Incoming]:
-    return [incoming(row[:7]) for row in asked.fetchall() if _free(row[7], row[8], worker)]
+def _urgent(asked: Result, worker: str) -> list[Incoming]:
+    return [claims.incoming(row[:7]) for row in asked.fetchall() if _free(row[7], row[8], worker)]
 
 
 def _free(holder: str | None, fresh: bool, worker: str) -> bool:
     return holder is None or holder == worker or not living(holder, fresh)
-
-
-def _or_busy(result: int | Held) -> int:
-    if isinstance(result, Held):
-        raise Busy(result.worker, result.accepted)
-    return result
-
-
-def _rows(claim: Claim, entries: Sequence[Entry]) -> Rows:
-    """The rows of these entries, with their places taken in the order of the calls."""
-    # When a conversation began is told in every prompt of it, so it must be the same from the first one on.
-    began = claim.began if claim.next_seq == claim.history_from + 1 else None
-    first, claim.next_seq = claim.next_seq, claim.next_seq + len(entries)
-    return rows_of(first, entries, began)
-
-
-def _logged(session: int, rows: Iterable[Any]) -> Iterator[Logged]:
-    for seq, turn, at, data in rows:
-        try:
-            entry = decode_entry(data)
-        except msgspec.MsgspecError as error:
-            raise StoreError(
-                f"entry {seq} of session {session} is damaged ({error}): restore a copy of the store"
-            ) from error
-        yield Logged(seq, turn, at, entry)

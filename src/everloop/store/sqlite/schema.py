@@ -1,4 +1,4 @@
-"""The SQLite schema, as numbered steps. A step, once released, is never changed; a new one is added below it."""
+"""The SQLite schema as numbered migrations. A released one is never changed; new ones are added below it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def m001_core(db: sqlite3.Connection) -> None:
             ended_at REAL, reason TEXT)"""
     )
     db.execute("CREATE UNIQUE INDEX inbox_once ON inbox (owner, message_id) WHERE message_id IS NOT NULL")
-    # The one index of all open work: a turn under way is the one that has taken a row here. A query uses it only if
-    # it says `state <> 'done'` word for word.
+    # The index of all open work: a turn under way has taken a row here. SQLite uses it only for queries that contain
+    # `state <> 'done'` literally.
     db.execute("CREATE INDEX inbox_open ON inbox (session, id) WHERE state <> 'done'")
-    # A turn is the message that opened it: no row of its own to write, and a table for whoever asks.
+    # A turn is the message that opened it: there is no row of its own to write.
     db.execute(
         """CREATE VIEW turn AS SELECT turn AS id, session, owner, first_seq,
             coalesce((SELECT at FROM entry WHERE entry.session = inbox.session AND seq = first_seq), at) AS started_at,
@@ -57,20 +57,20 @@ def m001_core(db: sqlite3.Connection) -> None:
 
 
 def m002_messages_of_tools(db: sqlite3.Connection) -> None:
-    """Messages that a tool sends carry the key of their call, so that a repeated call sends nothing twice."""
+    """Messages sent by a tool carry the key of their call, so that a repeated call sends nothing twice."""
     db.execute("ALTER TABLE outbox ADD COLUMN key TEXT")
     db.execute("CREATE UNIQUE INDEX outbox_once ON outbox (owner, key) WHERE key IS NOT NULL")
 
 
 def m003_compaction(db: sqlite3.Connection) -> None:
-    """Where the entry stands that says what of a conversation is left out; 0 when the whole of it is shown."""
+    """The position of the entry that says what of a conversation is left out; 0 when all of it is shown."""
     db.execute("ALTER TABLE session ADD COLUMN compacted INTEGER NOT NULL DEFAULT 0")
 
 
 def m004_search(db: sqlite3.Connection) -> None:
-    """What the search index knows, and how far it has read each session.
+    """What the search index holds, and how far it has read each session.
 
-    The index itself is made by the first search, so that a SQLite without FTS5 can still do everything else.
+    The first search creates the index itself, so that a SQLite without FTS5 can do everything else.
     """
     db.execute(
         """CREATE TABLE search_entry (
@@ -85,7 +85,7 @@ def m004_search(db: sqlite3.Connection) -> None:
 
 
 def m005_budgets(db: sqlite3.Connection) -> None:
-    """What an owner has used, in a turn and in a day; only where there are budgets."""
+    """What an owner has used in a turn and in a day, where there are budgets."""
     db.execute(
         """CREATE TABLE spent (
             owner TEXT NOT NULL, scope TEXT NOT NULL, tokens INTEGER NOT NULL, cost REAL NOT NULL,
@@ -94,7 +94,7 @@ def m005_budgets(db: sqlite3.Connection) -> None:
 
 
 def m006_tokens(db: sqlite3.Connection) -> None:
-    """Who may come in over the network. A token itself is nowhere: only its hash is kept."""
+    """Bearer tokens, of which only the hash is kept."""
     db.execute(
         """CREATE TABLE token (
             id TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, name TEXT NOT NULL, owner TEXT NOT NULL,
@@ -104,7 +104,7 @@ def m006_tokens(db: sqlite3.Connection) -> None:
 
 
 def m007_rates(db: sqlite3.Connection) -> None:
-    """How often something happened within a window of time; only where that is limited."""
+    """How often something happened within a time window, where that is limited."""
     db.execute(
         """CREATE TABLE rate (
             owner TEXT NOT NULL, name TEXT NOT NULL, began REAL NOT NULL, number INTEGER NOT NULL,
@@ -132,8 +132,8 @@ def m008_trust(db: sqlite3.Connection) -> None:
 
 
 def m009_outbox_by_channel(db: sqlite3.Connection) -> None:
-    """Where an outgoing message goes to, so that each channel reads its own; why a row was set aside; and the number
-    of commits, which tells whether the store is as new as it was (see `commit_mark`)."""
+    """The channel and chat of an outgoing message, so that each channel reads its own; why a row was set aside; and the
+    number of commits, which shows whether any were lost (see `commit_mark`)."""
     db.execute("ALTER TABLE outbox ADD COLUMN channel TEXT")  # NULL until a row of an older version is first read
     db.execute("ALTER TABLE outbox ADD COLUMN chat_id TEXT")
     db.execute("ALTER TABLE outbox ADD COLUMN damaged TEXT")
@@ -155,7 +155,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring the schema up to date, one step a transaction, also when several processes try at once."""
+    """Apply the missing migrations, each in its own transaction. Several processes may do so at the same time."""
     while (version := _version(db)) < len(MIGRATIONS):
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -175,4 +175,4 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 class NewerSchema(Exception):
-    """The file was written by a newer Everloop than this one."""
+    """The file was written by a newer version of Everloop."""

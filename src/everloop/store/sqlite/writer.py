@@ -1,4 +1,4 @@
-"""One thread that writes, with group commit: many coroutines, one fsync."""
+"""The SQLite writer: one thread with group commit, so that many coroutines share one fsync."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from ..errors import StoreError
+from ...errors import StoreError
+from ..jobs import Job, Wakers, Write, settle
 from .commit_mark import CommitMark
-from .jobs import Job, settle
-from .waker import Waker, forget_closed
-from .write import Write
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
-Kind = Literal["writes", "reads"]  # a reader of files has nothing to undo
+Kind = Literal["writes", "reads"]  # what only reads needs no transaction
 BATCH = 256  # jobs in one commit
 
 
 class Writer:
     """Runs jobs on one connection in one thread. A job is on disk when its future is done.
 
-    Jobs that wait together are committed together; one that fails is rolled back to its own savepoint and
-    does not touch the others. `hook`, for tests, is called with "before" and "after" around every commit.
+    Jobs that wait together are committed together; one that fails is rolled back to its own savepoint without
+    affecting the others. `hook`, for tests, is called with "before" and "after" around every commit.
     """
 
     def __init__(
@@ -46,18 +44,13 @@ class Writer:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None  # the one before, while it writes what was queued for it
-        self._wakers: dict[asyncio.AbstractEventLoop, Waker[Job]] = {}
+        self._wakers = Wakers()
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[sqlite3.Connection], T], kind: Kind = "writes") -> Write[T]:
         """Queue a job from a coroutine."""
-        loop = asyncio.get_running_loop()
-        waker = self._wakers.get(loop)
-        if waker is None:
-            forget_closed(self._wakers)
-            waker = self._wakers[loop] = Waker(loop, Job.settle)
-        future: Write[T] = Write(loop=loop)
-        self._put(Job(kind, work, future, waker))
+        job, future = self._wakers.job(kind, work)
+        self._put(job)
         return future
 
     def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -67,18 +60,17 @@ class Writer:
         return future.result()
 
     async def close(self) -> None:
-        """End the thread once everything queued is on disk; another job would start it again."""
+        """End the thread once everything queued is on disk. A later job starts it again."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._jobs.put(None)
-                # What comes later is not this thread's: it would wait for it, or never end.
+                # Later jobs are for another thread: this one would have to wait for them, or never end.
                 self._jobs, self._ending = queue.SimpleQueue(), thread
-            ending = self._ending  # also one that somebody else has told to end
-        loop = asyncio.get_running_loop()
-        waker = self._wakers.pop(loop, None)
+            ending = self._ending  # or one that another caller has told to end
+        waker = self._wakers.pop()
         if ending is not None and ending.is_alive():
-            await loop.run_in_executor(None, ending.join)
+            await asyncio.get_running_loop().run_in_executor(None, ending.join)
         if waker is not None:
             waker.close()
 
@@ -121,7 +113,7 @@ class Writer:
     def _commit(
         self, connection: sqlite3.Connection, jobs: queue.SimpleQueue[Job | None], first: Job, mark: CommitMark
     ) -> tuple[list[Job], bool]:
-        """Run the job and whatever has queued up behind it as one transaction; True when told to end."""
+        """Run the job and those queued behind it as one transaction; True when told to end."""
         done: list[Job] = []
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -138,7 +130,7 @@ class Writer:
             elif self._attempt(connection, job, alone):
                 alone = False
             else:
-                for other in done:  # SQLite has given up the whole transaction
+                for other in done:  # SQLite has rolled back the whole transaction
                     other.error = other.error or job.error
                 return done, False
             if len(done) >= BATCH:
@@ -158,9 +150,9 @@ class Writer:
             job.error = error
 
     def _attempt(self, connection: sqlite3.Connection, job: Job, alone: bool) -> bool:
-        """Run one job, undone if it fails. False when the transaction went with it.
+        """Run one job, and undo it if it fails. False when the whole transaction is gone.
 
-        The first one of a batch needs no savepoint: with nothing before it, undoing it is undoing all.
+        The first one of a batch needs no savepoint: with nothing before it, everything is undone.
         """
         try:
             if not alone:
@@ -182,7 +174,7 @@ class Writer:
                 connection.execute("RELEASE job")
             return True
         except sqlite3.Error:
-            with contextlib.suppress(sqlite3.Error):  # left open, it would take in whatever is written next
+            with contextlib.suppress(sqlite3.Error):  # left open, it would include the next writes
                 connection.execute("ROLLBACK")
             return False
 
@@ -209,8 +201,8 @@ class Writer:
 
 
 def _still_there(connection: sqlite3.Connection, file: tuple[str, int] | None) -> tuple[str, int]:
-    """The file of a connection, and its inode. Of one that was taken away SQLite says nothing, and what is written to
-    it is gone with this process."""
+    """The path of a connection's file, and its inode. SQLite does not notice that the file was removed, and what is
+    written to it then is lost."""
     path = file[0] if file is not None else str(connection.execute("PRAGMA database_list").fetchone()[2])
     try:
         found = path, os.stat(path).st_ino

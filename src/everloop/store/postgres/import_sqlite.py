@@ -1,4 +1,4 @@
-"""Moves a SQLite store into an empty PostgreSQL database: all of it and proven to be the same, or nothing."""
+"""Imports a SQLite store into an empty PostgreSQL database: all of it, verified, or nothing."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.dsn import DSN
 from ...errors import StoreError
-from ..migrations import NewerSchema as Newer
-from ..migrations import migrate as migrate_file
+from ..sqlite.schema import NewerSchema
+from ..sqlite.schema import migrate as migrate_file
 from ..workers import alive
-from .connecting import connect, explain
-from .migrations import migrate
+from .connections import connect, explain
+from .schema import migrate
 
 if TYPE_CHECKING:
-    from .connecting import Connection
+    from .connections import Connection
 
 CHUNK = 500  # rows at a time
-# Leases and what a worker was about to send are not moved: nobody is at work, and whoever comes takes them up.
+# Leases and sending marks are not imported: no worker runs, and the next one takes everything up.
 TABLES: dict[str, tuple[str, ...]] = {
     "session": ("id", "owner", "key", "fence", "history_from", "compacted", "created_at", "updated_at"),
     "entry": ("session", "seq", "turn", "kind", "data", "at"),
@@ -43,14 +43,14 @@ LOG = "SELECT session, seq, turn, kind, data, at FROM entry ORDER BY session, se
 
 @dataclass(slots=True)
 class Moved:
-    """What was moved: rows by table, and sessions whose logs were compared."""
+    """What was imported: rows by table, and sessions whose logs were compared."""
 
     rows: dict[str, int] = field(default_factory=dict)
     logs: int = 0
 
 
 def move(source: Path, target: DSN, tell: Callable[[str, int], None] = lambda table, rows: None) -> Moved:
-    """Copy everything in one transaction, count it and compare every session's log; then keep it."""
+    """Copy everything in one transaction, count it, compare every session's log, and commit."""
     with closing(_file(source)) as file, closing(connect(target)) as database:
         try:
             migrate(database, target)
@@ -65,7 +65,7 @@ def move(source: Path, target: DSN, tell: Callable[[str, int], None] = lambda ta
 
 
 def _file(source: Path) -> sqlite3.Connection:
-    """The file, up to date and read at one moment."""
+    """Open the file, migrated, and in one read transaction."""
     if not source.is_file():
         raise StoreError(f"there is no SQLite store at {source}: name the file to move")
     try:
@@ -74,10 +74,8 @@ def _file(source: Path) -> sqlite3.Connection:
             raise StoreError(f"{source} is no store of Everloop")
         migrate_file(file)
         file.execute("BEGIN")
-        held = file.execute(
-            "SELECT worker FROM session WHERE worker IS NOT NULL UNION SELECT id FROM worker"
-        ).fetchall()
-    except Newer:
+        held = file.execute(HELD).fetchall()
+    except NewerSchema:
         raise StoreError(f"{source} was written by a newer Everloop: update this one") from None
     except sqlite3.Error as error:
         raise StoreError(f"{source} cannot be read ({error}): it must be a SQLite store of Everloop") from None
@@ -111,7 +109,7 @@ def _copy(
 
 
 def _fits(table: str, columns: tuple[str, ...], row: tuple[Any, ...], value: Any, n: int) -> Any:
-    """The value as the other database has it."""
+    """A value as PostgreSQL keeps it."""
     if columns[n] in ("opened", "tainted"):
         return bool(value)
     if isinstance(value, str) and "\0" in value:
@@ -128,7 +126,7 @@ def _counted(file: sqlite3.Connection, database: Connection, table: str, source:
 
 
 def _compared(file: sqlite3.Connection, database: Connection, source: Path) -> int:
-    """How many logs are the same in both, entry by entry; an error if one is not."""
+    """Compare all logs entry by entry, and return how many there are."""
     there = _hashes(_rows(file.execute(LOG)))
     with database.cursor(name="log") as cursor:
         cursor.itersize = CHUNK

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.store.commit_mark import mark_file
 from everloop.store.sqlite import SQLiteStore
+from everloop.store.sqlite.commit_mark import mark_file
 
-from .commands import everloop
+from ..commands import everloop
 
 HEADER, FRAME = 32, 24 + 4096  # of a write-ahead log
 

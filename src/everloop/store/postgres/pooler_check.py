@@ -1,7 +1,7 @@
-"""Finds out whether there is a pooler before the server that gives every transaction another connection.
+"""Detects a connection pooler in transaction mode.
 
-Behind such a one everything seems to work, but nobody is ever woken: what a session listens to and sets is lost with
-its first transaction. A pooler in session mode is fine.
+Behind one everything seems to work, but no worker is ever woken: what a connection listens to and sets is lost with its
+first transaction. A pooler in session mode is fine.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from ...config.dsn import DSN
 from ...errors import StoreError
 
 if TYPE_CHECKING:
-    from .connecting import Connection
+    from .connections import Connection
 
-TRIES = 5  # on a pooler with many other clients, a look may happen to see nothing
+TRIES = 5  # on a pooler with many other clients, one try may see nothing
 PID = "SELECT pg_backend_pid()"
 
 
 def refuse_transaction_mode(connection: Connection, dsn: DSN, connect: Callable[[], Connection]) -> None:
-    """An error in one line where a connection does not keep its process of the server.
+    """Raise a StoreError if a connection does not keep its server process.
 
-    A server names its process as it greets; a pooler greets with a number of its own. Only then it is looked closer: a
-    second connection begins a transaction, and if it gets what the first one had, the first one has not kept it.
+    A server announces the id of its process; a pooler announces a number of its own. Only then a second connection
+    begins a transaction: if it gets the process that the first one had, the first one has not kept it.
     """
     first = _process(connection)
     if first == connection.info.backend_pid:

@@ -1,10 +1,9 @@
-"""Notices that a SQLite store is older than it was: commits that were acknowledged are missing.
+"""Detects that a SQLite store has lost commits.
 
-SQLite reads a write-ahead log up to the first frame that is not whole, so one that was cut off, or left behind when the
-database was copied, loses its last commits without a word. Every commit therefore counts itself in the database, and
-the number is written to a small file beside it, after the commit and without a flush. A number in the file that is
-higher than the one in the database is a commit that is gone. The file may lag behind after a power loss, which hides a
-loss but never invents one.
+SQLite reads a write-ahead log up to the first incomplete frame, so a log that was truncated, or left behind when the
+database was copied, silently loses its last commits. Every commit therefore increments a counter in the database, and
+writes it to a small file beside the database afterwards, without a flush. If the file has a higher number than the
+database, commits are missing. After a power loss the file may lag behind, which can hide a loss but never invents one.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class CommitMark:
 
     def __init__(self, database: Path) -> None:
         self._file = -1
-        with contextlib.suppress(OSError):  # without it nothing is noticed, but everything works
+        with contextlib.suppress(OSError):  # without the file no loss is detected, but everything works
             self._file = os.open(mark_file(database), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
     def advance(self, db: sqlite3.Connection) -> int:
@@ -53,7 +52,7 @@ class CommitMark:
 
 
 def forget(database: Path) -> None:
-    """The database is made anew: what was known of an earlier one does not count."""
+    """Discard the mark of an earlier database: this one is new."""
     mark_file(database).unlink(missing_ok=True)
 
 

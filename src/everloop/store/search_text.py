@@ -1,6 +1,6 @@
-"""What the search index holds of a text, and how a query asks for it.
+"""The text that the search index holds, and the expression that a query becomes.
 
-Scripts that put no spaces between words, and Korean with its endings, are cut into overlapping pairs of characters.
+Scripts without spaces between words, and Korean with its endings, are cut into overlapping pairs of characters.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _PART = re.compile(f"([{_UNSPACED}]+)|[^{_UNSPACED}\\s]+")
 
 
 def indexed(text: str) -> str:
-    """A text as it is handed to the index."""
+    """A text as it is indexed."""
     text = _folded(text)
     return text if text.isascii() else _RUN.sub(lambda run: f" {' '.join(_pairs(run[0]))} ", text)
 
 
 class Query:
-    """The words of a query. Nothing in it is syntax: what FTS5 would read as such stands in quotes."""
+    """The words of a query. Nothing in it is syntax: what FTS5 would read as syntax is quoted."""
 
     def __init__(self, text: str) -> None:
         folded = _folded(clean(text[:MAX_QUERY])).replace("\0", " ")
-        # Each with whether it is a run of characters that are cut into pairs.
+        # Each with whether it is a run of characters to be cut into pairs.
         found = (part for part in _PART.finditer(folded) if any(map(_is_word, part[0])))
         self.parts = [(part[0], part[1] is not None) for part in islice(found, MAX_TERMS)]
 
@@ -47,7 +47,7 @@ class Query:
 
     @property
     def all(self) -> str:
-        """An expression of FTS5 for texts with all the words; a run of characters is looked for as it stands."""
+        """The FTS5 expression for texts with all the words. A run of characters is searched as a phrase."""
         return " AND ".join(_as_it_stands(part) if unspaced else _quoted(part) for part, unspaced in self.parts)
 
     @property
@@ -62,7 +62,7 @@ def _folded(text: str) -> str:
 
 
 def _pairs(run: str) -> list[str]:
-    """All pairs of neighbours, and the last character alone: so each one begins something that can be found."""
+    """All pairs of adjacent characters, and the last one alone, so that each character begins a term."""
     return [run[at : at + 2] for at in range(len(run))]
 
 

@@ -1,6 +1,6 @@
-"""The PostgreSQL schema, as numbered steps. A step, once released, is never changed; a new one is added below it.
+"""The PostgreSQL schema as numbered migrations. A released one is never changed; new ones are added below it.
 
-The tables are those of SQLite. Data is text, not jsonb: what people say may hold characters that jsonb refuses.
+The tables are those of SQLite. Data is text, not jsonb: messages may hold characters that jsonb refuses.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from ...config.dsn import DSN
 from ...errors import StoreError
 
 if TYPE_CHECKING:
-    from .connecting import Connection
+    from .connections import Connection
 
-LOCK = 7_301_188_205_114_006_529  # of whoever makes or changes the tables
+LOCK = 7_301_188_205_114_006_529  # held by the process that migrates
 
 m001_core = """
 CREATE TABLE session (
@@ -60,7 +60,7 @@ CREATE TABLE token (
 CREATE UNIQUE INDEX token_name ON token (name) WHERE revoked_at IS NULL;
 """
 
-# The dictionary that comes with PostgreSQL leaves out the little words; whoever looks for "the who" means them.
+# PostgreSQL's own dictionary drops stop words, but a search for "the who" needs them.
 m002_search = """
 CREATE TEXT SEARCH DICTIONARY everloop_stem (TEMPLATE = snowball, Language = english);
 CREATE TABLE search_entry (
@@ -73,7 +73,7 @@ CREATE TABLE search_cursor (
     session bigint PRIMARY KEY REFERENCES session, seq bigint NOT NULL, untrusted boolean NOT NULL);
 """
 
-# A row is overwritten again and again: room beside it keeps that in one page.
+# Rows are updated often: free space in the page keeps the updates there.
 m003_rates = """
 CREATE TABLE rate (
     owner text NOT NULL, name text NOT NULL, began float8 NOT NULL, number bigint NOT NULL, PRIMARY KEY (owner, name))
@@ -101,7 +101,7 @@ MIGRATIONS: tuple[str, ...] = (m001_core, m002_search, m003_rates, m004_trust, m
 
 
 def migrate(db: Connection, dsn: DSN) -> None:
-    """Bring the schema up to date, also when several processes try at once."""
+    """Apply the missing migrations. Several processes may do so at the same time."""
     if (version := _version(db)) < len(MIGRATIONS):
         with db.transaction():
             db.execute("SELECT set_config('lock_timeout', '120s', true)")
@@ -118,7 +118,7 @@ def migrate(db: Connection, dsn: DSN) -> None:
 
 
 def _version(db: Connection) -> int:
-    """How many steps were taken; 0 for a database that holds nothing of ours."""
+    """How many migrations were applied; 0 for a database without our tables."""
     there = db.execute("SELECT to_regclass('everloop_schema')").fetchone()
     if there is None or there[0] is None:
         return 0

@@ -1,4 +1,4 @@
-"""What of a session's log goes into a search index, whatever database keeps it: who said what, and on what."""
+"""What of a session's log goes into the search index of either store: who said what, and whether it can be trusted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from .words import indexed
+from .search_text import indexed
 
 Role = Literal["user", "assistant"]
 BATCH_ENTRIES = 256  # read for one transaction
@@ -24,7 +24,7 @@ class Lag(NamedTuple):
 
     session: int
     seq: int
-    untrusted: bool  # something in the conversation up to here came from outside
+    untrusted: bool  # the conversation up to here contains untrusted text
     last: int
 
 
@@ -37,8 +37,8 @@ class Text(NamedTuple):
 
 
 @dataclass(slots=True)
-class Piece:
-    """A part of a session's log, read to be indexed."""
+class Batch:
+    """A part of a session's log, to be indexed."""
 
     session: int
     after: int
@@ -47,44 +47,44 @@ class Piece:
     texts: list[Text] = field(default_factory=list)
 
 
-def next_pieces(entries_of: Entries, behind: deque[Lag]) -> list[Piece]:
-    """Read as much as one transaction takes, and move on in the list of what is behind."""
-    pieces, entries, characters = [], BATCH_ENTRIES, BATCH_CHARACTERS
+def next_batches(entries_of: Entries, behind: deque[Lag]) -> list[Batch]:
+    """Read as much as one transaction should index, and advance the list of sessions that are behind."""
+    batches, entries, characters = [], BATCH_ENTRIES, BATCH_CHARACTERS
     while behind and entries > 0 and characters > 0:
         lag = behind.popleft()
-        piece = Piece(lag.session, lag.seq, lag.seq, lag.untrusted)
+        batch = Batch(lag.session, lag.seq, lag.seq, lag.untrusted)
         for seq, at, kind, data in entries_of(lag, entries):
-            characters -= _take(piece, seq, at, kind, data)
+            characters -= _take(batch, seq, at, kind, data)
             entries -= 1
             if characters <= 0:
                 break
-        pieces.append(piece)
-        if lag.seq < piece.until < lag.last:
-            behind.appendleft(Lag(lag.session, piece.until, piece.untrusted, lag.last))
-    return pieces
+        batches.append(batch)
+        if lag.seq < batch.until < lag.last:
+            behind.appendleft(Lag(lag.session, batch.until, batch.untrusted, lag.last))
+    return batches
 
 
-def _take(piece: Piece, seq: int, at: float, kind: str, data: str) -> int:
-    """Add an entry to a piece; how many characters of it go into the index."""
-    piece.until = seq
+def _take(batch: Batch, seq: int, at: float, kind: str, data: str) -> int:
+    """Add an entry to a batch, and return how many of its characters are indexed."""
+    batch.until = seq
     if kind == "new":
-        piece.untrusted = False
-    word = said(kind, data)
-    if word is None or kind == "user":
-        piece.untrusted = piece.untrusted or _came_from_outside(data)
-    if word is None:
+        batch.untrusted = False
+    message = said(kind, data)
+    if message is None or kind == "user":
+        batch.untrusted = batch.untrusted or _came_from_outside(data)
+    if message is None:
         return 0
-    role, text = word
+    role, text = message
     if text:
         words = indexed(text[:MAX_INDEXED])
-        piece.texts.append(Text(seq, at, data, words, role == "assistant" and piece.untrusted))
+        batch.texts.append(Text(seq, at, data, words, role == "assistant" and batch.untrusted))
     return len(text[:MAX_INDEXED])
 
 
-# ---------------------------------------------------------------------------------------------- what entries say
+# ---------------------------------------------------------------------------------------------- reading entries
 
 
-class _Words(msgspec.Struct):
+class _Content(msgspec.Struct):
     content: Any = None
     message: dict[str, Any] = {}
     inside: bool = False
@@ -94,23 +94,23 @@ class _Origin(msgspec.Struct):
     untrusted: bool = False
 
 
-_decode_words = msgspec.json.Decoder(_Words).decode
+_decode_content = msgspec.json.Decoder(_Content).decode
 _decode_origin = msgspec.json.Decoder(_Origin).decode
 
 
 def said(kind: str, data: str) -> tuple[Role, str] | None:
-    """Who said what by an entry; None where it is nobody's word. One that is damaged says nothing."""
+    """The role and text of an entry; None for one that is no message, or is damaged."""
     if kind not in ("user", "answer", "note"):
         return None
     try:
-        words = _decode_words(data)
+        entry = _decode_content(data)
     except msgspec.MsgspecError:
         return None
     if kind == "note":
-        role, content = words.message.get("role"), words.message.get("content")
+        role, content = entry.message.get("role"), entry.message.get("content")
     else:
-        # What came from inside the system, a sub-agent's result say, is no person's word.
-        role, content = "user" if kind == "user" and not words.inside else "assistant", words.content
+        # What came from inside the system, such as a sub-agent's result, was not said by the user.
+        role, content = "user" if kind == "user" and not entry.inside else "assistant", entry.content
     return (role, _text_of(content)) if role == "user" or role == "assistant" else None
 
 
@@ -125,4 +125,4 @@ def _came_from_outside(data: str) -> bool:
     try:
         return _decode_origin(data).untrusted
     except msgspec.MsgspecError:
-        return True  # nobody can tell any more
+        return True  # it is unknown

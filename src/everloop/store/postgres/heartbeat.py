@@ -1,6 +1,6 @@
-"""The heartbeat of a process: renews its workers' leases, hears wake-ups, and finds workers that renew theirs no more.
+"""The heartbeat of a process: renews its workers' leases, receives notifications, and removes dead workers.
 
-One thread with a connection of its own, so that neither a busy event loop nor a queue of writes lets a lease end.
+It is one thread with its own connection, so that neither a busy event loop nor a queue of writes lets a lease expire.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from typing import TYPE_CHECKING
 
 from ..peers import ANY
 from ..workers import gone, of_this_process
-from .rows import NOW
+from .transactions import NOW
 
 if TYPE_CHECKING:
-    from .connecting import Connection
+    from .connections import Connection
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop"
-RENEWALS = 3  # in the time that a lease lasts
+BROADCASTS = ("relay", CHANNEL)  # the key of jobs that notify all processes, which must stay in order
+RENEWALS = 3  # of a lease before it would expire
 RETRY_SECONDS = 0.5
 
 RENEW = f"""INSERT INTO worker (id, address, at)
     SELECT w.id, w.address, {NOW} FROM unnest(%s::text[], %s::text[]) AS w (id, address)
     ON CONFLICT (id) DO UPDATE SET at = excluded.at, address = excluded.address"""
-# A worker that is found dead is taken off the list by one of the others, and by that all are woken.
-BURY = f"""WITH dead AS (
+# One process removes a dead worker, and notifies all others in the same transaction.
+REMOVE_DEAD = f"""WITH dead AS (
         DELETE FROM worker WHERE id IN (
             SELECT id FROM worker
             WHERE greatest(at, extract(epoch FROM pg_postmaster_start_time())) < {NOW} - %s AND id <> ALL(%s)
@@ -40,36 +41,36 @@ BURY = f"""WITH dead AS (
         RETURNING id)
     SELECT pg_notify('{CHANNEL}', '{ANY}') FROM dead"""
 
-TIDY = f"DELETE FROM lane WHERE at < {NOW} - 604800"  # of threads that ended long ago
+REMOVE_MARKS = f"DELETE FROM lane WHERE at < {NOW} - 604800"  # the mark rows of threads that ended long ago
 
-Heard = Callable[[str], None]
+Deliver = Callable[[str], None]
 Notices = list[tuple[str, str]]  # channel and payload
 
 
-class Pulse:
-    """Beats from the first worker or listener on until it is closed."""
+class Heartbeat:
+    """Runs from the first worker or listener on until it is closed."""
 
     def __init__(
         self, connect: Callable[[], Connection], explain: Callable[[Exception], Exception], lease: float
     ) -> None:
-        self.address = secrets.token_hex(6)  # the process has a channel of its own under this name
-        self.relayed: Callable[[Notices | None], None] | None = None  # hears, in the thread, what is no wake-up
-        self.owes = False  # a wake-up that could not be sent
+        self.address = secrets.token_hex(6)  # the name of this process's own channel
+        self.relayed: Callable[[Notices | None], None] | None = None  # receives, in the thread, what is no wake-up
+        self.owes = False  # a wake-up could not be sent and is due
         self._connect = connect
         self._explain = explain
         self._lease = lease
-        self._workers: dict[str, str | None] = {}  # of this process, each with its address if it has joined
-        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Heard]] = {}
+        self._workers: dict[str, str | None] = {}  # of this process; with an address if it has joined
+        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Deliver]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop: _Stop | None = None
 
     def knows(self, worker: str) -> bool:
-        """Whether the worker's lease is renewed from here already."""
+        """Whether this process renews the worker's lease."""
         return worker in self._workers
 
     def keep(self, worker: str, address: str | None = None) -> None:
-        """Renew this worker's leases from now on, if it is one of this process. Its row is there already."""
+        """Renew the leases of a worker of this process from now on. Its row exists already."""
         if not of_this_process(worker):
             return
         with self._lock:
@@ -77,19 +78,19 @@ class Pulse:
             self._start()
 
     def leave(self, worker: str) -> None:
-        """The worker takes no more work; what it still holds stays its own until it has ended."""
+        """The worker takes no more work. It keeps the leases that it has."""
         with self._lock:
             if worker in self._workers:
                 self._workers[worker] = None
 
-    def listen(self, who: object, loop: asyncio.AbstractEventLoop, heard: Heard) -> None:
-        """Call `heard` in the loop with whatever is said to all workers."""
+    def listen(self, who: object, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
+        """Call `deliver` in the loop with every notification to all workers."""
         with self._lock:
-            self._listeners[who] = (loop, heard)
+            self._listeners[who] = (loop, deliver)
             self._start()
 
-    def beat(self) -> None:
-        """Hear what is said to this process, also where it has no worker."""
+    def start(self) -> None:
+        """Receive notifications, even without a worker."""
         with self._lock:
             self._start()
 
@@ -98,7 +99,7 @@ class Pulse:
             self._listeners.pop(who, None)
 
     async def close(self) -> None:
-        """End the thread; whoever needs it again starts it again."""
+        """End the thread. A later caller starts it again."""
         with self._lock:
             thread, self._thread = self._thread, None
             stop, self._stop = self._stop, None
@@ -106,38 +107,40 @@ class Pulse:
         if thread is not None and stop is not None:
             stop.set()
             await asyncio.get_running_loop().run_in_executor(None, thread.join)
-            stop.close()  # by whoever has said it, and after the last who looks at it
+            stop.close()  # after the thread, which reads it, has ended
 
     # ------------------------------------------------------------------------------------------ in the thread
 
     def _start(self) -> None:
         if self._thread is None:
             self._stop = _Stop()
-            self._thread = threading.Thread(target=self._run, args=(self._stop,), name="everloop-pulse", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(self._stop,), name="everloop-heartbeat", daemon=True
+            )
             self._thread.start()
 
     def _run(self, stop: _Stop) -> None:
         connection: Connection | None = None
-        told = False  # that the server is away
+        is_reported = False  # that the server is unreachable
         try:
-            while not stop.told:
+            while not stop.is_set:
                 try:
                     if connection is None:
                         connection = self._connect()
                         connection.execute(f"LISTEN {CHANNEL}")
                         connection.execute(f"LISTEN {CHANNEL}_{self.address}")
-                        connection.execute(TIDY)
-                        self._tell(ANY)  # something may have been said while nobody listened
+                        connection.execute(REMOVE_MARKS)
+                        self._deliver(ANY)  # notifications may have been lost
                         self._relay(None)
-                        if told:
+                        if is_reported:
                             log.warning("the heartbeat is back")
-                        told = False
-                    self._beat(connection)
-                    self._hear(connection, stop, time.monotonic() + self._lease / RENEWALS)
+                        is_reported = False
+                    self._renew_and_remove(connection)
+                    self._receive(connection, stop, time.monotonic() + self._lease / RENEWALS)
                 except Exception as error:
-                    if not told:
+                    if not is_reported:
                         log.warning("no heartbeat: %s", self._explain(error))
-                    told = True
+                    is_reported = True
                     if connection is not None:
                         connection.close()
                         connection = None
@@ -146,11 +149,11 @@ class Pulse:
             if connection is not None:
                 connection.close()
 
-    def _beat(self, connection: Connection) -> None:
-        """Renew what is ours, take away what is dead, and wake all if that frees something."""
-        connection.execute(BURY, (self._lease, self._renew(connection)))
+    def _renew_and_remove(self, connection: Connection) -> None:
+        """Renew this process's leases, and remove dead workers."""
+        connection.execute(REMOVE_DEAD, (self._lease, self._renew(connection)))
         if self.owes:
-            self.owes = False  # before it is sent: what comes meanwhile sets it again
+            self.owes = False  # before sending: it may be set again meanwhile
             try:
                 connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, ANY))
             except Exception:
@@ -158,8 +161,8 @@ class Pulse:
                 raise
 
     def _renew(self, connection: Connection) -> list[str]:
-        """Say of our workers that they live. Where one comes or goes meanwhile, what it has written of itself may be
-        written over by what was true before: once more, then."""
+        """Renew the rows of this process's workers. If one joins or leaves meanwhile, its row may be overwritten with
+        old values, so they are written again."""
         while True:
             with self._lock:
                 for worker in [worker for worker in self._workers if gone(worker)]:
@@ -171,15 +174,15 @@ class Pulse:
                 if workers == self._workers:
                     return list(workers)
 
-    def _hear(self, connection: Connection, stop: _Stop, until: float) -> None:
-        """Pass on what is said, until it is time to beat again."""
-        while not stop.told:
+    def _receive(self, connection: Connection, stop: _Stop, until: float) -> None:
+        """Deliver notifications until the next renewal is due."""
+        while not stop.is_set:
             notices = [(notice.channel, notice.payload) for notice in connection.notifies(timeout=0)]
             relayed = [notice for notice in notices if notice[0] != CHANNEL or notice[1].startswith("{")]
-            if relayed:  # first: whoever takes a turn up must know who follows it
+            if relayed:  # first: a worker that takes a turn must know its subscribers
                 self._relay(relayed)
-            for word in {payload for _, payload in notices} - {payload for _, payload in relayed}:
-                self._tell(word)
+            for payload in {payload for _, payload in notices} - {payload for _, payload in relayed}:
+                self._deliver(payload)
             if (left := until - time.monotonic()) <= 0:
                 break
             _wait(left, connection.fileno(), stop.fileno())
@@ -188,17 +191,17 @@ class Pulse:
         if self.relayed is not None:
             self.relayed(notices)
 
-    def _tell(self, word: str) -> None:
+    def _deliver(self, payload: str) -> None:
         with self._lock:
             listeners = list(self._listeners.values())
-        for loop, heard in listeners:
-            with contextlib.suppress(RuntimeError):  # a loop that has ended hears nothing
-                loop.call_soon_threadsafe(heard, word)
+        for loop, deliver in listeners:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(deliver, payload)
 
 
 def _wait(seconds: float, *files: int) -> None:
-    """Until one of these can be read, or so long. `select` would not do: it takes no number above 1023, which a
-    connection has that is made again in a server with many clients."""
+    """Wait until one of the files is readable, or for so long. `select` accepts no file number above 1023, which a
+    reconnect in a server with many clients may get."""
     poll = select.poll()
     for file in files:
         poll.register(file, select.POLLIN)
@@ -206,20 +209,20 @@ def _wait(seconds: float, *files: int) -> None:
 
 
 class _Stop:
-    """A word to the thread that it is to end, which also ends its waiting."""
+    """Tells the thread to end, and wakes it."""
 
     def __init__(self) -> None:
-        self.told = False
-        self._hears, self._says = os.pipe()
-        os.set_blocking(self._says, False)
+        self.is_set = False
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
 
     def fileno(self) -> int:
-        return self._hears
+        return self._read_end
 
     def set(self) -> None:
-        self.told = True
-        os.write(self._says, b"x")
+        self.is_set = True
+        os.write(self._write_end, b"x")
 
     def close(self) -> None:
-        os.close(self._hears)
-        os.close(self._says)
+        os.close(self._read_end)
+        os.close(self._write_end)

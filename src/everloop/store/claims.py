@@ -1,0 +1,353 @@
+"""What a session does next, decided from its rows: pure functions that both stores call inside their transactions.
+
+A store reads rows, asks here what follows from them, and writes that. So SQLite and PostgreSQL differ in their SQL and
+in nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from ..bus import InboundMessage, Kind
+from ..errors import StaleLease, StoreError
+from ..log import (
+    CallEnded,
+    CallsAsked,
+    CallsBegun,
+    CallsDecided,
+    Cleared,
+    Compacted,
+    Entry,
+    Logged,
+    TurnEnded,
+    decode_entry,
+    encode_entry,
+    kind_of,
+    open_turn,
+)
+from .base import Busy, Claim, Incoming, Waiting, new_turn_id
+
+T = TypeVar("T")
+INBOX_COLUMNS = "id, session, data, kind, state, turn, first_seq"
+encode = msgspec.json.Encoder().encode
+_decode_inbound = msgspec.json.Decoder(InboundMessage).decode
+
+
+# ---------------------------------------------------------------------------------------------- beginning
+
+
+@dataclass(slots=True, frozen=True)
+class SessionState:
+    """Everything that decides what a session does next."""
+
+    is_held: bool  # by another worker that is alive
+    now: float
+    id: int
+    holder: str | None  # the worker that has the lease
+    fence: int
+    history_from: int
+    compacted: int
+    idle_since: float
+    began: float | None  # when the conversation began
+    next_seq: int
+    open_turn: str | None  # a turn that was interrupted
+    waiting: int | None  # the oldest message that no turn has taken
+    is_parked: bool
+
+    def claim(self, owner: str, key: str) -> Claim:
+        made = Claim(owner, self.id, key, self.fence + 1, "", self.history_from, self.next_seq, self.next_seq)
+        made.compacted, made.idle_since, made.began = self.compacted, self.idle_since, self.began or self.now
+        return made
+
+    def new_turn(self, kind: Kind) -> str | None:
+        """The turn that a message opens as it comes in: only if nothing is before it."""
+        is_busy = self.is_held or self.is_parked or self.open_turn is not None or self.waiting is not None
+        return None if is_busy or kind != "message" else new_turn_id()
+
+
+@dataclass(slots=True)
+class Held:
+    """Another living worker has the session; the message is in the inbox."""
+
+    worker: str
+    accepted: int | None
+
+
+@dataclass(slots=True)
+class Parked:
+    """The session's turn waits for a person; the message is in the inbox behind it."""
+
+    accepted: int | None
+
+
+class Resume(NamedTuple):
+    turn: str
+
+
+class Open(NamedTuple):
+    """Begin the turn of the claim's message."""
+
+
+class Take(NamedTuple):
+    """Take a message of the inbox."""
+
+    row: int
+
+
+Work = Held | Parked | Resume | Open | Take | None
+
+
+def accepted(claim: Claim, message: InboundMessage, row: Incoming, new_turn: str | None) -> None:
+    """The claim's message is in the inbox. It was there before if it has an id that is known."""
+    claim.accepted = row.id
+    if new_turn is not None and row.turn == new_turn:
+        claim.turn, claim.inbox, claim.message = new_turn, [row.id], message
+
+
+def next_work(state: SessionState, claim: Claim, row: Incoming | None = None) -> Work:
+    """What a claim is for: an interrupted turn before the oldest message; None when there is nothing to do."""
+    if state.is_held:
+        return Held(state.holder or "", claim.accepted)
+    if state.is_parked:
+        return Parked(claim.accepted)
+    if state.open_turn is not None:
+        return Resume(state.open_turn)
+    if claim.turn:
+        return Open()
+    waiting = state.waiting
+    if waiting is None and row is not None and row.session == state.id and not row.done and row.kind != "urgent":
+        waiting = row.id
+    return None if waiting is None else Take(waiting)
+
+
+def resumed(claim: Claim, turn: str, inbox: Sequence[Sequence[Any]]) -> None:
+    """Fill in an interrupted turn. `inbox` has (id, data, first_seq) of its messages, the one that opened it first."""
+    claim.turn, claim.resumed = turn, True
+    claim.inbox = [row[0] for row in inbox]
+    claim.message, claim.first_seq = _decode_inbound(inbox[0][1]), inbox[0][2]
+
+
+def took(claim: Claim, row: int, data: str, kind: str) -> bool:
+    """Fill in a waiting message. True if it opens a turn: a command is answered by the write that marks it done."""
+    claim.inbox, claim.message, claim.command = [row], _decode_inbound(data), kind == "command"
+    if not claim.command:
+        claim.turn = new_turn_id()
+    return not claim.command
+
+
+def first_entry(claim: Claim, now: float) -> LogRows | None:
+    """The entry that opens the claim's turn; None where the loop must read attachments first, and writes it itself."""
+    if not claim.message.plain:
+        return None
+    at = claim.began if claim.next_seq == claim.history_from + 1 else now
+    said = claim.message.said(now=claim.time_to_tell(at))
+    rows = rows_from(claim.next_seq, [said], at)
+    claim.next_seq += 1
+    claim.entries = [said]
+    return rows
+
+
+def begun(result: Claim | Held | Parked | None) -> Claim | None:
+    """The claim, or what the caller of `begin` is told instead."""
+    if isinstance(result, Held):
+        raise Busy(result.worker, result.accepted)
+    if isinstance(result, Parked):
+        raise Waiting(result.accepted)
+    return result
+
+
+def or_busy(result: T | Held) -> T:
+    if isinstance(result, Held):
+        raise Busy(result.worker, result.accepted)
+    return result
+
+
+def stale(claim: Claim) -> StaleLease:
+    return StaleLease(f"session {claim.key} was taken over by another worker; this one has stopped writing to it")
+
+
+# ---------------------------------------------------------------------------------------------- the log
+
+
+class LogRows(NamedTuple):
+    """Entries on their way into a log."""
+
+    seqs: list[int]
+    kinds: list[str]
+    data: list[str]
+    at: float | None  # None for now
+
+    def each(self) -> Iterator[tuple[int, str, str]]:
+        return zip(self.seqs, self.kinds, self.data, strict=True)
+
+
+def rows_of(claim: Claim, entries: Sequence[Entry]) -> LogRows:
+    """The rows of these entries, at the claim's next positions."""
+    # Every prompt tells when the conversation began, so that time must be the same from its first entry on.
+    began = claim.began if claim.next_seq == claim.history_from + 1 else None
+    first, claim.next_seq = claim.next_seq, claim.next_seq + len(entries)
+    return rows_from(first, entries, began)
+
+
+def rows_from(first: int, entries: Sequence[Entry], at: float | None = None) -> LogRows:
+    seqs = list(range(first, first + len(entries)))
+    return LogRows(seqs, [kind_of(entry) for entry in entries], [encode_entry(entry) for entry in entries], at)
+
+
+def page_marks(rows: LogRows) -> Iterator[tuple[str, int]]:
+    """(kind, position) of the entries that change what of the log is shown: "new" and "compacted"."""
+    return ((kind, seq) for seq, kind, _ in rows.each() if kind in ("new", "compacted"))
+
+
+def logged(session: int, rows: Iterable[Sequence[Any]]) -> Iterator[Logged]:
+    """Entries from rows (seq, turn, at, data)."""
+    for seq, turn, at, data in rows:
+        try:
+            entry = decode_entry(data)
+        except msgspec.MsgspecError as error:
+            raise StoreError(
+                f"entry {seq} of session {session} is damaged ({error}): restore a copy of the store"
+            ) from error
+        yield Logged(seq, turn, at, entry)
+
+
+def end_reason(entries: Sequence[Entry]) -> str | None:
+    return next((entry.reason for entry in entries if isinstance(entry, TurnEnded)), None)
+
+
+def builds_on(entry: Compacted, history_from: int, compacted: int) -> bool:
+    """Whether a compaction still fits what is shown of the session."""
+    return entry.until >= history_from and entry.follows == compacted
+
+
+INTERRUPTED = "a turn that was cut off and goes on at the next start"  # holds a session that no worker holds
+
+
+# ---------------------------------------------------------------------------------------------- messages
+
+
+def incoming(row: Sequence[Any]) -> Incoming:
+    """A message from a row of INBOX_COLUMNS."""
+    id, session, data, kind, state, turn, first_seq = row
+    return Incoming(id, session, _decode_inbound(data), kind, state == "done", turn, first_seq)
+
+
+def inbox_kind(kind: Kind, has_question: bool) -> Kind:
+    """A reply answers the session's question if there is one, and is an ordinary message otherwise."""
+    return kind if kind != "reply" else "urgent" if has_question else "message"
+
+
+def inbox_data(message: InboundMessage, opens: object) -> str:
+    """A message as the inbox keeps it: what an API client sent is in the log once it has opened a turn."""
+    return encode(message if opens is None else message.opened()).decode()
+
+
+def timer_data(data: str) -> dict[str, Any]:
+    """What a timer holds; nothing for a damaged one, which must not keep the others from firing."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
+
+
+# ---------------------------------------------------------------------------------------------- questions
+
+
+class Decision(NamedTuple):
+    """A person's answer to the question of a parked turn."""
+
+    asked: CallsAsked | None
+    rows: LogRows | None = None  # the answer, unless the turn is only woken to be stopped
+    granted: Sequence[str] = ()  # what is granted for the rest of the session
+
+
+def decision(
+    log: Iterable[Sequence[Any]], answer: Sequence[Any] | None, allowed: bool | None, by: str, note: str, always: bool
+) -> Decision | None:
+    """What an answer does to a parked turn with these entries (seq, data, at); None when it answers nothing.
+
+    `answer` has (state, first_seq, at) of the message that answers. It must have come after the question, and have
+    answered no other: delivered twice, it must not answer a question that the person has not seen.
+    """
+    entries = [(seq, decode_entry(data), at) for seq, data, at in log]
+    asked, since = next(((entry, at) for _, entry, at in reversed(entries) if isinstance(entry, CallsAsked)), (None, 0))
+    if answer is not None:
+        state, first_seq, at = answer
+        if state != "new" or first_seq is not None or at < since:
+            return None
+    if allowed is None or asked is None:
+        return Decision(asked)
+    decided, granted = asked.decided(allowed, by, note, always)
+    return Decision(asked, rows_from(entries[-1][0] + 1, [decided]), granted)
+
+
+# ---------------------------------------------------------------------------------------------- forks
+
+
+@dataclass(slots=True)
+class Fork:
+    """A copy of the first entries of a session's log."""
+
+    rows: list[tuple[int, str | None, str, str, float]] = field(default_factory=list)  # (seq, turn, kind, data, at)
+    history_from: int = 0
+    compacted: int = 0
+    message: InboundMessage | None = None  # opens the copy's turn, where one was under way
+    opens: tuple[str, int] | None = None  # that turn and its first entry
+
+
+def check_fork(rows: Sequence[Sequence[Any]], key: str, until: int | None) -> None:
+    if not rows or (until is not None and rows[-1][0] != until):
+        last = rows[-1][0] if rows else 0
+        raise StoreError(f'the session "{key}" has no entry {until}: its log ends at {last}')
+
+
+def no_session(key: str) -> StoreError:
+    return StoreError(f'there is no session "{key}": `everloop sessions` lists them')
+
+
+def session_exists(key: str) -> StoreError:
+    return StoreError(f'the session "{key}" exists already: choose another name')
+
+
+def fork_of(rows: Sequence[Sequence[Any]], owner: str, new_key: str) -> Fork:
+    """Copy rows (seq, turn, kind, data, at). A turn that was under way is open in the copy.
+
+    Calls that a person has allowed and that have not begun are asked for again: the answer was for one run.
+    """
+    entries = [decode_entry(row[3]) for row in rows]
+    under_way = len(open_turn(entries))
+    turn = new_turn_id() if under_way else None
+    left_out = _unused_answers(entries, under_way)
+    fork = Fork()
+    for n, (seq, old_turn, kind, data, at) in enumerate(rows):
+        entry = entries[n]
+        if isinstance(entry, Cleared):
+            fork.history_from, fork.compacted = seq, 0
+        elif isinstance(entry, Compacted):
+            fork.compacted = seq
+            if entry.aside:  # the files belong to the other session: the copy shows the results whole
+                data = encode_entry(msgspec.structs.replace(entry, aside={}))
+        if n not in left_out:
+            fork.rows.append((seq, turn if n >= len(rows) - under_way else old_turn, kind, data, at))
+    if turn is not None:
+        channel, _, chat_id = new_key.partition(":")
+        # Its answer belongs to its session and to no chat.
+        fork.message = InboundMessage(channel, "user", chat_id, "", owner=owner, session=new_key, reply=False)
+        fork.opens = (turn, rows[-under_way][0])
+    return fork
+
+
+def _unused_answers(entries: Sequence[Entry], under_way: int) -> set[int]:
+    """Where a person has allowed calls that had not begun."""
+    current = entries[len(entries) - under_way :]  # an earlier conversation may have had calls with the same ids
+    started = {id for entry in current if isinstance(entry, CallsBegun) for id in entry.ids}
+    started |= {entry.id for entry in current if isinstance(entry, CallEnded)}
+    return {
+        n
+        for n, entry in enumerate(entries)
+        if isinstance(entry, CallsDecided) and entry.allowed and not started.issuperset(entry.ids)
+    }

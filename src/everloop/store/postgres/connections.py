@@ -1,0 +1,491 @@
+"""Connections to PostgreSQL, and the threads that read and write with them.
+
+The threads are kept instead of psycopg_pool because a write needs more than a connection: all waiting writes of one
+session are one transaction, its statements are pipelined, and after a COMMIT whose answer was lost the thread's own
+mark row tells whether it happened. With an async pool the same work would run on the event loop, between its turns.
+
+Writes of one session run in order; different sessions run in parallel, and PostgreSQL makes one fsync of their
+commits. A broken connection is replaced. If it broke during a COMMIT, the outcome is looked up before anything is
+written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from ...config.dsn import DSN
+from ...errors import EverloopError, StoreError
+from ..jobs import Job, Wakers, Write, settle
+from .transactions import NOW
+
+if TYPE_CHECKING:
+    import psycopg
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+    Result = psycopg.Cursor[tuple[Any, ...]]  # of a statement that may still be on its way
+
+T = TypeVar("T")
+Kind = Literal["writes", "reads", "aside"]
+CONNECT_SECONDS = 10
+# A client that was frozen inside a transaction must not lock a session's row for longer.
+IDLE_SECONDS = 10
+LOCK_SECONDS = 10
+SETTINGS = {
+    "idle_in_transaction_session_timeout": f"{IDLE_SECONDS}s",
+    "lock_timeout": f"{LOCK_SECONDS}s",
+    "client_min_messages": "warning",
+    "synchronous_commit": "on",
+}
+# A peer that vanishes is noticed within seconds instead of minutes.
+KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+MISSING = "a PostgreSQL store needs the extra `postgres`: pip install 'everloop[postgres]'"
+BATCH = 64  # writes in one transaction
+RETRY_SECONDS = 0.05  # before the second try to connect; then longer and longer
+LONGEST_RETRY = 1.0
+# Each thread has a row, in which every one of its transactions leaves its number.
+INSERT_MARK = f"INSERT INTO lane (id, number, at) VALUES (%s, 0, {NOW}) ON CONFLICT (id) DO NOTHING"
+MARK = f"UPDATE lane SET number = %s, at = {NOW} WHERE id = %s RETURNING id"
+MARKED = "SELECT number FROM lane WHERE id = %s FOR UPDATE"
+CONFLICTS = ("40001", "40P01")  # serialization failure and deadlock: the transaction can be repeated
+TRIES = 10
+
+
+# ---------------------------------------------------------------------------------------------- connecting
+
+
+class Unreachable(StoreError):
+    """There is no connection now; there may be one later."""
+
+
+def connect(dsn: DSN) -> Connection:
+    """Open a connection in autocommit mode, or raise a StoreError in one line."""
+    try:
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+    except ImportError as error:
+        raise StoreError(MISSING) from error
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # broken connections are reported by this module
+    try:
+        given = conninfo_to_dict(dsn.secret) if dsn.well_formed else None
+    except psycopg.Error:  # its text may quote the address, and so the password
+        given = None
+    if given is None:
+        raise StoreError(
+            f"{dsn} is no address of a PostgreSQL database: write postgresql://USER:PASSWORD@HOST/DATABASE, with "
+            "special characters as in web addresses (@ is %40)"
+        )
+    defaults = {"connect_timeout": CONNECT_SECONDS, "application_name": "everloop", **KEEPALIVE}
+    options: dict[str, Any] = {name: value for name, value in defaults.items() if name not in given}
+    try:
+        connection = psycopg.connect(dsn.secret, autocommit=True, **options)
+    except psycopg.Error as error:
+        raise Unreachable(
+            f"cannot open the store {dsn} ({one_line(dsn, error)}): check that the server runs, and the address, the "
+            "user and the password"
+        ) from None
+    try:
+        sets = ", ".join(["set_config(%s, %s, false)"] * len(SETTINGS))
+        connection.execute(f"SELECT {sets}", list(chain(*SETTINGS.items())))
+    except psycopg.Error as error:
+        connection.close()
+        raise Unreachable(f"cannot use the store {dsn}: {one_line(dsn, error)}") from None
+    return connection
+
+
+def explain(dsn: DSN, error: Exception) -> Exception:
+    """An error of the database in one line that says what to do."""
+    if isinstance(error, EverloopError):
+        return error
+    state, what = getattr(error, "sqlstate", None) or "", one_line(dsn, error)
+    if state == "53100":
+        what = f"the disk of the store {dsn} is full: free some space and try again"
+    elif state == "25006":
+        what = f"the store {dsn} is read-only: use the address of the primary server"
+    elif state == "42501":
+        what = f"the user of the store {dsn} lacks a right ({what}): give it the rights of the database's owner"
+    elif state == "55P03":
+        what = f"the store {dsn} is locked by another worker's write: it is tried again"
+    elif state in ("42P01", "42703"):
+        what = f"the tables of the store {dsn} are not as they were made ({what}): restore a copy"
+    else:
+        what = f"the store {dsn}: {what}"
+    return StoreError(f"{what}. What was written before is safe.")
+
+
+def one_line(dsn: DSN, error: Exception) -> str:
+    """The first line of an error, without the password."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = (lines[0] if lines else type(error).__name__).removesuffix(".")
+    for secret in passwords(dsn.secret):
+        text = text.replace(secret, "…")
+    return text
+
+
+def passwords(dsn: str) -> list[str]:
+    """What must not be shown of an address: the password, quoted and unquoted."""
+    try:
+        written = [urlsplit(dsn).password or ""]
+    except ValueError:
+        written = []
+    written += re.findall(r"[?&\s]password=([^&\s]+)", dsn)
+    return [word for secret in written if secret for word in dict.fromkeys((secret, unquote(secret)))]
+
+
+# ---------------------------------------------------------------------------------------------- threads
+
+
+class ThreadState:
+    """What a thread keeps: its connection, the id of its mark row, and the number of its last transaction."""
+
+    __slots__ = ("connection", "has_row", "name", "number")
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.name = secrets.token_hex(8)
+        self.has_row = False
+        self.number = 0
+
+
+class Threads:
+    """Up to `size` threads that run queued jobs. Jobs with the same key run in order, in one thread at a time."""
+
+    def __init__(self, size: int, run: Callable[[list[Job], ThreadState], None], before: Threads | None) -> None:
+        self._size = size
+        self._run = run
+        self._before = before  # these must end first
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._ended = False
+        self._ready: deque[Hashable] = deque()  # keys with jobs that no thread is running
+        self._queues: dict[Hashable, deque[Job]] = {}  # by key, from its first job until it is idle again
+        self._changed = threading.Condition()
+
+    def put(self, job: Job, key: Hashable) -> None:
+        with self._changed:
+            key = key if key is not None else object()  # independent of all other jobs
+            if key in self._queues:
+                self._queues[key].append(job)
+                return
+            self._queues[key] = deque([job])
+            self._ready.append(key)
+            if len(self._ready) > self._idle and len(self._threads) < self._size:
+                name = f"everloop-postgres-{len(self._threads) + 1}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        if self._before is not None:
+            self._before.join()
+        state = ThreadState()
+        for key, jobs in self._taken():
+            self._run(jobs, state)
+            with self._changed:
+                if self._queues[key]:
+                    self._ready.append(key)
+                    self._changed.notify()
+                else:
+                    del self._queues[key]
+        if state.connection is not None:
+            state.connection.close()
+
+    def _taken(self) -> Iterator[tuple[Hashable, list[Job]]]:
+        """The jobs of one key after another: as many of one kind as go into a transaction."""
+        while True:
+            with self._changed:
+                while not self._ready:
+                    if self._ended:
+                        return
+                    self._idle += 1
+                    self._changed.wait()
+                    self._idle -= 1
+                key = self._ready.popleft()
+                queue = self._queues[key]
+                jobs = [queue.popleft()]
+                while queue and queue[0].kind == jobs[0].kind and len(jobs) < BATCH:
+                    jobs.append(queue.popleft())
+            yield key, jobs
+
+
+class Connections:
+    """Runs jobs on up to `size` connections, in order for each key (a session, for example).
+
+    A write is on disk when its future is done. A job may run more than once; what an earlier try wrote is rolled back.
+    `hook`, for tests, is called with "before" and "after" around every commit.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        explain: Callable[[Exception], Exception],
+        size: int,
+        patience: float,
+    ) -> None:
+        self.hook: Callable[[str], None] | None = None
+        self.commits = 0
+        self._connect = connect
+        self._explain = explain
+        self._size = size
+        self._patience = patience
+        self._threads: Threads | None = None
+        self._ending: Threads | None = None  # the previous ones, while they finish their jobs
+        self._wakers = Wakers()
+        self._lock = threading.Lock()
+        self._hurried = self._away = False  # the process is ending; and the server was unreachable since
+        self._reached = False  # the server was reachable before, so it is waited for when it is not
+
+    def submit(self, kind: Kind, work: Callable[..., T], key: Hashable = None) -> Write[T]:
+        """Queue a job from a coroutine."""
+        job, future = self._wakers.job(kind, work)
+        self._put(job, key)
+        return future
+
+    def call(self, kind: Kind, work: Callable[..., T], key: Hashable = None) -> T:
+        """Run a job from plain code and wait for it."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._put(Job(kind, work, future, None), key)
+        return future.result()
+
+    async def close(self) -> None:
+        """End the threads once everything queued is done. A later job starts them again."""
+        with self._lock:
+            threads, self._threads = self._threads, None
+            if threads is not None:
+                self._ending = threads
+            waker = self._wakers.pop()
+        if threads is not None:
+            threads.end()
+            await asyncio.get_running_loop().run_in_executor(None, threads.join)
+            with self._lock:
+                if self._ending is threads:
+                    self._ending = None
+        if waker is not None:
+            waker.close()
+
+    def hurry(self) -> None:
+        """Stop waiting for an unreachable server: the process is ending."""
+        self._hurried = True
+
+    def _put(self, job: Job, key: Hashable) -> None:
+        with self._lock:
+            if self._threads is None:
+                self._threads = Threads(self._size, self._run, self._ending)
+            self._threads.put(job, key)
+
+    # ------------------------------------------------------------------------------------------ in a thread
+
+    def _run(self, jobs: list[Job], state: ThreadState) -> None:
+        """Run jobs of one kind, and settle their futures."""
+        if jobs[0].kind == "aside":
+            for job in jobs:
+                _attempt(job)
+        else:
+            self._with_connection(jobs, state)
+        settle(jobs)
+
+    def _with_connection(self, jobs: list[Job], state: ThreadState) -> None:
+        """Run the jobs, and wait for the server if it is away for a while."""
+        give_up = time.monotonic() + (self._patience if self._reached else 0)
+        pause = RETRY_SECONDS
+        while True:
+            try:
+                connection = state.connection = state.connection or self._connection()
+                self._reached = True
+                return self._read(connection, jobs) if jobs[0].kind == "reads" else self._write(state, jobs, give_up)
+            except Exception as error:
+                if not self._may_pass(error, state) or self._is_late(give_up):
+                    for job in jobs:
+                        job.error = job.error or self._explain(error)
+                    return
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_RETRY)
+
+    def _connection(self) -> Connection:
+        if self._away:
+            raise Unreachable("the store is away, and the process is to end")
+        try:
+            return self._connect()
+        except Unreachable:
+            self._away = self._hurried  # in a hurry, there is no second try
+            raise
+
+    def _is_late(self, give_up: float) -> bool:
+        return self._hurried or time.monotonic() > give_up
+
+    def _may_pass(self, error: Exception, state: ThreadState) -> bool:
+        """Whether the connection or the server failed, rather than the job."""
+        if isinstance(error, Unreachable):
+            return True
+        if state.connection is not None and state.connection.closed:
+            state.connection = None
+            return not isinstance(error, StoreError)
+        return False
+
+    def _read(self, connection: Connection, jobs: list[Job]) -> None:
+        import psycopg
+
+        for job in jobs:
+            try:
+                job.result = job.work(connection)
+            except psycopg.Error as error:
+                if _is_lost(connection, error):
+                    raise
+                job.error = self._explain(error)
+            except Exception as error:
+                job.error = error
+
+    def _write(self, state: ThreadState, jobs: list[Job], give_up: float) -> None:
+        """Run the jobs as one transaction; if the server refuses it, each in its own."""
+        import psycopg
+
+        for tries in range(1, TRIES + 1):
+            assert state.connection is not None
+            try:
+                if self._transact(state, jobs, give_up):
+                    return
+            except psycopg.Error as error:
+                if _is_lost(state.connection, error):
+                    raise
+                with contextlib.suppress(Exception):  # a broken connection has rolled back already
+                    state.connection.execute("ROLLBACK")
+                if error.sqlstate in CONFLICTS and tries < TRIES:
+                    time.sleep(0.002 * tries)
+                elif len(jobs) == 1:
+                    jobs[0].error = self._explain(error)
+                    return
+                else:
+                    break
+        if len(jobs) == 1:
+            jobs[0].error = StoreError(f"the store has undone a write {TRIES} times: try again later")
+            return
+        for job in jobs:
+            self._with_connection([job], state)
+
+    def _transact(self, state: ThreadState, jobs: list[Job], give_up: float) -> bool:
+        """Run the jobs and commit them. False when nothing was kept, and they can be run again.
+
+        If the connection breaks during the COMMIT, the server is asked whether it happened: nothing is done twice.
+        """
+        import psycopg
+
+        connection = state.connection
+        assert connection is not None
+        if not state.has_row:  # before the transaction: a lookup can only wait for a row that exists
+            connection.execute(INSERT_MARK, (state.name,))
+            state.has_row = True
+        state.number += 1
+        ending: Result | None = None
+        try:
+            with connection.pipeline():
+                connection.execute("BEGIN")
+                marked = connection.execute(MARK, (state.number, state.name))
+                self._attempt_all(connection, jobs)
+                state.has_row = marked.fetchone() is not None
+                if not state.has_row or all(job.error is not None for job in jobs):
+                    connection.execute("ROLLBACK")
+                    return state.has_row
+                self._tell("before")
+                ending = connection.execute("COMMIT")  # sent and answered when this block ends
+            kept = ending.statusmessage == "COMMIT"
+        except psycopg.Error as error:
+            if ending is None or not _is_lost(connection, error):
+                raise
+            state.connection = None
+            kept = self._was_committed(state, give_up)
+        if kept:
+            self.commits += 1
+            self._tell("after")
+        return kept
+
+    def _attempt_all(self, connection: Connection, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.result = job.error = None
+        for job in jobs:
+            if len(jobs) > 1:
+                connection.execute("SAVEPOINT job")
+            if not self._attempt_write(connection, job) and len(jobs) > 1:
+                connection.execute("ROLLBACK TO job")
+
+    def _attempt_write(self, connection: Connection, job: Job) -> bool:
+        import psycopg
+
+        try:
+            job.result = job.work(connection)
+        except psycopg.DataError as error:  # refused before it was sent, or by the server, which aborts the transaction
+            if connection.info.transaction_status != psycopg.pq.TransactionStatus.INERROR:
+                job.error = self._explain(error)
+                return False
+            raise
+        except psycopg.Error:
+            raise
+        except Exception as error:
+            job.error = error
+            return False
+        return True
+
+    def _was_committed(self, state: ThreadState, give_up: float) -> bool:
+        """Whether a transaction was committed whose outcome was not received: then the mark row has its number.
+
+        PostgreSQL's own transaction ids would not do: after a crash they are issued again.
+        """
+        pause = RETRY_SECONDS
+        while True:
+            try:
+                connection = state.connection = state.connection or self._connection()
+                row = connection.execute(MARKED, (state.name,)).fetchone()  # waits for the transaction to end
+                return row is not None and row[0] == state.number
+            except Exception as error:
+                is_running = getattr(error, "sqlstate", None) == "55P03"  # it did not end within the lock timeout
+                if not is_running and not self._may_pass(error, state):
+                    raise _unknown(error) from error
+            if self._is_late(give_up):
+                raise _unknown(None)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_RETRY)
+
+    def _tell(self, when: str) -> None:
+        if self.hook is not None:
+            self.hook(when)
+
+
+def _attempt(job: Job) -> None:
+    try:
+        job.result = job.work()
+    except Exception as error:
+        job.error = error
+
+
+def _is_lost(connection: Connection, error: Exception) -> bool:
+    """Whether the connection can no longer be used: after a fatal error, or broken inside its pipeline."""
+    diagnosis = getattr(error, "diag", None)
+    fatal = diagnosis is not None and diagnosis.severity_nonlocalized in ("FATAL", "PANIC")
+    if fatal or (not connection.closed and connection.pgconn.pipeline_status):
+        connection.close()
+    return connection.closed
+
+
+def _unknown(error: Exception | None) -> StoreError:
+    why = f" ({error})" if error is not None else ""
+    return StoreError(f"the connection broke during a commit, and it is unknown whether it was kept{why}")

@@ -1,0 +1,137 @@
+"""The reads of the PostgreSQL store: its SQL, writes of a single statement, and the overview of its work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..claims import INBOX_COLUMNS
+from ..overview import MOST, PATIENCE, Lease, Overview, Unheld, WorkerSeen
+from ..tokens import COLUMNS
+from ..workers import process_of
+from .transactions import FRESH, NOW, living
+
+if TYPE_CHECKING:
+    from .connections import Connection
+
+_INBOX = "i." + INBOX_COLUMNS.replace(", ", ", i.")
+
+SESSIONS = """SELECT s.id, s.owner, s.key,
+        (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
+        (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1),
+        s.worker, s.compacted,
+        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
+    FROM session s WHERE s.owner = %s"""
+READY = f"""SELECT s.owner, s.key, s.worker, {FRESH} FROM session s LEFT JOIN worker w ON w.id = s.worker
+    WHERE (%s::text IS NULL OR s.owner = %s) AND s.id IN (
+        SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'
+        EXCEPT SELECT session FROM inbox WHERE state <> 'done' AND state = 'parked') ORDER BY s.updated_at"""
+WAITING = f"""SELECT {_INBOX} FROM session s JOIN inbox i ON i.session = s.id
+    WHERE s.owner = %s AND s.key = %s AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent' ORDER BY i.id"""
+URGENT = f"""SELECT {_INBOX}, s.worker, {FRESH}
+    FROM inbox i JOIN session s ON s.id = i.session LEFT JOIN worker w ON w.id = s.worker
+    WHERE i.state <> 'done' AND i.kind = 'urgent' AND (%s::text IS NULL OR i.owner = %s) ORDER BY i.id"""
+# The same for a few sessions.
+READY_OF = f"""SELECT s.owner, s.key, s.worker, {FRESH} FROM session s LEFT JOIN worker w ON w.id = s.worker
+    WHERE s.id = ANY(%s)
+        AND EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND kind <> 'urgent')
+        AND NOT EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
+    ORDER BY s.updated_at"""
+URGENT_OF = f"""SELECT {_INBOX}, s.worker, {FRESH}
+    FROM inbox i JOIN session s ON s.id = i.session LEFT JOIN worker w ON w.id = s.worker
+    WHERE i.session = ANY(%s) AND i.state <> 'done' AND i.kind = 'urgent' ORDER BY i.id"""
+UNFINISHED = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE state <> 'done' AND owner = %s ORDER BY id"
+INCOMING = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE id = %s"
+OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id = ANY(%s)"
+FIND = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = %s AND message_id = %s"
+LOG = "SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq > %s AND seq <= %s ORDER BY seq"
+TURN = """SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq >= %s
+    AND turn IS NOT DISTINCT FROM (SELECT turn FROM entry WHERE session = %s AND seq = %s) ORDER BY seq"""
+HISTORY = "SELECT id, history_from FROM session WHERE owner = %s AND key = %s"
+# From the newest on, so that a recent turn is found at once.
+TURNS = """SELECT i.turn, i.session, s.key, i.owner, i.first_seq,
+        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason
+    FROM inbox i JOIN session s ON s.id = i.session
+    WHERE i.opened AND i.owner = %s AND starts_with(i.turn, %s) AND (%s::bigint IS NULL OR i.session = %s)
+    ORDER BY i.id DESC LIMIT %s"""
+SPENT = "SELECT scope, tokens, cost FROM spent WHERE owner = %s AND scope = ANY(%s)"
+TIMERS = "SELECT owner, id, due_at, data FROM timer WHERE %s::text IS NULL OR owner = %s ORDER BY due_at LIMIT %s"
+SET_TIMER = """INSERT INTO timer (owner, id, due_at, data) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (owner, id) DO UPDATE SET due_at = excluded.due_at, data = excluded.data"""
+TOKENS = f"SELECT {COLUMNS} FROM token WHERE %s::text IS NULL OR owner = %s ORDER BY created_at, id"
+TOKEN = f"SELECT {COLUMNS} FROM token WHERE hash = %s AND revoked_at IS NULL"
+REVOKE_TOKEN = f"UPDATE token SET revoked_at = {NOW} WHERE id = %s AND revoked_at IS NULL"
+PROBE = """INSERT INTO rate (owner, name, began, number) VALUES ('', 'probe', 0, 0)
+    ON CONFLICT (owner, name) DO UPDATE SET number = rate.number + 1"""
+TOKEN_USED = "UPDATE token SET last_used_at = %s WHERE id = %s AND (last_used_at IS NULL OR last_used_at <= %s)"
+RELEASE = "UPDATE session SET worker = NULL WHERE id = %s AND fence = %s"
+RELEASE_ALL = "UPDATE session SET worker = NULL WHERE worker = %s AND (%s::text IS NULL OR owner = %s)"
+JOIN = f"""INSERT INTO worker (id, address, at) VALUES (%s, %s, {NOW})
+    ON CONFLICT (id) DO UPDATE SET at = excluded.at, address = excluded.address"""
+WORKERS = f"SELECT w.id, w.address, {FRESH} FROM worker w WHERE w.address IS NOT NULL"
+# Notices are not kept, so they need not wait for the disk.
+NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
+FILE_MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = %s AND digest = ANY(%s)"
+TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = %s AND tainted ORDER BY at DESC LIMIT %s"
+GRANTS = "SELECT name FROM session_grant WHERE owner = %s AND key = %s"
+
+
+# ---------------------------------------------------------------------------------------------- the overview
+
+COUNTED = 10_000  # sessions; beyond that the planner's own estimate is used
+ALL_WORKERS = f"""SELECT w.id, coalesce(w.address <> 'ear', false), greatest({NOW} - w.at, 0), {FRESH}
+    FROM worker w ORDER BY w.id"""
+# The holder of a session has an open row of its inbox, so none is missing in `busy`. Finished work is not read.
+OVERVIEW = f"""
+WITH opened AS MATERIALIZED (SELECT session, state, kind, at, opened FROM inbox WHERE state <> 'done'),
+busy AS MATERIALIZED (
+    SELECT s.id, s.owner, s.key, s.worker, coalesce(s.worker = ANY(%(living)s), false) AS held, i.ready,
+        greatest(s.updated_at, i.oldest, w.at) AS since
+    FROM (SELECT session, min(at) FILTER (WHERE kind <> 'urgent') AS oldest,
+              bool_or(kind <> 'urgent') AND NOT bool_or(state = 'parked') AS ready
+          FROM opened GROUP BY session) i
+    JOIN session s ON s.id = i.session LEFT JOIN worker w ON w.id = s.worker),
+unheld AS (SELECT id, owner, key, since FROM busy WHERE ready AND NOT held),
+counted AS (SELECT count(*) AS n FROM (SELECT 1 FROM session LIMIT %(counted)s) s)
+SELECT {NOW} AS at,
+    (SELECT CASE WHEN n < %(counted)s THEN n
+        ELSE greatest(n, (SELECT reltuples::bigint FROM pg_class WHERE oid = 'session'::regclass)) END FROM counted),
+    (SELECT coalesce(json_object_agg(worker, n), '{{}}') FROM
+        (SELECT worker, count(*) AS n FROM busy WHERE held GROUP BY worker) h),
+    (SELECT coalesce(json_agg(json_build_array(owner, key, worker)), '[]') FROM
+        (SELECT owner, key, worker FROM busy WHERE held ORDER BY since, id LIMIT %(most)s) l),
+    (SELECT coalesce(json_agg(json_build_array(owner, key, since)), '[]') FROM
+        (SELECT owner, key, since FROM unheld ORDER BY since, id LIMIT %(most)s) u),
+    (SELECT count(*) FROM unheld), (SELECT count(*) FROM unheld WHERE since < {NOW} - %(patience)s),
+    o.waiting, o.oldest, o.running, o.parked, m.unsent, m.oldest, m.damaged
+FROM (SELECT count(*) FILTER (WHERE state = 'new' AND kind <> 'urgent') AS waiting,
+          min(at) FILTER (WHERE state = 'new' AND kind <> 'urgent') AS oldest,
+          count(*) FILTER (WHERE state = 'taken' AND opened) AS running,
+          count(*) FILTER (WHERE state = 'parked' AND opened) AS parked FROM opened) o,
+    (SELECT count(*) FILTER (WHERE damaged IS NULL) AS unsent, min(at) FILTER (WHERE damaged IS NULL) AS oldest,
+          count(*) FILTER (WHERE damaged IS NOT NULL) AS damaged FROM outbox WHERE sent_at IS NULL) m
+"""
+
+
+def overview(db: Connection, lease: float) -> Overview:
+    rows = [row for row in db.execute(ALL_WORKERS, (lease,)).fetchall() if living(row[0], row[3])]
+    values = {"living": [row[0] for row in rows], "most": MOST, "counted": COUNTED, "patience": PATIENCE}
+    row: Any = db.execute(OVERVIEW, values).fetchone()
+    at, sessions, held, leases, unheld, unheld_count, waited_out, *counts = row
+    waiting, oldest_waiting, running, parked, unsent, oldest_unsent, damaged = counts
+    return Overview(
+        at=at,
+        sessions=sessions,
+        workers=tuple(WorkerSeen(id, process_of(id), held.get(id, 0), silent, takes) for id, takes, silent, _ in rows),
+        leases=tuple(Lease(*one) for one in leases),
+        held=sum(held.values()),
+        unheld=tuple(Unheld(*one) for one in unheld),
+        unheld_count=unheld_count,
+        waited_out=waited_out,
+        waiting=waiting,
+        oldest_waiting=oldest_waiting,
+        open_turns=running,
+        parked_turns=parked,
+        unsent=unsent,
+        oldest_unsent=oldest_unsent,
+        damaged=damaged,
+    )

@@ -1,0 +1,546 @@
+"""The writes of the PostgreSQL store. Each function runs inside one transaction.
+
+A transaction that decides something about a session locks its row (`FOR NO KEY UPDATE`); one that only appends to the
+log locks it shared, so that the lease cannot change hands in between. Accepting a message waits for neither. State is
+read by a statement of its own after the lock, so that it sees what the previous holder has written.
+
+Statements are pipelined: fetching a result waits for it and for all statements before it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...bus import InboundMessage, Kind, OutboundMessage
+from ...log import CallsAsked, Compacted, Entry, decode_entry
+from .. import claims, outbox
+from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
+from ..claims import INBOX_COLUMNS, Held, LogRows, Parked, SessionState
+from ..outbox import Outbound, encoded
+from ..tokens import checked_name, checked_owner, checked_rights, joined_rights, name_taken
+from ..workers import gone
+
+if TYPE_CHECKING:
+    from .connections import Connection, Result
+
+NOW = "extract(epoch FROM clock_timestamp())::float8"  # the database's clock, the same for all workers
+# A worker is alive while it renews its row. After a restart of the server, all get the full time to do so again.
+FRESH = f"""coalesce(greatest(w.at, extract(epoch FROM pg_postmaster_start_time())) > {NOW} - %s, false)"""
+
+NEW_SESSION = f"""INSERT INTO session (owner, key, created_at, updated_at) VALUES (%s, %s, {NOW}, {NOW})
+    ON CONFLICT (owner, key) DO NOTHING RETURNING id"""
+LOCK = """SELECT id, worker, fence, history_from, compacted, updated_at FROM session
+    WHERE owner = %s AND key = %s FOR NO KEY UPDATE"""
+# What a session does next, read while its row is locked.
+STATE = f"""SELECT
+        (SELECT at FROM entry WHERE session = s.id AND seq = s.history_from + 1),
+        (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
+        (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1),
+        (SELECT id FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
+            ORDER BY id LIMIT 1),
+        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked'),
+        {FRESH}, {NOW}
+    FROM session s LEFT JOIN worker w ON w.id = s.worker WHERE s.owner = %s AND s.key = %s"""
+RENEW = f"INSERT INTO worker (id, at) VALUES (%s, {NOW}) ON CONFLICT (id) DO UPDATE SET at = excluded.at"
+HOLD = f"UPDATE session SET worker = %s, fence = %s, updated_at = {NOW} WHERE id = %s"
+RELEASE = f"UPDATE session SET worker = NULL, updated_at = {NOW} WHERE id = %s AND fence = %s RETURNING id"
+INSERT_INBOX = f"""INSERT INTO inbox (owner, session, message_id, kind, data, at, turn, first_seq, state, opened)
+    VALUES (%s, %s, %s, %s, %s, {NOW}, %s, %s, %s, %s)
+    ON CONFLICT (owner, message_id) WHERE message_id IS NOT NULL DO NOTHING RETURNING id"""
+TAKE = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s WHERE id = ANY(%s)"
+OPEN = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s, opened = true WHERE id = %s"
+DONE = f"UPDATE inbox SET state = 'done', ended_at = {NOW}, reason = %s WHERE id = ANY(%s) AND coalesce(turn, '') = %s"
+MORE = "SELECT EXISTS (SELECT 1 FROM inbox WHERE session = %s AND state <> 'done' AND kind <> 'urgent')"
+OF_TURN = """SELECT id, data, first_seq FROM inbox WHERE session = %s AND state <> 'done' AND turn = %s
+    ORDER BY opened DESC, id"""
+OPEN_TURN = "SELECT 1 FROM inbox WHERE session = %s AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1"
+PARKED = """SELECT id, turn, first_seq FROM inbox WHERE session = %s AND state <> 'done' AND state = 'parked'
+    ORDER BY opened DESC LIMIT 1"""
+APPEND = f"""WITH held AS (SELECT 1 FROM session WHERE id = %s AND fence = %s FOR SHARE)
+    INSERT INTO entry (session, seq, turn, kind, data, at)
+    SELECT %s, e.seq, %s, e.kind, e.data, coalesce(%s, {NOW})
+    FROM held, unnest(%s::bigint[], %s::text[], %s::text[]) AS e (seq, kind, data) RETURNING seq"""
+INSERT_ENTRIES = f"""INSERT INTO entry (session, seq, turn, kind, data, at)
+    SELECT %s, e.seq, %s, e.kind, e.data, coalesce(%s, {NOW})
+    FROM unnest(%s::bigint[], %s::text[], %s::text[]) AS e (seq, kind, data)"""
+COPY_ENTRIES = """INSERT INTO entry (session, seq, turn, kind, data, at) SELECT %s, e.* FROM
+    unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::float8[]) AS e"""
+PAGE_MARKS = {
+    "new": "UPDATE session SET history_from = %s, compacted = 0 WHERE id = %s",
+    "compacted": "UPDATE session SET compacted = %s WHERE id = %s",
+}
+SEND = f"""INSERT INTO outbox (owner, session, turn, worker, tries, at, key, data, channel, chat_id)
+    SELECT %s, %s, %s, %s, %s, {NOW}, %s, m.data, m.channel, m.chat_id
+    FROM unnest(%s::text[], %s::text[], %s::text[]) WITH ORDINALITY AS m (data, channel, chat_id, n)
+    ORDER BY m.n RETURNING id"""
+SENDERS = f"""SELECT o.worker, {FRESH}
+    FROM (SELECT DISTINCT worker FROM outbox WHERE sent_at IS NULL AND worker IS NOT NULL) AS o
+    LEFT JOIN worker w ON w.id = o.worker"""
+UNADDRESSED = "SELECT id, data FROM outbox WHERE sent_at IS NULL AND channel IS NULL AND damaged IS NULL FOR UPDATE"
+UNSENT = """SELECT id, data, turn, tries FROM outbox
+    WHERE sent_at IS NULL AND damaged IS NULL AND (worker IS NULL OR worker = ANY(%s))
+        AND (%s::text[] IS NULL OR channel = ANY(%s)) AND (%s::text IS NULL OR chat_id = %s)
+    ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED"""
+SPEND = """INSERT INTO spent (owner, scope, tokens, cost) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (owner, scope) DO UPDATE
+    SET tokens = spent.tokens + excluded.tokens, cost = spent.cost + excluded.cost"""
+# The row is locked by the one that counts, and its number is read behind the lock. The clock is the database's, so all
+# machines have the same window.
+ADMIT = f"""INSERT INTO rate (owner, name, began, number) VALUES (%(owner)s, %(name)s, {NOW}, 1)
+    ON CONFLICT (owner, name) DO UPDATE SET
+        began = CASE WHEN abs(excluded.began - rate.began) < %(seconds)s THEN rate.began ELSE excluded.began END,
+        number = CASE WHEN abs(excluded.began - rate.began) < %(seconds)s THEN rate.number + 1 ELSE 1 END
+    WHERE abs(excluded.began - rate.began) >= %(seconds)s OR rate.number < %(most)s
+    RETURNING number"""
+WINDOW_LEFT = f"SELECT began + %(seconds)s - {NOW} FROM rate WHERE owner = %(owner)s AND name = %(name)s"
+MARK_FILES = f"""INSERT INTO file_mark (owner, digest, tainted, path, at)
+    SELECT %s, *, {NOW} FROM unnest(%s::text[], %s::boolean[], %s::text[])
+    ON CONFLICT (owner, digest) DO UPDATE SET
+        tainted = file_mark.tainted AND excluded.tainted, path = excluded.path, at = excluded.at"""
+GRANT = f"""INSERT INTO session_grant (owner, key, name, at) SELECT %s, %s, name, {NOW} FROM unnest(%s::text[]) name
+    ON CONFLICT DO NOTHING"""
+REVOKE_GRANTS = "DELETE FROM session_grant WHERE owner = %s AND key = %s"
+REVOKE_GRANTS_OF = "DELETE FROM session_grant g USING session s WHERE s.id = %s AND (g.owner, g.key) = (s.owner, s.key)"
+
+
+# ---------------------------------------------------------------------------------------------- sessions and inbox
+
+
+class Locked(NamedTuple):
+    """A session whose row is locked until the transaction ends."""
+
+    id: int
+    worker: str | None
+    fence: int
+    history_from: int
+    compacted: int
+    updated_at: float
+
+
+def living(holder: str, fresh: bool) -> bool:
+    """Whether a worker's lease counts: it has been renewed, and the worker is not known to have ended."""
+    return fresh and not gone(holder)
+
+
+def is_alive(db: Connection, worker: str | None, lease: float) -> bool:
+    if worker is None:
+        return False
+    row = db.execute(f"SELECT {FRESH} FROM worker w WHERE id = %s", (lease, worker)).fetchone()
+    return row is not None and living(worker, row[0])
+
+
+def _locked(db: Connection, owner: str, key: str) -> Locked | None:
+    row = db.execute(LOCK, (owner, key)).fetchone()
+    return None if row is None else Locked(*row)
+
+
+def accept(
+    db: Connection,
+    message: InboundMessage,
+    kind: Kind,
+    session: int | None = None,
+    opens: tuple[str, int] | None = None,
+) -> Incoming:
+    """Put a message into the inbox, unless one with its id is there.
+
+    With `opens`, a turn and the position of its first entry, it is taken at once and opens that turn.
+    """
+    session = session if session is not None else _session_id(db, message.owner, message.session_key)
+    if kind == "reply":
+        kind = claims.inbox_kind(kind, db.execute(PARKED, (session,)).fetchone() is not None)
+    data = claims.inbox_data(message, opens)
+    turn, first_seq = opens if opens is not None else (None, None)
+    values = (message.owner, session, message.id, kind, data, turn, first_seq, "taken" if turn else "new", bool(turn))
+    new = db.execute(INSERT_INBOX, values).fetchone()
+    if new is not None:
+        return Incoming(new[0], session, message, kind, False, turn, first_seq)
+    known = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = %s AND message_id = %s"
+    row: Any = db.execute(known, (message.owner, message.id)).fetchone()
+    return claims.incoming(row)
+
+
+def _session_id(db: Connection, owner: str, key: str) -> int:
+    """The id of a session, which is created if it does not exist. Its row is not locked."""
+    while (row := db.execute("SELECT id FROM session WHERE owner = %s AND key = %s", (owner, key)).fetchone()) is None:
+        db.execute(NEW_SESSION, (owner, key))
+    return int(row[0])
+
+
+# ---------------------------------------------------------------------------------------------- turns
+
+
+def begin(
+    db: Connection,
+    owner: str,
+    key: str,
+    worker: str,
+    message: InboundMessage | None,
+    kind: Kind,
+    lease: float,
+    renew: bool,
+) -> Claim | Held | Parked | None:
+    """Take the lease of a session and its next work: an interrupted turn, else the oldest waiting message.
+
+    With `renew`, the worker's row is written first: its heartbeat does not know it yet. Without a message, it does not
+    wait for a transaction that has locked the session, and returns that the session is held.
+    """
+    found = _state(db, owner, key, lease) if message is not None else _state_if_free(db, owner, key, lease)
+    if found is None or isinstance(found, Held):
+        return found
+    session, (*row, fresh, now) = found
+    is_held = session.worker is not None and session.worker != worker and living(session.worker, fresh)
+    state = SessionState(is_held, now, *session, *row)
+    claim, accepted = state.claim(owner, key), None
+    if message is not None:
+        new_turn = state.new_turn(kind)
+        accepted = accept(db, message, kind, state.id, (new_turn, state.next_seq) if new_turn else None)
+        claims.accepted(claim, message, accepted, new_turn)
+    match claims.next_work(state, claim, accepted):
+        case Held() | Parked() | None as nothing:
+            return nothing
+        case claims.Resume(turn):
+            claims.resumed(claim, turn, db.execute(OF_TURN, (state.id, turn)).fetchall())
+            log = "SELECT data FROM entry WHERE session = %s AND seq >= %s ORDER BY seq"
+            claim.entries = [decode_entry(data) for (data,) in db.execute(log, (state.id, claim.first_seq)).fetchall()]
+        case claims.Open():
+            _open(db, claim, now)
+        case claims.Take(waiting):
+            taken: Any = db.execute("SELECT data, kind FROM inbox WHERE id = %s", (waiting,)).fetchone()
+            if claims.took(claim, waiting, *taken):
+                db.execute(OPEN, (claim.turn, claim.first_seq, waiting))
+                _open(db, claim, now)
+    if renew:
+        db.execute(RENEW, (worker,))
+    db.execute(HOLD, (worker, claim.fence, state.id))
+    return claim
+
+
+def _state(db: Connection, owner: str, key: str, lease: float) -> tuple[Locked, Any]:
+    """Lock the session, which is created if it does not exist, and read its state."""
+    while True:
+        row = db.execute(LOCK, (owner, key))
+        state = db.execute(STATE, (lease, owner, key))
+        if (found := row.fetchone()) is not None:
+            return Locked(*found), state.fetchone()
+        db.execute(NEW_SESSION, (owner, key))
+
+
+def _state_if_free(db: Connection, owner: str, key: str, lease: float) -> tuple[Locked, Any] | Held | None:
+    """The same for a session that exists and is not locked; None when it does not exist."""
+    row = db.execute(f"{LOCK} SKIP LOCKED", (owner, key))
+    state = db.execute(STATE, (lease, owner, key))
+    if (found := row.fetchone()) is not None:
+        return Locked(*found), state.fetchone()
+    return Held("", None) if state.fetchone() is not None else None
+
+
+def _open(db: Connection, claim: Claim, now: float) -> None:
+    if (rows := claims.first_entry(claim, now)) is not None:
+        _insert(db, claim.session, claim.turn, rows)
+
+
+def _insert(db: Connection, session: int, turn: str | None, rows: LogRows) -> None:
+    """Add to the log of a session whose row is locked."""
+    db.execute(INSERT_ENTRIES, (session, turn, rows.at, rows.seqs, rows.kinds, rows.data))
+    _turn_pages(db, session, rows)
+
+
+def _append(db: Connection, claim: Claim, rows: LogRows) -> Result:
+    """Append to the log. Nothing is written unless the claim's fence is the session's, which `_check` must find out."""
+    values = (claim.session, claim.fence, claim.session, claim.turn or None, rows.at, rows.seqs, rows.kinds, rows.data)
+    return db.execute(APPEND, values)
+
+
+def _check(result: Result, claim: Claim) -> None:
+    """Refuse the writes of a worker that has lost its lease; the transaction is rolled back."""
+    if result.fetchone() is None:
+        raise claims.stale(claim)
+
+
+def append_taking(
+    db: Connection, claim: Claim, rows: LogRows, took: Sequence[int] = (), spent: Sequence[Spent] = ()
+) -> None:
+    """Append entries, and take the waiting messages that they hold."""
+    if (added := _add(db, claim, rows, took, spent)) is not None:
+        _check(added, claim)
+
+
+def _add(db: Connection, claim: Claim, rows: LogRows, took: Sequence[int], spent: Sequence[Spent]) -> Result | None:
+    added = _append(db, claim, rows) if rows.seqs else None  # a command may leave nothing in the log
+    spend(db, claim.owner, spent)
+    _turn_pages(db, claim.session, rows)
+    if took:
+        db.execute(TAKE, (claim.turn, claim.first_seq, list(took)))
+    return added
+
+
+def _turn_pages(db: Connection, session: int, rows: LogRows) -> None:
+    """Keep in the session's row where its conversation begins and how it is compacted."""
+    for kind, seq in claims.page_marks(rows):
+        db.execute(PAGE_MARKS[kind], (seq, session))
+        if kind == "new":  # grants were for the conversation that ends here
+            db.execute(REVOKE_GRANTS_OF, (session,))
+
+
+def finish(
+    db: Connection,
+    claim: Claim,
+    rows: LogRows,
+    entries: Sequence[Entry],
+    took: Sequence[int],
+    outgoing: Sequence[OutboundMessage],
+    sender: str | None,
+    incoming: Sequence[InboundMessage] = (),
+    spent: Sequence[Spent] = (),
+) -> Finished:
+    """End a turn or a command: everything that it leaves behind, or nothing."""
+    messages = encoded(outgoing)
+    released = db.execute(RELEASE, (claim.session, claim.fence))
+    _add(db, claim, rows, took, spent)
+    # A row whose taking failed has no turn, and stays: it is not in the log.
+    db.execute(DONE, (claims.end_reason(entries), claim.inbox, claim.turn))
+    sent = _send(db, claim.owner, claim.session, claim.turn or None, messages, sender)
+    for message in incoming:
+        accept(db, message, "message")
+    more = db.execute(MORE, (claim.session,))
+    _check(released, claim)
+    row = more.fetchone()
+    return Finished(_ids(sent), bool(row and row[0]))
+
+
+def park(
+    db: Connection,
+    claim: Claim,
+    rows: LogRows,
+    took: Sequence[int],
+    outgoing: Sequence[OutboundMessage],
+    sender: str | None,
+    spent: Sequence[Spent],
+) -> Finished:
+    """Leave a turn in the store until a person has answered."""
+    messages = encoded(outgoing)
+    released = db.execute(RELEASE, (claim.session, claim.fence))
+    _add(db, claim, rows, took, spent)
+    db.execute("UPDATE inbox SET state = 'parked' WHERE id = ANY(%s)", (claim.inbox,))
+    sent = _send(db, claim.owner, claim.session, claim.turn, messages, sender)
+    _check(released, claim)
+    return Finished(_ids(sent), more=False)
+
+
+def decide(
+    db: Connection,
+    owner: str,
+    key: str,
+    allowed: bool | None,
+    by: str,
+    note: str,
+    word: Incoming | InboundMessage | None,
+    always: bool = False,
+) -> tuple[int, CallsAsked | None] | None:
+    """Write a person's answer into the log of the parked turn, with what it grants, and open the turn again."""
+    session = _locked(db, owner, key)
+    row = None if session is None else db.execute(PARKED, (session.id,)).fetchone()
+    if session is None or row is None:
+        return None
+    id, turn, first_seq = row
+    if isinstance(word, InboundMessage):
+        word = accept(db, word, "urgent", session.id) if word.id is not None else None
+    answer = None
+    if word is not None:
+        sql = "SELECT state, first_seq, at FROM inbox WHERE id = %s FOR NO KEY UPDATE"
+        answer = db.execute(sql, (word.id,)).fetchone()
+    log = "SELECT seq, data, at FROM entry WHERE session = %s AND seq >= %s ORDER BY seq"
+    entries = db.execute(log, (session.id, first_seq)).fetchall()
+    decision = claims.decision(entries, answer, allowed, by, note, always)
+    if decision is None:
+        return None
+    if decision.rows is not None:
+        _insert(db, session.id, turn, decision.rows)
+        if decision.granted:
+            db.execute(GRANT, (owner, key, list(decision.granted)))
+        if word is not None:
+            db.execute("UPDATE inbox SET first_seq = %s WHERE id = %s", (decision.rows.seqs[0], word.id))
+    # A higher fence: the worker that parked the turn can no longer write to it.
+    db.execute("UPDATE session SET fence = fence + 1 WHERE id = %s", (session.id,))
+    db.execute(
+        "UPDATE inbox SET state = 'taken' WHERE session = %s AND state <> 'done' AND state = 'parked'", (session.id,)
+    )
+    return id, decision.asked
+
+
+def note(db: Connection, owner: str, key: str, entries: Sequence[Entry], lease: float) -> int | Held:
+    while (session := _locked(db, owner, key)) is None:
+        db.execute(NEW_SESSION, (owner, key))
+    if session.worker is not None and is_alive(db, session.worker, lease):
+        return Held(session.worker, None)
+    if db.execute(OPEN_TURN, (session.id,)).fetchone():
+        return Held(claims.INTERRUPTED, None)
+    row: Any = db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = %s", (session.id,)).fetchone()
+    _insert(db, session.id, None, claims.rows_from(row[0] + 1, entries))
+    db.execute(f"UPDATE session SET updated_at = {NOW} WHERE id = %s", (session.id,))
+    return int(row[0]) + len(entries)
+
+
+def compact(db: Connection, owner: str, key: str, entry: Compacted, lease: float) -> bool:
+    """Append a compaction, if the session is idle and still shows what it builds on."""
+    session = _locked(db, owner, key)
+    if session is None or not claims.builds_on(entry, session.history_from, session.compacted):
+        return False
+    return not isinstance(note(db, owner, key, [entry], lease), Held)
+
+
+def fork(db: Connection, owner: str, key: str, until: int | None, new_key: str) -> None:
+    """Copy the log up to a position into a new session."""
+    if (source := _locked(db, owner, key)) is None:
+        raise claims.no_session(key)
+    log = "SELECT seq, turn, kind, data, at FROM entry WHERE session = %s AND seq <= %s ORDER BY seq"
+    rows = db.execute(log, (source.id, until if until is not None else 2**62)).fetchall()
+    new = db.execute(NEW_SESSION, (owner, new_key)).fetchone()
+    if new is None:
+        raise claims.session_exists(new_key)
+    claims.check_fork(rows, key, until)
+    copy = claims.fork_of(rows, owner, new_key)
+    db.execute(COPY_ENTRIES, (new[0], *(list(column) for column in zip(*copy.rows, strict=True))))
+    if copy.message is not None:
+        accept(db, copy.message, "message", new[0], copy.opens)
+    shown = "UPDATE session SET history_from = %s, compacted = %s WHERE id = %s"
+    db.execute(shown, (copy.history_from, copy.compacted, new[0]))
+
+
+# ---------------------------------------------------------------------------------------------- outbox
+
+
+def _send(
+    db: Connection,
+    owner: str,
+    session: int,
+    turn: str | None,
+    messages: Sequence[Outbound],
+    sender: str | None,
+    key: str | None = None,
+) -> Result | None:
+    """Put messages into the outbox; with a sender they count as tried once. `_ids` reads their ids."""
+    if not messages:
+        return None
+    columns = [list(column) for column in zip(*messages, strict=True)]
+    return db.execute(SEND, (owner, session, turn, sender, 1 if sender else 0, key, *columns))
+
+
+def _ids(result: Result | None) -> list[int]:
+    return [] if result is None else [row[0] for row in result.fetchall()]
+
+
+def post(db: Connection, claim: Claim, message: Outbound, key: str, sender: str | None) -> int | None:
+    """Put a message of a running turn into the outbox, once for each key."""
+    held = db.execute("SELECT 1 FROM session WHERE id = %s AND fence = %s FOR SHARE", (claim.session, claim.fence))
+    known = db.execute("SELECT 1 FROM outbox WHERE owner = %s AND key = %s", (claim.owner, key))
+    _check(held, claim)
+    if known.fetchone() is not None:
+        return None
+    return _ids(_send(db, claim.owner, claim.session, claim.turn, [message], sender, key))[0]
+
+
+def answer(
+    db: Connection, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None
+) -> list[int]:
+    messages = encoded(outgoing)
+    if isinstance(row, InboundMessage):
+        row = accept(db, row, "urgent")
+    done = "UPDATE inbox SET state = 'done' WHERE id = %s AND state = 'new' RETURNING id"
+    if row.done or db.execute(done, (row.id,)).fetchone() is None:
+        return []
+    return _ids(_send(db, row.message.owner, row.session, None, messages, sender))
+
+
+def take_outgoing(
+    db: Connection,
+    worker: str,
+    limit: int,
+    chat: tuple[str, str] | None,
+    channels: Sequence[str] | None,
+    lease: float,
+) -> outbox.Taken:
+    """Take rows that no living worker is sending. Two workers that do so at once get different ones.
+
+    Only rows to be taken are locked: another worker that looks at the same time skips locked rows.
+    """
+    taken = outbox.Taken()
+    unaddressed = db.execute(UNADDRESSED)
+    senders = db.execute(SENDERS, (lease,)).fetchall()
+    for id, channel, chat_id in outbox.addresses(unaddressed.fetchall(), taken):
+        db.execute("UPDATE outbox SET channel = %s, chat_id = %s WHERE id = %s", (channel, chat_id, id))
+    _set_aside(db, taken.damaged)
+    # The dead ones, not all but the living: a worker unknown a moment ago may have taken rows since.
+    dead = [id for id, fresh in senders if id != worker and not living(id, fresh)]
+    names = [chat[0]] if chat is not None else channels
+    of = None if names is None else [outbox.column(name) for name in names]
+    in_chat = None if chat is None else outbox.column(chat[1])
+    while len(taken.rows) < limit:
+        wanted, before, known = limit - len(taken.rows), len(taken.rows), len(taken.damaged)
+        rows = db.execute(UNSENT, (dead, of, of, in_chat, in_chat, wanted)).fetchall()
+        outbox.take(rows, limit, taken)
+        _set_aside(db, taken.damaged[known:])
+        ids = [row.id for row in taken.rows[before:]]
+        db.execute("UPDATE outbox SET worker = %s, tries = tries + 1 WHERE id = ANY(%s)", (worker, ids))
+        if len(rows) < wanted:
+            break
+    return taken
+
+
+def _set_aside(db: Connection, damaged: Sequence[tuple[int, str]]) -> None:
+    for id, why in damaged:
+        db.execute("UPDATE outbox SET damaged = %s WHERE id = %s", (why, id))
+
+
+# ---------------------------------------------------------------------------------------------- everything else
+
+
+def spend(db: Connection, owner: str, spent: Sequence[Spent]) -> None:
+    for one in sorted(
+        spent, key=lambda one: one.scope
+    ):  # always in the same order, so that no two transactions deadlock
+        db.execute(SPEND, (owner, one.scope, one.tokens, one.cost))
+
+
+def admit(db: Connection, owner: str, name: str, most: int, seconds: float) -> float:
+    """Count one more if there is room for it; otherwise return the seconds until there is."""
+    values = {"owner": owner, "name": name, "most": most, "seconds": seconds}
+    if db.execute(ADMIT, values).fetchone() is not None:
+        return 0.0
+    left = db.execute(WINDOW_LEFT, values).fetchone()
+    return max(float(left[0]), 0.001) if left is not None else 0.001
+
+
+def fire_timer(db: Connection, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
+    where: tuple[Any, ...] = (timer.owner, timer.id, timer.due_at)
+    sql = "DELETE FROM timer WHERE owner = %s AND id = %s AND due_at = %s RETURNING id"
+    if next_due is not None:
+        sql = "UPDATE timer SET due_at = %s WHERE owner = %s AND id = %s AND due_at = %s RETURNING id"
+        where = (next_due, *where)
+    if db.execute(sql, where).fetchone() is None:
+        return False
+    accept(db, message, "message")
+    return True
+
+
+def add_token(db: Connection, name: str, owner: str, hash: str, rights: Iterable[str]) -> Token:
+    """Keep a new token by its hash."""
+    checked_name(name)
+    checked_owner(owner)
+    rights = checked_rights(rights)
+    new = db.execute(
+        f"""INSERT INTO token (id, hash, name, owner, rights, created_at) VALUES (%s, %s, %s, %s, %s, {NOW})
+            ON CONFLICT (name) WHERE revoked_at IS NULL DO NOTHING RETURNING id, created_at""",
+        (secrets.token_hex(6), hash, name, owner, joined_rights(rights)),
+    ).fetchone()
+    if new is None:
+        raise name_taken(name)
+    return Token(new[0], name, owner, new[1], rights=rights)
+
+
+def mark_files(db: Connection, owner: str, marks: Sequence[FileMark]) -> None:
+    latest = {mark.digest: mark for mark in marks}.values()  # one statement may change a row only once
+    columns = [[mark.digest for mark in latest], [mark.tainted for mark in latest], [mark.path for mark in latest]]
+    db.execute(MARK_FILES, (owner, *columns))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.database import Counted, counted, memory_of, times_of
-from tests.postgres.server import Server
+from tests.store.postgres.server import Server
 
 from everloop.bus import InboundMessage
 from everloop.config import Config

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.postgres.server import Server
+from tests.store.postgres.server import Server
 
 TICKS = os.sysconf("SC_CLK_TCK")
 REAL = {

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psycopg
 from benchmarks.database import counted
 from benchmarks.tables import head, say
-from tests.postgres.server import Server, programs
+from tests.store.postgres.server import Server, programs
 
 SAY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify('everloop', '{text}');\n"
 SIZE = 1000  # bytes of a notice

@@ -27,7 +27,7 @@ from benchmarks.cluster import LOAD_SECONDS, Load, Process, ground, running
 from benchmarks.database import Counted, counted, postgres, statements
 from benchmarks.tables import head, say
 from benchmarks.workers import restarted, taken_over
-from tests.postgres.server import Server
+from tests.store.postgres.server import Server
 
 CONCURRENCY = 50
 TURN = 0.05  # seconds that a job takes, as the fake model does

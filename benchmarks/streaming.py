@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.cluster import Process, running, workers
 from benchmarks.database import counted
 from benchmarks.tables import head, say
-from tests.postgres.server import Server
+from tests.store.postgres.server import Server
 
 STREAMS, TOKENS, PAUSE = 10, 50, 0.02
 ALONE = 3  # streams one after another, for the first token

@@ -22,7 +22,7 @@ from benchmarks.database import counted, memory_of, postgres, statements
 from benchmarks.notices import notices
 from benchmarks.streaming import streamed, streaming
 from benchmarks.tables import Row, head, say
-from tests.postgres.server import Server
+from tests.store.postgres.server import Server
 
 LOADS = (
     "store, workers",

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from everloop.testing.openai_server import FakeOpenAI
 
     from .crash.forge import Forge
-    from .desk import Desk
-    from .skill_bench import Bench
+    from .support.desk import Desk
+    from .support.skill_bench import Bench
 
 _OUR_CODE = str(Path(everloop.__file__).parent) + os.sep
 _OUR_TESTS = str(Path(__file__).parent) + os.sep
@@ -204,7 +204,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def desk(folder: Path) -> Desk:
     """The file tools over it."""
-    from .desk import Desk
+    from .support.desk import Desk
 
     return Desk(folder)
 
@@ -212,6 +212,6 @@ def desk(folder: Path) -> Desk:
 @pytest.fixture
 def bench(folder: Path, tmp_path: Path) -> Bench:
     """A workspace with skills."""
-    from .skill_bench import Bench
+    from .support.skill_bench import Bench
 
     return Bench(folder, tmp_path / "shipped")

@@ -16,7 +16,7 @@ import pytest
 
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI
-from tests.commands import environment, everloop
+from tests.support.commands import environment, everloop
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

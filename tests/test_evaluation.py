@@ -18,7 +18,7 @@ from evaluation.runner import Outcome
 
 from everloop.errors import EverloopError
 from everloop.testing.openai_server import FakeOpenAI
-from tests.evaluation_runs import ALL, GROUPS, arguments_of, attempt, before, calls_of, did, named
+from tests.support.evaluation_runs import ALL, GROUPS, arguments_of, attempt, before, calls_of, did, named
 
 ROOT = Path(__file__).parent.parent
 LEAST = 60

@@ -14,7 +14,7 @@ from evaluation.ways import matches
 
 from everloop.config import Config
 from everloop.testing import ScriptedProvider, call
-from tests.evaluation_runs import attempt, before, did, named
+from tests.support.evaluation_runs import attempt, before, did, named
 
 
 @pytest.mark.parametrize(

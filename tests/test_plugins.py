@@ -15,7 +15,7 @@ from everloop.errors import ConfigError
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI
 from everloop.tools.plugins import plugin_tools
-from tests.commands import everloop
+from tests.support.commands import everloop
 
 PAGE = (Path(__file__).parent.parent / "docs" / "plugins.md").read_text()
 FILE = re.compile(r"^```\w+\n# ([\w.]+)\n(.*?)^```$", re.M | re.S)

@@ -13,7 +13,7 @@ from everloop.config import Config
 from everloop.providers.factory import make_provider
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI
-from tests.commands import Terminal, everloop, terminal, until
+from tests.support.commands import Terminal, everloop, terminal, until
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

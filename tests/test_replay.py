@@ -19,7 +19,7 @@ from everloop.replay import replay
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
-from tests.commands import everloop, until
+from tests.support.commands import everloop, until
 
 KEY = "cli:direct"
 

@@ -18,8 +18,8 @@ from ..crash.company import LEASE
 from ..crash.forge import ROOT, Child, Forge
 from ..crash.scene import KILLED
 from ..crash.witness import set_up
-from ..postgres.proxy import Proxy, proxied
-from ..postgres.server import Server, own_server
+from ..store.postgres.proxy import Proxy, proxied
+from ..store.postgres.server import Server, own_server
 
 START_SECONDS = END_SECONDS = ROBBED_SECONDS = 30.0
 REFUSED = "was taken over by another worker"

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from ..postgres.fixtures import postgres as postgres
+from ..store.postgres.fixtures import postgres as postgres

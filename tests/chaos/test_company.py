@@ -25,7 +25,7 @@ from ..crash.company import LEASE, named
 from ..crash.forge import Forge
 from ..crash.history import History, seen_in
 from ..crash.witness import read_postgres
-from ..postgres.server import Server
+from ..store.postgres.server import Server
 from .clients import HttpClient, Publisher
 from .company import REFUSED, Company, company
 from .test_at_random import model_process

@@ -24,7 +24,7 @@ from ..crash.forge import Forge
 from ..crash.history import History, lines, seen_in
 from ..crash.scene import KILLED, say
 from ..crash.witness import read_postgres
-from ..postgres.server import Server
+from ..store.postgres.server import Server
 from .channel import held, started, until
 from .company import REFUSED, Company, Member, company
 from .test_company import Load, run_company

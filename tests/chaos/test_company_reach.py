@@ -19,8 +19,8 @@ from ..crash.forge import Forge
 from ..crash.history import History, lines
 from ..crash.model import planned
 from ..crash.scene import say
-from ..postgres.server import Server
 from ..server.serving import CHAT, Client, Streamed
+from ..store.postgres.server import Server
 from .channel import held, started, until
 from .company import Company, company
 from .test_company_checker import left, publish

@@ -10,7 +10,7 @@ import pytest
 
 from ..crash.checker import violations
 from ..crash.forge import Forge
-from ..postgres.server import Server
+from ..store.postgres.server import Server
 from .test_company import Load, run_company, seed_of
 
 UNHURRIED = 5.0  # seconds of a lease, of which none may end

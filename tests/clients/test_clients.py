@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from everloop.testing import call
-from tests.drawing import drawn
+from tests.support.drawing import drawn
 
 from .processes import Client, Served, until
 

@@ -16,7 +16,7 @@ from everloop.providers.base import ProviderError
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call, check_conversation
 
-from ..loop.chat import until
+from ..runtime.chat import until
 
 WINDOW = 10_800
 LONG = "All work and no play makes a long line. "  # about 10 tokens

@@ -20,7 +20,7 @@ from everloop import AgentLoop, Config, MessageBus
 from everloop.context.skills import SHIPPED
 from everloop.testing import ScriptedProvider, call
 
-from ..drawing import PIXEL
+from ..support.drawing import PIXEL
 
 HERE = Path(__file__).parent / "golden"
 FILES = {

@@ -19,7 +19,7 @@ from everloop.providers.openai import OpenAIProvider
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..loop.chat import until
+from ..runtime.chat import until
 
 
 class Scene:

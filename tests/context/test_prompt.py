@@ -17,8 +17,8 @@ from everloop.config import Rule
 from everloop.context.skills import SHIPPED
 from everloop.testing import ScriptedProvider, call
 
-from ..drawing import PIXEL
-from ..loop.chat import Gate
+from ..runtime.chat import Gate
+from ..support.drawing import PIXEL
 
 UNSEEN = "a picture is here that this model cannot see"
 TEA = "---\nname: tea\ndescription: How to make tea.\n---\nBoil water first."

@@ -22,7 +22,7 @@ from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.tools.context import current_call
 
-from ..loop.chat import said
+from ..runtime.chat import said
 from . import family_bugs
 from .programs import Idle, die, kill_at, note, until_idle
 

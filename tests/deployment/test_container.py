@@ -12,7 +12,7 @@ import pytest
 
 from everloop.testing import FakeOpenAI, call
 
-from ..commands import COMMAND, Done, environment
+from ..support.commands import COMMAND, Done, environment
 
 # No namespace can be made inside, as under Docker's own filter.
 CONTAINER = ["bwrap", "--unshare-user", "--disable-userns", "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]

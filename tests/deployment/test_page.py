@@ -18,9 +18,9 @@ import pytest
 from everloop.config import Config
 from everloop.testing import FakeOpenAI
 
-from ..commands import environment, everloop
-from ..postgres.server import Server, own_server, programs
 from ..server.serving import process
+from ..store.postgres.server import Server, own_server, programs
+from ..support.commands import environment, everloop
 from .files import DEPLOY, ROOT, UNITS, compose
 
 PAGE = (ROOT / "docs" / "deployment.md").read_text()

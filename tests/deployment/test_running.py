@@ -19,10 +19,10 @@ import pytest
 
 from everloop.testing import FakeOpenAI
 
-from ..commands import Done, environment, finished, start
-from ..postgres.fixtures import postgres as postgres
-from ..postgres.server import Server
 from ..server.serving import Client, text_of
+from ..store.postgres.fixtures import postgres as postgres
+from ..store.postgres.server import Server
+from ..support.commands import Done, environment, finished, start
 from .files import DEPLOY, UNITS, compose, filled_in, health_command, unit
 
 PASSWORD = "p@ss/w:ord %41 'x\""  # no character needs care: it is in no address

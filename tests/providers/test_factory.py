@@ -12,7 +12,7 @@ from everloop.providers.base import ProviderError, honours
 from everloop.providers.endpoints import ENDPOINTS
 from everloop.providers.factory import make_provider
 from everloop.testing import FakeAnthropic, FakeOpenAI
-from tests.openai.streams import ASK
+from tests.providers.openai.streams import ASK
 
 CANARY = "canary-key-4711"
 KEYS = {known.key: CANARY for known in ENDPOINTS.values() if known.key}

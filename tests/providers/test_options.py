@@ -13,7 +13,7 @@ from everloop.providers.endpoints import Quirks
 from everloop.providers.openai import OpenAIProvider
 from everloop.providers.retry import Resilient
 from everloop.testing import FakeAnthropic, FakeOpenAI
-from tests.openai.streams import ASK, ECHO
+from tests.providers.openai.streams import ASK, ECHO
 
 VALUES: dict[str, Any] = {
     "temperature": 0.3,

@@ -21,7 +21,7 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.text_cursor import Position, TextCursor, checksum
 
-from ..loop.chat import until
+from .chat import until
 
 FIRST, SECOND = "Let me look at it. ", "There is nothing 😀 in the folder, nothing at all."
 

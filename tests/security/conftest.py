@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.web_servers import Server, answer, serving
+from tests.support.web_servers import Server, answer, serving
 
 from .scene import Scene
 

@@ -18,7 +18,7 @@ from everloop import AgentLoop, MessageBus, Tool
 from everloop.config import Config
 from everloop.providers.base import ToolCallRequest
 from everloop.testing import ScriptedProvider
-from tests.web_servers import Server
+from tests.support.web_servers import Server
 
 Step = ToolCallRequest | list[ToolCallRequest] | Callable[[list[dict[str, Any]], Any], Any]
 

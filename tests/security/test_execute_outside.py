@@ -14,7 +14,7 @@ from everloop.config import Config, Rule
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import Plan
 from everloop.tools.files.files import file_tools
-from tests.web_servers import Server
+from tests.support.web_servers import Server
 
 from .scene import Scene
 

@@ -22,7 +22,7 @@ import pytest
 from everloop.sandbox.reach import OutOfReach, Reach
 from everloop.testing import call
 from everloop.tools.files import find
-from tests.desk import Desk
+from tests.support.desk import Desk
 
 from .scene import Scene, canary
 

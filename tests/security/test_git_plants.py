@@ -24,7 +24,7 @@ from everloop.sandbox.folders import Part
 from everloop.sandbox.git_config import safe_subset, unsafe_settings
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.shell.shell import ShellSettings, shell_tools
-from tests.commands import until
+from tests.support.commands import until
 
 from .scene import Scene
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from everloop.config import Config
 from everloop.testing import call
-from tests.commands import until
+from tests.support.commands import until
 
 from .scene import canary, running
 

@@ -11,7 +11,7 @@ import pytest
 from everloop import AgentLoop, MessageBus
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.memory import memory_tools
-from tests.web_servers import Server
+from tests.support.web_servers import Server
 
 from .scene import Scene, canary, settings
 

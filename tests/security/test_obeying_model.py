@@ -23,8 +23,8 @@ from everloop import AgentLoop, MessageBus
 from everloop.config import McpServer, Rule
 from everloop.log import CallsAsked
 from everloop.testing import call
-from tests.web_pdf import pdf_of
-from tests.web_servers import Server, answer, redirect, serving
+from tests.support.web_pdf import pdf_of
+from tests.support.web_servers import Server, answer, redirect, serving
 
 from .obeying import ObeyingProvider, answer_order, order
 from .scene import Scene, settings

@@ -18,8 +18,8 @@ import pytest
 from everloop import AgentLoop, MessageBus
 from everloop.log import CallEnded, CallsAsked
 from everloop.testing import ScriptedProvider, call
-from tests.web_pdf import PDF
-from tests.web_servers import answer, serving
+from tests.support.web_pdf import PDF
+from tests.support.web_servers import answer, serving
 
 from .scene import settings
 

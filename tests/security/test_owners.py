@@ -20,8 +20,8 @@ import pytest
 
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..commands import everloop
 from ..server.serving import CHAT, Client, call, process
+from ..support.commands import everloop
 from .scene import canary
 
 RULES = '[[policy]]\ndo = "allow"\ncommand = "curl"\n'

@@ -14,7 +14,7 @@ from everloop import AgentLoop, MessageBus, Tool
 from everloop.config import Config, Rule
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import Plan, ToolError
-from tests.web_servers import Server
+from tests.support.web_servers import Server
 
 from .scene import Scene, canary
 

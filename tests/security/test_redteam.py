@@ -10,7 +10,7 @@ from everloop import AgentLoop, InboundMessage, MessageBus, tool
 from everloop.config import Config, Rule
 from everloop.providers.base import ToolCallRequest
 from everloop.testing import ScriptedProvider, call
-from tests.web_servers import answer, serving
+from tests.support.web_servers import answer, serving
 
 from .scene import settings
 

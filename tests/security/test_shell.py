@@ -19,8 +19,8 @@ from everloop.config import Config, Rule
 from everloop.testing import call
 from everloop.tools.shell import processes
 from everloop.tools.shell.shell import ShellSettings, shell_tools
-from tests.commands import until
-from tests.shell.desks import beats, silent
+from tests.support.commands import until
+from tests.tools.shell.desks import beats, silent
 
 from .scene import Attack, Scene, canary, running
 

@@ -9,7 +9,7 @@ import pytest
 from everloop import AgentLoop, ContextBuilder, MessageBus
 from everloop.config import Config
 from everloop.testing import ScriptedProvider, call
-from tests.commands import until
+from tests.support.commands import until
 
 from .scene import canary, running, settings
 

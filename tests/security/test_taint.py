@@ -11,7 +11,7 @@ from everloop import AgentLoop, MessageBus, tool
 from everloop.config import Rule
 from everloop.log import CallsAsked
 from everloop.testing import ScriptedProvider, call
-from tests.web_servers import answer, serving
+from tests.support.web_servers import answer, serving
 
 from .scene import Scene, settings
 

@@ -18,9 +18,9 @@ from everloop.tools.files.files import file_tools
 from everloop.tools.registry import ToolRegistry
 from everloop.tools.shell.quiet import reads_nothing
 from everloop.tools.trust import Mark, is_telling
-from tests.postgres.fixtures import database as database
-from tests.postgres.fixtures import postgres as postgres
-from tests.web_pdf import PDF
+from tests.store.postgres.fixtures import database as database
+from tests.store.postgres.fixtures import postgres as postgres
+from tests.support.web_pdf import PDF
 
 from .scene import Scene, settings
 

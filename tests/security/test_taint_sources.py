@@ -23,7 +23,7 @@ from everloop.tools.base import Plan
 from everloop.tools.context import CallContext
 from everloop.tools.policy.policy import Policy, Verdict
 from everloop.tools.registry import marked
-from tests.web_servers import answer, redirect
+from tests.support.web_servers import answer, redirect
 
 from .scene import Scene, settings
 

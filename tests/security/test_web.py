@@ -16,8 +16,8 @@ import pytest
 
 from everloop.testing import call
 from everloop.tools.web.web import WebSettings, web_tools
-from tests.web_pdf import PDF
-from tests.web_servers import Internet, Names, Server, answer, redirect, serving
+from tests.support.web_pdf import PDF
+from tests.support.web_servers import Internet, Names, Server, answer, redirect, serving
 
 from .scene import Attack, Scene, canary
 

@@ -23,7 +23,7 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..commands import environment, start
+from ..support.commands import environment, start
 
 CHAT = "/v1/chat/completions"
 

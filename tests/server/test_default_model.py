@@ -15,7 +15,7 @@ from aiohttp import web
 
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..commands import everloop
+from ..support.commands import everloop
 from .serving import Client, process, text_of
 
 PORT = 11434  # Ollama's own

@@ -19,8 +19,8 @@ from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..commands import until
-from ..postgres.fixtures import *  # noqa: F403
+from ..store.postgres.fixtures import *  # noqa: F403
+from ..support.commands import until
 from .serving import Client, call, process, refuses, text_of, worker
 
 

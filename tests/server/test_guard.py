@@ -12,7 +12,7 @@ import pytest
 
 from everloop.server.guard import TOKEN
 from everloop.store.tokens import hash_of, new_token
-from tests.commands import everloop
+from tests.support.commands import everloop
 
 from .house import SECRET, House, opened_house
 

@@ -20,7 +20,7 @@ from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..test_dispatcher import Host
+from ..runtime.test_dispatcher import Host
 from .serving import Client, Serving, call, process, refuses, serving, text_of
 
 ONCE = {"X-Session": "ada", "Idempotency-Key": "k1"}
@@ -281,7 +281,7 @@ async def test_control_c_ends_it_with_the_status_of_a_shell(tmp_path: Path, fake
 
 
 async def test_a_port_that_is_taken_is_one_line(tmp_path: Path, fake: FakeOpenAI):
-    from ..commands import everloop
+    from ..support.commands import everloop
 
     async with process(fake, tmp_path) as (_, url):
         port = url.rpartition(":")[2]
@@ -294,7 +294,7 @@ async def test_a_port_that_is_taken_is_one_line(tmp_path: Path, fake: FakeOpenAI
 
 
 async def test_without_a_token_it_only_listens_to_this_machine(tmp_path: Path, fake: FakeOpenAI):
-    from ..commands import everloop
+    from ..support.commands import everloop
 
     done = await everloop("serve", "--host", "0.0.0.0", "--port", "0", server=fake, EVERLOOP_HOME=str(tmp_path))
     assert done.status == 2
@@ -305,7 +305,7 @@ async def test_without_a_token_it_only_listens_to_this_machine(tmp_path: Path, f
 async def test_with_all_tokens_revoked_it_only_listens_to_this_machine_and_lets_nobody_in(
     tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
 ):
-    from ..commands import everloop
+    from ..support.commands import everloop
 
     home = str(tmp_path)
     assert (await everloop("token", "add", "ada", server=fake, EVERLOOP_HOME=home)).status == 0

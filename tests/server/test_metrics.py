@@ -19,9 +19,9 @@ from everloop.errors import StoreError
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
-from tests.metrics.reading import Family, read, value
+from tests.observability.reading import Family, read, value
 
-from ..commands import environment, finished, start, until
+from ..support.commands import environment, finished, start, until
 from .serving import Client, Serving, serving
 
 CANARY = "canary-8e1b40"

@@ -18,11 +18,11 @@ from everloop.store.base import Store
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
-from tests.metrics.reading import Family, read, value
+from tests.observability.reading import Family, read, value
 
-from ..commands import environment, finished, start
-from ..postgres.fixtures import database as database
-from ..postgres.fixtures import postgres as postgres
+from ..store.postgres.fixtures import database as database
+from ..store.postgres.fixtures import postgres as postgres
+from ..support.commands import environment, finished, start
 from .serving import Client, call, process
 
 TOOLS = "everloop_tool_calls_total"

@@ -21,7 +21,7 @@ from everloop.runtime.owners import Owners
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..commands import environment, everloop, start
+from ..support.commands import environment, everloop, start
 from .serving import Client, Serving, call, process, serving, text_of
 from .test_life import until
 

@@ -19,8 +19,8 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing import FakeOpenAI
 
-from ..postgres.fixtures import database as database
-from ..postgres.fixtures import postgres as postgres
+from ..store.postgres.fixtures import database as database
+from ..store.postgres.fixtures import postgres as postgres
 from .serving import Client, Serving, process, serving, text_of
 from .test_life import until
 

@@ -14,8 +14,8 @@ import pytest
 
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..postgres.fixtures import *  # noqa: F403
-from ..postgres.server import Server
+from ..store.postgres.fixtures import *  # noqa: F403
+from ..store.postgres.server import Server
 from .serving import Client, process, serving, text_of
 
 

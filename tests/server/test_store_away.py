@@ -14,10 +14,10 @@ from everloop.store.postgres.store import PostgresStore
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..commands import until
-from ..postgres.fixtures import *  # noqa: F403
-from ..postgres.proxy import SOCKET, Proxy, proxied
-from ..postgres.server import Server
+from ..store.postgres.fixtures import *  # noqa: F403
+from ..store.postgres.proxy import SOCKET, Proxy, proxied
+from ..store.postgres.server import Server
+from ..support.commands import until
 from .serving import Client, process, refuses
 
 SOON = 20.0  # seconds; a call to a store that is away is given up after thirty

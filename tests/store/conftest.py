@@ -11,8 +11,8 @@ import pytest
 from everloop.store.base import Store
 from everloop.store.workers import new_worker, retire
 
-from ..postgres.fixtures import database as database
-from ..postgres.fixtures import postgres as postgres
+from .postgres.fixtures import database as database
+from .postgres.fixtures import postgres as postgres
 
 
 def in_sqlite(place: Path) -> Store:

@@ -15,7 +15,7 @@ from everloop.bus import InboundMessage
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.commit_mark import mark_file
 
-from ..commands import everloop
+from ..support.commands import everloop
 
 HEADER, FRAME = 32, 24 + 4096  # of a write-ahead log
 

@@ -10,7 +10,7 @@ from everloop.runtime.peers import OwnProcess
 from everloop.store.peers import Notice
 from everloop.testing import ScriptedProvider
 
-from ..commands import until
+from ..support.commands import until
 from .steps import away_once
 
 

@@ -26,7 +26,7 @@ from everloop.store.tokens import hash_of
 from everloop.store.workers import new_worker, retire
 from everloop.testing import ScriptedProvider
 
-from ..postgres.server import Server
+from .postgres.server import Server
 from .steps import log_of, message
 
 FIXTURES = Path(__file__).parent / "fixtures"

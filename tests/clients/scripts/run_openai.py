@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 
-import driver
 from openai import APITimeoutError, OpenAI
+
+import driver
 
 
 def client(asked):

@@ -1,0 +1,493 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everloop.cli.output import as_json, mark_of
+from everloop.cli.setup import remember
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing import call
+from everloop.testing.openai_server import FakeOpenAI, Reply
+from everloop.text import one_line, printable
+from tests.support.commands import COMMAND, Terminal, environment, everloop, finished, start, terminal, until
+from tests.support.held import HeldOpenAI
+
+PROMPT = "shows the commands"  # the last thing before the first prompt
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI() as running:
+        yield running
+
+
+@pytest.fixture
+async def held() -> AsyncIterator[HeldOpenAI]:
+    async with HeldOpenAI() as running:
+        yield running
+
+
+@pytest.fixture
+def home() -> Path:
+    return Path(os.environ["EVERLOOP_HOME"])
+
+
+# ------------------------------------------------------------------------------------------------ at a terminal
+
+
+async def test_text_and_tool_calls_are_seen_while_they_come(held):
+    held.calls(call("list_dir", path="."))
+    held.hold(Reply("Nothing is there."), after_chunks=2)
+    async with terminal(server=held) as screen:
+        await screen.sees(PROMPT)
+        screen.type("what is here?\r")
+        place = await screen.sees("> what is here?")
+        place = await screen.sees('✓ list_dir(path=".")', after=place)
+        place = await screen.sees("Nothing", after=place)
+        assert "there." not in screen.text[place:]  # the rest has not been sent yet
+        held.go.set()
+        place = await screen.sees("Nothing is there.", after=place)
+        await screen.sees("tokens read", after=place)
+        screen.type("\x04")
+        assert await screen.ends() == 0
+    assert "\x1b[2m" in screen.raw
+
+
+async def test_a_key_that_is_pressed_while_a_line_is_printed_is_not_lost(server):
+    server.reply("\n".join(f"line {number}" for number in range(60)), token_delay=0.005)
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        await until(lambda: screen.takes_keys)
+        screen.type("tell me\r")
+        while "tokens read" not in screen.text:
+            assert screen.takes_keys
+            await asyncio.sleep(0.002)
+        screen.type("\x04")
+        assert await screen.ends() == 0
+
+
+async def test_reasoning_is_shown_and_a_lost_answer_is_said_to_begin_again(server, home):
+    server.cut(3, text="one two three four", reasoning="hmm")
+    server.reply("another answer")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("hi\r")
+        place = await screen.sees("hmm")
+        place = await screen.sees("begins again", after=place)
+        await screen.sees("another answer", after=place)
+
+
+async def test_a_command_that_failed_is_marked_so_though_the_call_as_such_went_well(server):
+    server.calls(call("exec", command="ls no-such-thing"), call("exec", command="echo '[exit status 1] said he'"))
+    server.reply("It is not there.")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("look\r")
+        await screen.sees('✗ exec(command="ls no-such-thing")')
+        await screen.sees('✓ exec(command="echo')
+        await screen.sees("It is not there.")
+        screen.type("\x04")
+        assert await screen.ends() == 0
+    log = await everloop("log", server=server)
+    assert "✗ exec: ls" in log.out
+    assert "✓ exec: [exit status 1] said he" in log.out
+
+
+async def test_help_names_the_way_out_and_chat_is_another_name_for_it(server):
+    async with terminal("chat", server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("/help\r")
+        await screen.sees("\n/exit", after=await screen.sees("/stop"))
+        screen.type("/exit\r")
+        assert await screen.ends() == 0
+    piped = await everloop("chat", server=server, stdin=b"/help\n")
+    assert "\n/exit" in piped.out
+
+
+async def asks_after_ctrl_c(screen: Terminal, place: int) -> bool:
+    """Press it, and see whether it is asked for once more, or else the program ends or says nothing at all."""
+    screen.type("\x03")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            await until(lambda: screen.process.returncode is not None or "Ctrl-C again" in screen.text[place:])
+    return "Ctrl-C again" in screen.text[place:]
+
+
+async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
+    server.hang(30, after_chunks=1, text="first second")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("go\r")
+        place = await screen.sees("first")
+        screen.type("\x03")
+        place = await screen.sees("Stopped. What was done so far is kept.", after=place)
+        for _ in range(3):  # one that comes before the turn is quite over counts for it
+            if await asks_after_ctrl_c(screen, place):
+                break
+        place = await screen.sees("Ctrl-C again", after=place)
+        while await asks_after_ctrl_c(screen, place):  # a busy machine took so long that the second was a first again
+            place = await screen.sees("Ctrl-C again", after=place)
+        assert await screen.ends() == 0
+    await until(lambda: server.requests[0].gone)
+
+
+async def test_a_chat_that_is_told_to_end_leaves_the_terminal_as_it_was(server):
+    server.hang(30)
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("go\r")
+        await until(lambda: server.requests)
+        screen.process.send_signal(signal.SIGTERM)
+        assert await screen.ends() == 0
+        await screen.sees("goes on when you come back")
+        assert screen.raw.rindex("\x1b[?2004l") > screen.raw.rindex("\x1b[?2004h")  # bracketed paste is off again
+
+
+async def test_signals_that_come_together_or_with_the_enter_key_end_the_chat_once(server, home):
+    server.hang(30)
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        await until(lambda: screen.takes_keys)
+        screen.process.send_signal(signal.SIGSTOP)  # so that it hears of all of them at once
+        screen.type("hello\r")
+        screen.process.send_signal(signal.SIGTERM)
+        screen.process.send_signal(signal.SIGHUP)
+        screen.process.send_signal(signal.SIGCONT)
+        assert await screen.ends() == 0
+        assert "xception" not in screen.text
+    if "> hello" in screen.text:  # then what was said is kept
+        store = SQLiteStore(home / "everloop.db")
+        info = await store.session("me", "cli:direct")
+        assert info is not None
+        assert info.open_turn or [row.message.content for row in await store.waiting("me", "cli:direct")] == ["hello"]
+        await store.close()
+
+
+async def test_a_store_that_cannot_be_used_is_one_line_before_anything_is_asked(server, tmp_path):
+    (tmp_path / "broken.db").write_bytes(b"no database" * 1000)
+    async with terminal("--store", str(tmp_path / "broken.db"), server=server) as screen:
+        assert await screen.ends() == 2
+        assert re.fullmatch(r"everloop: [^\n]*broken.db[^\n]*\r\n", screen.text)
+
+
+async def test_a_long_line_is_followed_to_its_end(held):
+    words = [f"word{number} " for number in range(600)]
+    words[589] = "QXZJKV "  # a terminal is sent only what changes, so a word like its neighbours comes in pieces
+    held.hold(Reply("".join(words)), after_chunks=590)
+    async with terminal(server=held) as screen:
+        await screen.sees(PROMPT)
+        screen.type("go\r")
+        place = await screen.sees("QXZJKV")
+        assert "word599" not in screen.text[place:]
+        held.go.set()
+        await screen.sees("".join(words).strip(), after=place)
+
+
+async def test_a_person_types_on_while_a_turn_runs(held):
+    held.hold(Reply("first answer"))
+    held.reply("second answer")
+    async with terminal(server=held) as screen:
+        await screen.sees(PROMPT)
+        screen.type("one\r")
+        await held.reached.wait()
+        screen.type("two\r/status\r")
+        place = await screen.sees("running: turn")
+        held.go.set()
+        place = await screen.sees("first answer", after=place)
+        place = await screen.sees("second answer", after=place)
+        screen.type("/new\r")
+        await screen.sees("This is a new conversation.", after=place)
+        screen.type("/help\r")
+        await screen.sees("/stop", after=place)
+        screen.type("/exit\r")
+        assert await screen.ends() == 0
+
+
+async def test_a_command_that_waits_for_a_turn_to_end_is_answered_all_the_same(held):
+    held.hold(Reply("first answer"))
+    async with terminal(server=held) as screen:
+        await screen.sees(PROMPT)
+        screen.type("one\r")
+        await held.reached.wait()
+        screen.type("/new\r")
+        place = await screen.sees("> /new")
+        held.go.set()
+        place = await screen.sees("first answer", after=place)
+        await screen.sees("This is a new conversation.", after=place)
+        screen.type("\x04")
+        assert await screen.ends() == 0
+
+
+async def test_a_message_is_handed_to_the_running_turn_when_so_set(held, home):
+    home.mkdir()
+    (home / "config.toml").write_text('[agent]\nbusy = "steer"\n')
+    held.hold(Reply(calls=[call("list_dir", path=".")]))
+    held.reply("I heard both.")
+    async with terminal(server=held) as screen:
+        await screen.sees(PROMPT)
+        screen.type("one\r")
+        await held.reached.wait()
+        screen.type("and two\r")
+        store = SQLiteStore(home / "everloop.db")
+        async with asyncio.timeout(20):
+            while "and two" not in [row.message.content for row in await store.waiting("me", "cli:direct")]:
+                await asyncio.sleep(0.01)
+        await store.close()
+        held.go.set()
+        place = await screen.sees("handed to the running turn: and two")
+        place = await screen.sees("I heard both.", after=place)
+        await screen.sees("tokens read", after=place)
+    assert len(held.requests) == 2
+
+
+async def test_nothing_a_model_or_a_page_says_drives_the_terminal(server, home):
+    (home / "workspace").mkdir(parents=True)
+    (home / "workspace" / "page").write_text("\x1b]0;owned\x07\x1b[2Jpage\x9b5n")
+    server.calls(call("read_file", path="page"), call("list_dir", path="\x1b]52;c;aGk=\x07"))
+    server.reply("text \x1b]0;owned\x07 \x1b[41m\x9b31m end", reasoning="\x1b[8m")
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("go\r")
+        place = await screen.sees("end\r\n")
+        await screen.sees("tokens read", after=place)
+    assert "\x1b]" not in screen.raw
+    assert "\x9b" not in screen.raw
+    assert "\x07" not in screen.raw
+    assert "\x1b[41m" not in screen.raw
+    assert "\x1b[8m" not in screen.raw
+    assert "␛]0;owned␇" in screen.text
+
+
+@pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+async def test_colours_are_left_out_when_they_are_not_wanted(server, setting):
+    server.calls(call("list_dir", path="."))
+    server.reply("An answer.", reasoning="thought")
+    async with terminal(server=server, **setting) as screen:
+        await screen.sees(PROMPT)
+        screen.type("hi\r")
+        place = await screen.sees("An answer.")
+        await screen.sees("tokens read", after=place)
+        screen.type("\x04")
+        assert await screen.ends() == 0
+    assert not re.search(r"\x1b\[(?:[0-9;]*;)?(?:2|3[0-9]|9[0-7])m", screen.raw)
+    if "TERM" in setting:
+        assert "\x1b" not in screen.raw
+
+
+async def test_a_first_start_asks_for_a_model_and_remembers_it(server, home):
+    server.reply("Hello.")
+    async with terminal(EVERLOOP_MODEL="") as screen:
+        place = await screen.sees("Download it? [Y/n]")
+        screen.type("n\r")
+        place = await screen.sees("Base URL", after=place)
+        screen.type("nonsense\r")
+        place = await screen.sees("http:// or https://")
+        screen.type(f"{server.base_url}\r")
+        await screen.sees("Model", after=place)
+        screen.type("scripted\r")
+        place = await screen.sees("API key", after=place)
+        screen.type("sk-hidden\r")
+        await screen.sees("[Y/n]", after=place)
+        screen.type("\r")
+        await screen.sees("Written to")
+        await screen.sees("session cli:direct")
+        screen.type("hi\r")
+        await screen.sees("Hello.")
+    assert "sk-hidden" not in screen.text
+    assert server.requests[0].headers["Authorization"] == "Bearer sk-hidden"
+    assert (home / "config.toml").stat().st_mode & 0o777 == 0o600
+    server.reply("Again.")
+    done = await everloop("run", "hi", EVERLOOP_MODEL="")
+    assert (done.status, done.out) == (0, "Again.\n")
+
+
+def test_settings_that_are_there_are_never_overwritten(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[agent]\nname = "A"')
+    assert "Written" in remember(path, {"base_url": "http://127.0.0.1:1/v1", "model": 'a"b\\', "api_key": ""})
+    text = path.read_text()
+    assert text == '[agent]\nname = "A"\n\n[provider]\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "a\\"b\\\\"\n'
+    assert "left alone" in remember(path, {"base_url": "http://127.0.0.1:2/v1"})
+    assert path.read_text() == text
+
+
+# ------------------------------------------------------------------------------------------------ over a pipe
+
+
+async def test_lines_over_a_pipe_are_answered_one_by_one(server):
+    server.calls(call("list_dir", path="."))
+    server.reply("one")
+    server.reply("two")
+    done = await everloop(server=server, stdin=b"first\r\n\nsecond")
+    assert (done.status, done.out, done.err) == (0, "one\ntwo\n", "")
+    assert [seen.messages for seen in server.requests] == [2, 4, 6]
+
+
+async def test_a_failed_turn_over_a_pipe_is_told_and_the_next_line_is_answered(server):
+    server.fail(400, "no such thing")
+    server.reply("fine")
+    done = await everloop(server=server, stdin=b"first\nsecond\n")
+    assert (done.status, done.out) == (1, "fine\n")
+    assert re.fullmatch(r"everloop: [^\n]*no such thing[^\n]*\n", done.err)
+
+
+async def test_no_more_is_done_over_a_pipe_once_nobody_reads_the_answers(server):
+    server.reply("one")
+    server.reply("two")
+    reads, writes = os.pipe()
+    os.close(reads)
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        env=environment(server),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=writes,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    os.close(writes)
+    async with asyncio.timeout(30):
+        assert (await process.communicate(b"first\nsecond\n"))[1] == b""
+    assert (process.returncode, len(server.requests)) == (141, 1)
+
+
+async def test_commands_work_over_a_pipe(server):
+    server.reply("yes")
+    done = await everloop("--session", "my:chat", server=server, stdin=b"hi\n/status\n/new\n/exit\nnever\n")
+    assert done.status == 0
+    assert "session: my:chat" in done.out
+    assert "This is a new conversation." in done.out
+    assert len(server.requests) == 1
+
+
+async def test_ctrl_c_over_a_pipe_stops_the_turn(server):
+    server.hang(30)
+    process = await start(env=environment(server))
+    process.stdin.write(b"hi\n")
+    await until(lambda: server.requests)
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 30) == 130
+    assert (await everloop("sessions", "--json")).json["open_turn"] is None
+
+
+async def test_a_second_ctrl_c_over_a_pipe_leaves_at_once_and_without_a_word(server, home):
+    server.hang(30)
+    process = await start(env=environment(server))
+    process.stdin.write(b"hi\n")
+    await until(lambda: server.requests)
+    with contextlib.closing(sqlite3.connect(home / "everloop.db", isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")  # so that the end of the turn cannot be written
+        process.send_signal(signal.SIGINT)
+        await until(lambda: server.requests[0].gone)
+        process.send_signal(signal.SIGINT)
+        await until(lambda: heard(process.pid, signal.SIGINT))
+    done = await finished(process)
+    assert (done.status, done.err) == (130, "")
+
+
+def heard(process: int, number: int) -> bool:
+    """Whether the signal has come to the process."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:  # and it has ended
+        return True
+    pending = re.findall(r"^S[hi][dg]Pnd:\s+(\w+)$", status, re.M)
+    return not any(int(mask, 16) & (1 << (number - 1)) for mask in pending)
+
+
+async def test_ctrl_c_while_waiting_for_a_line_leaves(server):
+    server.reply("yes")
+    process = await start(env=environment(server))
+    process.stdin.write(b"hi\n")
+    assert await process.stdout.readline() == b"yes\n"
+    await asyncio.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 30) == 130
+    assert (await process.communicate())[1] == b""
+
+
+# ------------------------------------------------------------------------------------------------ after a crash
+
+
+async def test_a_chat_that_was_killed_finishes_its_turn_when_it_starts_again(server, home):
+    server.calls(call("write_file", path="a.txt", content="A"))
+    server.hang(30)
+    process = await start(env=environment(server))
+    process.stdin.write(b"write it\n")
+    await until(lambda: len(server.requests) == 2)
+    process.kill()
+    await process.wait()
+    assert (await everloop("sessions", "--json")).json["open_turn"]
+    server.reply("It is written.")
+    server.reply("Yes?")
+    async with terminal(server=server) as screen:
+        place = await screen.sees("An earlier turn was cut off.")
+        place = await screen.sees("It is written.", after=place)
+        place = await screen.sees("tokens read", after=place)
+        screen.type("hello\r")
+        await screen.sees("Yes?", after=place)
+    assert [seen.messages for seen in server.requests] == [2, 4, 4, 6]
+    assert (home / "workspace" / "a.txt").read_text() == "A"
+
+
+async def test_a_killed_chat_also_goes_on_over_a_pipe(server):
+    server.hang(30)
+    process = await start(env=environment(server))
+    process.stdin.write(b"hi\n")
+    await until(lambda: server.requests)
+    process.kill()
+    await process.wait()
+    server.reply("late but here")
+    done = await everloop(server=server)
+    assert (done.status, done.out) == (0, "late but here\n")
+    assert done.err == "everloop: an earlier turn was cut off; it goes on now\n"
+
+
+async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
+    server.hang(30)
+    async with terminal(server=server) as screen:
+        await screen.sees(PROMPT)
+        screen.type("hi\r")
+        await until(lambda: server.requests)
+        screen.type("\x04")
+        assert await screen.ends() == 0
+        await screen.sees("goes on when you come back")
+    server.reply("here")
+    assert (await everloop(server=server)).out == "here\n"
+
+
+# ------------------------------------------------------------------------------------------------ output
+
+
+def test_only_the_end_of_a_command_itself_says_that_it_failed():
+    assert mark_of("exec", "ok", "no\n[exit status 137, SIGKILL]\n[perhaps it used too much memory]") == "✗"
+    assert mark_of("exec", "timeout", "") == "✗"
+    for tool, text in (
+        ("read_file", "[exit status 1]"),
+        ("exec", "so [exit status 1]"),
+        ("exec", "[exit status 1]\nok"),
+    ):
+        assert mark_of(tool, "ok", text) == "✓"
+
+
+def test_control_characters_become_pictures_of_themselves():
+    assert printable("a\tb\nc") == "a\tb\nc"
+    assert printable("\x1b[31m\x07\x00\x7f") == "␛[31m␇␀␡"
+    assert printable("a\r\nb\x9bc\u202ed") == "a\nb\\x9bc�d"
+    assert printable("\ud800") == "�"
+
+
+def test_a_line_is_short_and_one():
+    assert one_line("a\n b\t\x1bc") == "a b ␛c"
+    assert one_line("x" * 1000, 10) == "x" * 9 + "…"
+    assert len(one_line("y " * 1000, 50)) == 50
+
+
+def test_json_has_nothing_raw_that_a_terminal_acts_on():
+    assert as_json({"a": "é\x1b\x9b\u202e"}) == '{"a": "é\\u001b\\u009b\\u202e"}'

@@ -1,0 +1,283 @@
+"""Work in folders of the user's choice: whose instructions are followed, and whose sessions are found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everloop import AgentLoop, MessageBus
+from everloop.store import location
+from everloop.testing import ScriptedProvider
+from everloop.testing.openai_server import FakeOpenAI
+from tests.support.commands import everloop, terminal
+
+CANARY = "OBEY-THE-CLONED-FOLDER-7319"
+STEERING = {
+    "AGENTS.md": CANARY,
+    "SOUL.md": CANARY,
+    "HEARTBEAT.md": CANARY,
+    "memory/MEMORY.md": CANARY,
+    "skills/evil/SKILL.md": f"---\nname: evil\ndescription: {CANARY}\n---\n{CANARY}\n",
+    "agents/evil.md": f"---\nname: evil\ndescription: {CANARY}\n---\n{CANARY}\n",
+}
+QUESTION = "Trust this folder? [y/N]"
+PROMPT = "shows the commands"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI() as running:
+        yield running
+
+
+@pytest.fixture
+def home() -> Path:
+    return Path(os.environ["EVERLOOP_HOME"])
+
+
+@pytest.fixture
+def cloned(tmp_path: Path) -> Path:
+    """A folder that came with files that steer an agent, by `git clone`."""
+    source = tmp_path / "source"
+    for name, text in STEERING.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(source)]
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *arguments], check=True)
+    subprocess.run(["git", "clone", "-q", str(source), str(tmp_path / "cloned")], check=True)
+    return tmp_path / "cloned"
+
+
+def sent(server: FakeOpenAI) -> str:
+    return "".join(json.dumps(seen.body) for seen in server.requests)
+
+
+# ------------------------------------------------------------------------------------------------ trust
+
+
+@pytest.mark.parametrize("how", ["flag", "variable", "chat"])
+async def test_nothing_of_a_cloned_folder_reaches_the_model_unasked(server, cloned, how):
+    server.reply("hello")
+    match how:
+        case "flag":
+            done = await everloop("run", "use $evil", "--workspace", str(cloned), server=server)
+        case "variable":
+            done = await everloop("run", "use $evil", server=server, EVERLOOP_WORKSPACE=str(cloned))
+        case _:
+            done = await everloop(str(cloned), server=server, stdin=b"use $evil\n")
+    assert (done.status, done.out) == (0, "hello\n")
+    assert "AGENTS.md, SOUL.md, HEARTBEAT.md, skills/evil, agents/evil.md, memory/MEMORY.md left out" in done.err
+    assert "--trust" in done.err
+    assert len(server.requests) == 1
+    assert CANARY not in sent(server)
+
+
+async def test_trust_on_the_command_line_uses_them_this_once(server, cloned):
+    for flags in (["--trust"], []):
+        server.reply("hello")
+        await everloop("run", "hi", "--workspace", str(cloned), *flags, server=server)
+    first, second = (json.dumps(seen.body) for seen in server.requests)
+    assert CANARY in first
+    assert CANARY not in second
+
+
+@pytest.mark.parametrize(("key", "followed"), [("y\r", True), ("\r", False), ("n\r", False), ("\x04", False)])
+async def test_a_person_is_asked_before_the_prompt_and_the_answer_is_kept(server, cloned, key, followed):
+    for asked in (True, False):
+        server.reply("hello there")
+        async with terminal(str(cloned), server=server) as screen:
+            if asked:
+                place = await screen.sees(QUESTION)
+                assert "AGENTS.md" in screen.text[:place]
+                assert "skills/evil" in screen.text[:place]
+                assert PROMPT not in screen.text[:place]
+                screen.type(key)
+            await screen.sees(PROMPT)
+            assert (QUESTION in screen.text) is asked
+            screen.type("hi\r")
+            await screen.sees("hello there")
+            screen.type("\x04")
+            assert await screen.ends() == 0
+    assert [CANARY in json.dumps(seen.body) for seen in server.requests] == [followed, followed]
+
+
+async def test_a_trusted_folder_is_asked_about_again_when_it_brings_something_new(server, cloned):
+    async with terminal(str(cloned), server=server) as screen:
+        await screen.sees(QUESTION)
+        screen.type("y\r")
+        await screen.sees(PROMPT)
+        screen.type("\x04")
+        await screen.ends()
+    (cloned / "AGENTS.md").write_text("Be kind.")  # a change is none
+    server.reply("hello")
+    assert "left out" not in (await everloop("run", "hi", "--workspace", str(cloned), server=server)).err
+    assert "Be kind." in sent(server)
+    (cloned / "skills/other").mkdir()
+    (cloned / "skills/other/SKILL.md").write_text("---\nname: other\ndescription: x\n---\nx\n")
+    server.reply("hello")
+    assert "skills/other" in (await everloop("run", "hi", "--workspace", str(cloned), server=server)).err
+    async with terminal(str(cloned), server=server) as screen:
+        await screen.sees(QUESTION)
+
+
+async def test_a_folder_without_such_files_asks_nothing(server, tmp_path):
+    (tmp_path / "plain").mkdir()
+    server.reply("hello")
+    done = await everloop("run", "hi", "--workspace", str(tmp_path / "plain"), server=server)
+    assert (done.status, done.out, done.err) == (0, "hello\n", "")
+
+
+@pytest.mark.parametrize("place", ["default", "config"])
+async def test_the_home_workspace_is_trusted(server, home, tmp_path, place):
+    folder = home / "workspace" if place == "default" else tmp_path / "garden"
+    folder.mkdir(parents=True)
+    home.mkdir(exist_ok=True)
+    (folder / "AGENTS.md").write_text(CANARY)
+    if place == "config":
+        (home / "config.toml").write_text(f'workspace = "{folder}"\n')
+    server.reply("hello")
+    assert (await everloop("run", "hi", server=server)).err == ""
+    assert CANARY in sent(server)
+
+
+async def test_what_init_makes_is_trusted_and_what_it_found_is_not(server, cloned, tmp_path):
+    for folder, said in ((tmp_path / "made", ""), (cloned, "left out")):
+        assert (await everloop("init", str(folder))).status == 0
+        server.reply("hello")
+        assert said in (await everloop("run", "hi", "--workspace", str(folder), server=server)).err
+    first, second = (json.dumps(seen.body) for seen in server.requests)
+    assert "AGENTS.md" in first
+    assert CANARY not in second
+
+
+async def test_a_workspace_that_a_program_names_is_trusted(cloned):
+    provider = ScriptedProvider(["hello"])
+    async with AgentLoop(MessageBus(), provider, cloned) as agent:
+        await agent.process_direct("hi")
+    assert CANARY in provider.requests[0].messages[0]["content"]
+
+
+# ------------------------------------------------------------------------------------------------ folders and sessions
+
+
+async def test_a_folder_can_be_named_without_a_flag(server, tmp_path):
+    (tmp_path / "log").mkdir()
+    server.reply("hello")
+    done = await everloop(f"{tmp_path}/log", server=server, stdin=b"hi\n")
+    assert (done.status, done.out) == (0, "hello\n")
+    assert f"Workspace: {tmp_path}/log" in sent(server).replace("\\n", "\n")
+    missing = await everloop(f"{tmp_path}/nowhere", server=server)
+    assert (missing.status, missing.out) == (2, "")
+    assert missing.err.startswith(f"everloop: {tmp_path}/nowhere is not a folder")
+
+
+async def test_the_chat_says_which_folder_it_works_in(server, tmp_path):
+    (tmp_path / "garden").mkdir()
+    for folder, said in (("", "In ~/.everloop/workspace (your home"), (f"{tmp_path}/garden", f"In {tmp_path}/garden")):
+        async with terminal(*filter(None, [folder]), server=server) as screen:
+            await screen.sees(PROMPT)
+            assert said in screen.text.replace("\r\n", "")
+
+
+async def run_in(folder: Path, server: FakeOpenAI, text: str = "hi", session: str = "my:work") -> str:
+    """One turn in a folder; what is said of it on standard error."""
+    server.reply("hello")
+    done = await everloop("run", text, "--session", session, "--workspace", str(folder), server=server)
+    assert done.status == 0
+    return done.err
+
+
+async def test_each_folder_keeps_its_own_sessions(server, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        await run_in(tmp_path / name, server, f"I am {name}")
+    assert [seen.messages for seen in server.requests] == [2, 2]
+    assert "my:work" in (await everloop("sessions", "--workspace", str(tmp_path / "two"))).out
+    assert "my:work" not in (await everloop("sessions")).out
+
+
+async def test_the_sessions_of_a_folder_are_found_after_it_has_moved(server, tmp_path):
+    (tmp_path / "old").mkdir()
+    await run_in(tmp_path / "old", server)
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert "my:work" in (await everloop("sessions", "--workspace", str(tmp_path / "new"))).out
+    assert await run_in(tmp_path / "new", server) == ""
+    assert [seen.messages for seen in server.requests] == [2, 4]
+    (tmp_path / "old").mkdir()  # another folder at the old place has sessions of its own
+    await run_in(tmp_path / "old", server)
+    assert server.requests[-1].messages == 2
+
+
+async def test_a_program_finds_the_sessions_of_a_folder_that_has_moved(tmp_path):
+    (tmp_path / "old").mkdir()
+    async with AgentLoop(MessageBus(), ScriptedProvider(["hello"]), tmp_path / "old") as agent:
+        await agent.process_direct("hi")
+    (tmp_path / "old").rename(tmp_path / "new")
+    provider = ScriptedProvider(["hello again"])
+    async with AgentLoop(MessageBus(), provider, tmp_path / "new") as agent:
+        await agent.process_direct("hi")
+    assert len(provider.requests[0].messages) == 4
+
+
+async def test_a_copy_of_a_folder_begins_without_sessions(server, tmp_path):
+    (tmp_path / "old").mkdir()
+    await run_in(tmp_path / "old", server)
+    subprocess.run(["cp", "-a", str(tmp_path / "old"), str(tmp_path / "copy")], check=True)
+    await run_in(tmp_path / "copy", server)
+    await run_in(tmp_path / "old", server)
+    assert [seen.messages for seen in server.requests] == [2, 2, 4]
+
+
+async def test_a_folder_that_only_looks_like_a_lost_one_adopts_nothing_unasked(server, tmp_path):
+    old, new = tmp_path / "here" / "garden", tmp_path / "there" / "garden"
+    old.mkdir(parents=True)
+    await run_in(old, server)
+    shutil.copytree(old, new)
+    shutil.rmtree(old)
+    said = await run_in(new, server)
+    assert f"the sessions of {old}, which is gone, are kept and not used" in said
+    assert server.requests[-1].messages == 2
+
+
+@pytest.mark.parametrize(("key", "messages"), [("y\r", 4), ("\r", 2)])
+async def test_a_person_is_asked_whether_a_folder_is_the_one_that_is_gone(server, tmp_path, key, messages):
+    old, new = tmp_path / "here" / "garden", tmp_path / "there" / "garden"
+    old.mkdir(parents=True)
+    await run_in(old, server)
+    shutil.copytree(old, new)
+    shutil.rmtree(old)
+    async with terminal(str(new), "--session", "my:work", server=server) as screen:
+        await screen.sees("do they continue here? [y/N]")
+        screen.type(key)
+        await screen.sees(PROMPT)
+        screen.type("\x04")
+        await screen.ends()
+    await run_in(new, server)
+    assert server.requests[-1].messages == messages
+
+
+async def test_a_store_from_before_there_were_records_is_still_found(tmp_path):
+    folder = tmp_path / "w"
+    folder.mkdir()
+    async with AgentLoop(MessageBus(), ScriptedProvider(["hello"]), folder) as agent:
+        await agent.process_direct("hi")
+        path = agent.store.path  # type: ignore[attr-defined]
+    for record in path.parent.glob("*.json"):
+        record.unlink()
+    assert (await asyncio.to_thread(location.find_own, folder, location.home())).path == path
+
+
+async def test_a_server_in_another_folder_does_not_forget_that_tokens_are_asked_for(server, tmp_path):
+    (tmp_path / "w").mkdir()
+    assert (await everloop("token", "add", "ada")).status == 0
+    done = await everloop("serve", "--port", "0", "--workspace", str(tmp_path / "w"), server=server)
+    assert (done.status, done.out) == (2, "")
+    assert "everloop token add NAME --workspace" in done.err

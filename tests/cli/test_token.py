@@ -1,0 +1,156 @@
+"""`everloop token`: the real command, and what it leaves in the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from everloop.store.sqlite import SQLiteStore
+from everloop.store.tokens import hash_of
+
+from ..support.commands import Done, everloop
+
+
+def database() -> Path:
+    return Path(os.environ["EVERLOOP_HOME"]) / "everloop.db"
+
+
+async def token(*arguments: str) -> Done:
+    return await everloop("token", *arguments)
+
+
+async def added(*arguments: str) -> str:
+    done = await token("add", *arguments)
+    assert (done.status, len(done.lines)) == (0, 1), done.err
+    return done.lines[0]
+
+
+async def whose(secret: str) -> str | None:
+    store = SQLiteStore(database())
+    found = await store.token(hash_of(secret))
+    await store.close()
+    return None if found is None else found.owner
+
+
+def is_one_error(done: Done) -> None:
+    assert (done.status, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1
+    assert done.err.startswith("everloop: ")
+
+
+async def test_a_token_is_printed_once_alone_and_lets_its_owner_in():
+    secret = await added("anna")
+    assert re.fullmatch(r"ev_[A-Za-z0-9_-]{43}", secret)
+    assert await whose(secret) == "anna"
+    assert secret not in (await token("list")).out + (await token("list", "--json")).out
+    assert await whose(await added("laptop", "--owner", "anna")) == "anna"
+    assert await whose(await added("here", "--owner", "me")) == "me"
+
+
+async def test_the_list_has_who_and_when_and_never_the_token_or_its_hash():
+    secrets = [await added("anna"), await added("laptop", "--owner", "anna")]
+    await token("revoke", "anna")
+    listed = await token("list")
+    assert len(listed.lines) == 3
+    assert all(part in listed.lines[2] for part in ("laptop", "anna"))
+    as_json = (await token("list", "--json")).lines
+    assert '"name": "anna"' in as_json[0]
+    assert '"revoked_at": null' not in as_json[0]
+    assert '"revoked_at": null' in as_json[1]
+    for secret in secrets:
+        for said in (listed.out, *as_json):
+            assert secret not in said
+            assert hash_of(secret) not in said
+
+
+async def test_rights_are_given_by_a_flag_and_listed():
+    asked = {"plain": (), "short": ("--admin",), "long": ("--rights", "use, admin"), "only": ("--rights", "admin")}
+    for name, flags in asked.items():
+        await added(name, *flags)
+    lines = (await token("list", "--json")).lines
+    assert [json.loads(line)["rights"] for line in lines] == [["use"], ["admin", "use"], ["admin", "use"], ["admin"]]
+    shown = (await token("list")).lines
+    assert [line.split()[2] for line in shown] == ["rights", "use", "admin,use", "admin,use", "admin"]
+    assert (await token("create", "another", "--admin")).status == 0
+
+
+async def test_with_the_first_token_it_is_said_that_everyone_needs_one_now():
+    said = [(await token("add", name)).err for name in ("anna", "berta")]
+    assert ["every request needs a token" in err for err in said] == [True, False]
+
+
+async def test_a_revoked_token_lets_nobody_in_and_the_others_still_do():
+    first, second, third = await added("anna"), await added("two", "--owner", "anna"), await added("berta")
+    assert (await token("revoke", "anna")).status == 0
+    assert [await whose(one) for one in (first, second, third)] == [None, "anna", "berta"]
+    again = await added("anna")
+    assert [await whose(one) for one in (first, again)] == [None, "anna"]
+
+
+async def test_a_token_can_be_revoked_by_the_start_of_its_id():
+    first, second = await added("anna"), await added("berta")
+    ids = re.findall(r'"id": "([0-9a-f]+)"', (await token("list", "--json")).out)
+    assert (await token("revoke", ids[1][:6])).status == 0
+    assert [await whose(one) for one in (first, second)] == ["anna", None]
+
+
+async def test_a_name_comes_before_an_id_and_a_short_start_of_an_id_is_nobodys():
+    first = await added("anna")
+    (id,) = re.findall(r'"id": "([0-9a-f]+)"', (await token("list", "--json")).out)
+    is_one_error(await token("revoke", id[:3]))
+    named = await added(id[:6], "--owner", "berta")
+    assert (await token("revoke", id[:6])).status == 0
+    assert [await whose(one) for one in (first, named)] == ["anna", None]
+
+
+async def test_a_name_that_is_taken_is_one_line_and_makes_no_token():
+    secret = await added("anna")
+    is_one_error(await token("add", "anna", "--owner", "berta"))
+    assert len((await token("list", "--json")).lines) == 1
+    assert await whose(secret) == "anna"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("add", "Anna"),  # cannot be an owner
+        ("add", "a" * 33),
+        ("add", "a b", "--owner", "anna"),
+        ("add", "anna", "--owner", "../me"),
+        ("add", "anna", "--owner", ""),
+        ("add", "anna", "--rights", "root"),
+        ("add", "anna", "--rights", ""),
+        ("add", "anna", "--rights", "use", "--admin"),
+        ("add", "\x1b[31m", "--owner", "anna"),
+        ("add",),
+        ("revoke", "nobody"),
+        ("revoke", ""),
+        ("list", "x"),
+        ("forget", "anna"),
+        (),
+    ],
+)
+async def test_what_cannot_be_done_is_one_line_and_leaves_no_token(arguments):
+    is_one_error(await token(*arguments))
+    listed = await token("list")
+    assert (listed.status, listed.out) == (0, "")
+
+
+async def test_revoking_twice_and_pasting_the_token_itself_are_errors_that_do_not_show_it():
+    secret = await added("anna")
+    pasted = await token("revoke", secret)
+    is_one_error(pasted)
+    assert secret[:20] not in pasted.err
+    assert await whose(secret) == "anna"
+    await token("revoke", "anna")
+    is_one_error(await token("revoke", "anna"))
+
+
+async def test_asking_for_the_list_makes_no_store():
+    assert (await token("list")).status == 0
+    is_one_error(await token("revoke", "anna"))
+    assert not database().exists()

@@ -1,0 +1,63 @@
+"""A person who waits for a model to be loaded is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from everloop.providers.base import ProviderError
+from everloop.providers.local.engine import Engine, Settings
+from everloop.providers.local.provider import LocalProvider
+from everloop.providers.retry import Resilient
+from tests.support.commands import terminal, until
+
+from .real import TINY, weights
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _found() -> None:
+    weights(TINY)  # before there is an event loop to be blocked
+
+
+async def test_it_says_that_it_loads_the_model_while_it_does() -> None:
+    found = threading.Event()
+
+    def slowly() -> Path:
+        assert found.wait(30)
+        raise ProviderError("there is none")
+
+    provider = Resilient([(LocalProvider(Engine(Settings(slowly))), None)], retries=0)
+    assert provider.doing == ""
+    asked = asyncio.create_task(provider.chat([{"role": "user", "content": "hello"}]))
+    async with asyncio.timeout(20):
+        while not provider.doing:
+            await asyncio.sleep(0.01)
+    found.set()
+    with pytest.raises(ProviderError):
+        await asked
+    assert provider.doing == ""
+    await provider.close()
+
+
+async def test_a_file_of_ones_own_that_was_cut_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    await asyncio.to_thread(lambda: cut.write_bytes(weights(TINY).read_bytes()[:20_000_000]))
+    engine = Engine(Settings(cut, window=512, slots=1))
+    with pytest.raises(ProviderError) as caught:
+        await engine.start()
+    await engine.close()
+    assert "\n" not in str(caught.value)
+    assert "get it again" in str(caught.value)
+
+
+async def test_at_a_terminal_the_spinner_says_so() -> None:
+    async with terminal("chat", "--provider", "local", "--model", str(weights(TINY))) as screen:
+        await screen.sees("shows the commands")
+        screen.type("hello\r")
+        await screen.sees("loading")  # the screen draws only what has changed
+        await until(lambda: screen.takes_keys)
+        screen.type("\x04")
+        assert await screen.ends() == 0

@@ -1,0 +1,152 @@
+"""Which session's turn this process begins next, and that nothing is left lying where a session changes hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from everloop.bus import InboundMessage
+from everloop.log import CallsAsked, TurnEnded
+from everloop.runtime.dispatcher import Dispatcher
+from everloop.runtime.session import WAITS, Session
+from everloop.store.base import Busy, Claim
+from everloop.store.sqlite import SQLiteStore
+from everloop.store.workers import new_worker, retire
+
+from ..support.commands import until
+
+
+def said(text: str) -> InboundMessage:
+    return InboundMessage("test", "user", "one", text, reply=False).addressed()
+
+
+class Host:
+    """A host whose sessions are told of nothing."""
+
+    async def run_claim(self, claim: Claim, session: Session) -> str:
+        raise NotImplementedError
+
+    def system_prompt(self) -> str:
+        return ""
+
+    def on_held(self, worker: str, awaited: bool) -> None: ...
+
+    def on_handoff(self, session: int | None) -> None: ...
+
+    def on_unclaimed_answer(self, row: int) -> None: ...
+
+    def on_message_behind_question(self, message: InboundMessage) -> None: ...
+
+    async def stop_elsewhere(self, owner: str, key: str, target: str | int | None) -> None: ...
+
+
+class Desk(Host):
+    """A dispatcher that answers a message with its own words, and the store that it shares with another worker."""
+
+    def __init__(self, store: SQLiteStore) -> None:
+        self.store = store
+        self.other = new_worker()
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        self.held: set[str] = set()  # messages whose turns wait for `go`
+        self.dispatcher = Dispatcher(store, self)
+
+    async def run_claim(self, claim: Claim, session: Session) -> str:
+        text = claim.message.content
+        if text in self.held:
+            self.held.discard(text)
+            self.reached.set()
+            await self.go.wait()
+        finished = await self.store.finish(claim, [TurnEnded("answer", text)])
+        session.again |= finished.more
+        return text
+
+
+@pytest.fixture
+async def desk(tmp_path) -> AsyncIterator[Desk]:
+    store = SQLiteStore(tmp_path / "store.db")
+    made = Desk(store)
+    yield made
+    await made.dispatcher.stop()
+    made.dispatcher.retire()
+    retire(made.other)
+    await store.close()
+
+
+async def test_what_came_in_for_a_turn_that_was_taken_over_is_answered_though_that_one_is_over(desk):
+    """As when a process was frozen: another has ended the turn meanwhile, and knows nothing of what came since."""
+    desk.held.add("one")
+    first = await desk.dispatcher.submit(said("one"))
+    await asyncio.wait_for(desk.reached.wait(), 20)
+    await desk.store.release_all(desk.dispatcher.worker)
+    claim = await desk.store.begin("me", "test:one", desk.other)
+    assert claim is not None
+    await desk.store.finish(claim, [TurnEnded("answer", "by another")])
+    second = await desk.dispatcher.submit(said("two"))
+    desk.go.set()
+    assert await asyncio.wait_for(second, 20) == "two"
+    assert await asyncio.wait_for(first, 20) == "by another"
+
+
+async def test_a_session_that_becomes_free_while_it_is_still_said_to_be_held_is_taken_up(desk, monkeypatch):
+    row = await desk.store.accept(said("one"))
+    claim = await desk.store.begin("me", "test:one", desk.other)
+    assert claim is not None
+    begin = desk.store.begin
+    late, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(*given: Any) -> Any:
+        try:
+            return await begin(*given)
+        except Busy:
+            late.set()
+            await go.wait()
+            raise
+
+    monkeypatch.setattr(desk.store, "begin", slow)
+    desk.dispatcher.kick("me", "test:one")
+    await asyncio.wait_for(late.wait(), 20)
+    await desk.store.release(claim)
+    await desk.dispatcher.scan()  # as the other one's word brings it about
+    go.set()
+    await over(desk, row.id)
+
+
+async def over(desk: Desk, row: int) -> None:
+    async with asyncio.timeout(20):
+        while not await desk.store.over([row]):
+            await asyncio.sleep(0.01)
+
+
+async def test_who_has_gone_while_told_that_a_question_is_open_takes_nobody_else_with_it(desk):
+    await desk.store.accept(said("may I?"))
+    claim = await desk.store.begin("me", "test:one", desk.other)
+    assert claim is not None
+    await desk.store.park(claim, [CallsAsked(("1",), "may I?")])
+    row = await desk.store.accept(said("patient"))
+    patient = desk.dispatcher.wait_for(row.id, row.message)
+    hasty = await desk.dispatcher.submit(said("hasty"))
+    hasty.cancel()
+    await until(lambda: desk.dispatcher.session("me", "test:one") is None)
+    assert not patient.done()
+    assert await (await desk.dispatcher.submit(said("another"))) == WAITS
+
+
+@pytest.mark.parametrize(("meant", "stopped"), [(None, True), ("t1", True), (5, True), ("t2", False), (6, False)])
+async def test_a_stop_that_is_meant_for_one_turn_stops_no_other(desk, meant, stopped):
+    """Also where that turn has just begun, and the stop names the row of the inbox that opened it."""
+    told: list[str] = []
+
+    class Running:
+        id = "t1"
+
+        def stop(self, reason: str, text: str) -> None:
+            told.append(reason)
+
+    turn: Any = Running()
+    session = desk.dispatcher._start("me", "test:one")
+    session.turn, session.rows = turn, [5]
+    session.stop("cancelled", "Stopped.", meant)
+    assert bool(told) is stopped

@@ -1,0 +1,9 @@
+"""What the tests of the PostgreSQL store share."""
+
+from __future__ import annotations
+
+from tests.server.fixtures import fake as fake
+from tests.server.fixtures import http as http
+
+from .fixtures import database as database
+from .fixtures import postgres as postgres

@@ -1,0 +1,77 @@
+"""Poolers: one that gives each transaction another connection is refused, every other is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from everloop.bus import InboundMessage
+from everloop.errors import StoreError
+from everloop.store.postgres.store import PostgresStore
+from everloop.store.workers import new_worker, retire
+from tests.support.commands import everloop
+
+from .pooler import pooling
+from .server import Server
+
+
+def through(dsn: str, folder: str) -> str:
+    return dsn.partition("?host=")[0] + f"?host={folder}"
+
+
+async def test_a_pooler_in_transaction_mode_is_refused_in_one_line(postgres: Server, database: str):
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
+        async with pooling(postgres.folder, Path(folder), "transaction"):
+            store = PostgresStore(through(database, folder))
+            with pytest.raises(StoreError, match="pooler") as told:
+                await store.workers()
+            assert "\n" not in str(told.value)
+            await store.close()
+            done = await everloop("token", "list", EVERLOOP_STORE=through(database, folder))
+            assert done.status == 2
+            assert len(done.err.splitlines()) == 1
+
+
+async def test_a_pooler_in_session_mode_is_as_good_as_the_server(postgres: Server, database: str):
+    worker = new_worker()
+    with tempfile.TemporaryDirectory() as folder:
+        async with pooling(postgres.folder, Path(folder), "session"):
+            store = PostgresStore(through(database, folder))
+            woken = asyncio.Event()
+            place = store.peer(worker, lambda _: woken.set())
+            await place.join()
+            await store.accept(InboundMessage("test", "user", "1", "hi").addressed())
+            await store.wake()
+            async with asyncio.timeout(30):
+                await woken.wait()
+            assert await store.ready(worker) == [("me", "test:1")]
+            await place.leave()
+            await store.close()
+    retire(worker)
+
+
+async def test_the_pooler_of_these_tests_does_lend_each_transaction_another_connection(postgres: Server, database: str):
+    """Otherwise the tests above would prove nothing."""
+
+    def processes(address: str) -> tuple[int, int]:
+        with psycopg.connect(address, autocommit=True) as one, psycopg.connect(address, autocommit=True) as two:
+            with one.transaction():
+                held = one.execute("SELECT pg_backend_pid()").fetchone()
+                two.execute("SELECT 1")
+            with two.transaction():
+                then = two.execute("SELECT pg_backend_pid()").fetchone()
+                assert one.execute("SELECT 1").fetchone() == (1,)
+            assert held is not None
+            assert then is not None
+            return held[0], then[0]
+
+    with tempfile.TemporaryDirectory() as folder:
+        async with pooling(postgres.folder, Path(folder), "transaction"):
+            held, then = await asyncio.to_thread(processes, through(database, folder))
+            assert held == then
+    held, then = await asyncio.to_thread(processes, database)
+    assert held != then

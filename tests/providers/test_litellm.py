@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,12 @@ import pytest
 from everloop.errors import ConfigError
 from everloop.providers.litellm import LiteLLMProvider
 from tests.clients.environments import python_environment, source_environment
+from tests.support.places import ROOT
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for all that happens in the process
 
 CANARY = "canary-of-another-endpoint"
-SCENES = Path(__file__).with_name("litellm_scenes.py")
+SCENES = ROOT / "tests" / "support" / "litellm_scenes.py"
 ECHO_CALLS = [["echo", {"text": "a"}, None, True], ["echo", {"text": "é\n"}, None, True]]
 
 

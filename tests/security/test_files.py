@@ -376,7 +376,7 @@ KILLED = """
 import asyncio, json, os, random, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from tests.desk import Desk
+from tests.support.desk import Desk
 
 folder, place = Path(sys.argv[1]), Path(sys.argv[1]) / "a.txt"
 texts = [letter * 100_000 for letter in "ab"]

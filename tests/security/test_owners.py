@@ -24,7 +24,7 @@ from ..server.serving import CHAT, Client, call, process
 from ..support.commands import everloop
 from .scene import canary
 
-RULES = '[[policy]]\ndo = "allow"\ncommand = "curl"\n'
+RULES = '[[policy]]\ndo = "allow"\ncommand = "curl"\nnetwork = true\n'
 LEFT_OPEN = ("/healthz", "/readyz")
 
 

@@ -34,7 +34,7 @@ CLIENT_LEFT = "Stopped: the client went away."
 SPACES = 100  # characters around a text that may have been streamed and are not in the log
 ABANDONED = "Abandoned: the server was stopped before the answer, and nobody waits for it any more."
 PLAIN = "You are a helpful assistant."
-FAILED = "the model behind the server failed"
+FAILED = "the model of this server failed"
 TOGETHER = "Make it again, together with the corrected one."
 
 # ---------------------------------------------------------------------------------------------- turns of requests

@@ -19,7 +19,6 @@ from ..base import Plan, ToolError
 from ..context import CallContext
 from .patterns import Fit, fits_command, fits_past_options, fits_path
 from .shell_line import TEXT, CommandLine, SimpleCommand, unknown
-from .shell_syntax import read
 from .steering import steers
 from .taint import objection
 
@@ -191,6 +190,7 @@ class Policy:
         if plan.command is None or not any(rule.command or rule.path for _, rule in rules):
             yield from places
             return
+        from .shell_syntax import read  # most policies have no rule about commands
 
         line = read(plan.command)
         if line.opaque:

@@ -179,10 +179,11 @@ def is_generated(relative_path: str) -> bool:
 
 
 def planted_by_command(relative_path: str) -> str:
-    """As `steers`, for files that a command leaves behind: without those that tools keep by themselves, and those of
-    the agent, which are looked after by their folders."""
+    """As `steers`, for files that a command leaves behind: without those that tools keep by themselves, those of the
+    agent, which are checked by their folders, and `.git`, which is checked as a repository."""
     path = relative_path.lower()
-    if path.rsplit("/", 1)[-1] in _WRITTEN_BY_TOOLS or path.split("/")[0] in _OURS:
+    name = path.rsplit("/", 1)[-1]
+    if name == ".git" or name in _WRITTEN_BY_TOOLS or path.split("/")[0] in _OURS:
         return ""
     return steers(relative_path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..policy.shell_line import SimpleCommand, unknown
-from ..policy.shell_syntax import read
 
 _QUIET = frozenset({"echo", "printf", "pwd", "date", "true", "false", ":", "sleep", "mkdir", "touch", "exit"})
 _READING_OPTIONS = ("-f", "--file", "-r", "--ref")  # of date and touch: they take a file
@@ -11,6 +10,8 @@ _READING_OPTIONS = ("-f", "--file", "-r", "--ref")  # of date and touch: they ta
 
 def reads_nothing(command: str) -> bool:
     """Whether a command line consists of such commands only, every word of it written out."""
+    from ..policy.shell_syntax import read  # most agents never run a command
+
     line = read(command)
     return not line.opaque and not line.altered and bool(line.commands) and all(map(_is_quiet, line.commands))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import dataclasses
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +24,22 @@ from .channel import finished, publish, until
 HARM = re.compile(r"mixed up|has [2-9]\d* (?:ends|answers in the outbox)")
 
 
+def uses(pid: int, store: Path) -> bool:
+    """Whether a process has a store open."""
+    with contextlib.suppress(OSError):
+        return any(os.readlink(link) == str(store) for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
 async def robbers(
     forge: Forge, folder: Path, model: FakeOpenAI, plant: str, seen: Callable[[History], object]
 ) -> History:
     """Two workers that take each other for dead, until something is seen of it: when they meet is up to chance."""
     children = [forge.start("worker", folder=str(folder), url=model.base_url, plant=plant) for _ in range(2)]
-    await until(lambda: (folder / "store.db").exists())
-    for crowd in range(8):
+    pids = [await asyncio.wrap_future(child.pid) for child in children]
+    store = (folder / "store.db").resolve()
+    await until(lambda: all(uses(pid, store) for pid in pids))  # or one may have all the work to itself
+    for crowd in range(40):
         for number in range(12 * crowd, 12 * crowd + 12):
             await publish(folder, say(f"m{number}", "nw.s", chat=str(number % 3)))
         with contextlib.suppress(AssertionError):

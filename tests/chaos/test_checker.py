@@ -39,7 +39,7 @@ async def robbers(
     pids = [await asyncio.wrap_future(child.pid) for child in children]
     store = (folder / "store.db").resolve()
     await until(lambda: all(uses(pid, store) for pid in pids))  # or one may have all the work to itself
-    for crowd in range(40):
+    for crowd in range(8):
         for number in range(12 * crowd, 12 * crowd + 12):
             await publish(folder, say(f"m{number}", "nw.s", chat=str(number % 3)))
         with contextlib.suppress(AssertionError):

@@ -10,6 +10,7 @@ from typing import Any
 from everloop.store import jobs
 from everloop.store.sqlite import store as sqlite
 from everloop.store.sqlite import transactions, writer
+from everloop.store.workers import alive
 from everloop.tools.registry import ToolRegistry
 
 
@@ -19,8 +20,17 @@ def plant(name: str) -> None:
 
 
 def _thief() -> None:
-    """Every other worker is taken for dead."""
-    vars(transactions).update(alive=lambda worker: False)
+    """Every other worker is taken for dead when it comes to leases; both still get wake-ups."""
+    join = transactions.join
+
+    def honest_join(db: sqlite3.Connection, worker: str, address: str) -> None:
+        vars(transactions).update(alive=alive)
+        try:
+            join(db, worker, address)
+        finally:
+            vars(transactions).update(alive=lambda worker: False)
+
+    vars(transactions).update(alive=lambda worker: False, join=honest_join)
     vars(sqlite).update(_free=lambda holder, worker: True)
 
 

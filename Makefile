@@ -1,5 +1,5 @@
 # Everything starts with a private .venv made from the lock files; a second run finds it ready.
-#   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make eval   make bench   make lint
+#   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make quick   make eval   make bench   make lint
 #   make format   make types   make chaos   make clean
 #   PYTHON=/path/to/python3 picks the interpreter; make lock renews the lock files (needs uv).
 
@@ -7,12 +7,12 @@
 ROOT := $(shell cd "$$(dirname "$$(printf '%s' '$(subst ','\'',$(MAKEFILE_LIST))' | sed 's/^ //')")" && pwd -P)
 HERE := $(shell pwd -P)
 
-.PHONY: chat test eval bench lint format types chaos lock setup clean
+.PHONY: chat test quick eval bench lint format types chaos lock setup clean
 .DEFAULT_GOAL := chat
 
 ifneq ($(ROOT),$(HERE))
 
-chat test eval bench lint format types chaos lock setup clean:
+chat test quick eval bench lint format types chaos lock setup clean:
 	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
 
 else
@@ -25,6 +25,11 @@ UV ?= uv
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
 	--no-emit-index-url --no-emit-find-links $(ARGS) --group build pyproject.toml
 ARGS ?=
+# The tier that finds most mistakes: pure code and single processes, without PostgreSQL, kills, browsers or model weights.
+QUICK = tests/engine tests/config tests/context tests/goals tests/sandbox tests/testing tests/tools/policy \
+	$(addprefix tests/providers/test_,endpoints.py factory.py options.py retry.py) \
+	$(addprefix tests/test_,activity.py architecture.py bus.py commands.py log.py messages.py package.py replay.py \
+	spec_examples.py text.py)
 
 # A moved clone or a removed interpreter makes the stamps worthless.
 $(shell [ -x $(PY) ] && [ "$$(cat $(READY) 2>/dev/null)" = "$$(pwd -P)" ] || rm -f $(READY) $(READY_DEV))
@@ -34,6 +39,9 @@ chat: $(READY)
 
 test: $(READY_DEV)
 	@$(PY) -m pytest -q $(ARGS)
+
+quick: $(READY_DEV)
+	@$(PY) -m pytest -q $(QUICK) $(ARGS)
 
 eval: $(READY_DEV)
 	@$(PY) -m evaluation $(ARGS)

@@ -84,7 +84,10 @@ VARIABLES = {
 
 
 @pytest.mark.parametrize("line", VARIABLES.values(), ids=VARIABLES)
-async def test_no_variable_makes_an_allowed_command_run_something_else(scene: Scene, line: str) -> None:
+async def test_no_variable_makes_an_allowed_command_run_something_else(
+    scene: Scene, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELL", "/bin/sh")  # without one, make does not expand $(shell ...) in its flags
     run = program(scene, scene.workspace / "run")
     evil = scene.workspace / "evil.mk"
     evil.write_text(f"$(shell {run})\nall: ;\n")

@@ -214,6 +214,9 @@ class _Tape:
     def replay_safe(self, name: str) -> bool:
         return True  # no intents: a replay cannot be cut off
 
+    def read_only(self, name: str) -> bool:
+        return True
+
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> _Result:
         entry = self.next
         assert isinstance(entry, CallEnded)
@@ -234,7 +237,7 @@ class _Tape:
     def park(self, entries: Sequence[Entry], question: str) -> Written[None]:
         return self.append(entries)
 
-    def append(self, entries: Sequence[Entry]) -> Written[None]:
+    def append(self, entries: Sequence[Entry], flush: bool = True) -> Written[None]:
         self.written += entries
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)

@@ -24,6 +24,7 @@ Decision = Literal["allow", "ask", "deny"]
 Sandbox = Literal["auto", "bubblewrap", "landlock", "off"]
 Vision = Literal["auto", "yes", "no"]
 Missed = Literal["run", "drop"]
+Flush = Literal["needed", "always"]
 Small = Literal["auto", "on", "off"]
 Taint = bool | Literal["outside"]
 Search = Literal["auto", "brave", "duckduckgo", "searxng"]
@@ -117,6 +118,7 @@ class Config:
     # fmt: off
     workspace: Path = key("", UnderHome("workspace"), "the folder it works in", env="EVERLOOP_WORKSPACE", flag=True)
     store: Path | DSN = key("", UnderHome(DEFAULT_STORE), "the database", env="EVERLOOP_STORE", flag=True)
+    flush: Flush = key("", "needed", "which steps of a turn are flushed to the disk at once", choices=get_args(Flush))
 
     provider: str = key("provider", "", "which model API to use", key="name", env="EVERLOOP_PROVIDER", flag=True)
     base_url: str = key("provider", "", "address of the model API", env="EVERLOOP_BASE_URL", flag=True, url=True)

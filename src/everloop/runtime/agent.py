@@ -569,7 +569,9 @@ def open_store(store: Store | str | Path | DSN | None, config: Config | None, wo
     if not store:
         store = config.store if config is not None and config.store_named else os.environ.get("EVERLOOP_STORE")
     if not store:
-        return SQLiteStore(partial(_default_store, workspace, config))  # off the event loop: it looks at the disk
+        flush_always = config is not None and config.flush == "always"
+        # The path is found off the event loop: that looks at the disk.
+        return SQLiteStore(partial(_default_store, workspace, config), flush_always=flush_always)
     return store_at(store, config) if isinstance(store, str | Path | DSN) else store
 
 

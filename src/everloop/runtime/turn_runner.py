@@ -356,10 +356,10 @@ class SessionLog:
         self._outgoing: Sequence[OutboundMessage] = ()
         self._finished: Written[Finished] | None = None
 
-    def append(self, entries: Sequence[Entry]) -> Written[Any]:
+    def append(self, entries: Sequence[Entry], flush: bool = True) -> Written[Any]:
         took, self._took = self._took, []
         if not isinstance(last := entries[-1], TurnEnded):
-            return self._store.append(self._claim, entries, took)
+            return self._store.append(self._claim, entries, took, flush)
         self._outgoing, self.incoming = self._answer(last), self._follow(last)
         self._finished = self._store.finish(self._claim, entries, self._outgoing, self._sender, took, self.incoming)
         return self._finished

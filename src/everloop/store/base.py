@@ -236,8 +236,13 @@ class Store(Protocol):
         """
         ...
 
-    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
-        """Append to the turn's log under the claim's fence; `took` are inbox rows that the entries hold."""
+    def append(
+        self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
+    ) -> Written[None]:
+        """Append to the turn's log under the claim's fence; `took` are inbox rows that the entries hold.
+
+        Without `flush` the entries survive the death of the process, and a power loss only from the next flush on.
+        """
         ...
 
     def finish(

@@ -138,7 +138,9 @@ class PostgresStore:
             self.heartbeat.keep(worker)
         return claim
 
-    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
+    def append(
+        self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
+    ) -> Written[None]:
         rows = claims.rows_of(claim, entries)
         claim.inbox += took
         spent, claim.spent = claim.spent, []

@@ -49,7 +49,8 @@ from .schema import NewerSchema, migrate
 from .writer import Writer
 
 T = TypeVar("T")
-CHECKPOINT_PAGES = 256
+PAGE_BYTES = 1024
+CHECKPOINT_BYTES = 1024 * 1024
 PROBE = "INSERT INTO rate (owner, name, began, number) VALUES ('', ?, 0, 0)"
 PROBE_BYTES = 32 * 1024  # about what a request writes
 LOCK_SECONDS = 30.0  # how long a write waits for another program that has locked the file
@@ -62,10 +63,16 @@ class SQLiteStore:
     connections and never wait for writes.
     """
 
-    def __init__(self, path: str | Path | Callable[[], Path], *, lock_seconds: float = LOCK_SECONDS) -> None:
+    def __init__(
+        self,
+        path: str | Path | Callable[[], Path],
+        *,
+        lock_seconds: float = LOCK_SECONDS,
+        flush_always: bool = False,
+    ) -> None:
         self._path = path
         self._lock_seconds = lock_seconds
-        self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path))
+        self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path), flush_always)
         self.relay: EventRelay = NoRelay()
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
@@ -125,13 +132,17 @@ class SQLiteStore:
         work = partial(tx.begin, owner=owner, key=key, worker=worker, message=message, kind=kind)
         return claims.begun(await self.writer.submit(work))
 
-    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
+    def append(
+        self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
+    ) -> Written[None]:
         rows = claims.rows_of(claim, entries)
         if not took and not claim.spent and not isinstance(entries[-1], Compacted):
-            return self.writer.submit(lambda db: tx.append(db, claim, rows))
+            return self.writer.submit(lambda db: tx.append(db, claim, rows), "flushed" if flush else "statement")
         claim.inbox += took
         spent, claim.spent = claim.spent, []
-        return self.writer.submit(lambda db: tx.append_taking(db, claim, rows, took, spent))
+        return self.writer.submit(
+            lambda db: tx.append_taking(db, claim, rows, took, spent), "flushed" if flush else "written"
+        )
 
     def finish(
         self,
@@ -431,10 +442,12 @@ class SQLiteStore:
             why = "it is a folder: name a file in it" if self.path.is_dir() else error
             raise StoreError(f"cannot open the store {self.path}: {why}") from error
         try:
+            # Of a new file. A commit writes whole pages, and most steps of a turn are shorter than one of these.
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             _use_wal(connection, self._lock_seconds)
             connection.execute("PRAGMA synchronous = FULL")
             # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
-            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
             migrate(connection)
             commit_mark.verify(connection, self.path)
         except NewerSchema:

@@ -385,6 +385,24 @@ async def test_a_damaged_store_is_said_in_one_line_and_left_as_it_is(begin, tmp_
     assert (tmp_path / "store.db").read_bytes() == content
 
 
+async def test_a_damaged_message_keeps_no_other_from_being_answered(begin, tmp_path):
+    store = SQLiteStore(tmp_path / "store.db")
+    for chat, text in (("1", "torn"), ("1", "one"), ("2", "two")):
+        await store.accept(InboundMessage("test", "u", chat, text).addressed())
+    await store.accept(InboundMessage("test", "u", "2", "/stop torn").addressed(), "urgent")
+    await store.writer.submit(lambda db: db.execute("UPDATE inbox SET data = '{' WHERE data LIKE '%torn%'").rowcount)
+    await store.close()
+    agent = begin(ScriptedProvider(["hello"], repeat_last=True))
+    task = asyncio.create_task(agent.run())
+    answers = [await asyncio.wait_for(agent.bus.consume_outbound(), 30) for _ in range(2)]
+    assert {(answer.chat_id, answer.content) for answer in answers} == {("1", "hello"), ("2", "hello")}
+    async with asyncio.timeout(30):
+        while (await agent.store.overview()).damaged_incoming < 2:
+            await asyncio.sleep(0.01)
+    agent.stop()
+    await task
+
+
 async def test_a_store_that_is_damaged_in_its_middle_is_an_error_in_the_chat(begin, tmp_path):
     agent = begin(ScriptedProvider(["x" * 3000], repeat_last=True))
     for n in range(20):

@@ -225,6 +225,10 @@ def _checks(work: Overview) -> list[Check]:
         one = "1 row cannot" if work.damaged == 1 else f"{work.damaged} rows cannot"
         repair = "look at SELECT id, damaged, data FROM outbox WHERE damaged IS NOT NULL"
         checks.append(Check("outbox", False, f"{one} be decoded and will not be sent", repair))
+    if work.damaged_incoming:
+        one = "1 row cannot" if work.damaged_incoming == 1 else f"{work.damaged_incoming} rows cannot"
+        repair = "look at SELECT id, damaged, data FROM inbox WHERE damaged IS NOT NULL"
+        checks.append(Check("inbox", False, f"{one} be decoded and will not be answered", repair))
     if work.lost_at is not None:
         count = "1 commit was" if work.lost_commits == 1 else f"{work.lost_commits} commits were"
         lost = f"{count} missing when it was opened on {_date(work.lost_at)}"

@@ -129,6 +129,9 @@ def _add_work(add: Add, session: Parser) -> None:
 def _add_history(add: Add, session: Parser) -> None:
     sessions = add("sessions", "sessions", "list the sessions, the latest first")
     sessions.add_argument("-n", type=_count, default=100, metavar="N", help="at most so many (default 100)")
+    sessions.add_argument(
+        "--adopt", metavar="FOLDER", help="continue the sessions of FOLDER, which is gone, in the workspace"
+    )
     sessions.add_argument("--json", action="store_true", help="one JSON object a line")
 
     log = add("log", "log", "show what happened in a session, by default the latest", session)

@@ -21,7 +21,8 @@ SHORTEST_ID = 4  # so that a mistyped short name is not taken for the start of a
 
 
 def command(options: argparse.Namespace) -> int:
-    return asyncio.run(ACTIONS[options.action](load_with_store(options), options))
+    config = load_with_store(options, claim=options.action == "add")
+    return asyncio.run(ACTIONS[options.action](config, options))
 
 
 @contextlib.asynccontextmanager

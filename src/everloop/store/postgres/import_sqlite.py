@@ -27,7 +27,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "session": ("id", "owner", "key", "fence", "history_from", "compacted", "created_at", "updated_at"),
     "entry": ("session", "seq", "turn", "kind", "data", "at"),
     "inbox": ("id", "owner", "session", "message_id", "kind", "state", "data", "at", "turn", "first_seq", "opened",
-              "ended_at", "reason"),
+              "ended_at", "reason", "damaged"),
     "outbox": ("id", "owner", "session", "turn", "data", "tries", "at", "sent_at", "key", "channel", "chat_id",
                "damaged"),
     "timer": ("owner", "id", "due_at", "data"),

@@ -97,7 +97,20 @@ m005_outbox_by_channel = """
 ALTER TABLE outbox ADD COLUMN channel text, ADD COLUMN chat_id text, ADD COLUMN damaged text;
 """
 
-MIGRATIONS: tuple[str, ...] = (m001_core, m002_search, m003_rates, m004_trust, m005_outbox_by_channel)
+# As m010_damaged_incoming of SQLite.
+m006_damaged_incoming = """
+ALTER TABLE inbox ADD COLUMN damaged text;
+CREATE INDEX inbox_damaged ON inbox (id) WHERE damaged IS NOT NULL;
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    m001_core,
+    m002_search,
+    m003_rates,
+    m004_trust,
+    m005_outbox_by_channel,
+    m006_damaged_incoming,
+)
 
 
 def migrate(db: Connection, dsn: DSN) -> None:

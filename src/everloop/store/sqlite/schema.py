@@ -141,6 +141,12 @@ def m009_outbox_by_channel(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO commit_mark (number) VALUES (0)")
 
 
+def m010_damaged_incoming(db: sqlite3.Connection) -> None:
+    """Why an incoming message was set aside."""
+    db.execute("ALTER TABLE inbox ADD COLUMN damaged TEXT")
+    db.execute("CREATE INDEX inbox_damaged ON inbox (id) WHERE damaged IS NOT NULL")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -151,6 +157,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m007_rates,
     m008_trust,
     m009_outbox_by_channel,
+    m010_damaged_incoming,
 )
 
 

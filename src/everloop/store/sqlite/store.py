@@ -96,14 +96,13 @@ class SQLiteStore:
         return await self._in_reader(work)
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
-        return [claims.incoming(row) for row in await self._read(queries.WAITING, owner, key)]
+        return await self._readable(await self._read(queries.WAITING, owner, key))
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
-        def work(db: sqlite3.Connection) -> list[Incoming]:
-            rows = db.execute(queries.URGENT, (owner,))
-            return [claims.incoming(row[:-1]) for row in rows if _free(row[-1], worker)]
+        def work(db: sqlite3.Connection) -> list[Any]:
+            return [row[:-1] for row in db.execute(queries.URGENT, (owner,)) if _free(row[-1], worker)]
 
-        return await self._in_reader(work)
+        return await self._readable(await self._in_reader(work))
 
     async def look(
         self, worker: str, sessions: Sequence[int] | None = None
@@ -111,8 +110,16 @@ class SQLiteStore:
         # One machine has few processes: they look at everything.
         return await self.ready(worker), await self.urgent(worker)
 
+    async def _readable(self, rows: Sequence[Any]) -> list[Incoming]:
+        """The messages of these rows. Waiting ones that cannot be decoded are set aside."""
+        found, damaged = claims.readable(rows)
+        if damaged:
+            claims.log_damaged(await self.writer.submit(partial(tx.set_aside, damaged=damaged)))
+        return found
+
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
-        return [claims.incoming(row) for row in await self._read(queries.UNFINISHED, owner, channel)]
+        rows = await self._readable(await self._read(queries.UNFINISHED, owner))
+        return [row for row in rows if row.message.channel == channel]
 
     async def incoming(self, id: int) -> Incoming:
         return claims.incoming((await self._read(queries.INCOMING, id))[0])
@@ -130,7 +137,9 @@ class SQLiteStore:
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
         work = partial(tx.begin, owner=owner, key=key, worker=worker, message=message, kind=kind)
-        return claims.begun(await self.writer.submit(work))
+        begun = await self.writer.submit(work)
+        claims.log_damaged(begun.damaged)
+        return claims.begun(begun.work)
 
     def append(
         self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True

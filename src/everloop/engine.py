@@ -214,11 +214,14 @@ class Turn:
         self.asked_at, self.first_at = time.monotonic(), 0.0
 
     def timed(self, answered: ModelAnswered) -> ModelAnswered:
-        """The answer that has just come, or what there is of it, with how long it took."""
+        """The answer that has just come, or what there is of it, with how long it took and whether the model was shown
+        text from outside that is in no entry: the log must say so when the tools are gone."""
         seconds = round(time.monotonic() - self.asked_at, 4)
         first = round(self.first_at - self.asked_at, 4) if self.first_at else 0.0
         # What came in one piece at the end was not streamed.
-        return replace(answered, seconds=seconds, first_token=first if seconds - first > 0.001 else 0.0)
+        first = first if seconds - first > 0.001 else 0.0
+        outside = self.conversation.described_outside
+        return replace(answered, seconds=seconds, first_token=first, untrusted=outside)
 
     def steered(self) -> Sequence[UserSaid]:
         return self._log.steered()

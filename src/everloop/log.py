@@ -84,10 +84,16 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     model: str = ""
     seconds: float = 0.0  # that the model took, with every try
     first_token: float = 0.0  # seconds until the first piece of it, where it came in pieces and somebody watched
+    untrusted: bool = False  # the model was shown tools whose descriptions came from outside
 
     @property
     def empty(self) -> bool:
         return not self.calls and not (self.content or "").strip()
+
+    @property
+    def own_files(self) -> bool:
+        """Whether it is untrusted only because of files that the agent did not write: never."""
+        return False
 
 
 class CallsBegun(msgspec.Struct, frozen=True, tag="begun"):
@@ -187,6 +193,8 @@ Entry = (
     | Cleared
     | Compacted
 )
+
+SAYS_ORIGIN = UserSaid | ModelAnswered | CallEnded  # entries that say whether text from outside came with them
 
 
 class Logged(msgspec.Struct, frozen=True):
@@ -304,7 +312,7 @@ def _away(ended: TurnEnded) -> bool:
 def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
     """Add what an entry completes to a conversation, with what is to be known of it."""
     messages = transcript.add(entry)
-    if isinstance(entry, CallEnded | UserSaid) and entry.untrusted:
+    if isinstance(entry, SAYS_ORIGIN) and entry.untrusted:
         conversation.untrusted = True
         conversation.outside |= not entry.own_files
     if isinstance(entry, UserSaid) and (entry.inside or entry.loaded):

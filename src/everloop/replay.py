@@ -177,6 +177,7 @@ class _Tape:
         if not isinstance(entry, ModelAnswered):
             raise _Apart("the engine asks the model here")
         self.at += 1
+        conversation.described_outside = entry.untrusted
         calls = [ToolCallRequest(call.id, call.name, call.arguments, call.error) for call in entry.calls]
         return LLMResponse(entry.content, calls, entry.finish_reason, entry.usage, entry.reasoning, entry.model)
 

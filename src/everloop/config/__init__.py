@@ -45,7 +45,7 @@ class Rule:
     arguments: dict[str, str] = key("[policy]", {}, "pattern by argument")
     origin: str = key("[policy]", "", "pattern: `channel:chat_id` that the turn came from")
     network: bool = key(
-        "[policy]", False, "`allow` with a `command`: also with network; `ask`, `deny`: only commands that ask for it"
+        "[policy]", False, "`allow`: also commands with network; `ask`, `deny`: only commands that ask for it"
     )
     tainted: bool = key("[policy]", False, "an `allow` that also holds after untrusted content was read")
     why: str = key("[policy]", "", "the reason, for the model and the user")

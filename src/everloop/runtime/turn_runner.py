@@ -320,6 +320,7 @@ class TurnRunner:
     def _free_addresses(self, tools: ToolRegistry, conversation: Conversation) -> Free | None:
         """Which images an answer may show; None for all: also for a client that brings its own tools, which is the
         agent itself and gets the model's own words."""
+        conversation.described_outside = tools.described_outside
         if tools.described_outside:  # they may have come while the turn ran
             conversation.untrusted = conversation.outside = True
         return None if isinstance(tools, ClientTools) else free_addresses(self.policy, conversation)

@@ -121,7 +121,7 @@ async def test_an_owner_without_budget_is_told_so(tmp_path: Path):
         _, error = await ada.fails("hi")
         assert error["code"] == "insufficient_quota"
         assert "100 tokens" in error["message"]
-        assert not server.seen()
+        assert not server.fake.requests
 
 
 def _today() -> str:

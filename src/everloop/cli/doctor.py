@@ -119,8 +119,7 @@ def _local(config: Config) -> list[Check]:
 async def _reached(name: str, config: Config) -> Check:
     """Whether the provider can be reached. Only a connection is opened; nothing is sent."""
     from ..providers.endpoints import ENDPOINTS, key_for
-    from ..providers.http import proxy_for
-    from ..providers.http_client import origin_of
+    from ..providers.http import origin_of, proxy_for
 
     known = ENDPOINTS.get(name)
     address = config.base_url or (known.base_url if known else "")

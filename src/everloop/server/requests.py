@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..messages import Message, encode_json
-from ..providers.sse import parse_arguments
+from ..providers.openai import parse_arguments
 from ..text import clean, one_line
 from .errors import ApiError, bad_request
 

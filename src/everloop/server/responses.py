@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ..log import Call
 from ..messages import encode_json
-from ..providers.sse import encode
+from ..providers.openai import encode
 from ..text import clean
 from .errors import ApiError
 

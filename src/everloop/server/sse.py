@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from .. import events
 from ..messages import encode_json
-from ..providers.sse import encode
+from ..providers.openai import encode
 from ..text_cursor import Position, TextCursor
 from .responses import Chunks
 from .resume import Place

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from everloop.providers.http_client import Pool, origin_of
+from everloop.providers.http import Pool, origin_of
 from everloop.providers.openai import Timeouts
 
 from .servers import MEGABYTE, Peer, Proxy, Server, answer, client, failure, polite, raw, say, server_tls

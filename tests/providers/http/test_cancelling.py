@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from everloop.providers.base import ProviderError
-from everloop.providers.http_client import Connection, ConnectionBroke, Pool, origin_of
+from everloop.providers.http import Connection, ConnectionBroke, Pool, origin_of
 from everloop.providers.openai import OpenAIProvider, Timeouts
 
 from .servers import ASK, MEGABYTE, Peer, Server, answer, client, failure, polite, raw, say, server_tls

@@ -8,7 +8,7 @@ import pytest
 
 from everloop.providers import http
 from everloop.providers.base import ProviderError
-from everloop.providers.http_client import Pool, origin_of
+from everloop.providers.http import Pool, origin_of
 from everloop.providers.openai import OpenAIProvider, Timeouts
 from everloop.testing.openai_server import FakeOpenAI
 

@@ -55,6 +55,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, str] = {}  # the client's own notes
     kept: bool = False  # the session goes on after it; otherwise the request is all there is
     answer_only: bool = False  # no tool may be called, so none is offered
+    model_only: bool = False  # the agent takes no part: neither its prompt nor its tools are used
     via: str = ""  # the worker that has the client's connection, where another one runs the turn
 
     @property

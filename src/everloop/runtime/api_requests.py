@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..actions import Limits
 from ..bus import InboundMessage
-from ..commands import kind_of
+from ..commands import answer_of, kind_of
 from ..context.prompt import PARTING
 from ..context.window import is_overflow
 from ..errors import StoreError
@@ -77,11 +77,12 @@ def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable
     """The spec of a request's turn.
 
     A client that brings tools is the agent, and we are its model: it gets no prompt but its own. Otherwise the agent
-    works with its own tools, and the client's system message follows the agent's prompt.
+    works with its own tools, and the client's system message follows the agent's prompt; unless the request is for the
+    model only, which gets no tools then.
     """
     limits = Limits(rounds=rounds, kept=request.kept)
     model = models(request.model)
-    if request.tools:
+    if request.tools or request.model_only:
         client = ClientTools(() if request.answer_only else request.tools)
         return TurnSpec(client, limits, model, lambda _: request.system or PLAIN, dated=False, options=request.options)
     tools = ToolRegistry() if request.answer_only else tools
@@ -200,6 +201,8 @@ class Requests:
         id, kept = message.id, message.request is not None and message.request.kept
         assert id is not None
         kind = kind_of(message) if kept else "message"
+        if message.request is not None and message.request.model_only and answer_of(message.content) is not None:
+            kind = "message"  # it may not answer what the agent has asked a person
         message = message.addressed()
         shown = _without_place(show) if show is not None else None
         if kind == "urgent":

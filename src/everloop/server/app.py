@@ -13,6 +13,7 @@ from ..errors import StoreError
 from ..messages import encode_json
 from ..observability.metrics import Meters
 from ..runtime.owners import Owners
+from .agent_choice import MODELS
 from .connections import Runner, connection_limit
 from .errors import not_found, unavailable
 from .guard import Guard
@@ -38,6 +39,7 @@ class Server:
             messages_limit=config.messages_limit,
             ping_seconds=config.ping_seconds,
             per_minute=config.requests_per_minute,
+            agent=config.server_agent,
         )
         self._runner: Runner | None = None
         self._guard: Guard | None = None
@@ -143,7 +145,7 @@ class Server:
         config = self._config
         named = [name for name in config.server_models if not any(c in name for c in "*?[")]
         first = config.model or self._owners.provider.get_default_model()
-        return list(dict.fromkeys(filter(None, (first, *config.fallbacks, *named))))
+        return list(dict.fromkeys(filter(None, (first, *config.fallbacks, *named, *MODELS))))
 
 
 def _json(body: bytes) -> web.Response:

@@ -43,6 +43,7 @@ ONCE = (
     "Content-Type",
     "Content-Encoding",
     "X-Session",
+    "X-Agent",
     "Idempotency-Key",
     "Last-Event-ID",
 )

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from ..bus import INSIDE, InboundMessage
 from ..commands import kind_of
+from ..config import Agent
 from ..errors import StoreError
 from ..log import Content, Request, text_of
 from ..messages import Message
@@ -25,6 +26,7 @@ from ..runtime.owners import OWN, Owners
 from ..store.base import Store
 from ..threads import in_thread
 from ..tools.registry import marked
+from .agent_choice import agent_of, model_of
 from .errors import ApiError, bad_request, failure_of, internal_error, too_many_requests, unavailable
 from .guard import OWNER, TOKEN
 from .requests import ChatRequest, read_chat
@@ -103,8 +105,11 @@ class RateLimit:
 class ChatHandler:
     """`POST /v1/chat/completions`."""
 
-    def __init__(self, owners: Owners, *, messages_limit: int, ping_seconds: float, per_minute: int = 0) -> None:
+    def __init__(
+        self, owners: Owners, *, messages_limit: int, ping_seconds: float, per_minute: int = 0, agent: Agent = "own"
+    ) -> None:
         self._owners = owners
+        self._agent: Agent = agent
         self._rate_limit = RateLimit(owners.store, per_minute)
         self._messages_limit = messages_limit
         self._ping_seconds = ping_seconds
@@ -131,9 +136,11 @@ class ChatHandler:
         known = await self._known(agent, request, session, text_of(said), position)
         if position is not None and not (known.id and chat.stream):
             raise bad_request(f"{LAST_ID}: only allowed for a stream that is repeated with its {KEY}", LAST_ID)
+        token, model = request[TOKEN], model_of(chat.model)
+        chosen = agent_of(chat, request.headers, token.agent if token is not None else "", self._agent)
         message = InboundMessage(
             CHANNEL,
-            token.name if (token := request[TOKEN]) is not None else "client",
+            token.name if token is not None else "client",
             session or id,
             text_of(said),
             untrusted=any(one["role"] == "tool" for one in chat.messages),
@@ -147,14 +154,15 @@ class ChatHandler:
                 system=chat.system,
                 tools=tuple(chat.tools),
                 options=chat.options,
-                model=chat.model or "",
+                model=model,
                 metadata=chat.metadata,
                 kept=session is not None,
                 answer_only=chat.answer_only,
+                model_only=chosen == "client",
             ),
             parts=parts,
         )
-        return Asked(agent, message, chat, agent.model_for(chat.model or ""), id, int(time.time()), known, position)
+        return Asked(agent, message, chat, agent.model_for(model), id, int(time.time()), known, position)
 
     async def _count(self, asked: Asked) -> None:
         try:

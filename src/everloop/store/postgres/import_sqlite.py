@@ -32,7 +32,7 @@ TABLES: dict[str, tuple[str, ...]] = {
                "damaged"),
     "timer": ("owner", "id", "due_at", "data"),
     "spent": ("owner", "scope", "tokens", "cost"),
-    "token": ("id", "hash", "name", "owner", "created_at", "last_used_at", "revoked_at", "rights"),
+    "token": ("id", "hash", "name", "owner", "created_at", "last_used_at", "revoked_at", "rights", "agent"),
     "file_mark": ("owner", "digest", "tainted", "path", "at"),
     "session_grant": ("owner", "key", "name", "at"),
 }  # fmt: skip

@@ -97,7 +97,19 @@ m005_outbox_by_channel = """
 ALTER TABLE outbox ADD COLUMN channel text, ADD COLUMN chat_id text, ADD COLUMN damaged text;
 """
 
-MIGRATIONS: tuple[str, ...] = (m001_core, m002_search, m003_rates, m004_trust, m005_outbox_by_channel)
+# As m010_token_agent of SQLite.
+m006_token_agent = """
+ALTER TABLE token ADD COLUMN agent text NOT NULL DEFAULT '';
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    m001_core,
+    m002_search,
+    m003_rates,
+    m004_trust,
+    m005_outbox_by_channel,
+    m006_token_agent,
+)
 
 
 def migrate(db: Connection, dsn: DSN) -> None:

@@ -303,8 +303,10 @@ class PostgresStore:
 
     # ------------------------------------------------------------------------------------------ tokens
 
-    async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,)) -> Token:
-        return await self._write(partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights))
+    async def add_token(
+        self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,), agent: str = ""
+    ) -> Token:
+        return await self._write(partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights, agent=agent))
 
     async def tokens_exist(self) -> bool:
         return bool((await self._read(EXIST))[0][0])

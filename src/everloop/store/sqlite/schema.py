@@ -141,6 +141,11 @@ def m009_outbox_by_channel(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO commit_mark (number) VALUES (0)")
 
 
+def m010_token_agent(db: sqlite3.Connection) -> None:
+    """Whether a token's requests may use the agent's own tools; '' leaves it to the server's settings."""
+    db.execute("ALTER TABLE token ADD COLUMN agent TEXT NOT NULL DEFAULT ''")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -151,6 +156,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m007_rates,
     m008_trust,
     m009_outbox_by_channel,
+    m010_token_agent,
 )
 
 

@@ -279,8 +279,12 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------------------------------ tokens
 
-    async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,)) -> Token:
-        return await self.writer.submit(partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights))
+    async def add_token(
+        self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,), agent: str = ""
+    ) -> Token:
+        return await self.writer.submit(
+            partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights, agent=agent)
+        )
 
     async def tokens_exist(self) -> bool:
         return bool((await self._read(EXIST))[0][0])

@@ -56,7 +56,7 @@ def agent_of(chat: ChatRequest, headers: Mapping[str, str], token: str, default:
     limit that neither of them lifts, and where the two differ, the agent's tools are not used.
     """
     asked = {_header(headers), MODELS.get(chat.model or "")} - {None}
-    if token == "client" or "client" in asked or is_side_request(chat):
+    if token == "client" or "client" in asked or chat.client_is_agent or is_side_request(chat):
         return "client"
     return "own" if asked or token == "own" else default
 

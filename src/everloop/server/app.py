@@ -14,6 +14,7 @@ from ..messages import encode_json
 from ..observability.metrics import Meters
 from ..runtime.owners import Owners
 from .agent_choice import MODELS
+from .anthropic_messages import MessagesHandler
 from .connections import Runner, connection_limit
 from .errors import not_found, unavailable
 from .guard import Guard
@@ -21,6 +22,7 @@ from .metrics import MetricsHandler
 from .openai_chat import ChatHandler
 from .origins import check_bind
 from .responses import health, model, models
+from .turns import Turns
 
 log = logging.getLogger("everloop.server")
 READY_SECONDS = 3.0  # for the store to accept a write; load balancers do not wait much longer
@@ -34,7 +36,7 @@ class Server:
         self._config = config
         self._owners = owners
         self._metrics = MetricsHandler(owners.store, meters or Meters())
-        self._chat = ChatHandler(
+        self._turns = Turns(
             owners,
             messages_limit=config.messages_limit,
             ping_seconds=config.ping_seconds,
@@ -79,7 +81,7 @@ class Server:
         not over by then stay open on disk."""
         if self._runner is None or self._guard is None:
             return
-        self._guard.closing = self._chat.stopping = True
+        self._guard.closing = self._turns.stopping = True
         cleanup = asyncio.ensure_future(self._runner.cleanup())
         if hurry is not None:
             hurried = asyncio.ensure_future(hurry.wait())
@@ -90,7 +92,10 @@ class Server:
 
     def _app(self) -> web.Application:
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._chat.handle)
+        app.router.add_post("/v1/chat/completions", ChatHandler(self._turns).handle)
+        messages = MessagesHandler(self._turns)
+        app.router.add_post("/v1/messages", messages.handle)
+        app.router.add_post("/v1/messages/count_tokens", messages.count)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_get("/healthz", self._healthz)
@@ -113,7 +118,7 @@ class Server:
 
     async def _readyz(self, request: web.Request) -> web.Response:
         """Whether a request would succeed now: the store accepts writes, and the server is not shutting down."""
-        if self._chat.stopping:
+        if self._turns.stopping:
             raise unavailable("the server is shutting down")
         now = asyncio.get_running_loop().time()
         if self._probe is None or (self._probe.done() and now - self._probed_at > READY_FRESH):

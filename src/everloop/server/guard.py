@@ -44,6 +44,7 @@ ONCE = (
     "Content-Encoding",
     "X-Session",
     "X-Agent",
+    "X-Api-Key",
     "Idempotency-Key",
     "Last-Event-ID",
 )
@@ -172,7 +173,9 @@ class Guard:
         """The response for an error. Once another response has started, the connection can only be closed."""
         if request.writer.output_size > 0:
             raise ConnectionError("the response had started")
-        response = web.json_response(error.body(), status=error.status, headers=error.headers)
+        response = web.json_response(
+            errors.body_for(request.rel_url.raw_path, error), status=error.status, headers=error.headers
+        )
         if close or error.status in (408, 413) or self.closing or request.method == "CONNECT":
             # The rest of a body, or data for a tunnel, must not be parsed as the next request.
             response.force_close()
@@ -237,6 +240,8 @@ class Guard:
     async def _token(self, request: web.Request) -> Token | None:
         """The request's token, read from the store each time so that revoking one takes effect at once."""
         sent = request.headers.get("Authorization")
+        if sent is None and (key := request.headers.get("X-Api-Key")) is not None:  # as Anthropic's clients send it
+            sent = f"Bearer {key}"
         try:
             if sent is None:
                 if await self._is_local_person(request):

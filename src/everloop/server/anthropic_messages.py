@@ -42,7 +42,9 @@ from .requests import (
     ToolMessage,
     UserMessage,
     chat_request,
+    named_in_header,
     parse_body,
+    unknown_keys,
 )
 from .responses import one_line
 from .turns import Asked, Turns, finish_of
@@ -174,7 +176,6 @@ class MessagesBody(CountBody, kw_only=True):
 
 _decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
-_keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
 MOST_STOPS = 4  # stop sequences, which is what OpenAI's servers accept
 
 
@@ -215,20 +216,6 @@ def read_count(body: bytes, *, honours: frozenset[str], messages_limit: int) -> 
     return chat_request(chat, honours=honours, messages_limit=messages_limit, places=places, ignored=left_out)
 
 
-def unknown_keys(body: bytes, known: type[Struct]) -> list[str]:
-    """The parameters of a body that its type does not have."""
-    try:
-        keys = _keys.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # it was read with replaced characters
-        return []
-    return [one_line_name(name) for name in keys if name not in known.__struct_fields__]
-
-
-def one_line_name(name: str) -> str:
-    """A key as it may stand in a header."""
-    return "".join(c for c in name[:64] if c.isascii() and c.isprintable() and c not in '"\\')
-
-
 def _chat_body(asked: CountBody) -> tuple[ChatBody, list[str], list[str]]:
     """The request in the form of a chat body; the names of its messages; what has no effect."""
     messages: list[AnyMessage] = []
@@ -257,7 +244,7 @@ def _system(system: str | list[SystemBlock] | None) -> str:
 def _tools(tools: Sequence[ToolParam]) -> tuple[list[Tool], list[str]]:
     own = [tool for tool in tools if tool.type in (None, "custom")]
     made = [Tool(Function(tool.name, tool.description, tool.input_schema)) for tool in own]
-    return made, [f"tools.{one_line_name(tool.name)}" for tool in tools if tool not in own]
+    return made, [f"tools.{named_in_header(tool.name)}" for tool in tools if tool not in own]
 
 
 def _choice(

@@ -20,6 +20,7 @@ from .errors import not_found, unavailable
 from .guard import Guard
 from .metrics import MetricsHandler
 from .openai_chat import ChatHandler
+from .openai_responses import ResponsesHandler
 from .origins import check_bind
 from .responses import health, model, models
 from .turns import Turns
@@ -96,6 +97,11 @@ class Server:
         messages = MessagesHandler(self._turns)
         app.router.add_post("/v1/messages", messages.handle)
         app.router.add_post("/v1/messages/count_tokens", messages.count)
+        responses = ResponsesHandler(self._turns)
+        app.router.add_post("/v1/responses", responses.create)
+        app.router.add_get("/v1/responses/{id}", responses.get)
+        app.router.add_delete("/v1/responses/{id}", responses.delete)
+        app.router.add_post("/v1/responses/{id}/cancel", responses.cancel)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_get("/healthz", self._healthz)

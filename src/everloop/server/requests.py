@@ -264,6 +264,7 @@ class ChatBody(Struct, forbid_unknown_fields=True):
 # ---------------------------------------------------------------------------------------------- reading
 
 _decoder = msgspec.json.Decoder(ChatBody)
+_keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
 B = TypeVar("B")
 _surrogate = re.compile(rb"\\u[dD][89a-fA-F]").search
 _at = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`", re.S)
@@ -630,6 +631,29 @@ def parse_body(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
         raise _no_json(error) from None
     except RecursionError:
         raise bad_request("the body is nested too deeply", code="invalid_json") from None
+
+
+def convert_at(value: Any, type: type[B], where: str) -> B:
+    """Convert a part of a body that was parsed before; an ApiError names the place in the body."""
+    try:
+        return msgspec.convert(value, type)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        raise _refusal(text.replace("`$", f"`$.{where}", 1) if "`$" in text else f"{text} - at `$.{where}`") from None
+
+
+def unknown_keys(body: bytes, known: type[Struct]) -> list[str]:
+    """The parameters of a body that its type does not have."""
+    try:
+        keys = _keys.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # it was read with replaced characters
+        return []
+    return [named_in_header(name) for name in keys if name not in known.__struct_fields__]
+
+
+def named_in_header(name: str) -> str:
+    """A name as it may stand in a header."""
+    return "".join(c for c in name[:64] if c.isascii() and c.isprintable() and c not in '"\\')
 
 
 def _parse_odd(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aiohttp import web
 from msgspec import structs
@@ -21,7 +21,7 @@ from ..bus import INSIDE, InboundMessage
 from ..commands import kind_of
 from ..config import Agent
 from ..errors import StoreError
-from ..log import Content, ModelAnswered, Request, text_of
+from ..log import Content, ModelAnswered, Request, ResponseFacts, text_of
 from ..messages import Message
 from ..providers.base import honours
 from ..runtime.agent import AgentLoop
@@ -57,6 +57,15 @@ class Known(NamedTuple):
 
 
 @dataclass(slots=True, frozen=True)
+class Thread:
+    """A stored session that a request continues or begins, other than by its header."""
+
+    session: str
+    begins: bool  # the request brings the history
+    facts: ResponseFacts | None  # None for a response that is not stored
+
+
+@dataclass(slots=True, frozen=True)
 class Asked:
     """A request that is being answered: the agent that answers it, and its message."""
 
@@ -68,12 +77,16 @@ class Asked:
     created: int
     known: Known
     position: Position | None = None  # where the client resumes the answer
+    commands: bool = True  # a text such as /stop is a command
+    background: bool = False  # the turn goes on when the client leaves
 
     @property
     def is_counted(self) -> bool:
         """Whether it counts against the rate limit. Repeated requests and session commands do not."""
         request = self.message.request
-        command = request is not None and request.kept and kind_of(self.message) not in ("message", "reply")
+        command = (
+            request is not None and request.kept and self.commands and kind_of(self.message) not in ("message", "reply")
+        )
         return not command and not self.known.repeated
 
 
@@ -95,6 +108,7 @@ class Wire(Encoder, Protocol):
         """The answer as one body."""
 
 
+B = TypeVar("B")
 Read = Callable[[bytes], ChatRequest]
 MakeWire = Callable[["Asked"], Wire]
 
@@ -150,15 +164,27 @@ class Turns:
     async def answer(self, request: web.Request, read: Read, wire: MakeWire, prefix: str) -> web.StreamResponse:
         """Answer a request whose body `read` understands. The answer's id begins with the prefix."""
         asked = await self.ask(request, await self.read(request, read), f"{prefix}{secrets.token_hex(12)}")
+        return await self.respond(request, asked, wire)
+
+    async def respond(self, request: web.Request, asked: Asked, wire: MakeWire) -> web.StreamResponse:
+        """Run the turn and write its answer."""
         if asked.is_counted:
             await self._count(asked)
         if asked.chat.stream:
             return await self._stream(request, asked, wire(asked))
         outcome = await self._run(asked)
-        body, headers = wire(asked).whole(outcome), _warning(asked.chat)
-        return web.Response(body=body, content_type="application/json", headers=headers)
+        return json_response(wire(asked).whole(outcome), asked.chat)
 
-    async def read(self, request: web.Request, read: Read) -> ChatRequest:
+    async def enqueue(self, asked: Asked) -> None:
+        """Take a request that runs in the background."""
+        await self._count(asked)
+        try:
+            await asked.agent.requests.enqueue(asked.message)
+        except StoreError as error:
+            log.error("%s", error)
+            raise unavailable("the server cannot keep its log") from error
+
+    async def read(self, request: web.Request, read: Callable[[bytes], B]) -> B:
         body = await request.read()
         return await in_thread(partial(read, body)) if len(body) > LARGE else read(body)
 
@@ -166,12 +192,14 @@ class Turns:
         """The agent of the request's owner."""
         return await self._owners.agent(request[OWNER])
 
-    async def ask(self, request: web.Request, chat: ChatRequest, id: str) -> Asked:
+    async def ask(self, request: web.Request, chat: ChatRequest, id: str, thread: Thread | None = None) -> Asked:
         """The message that a request is, for the agent of its owner."""
         agent = await self.agent(request)
-        session, position = session_of(request.headers), position_of(request.headers)
-        said, parts, before = said_in(chat.messages, kept=session is not None)
-        known = await self._known(agent, request, session, text_of(said), position)
+        header, position = session_of(request.headers), position_of(request.headers)
+        session = thread.session if thread is not None else header
+        has_history = session is not None and not (thread is not None and thread.begins)
+        said, parts, before = said_in(chat.messages, kept=has_history)
+        known = await self._known(agent, request, header, text_of(said), position) if thread is None else Known()
         if position is not None and not (known.id and chat.stream):
             raise bad_request(f"{LAST_ID}: only allowed for a stream that is repeated with its {KEY}", LAST_ID)
         token, model = request[TOKEN], model_of(chat.model)
@@ -197,10 +225,22 @@ class Turns:
                 kept=session is not None,
                 answer_only=chat.answer_only,
                 model_only=chosen == "client",
+                response=thread.facts if thread is not None else None,
             ),
             parts=parts,
         )
-        return Asked(agent, message, chat, agent.model_for(model), id, int(time.time()), known, position)
+        return Asked(
+            agent,
+            message,
+            chat,
+            agent.model_for(model),
+            id,
+            int(time.time()),
+            known,
+            position,
+            commands=thread is None or header is not None,
+            background=thread is not None and thread.facts is not None and thread.facts.background,
+        )
 
     async def _count(self, asked: Asked) -> None:
         try:
@@ -257,7 +297,8 @@ class Turns:
         if not response.prepared:
             await response.prepare(request)
             last = b"".join((wire.start(), last))
-        await response.write(last)
+        if last:
+            await response.write(last)
         await response.write_eof()
         return response
 
@@ -265,7 +306,7 @@ class Turns:
         """What came of the turn; an ApiError if it has no answer. Cancelled, the client is gone."""
         own, message, show = asked.message.owner == OWN, asked.message, stream.show if stream is not None else None
         try:
-            outcome = await asked.agent.requests.run(message, show)
+            outcome = await asked.agent.requests.run(message, show, asked.commands)
             while outcome.left and asked.known.id:  # who asked before was just leaving, and this one is there
                 await self._count(asked)
                 message = replace(message, id=_next(message.id or ""))
@@ -273,7 +314,7 @@ class Turns:
                     stream.begin_again()
                 outcome = await asked.agent.requests.run(message, show)
         except asyncio.CancelledError:
-            if not self.stopping:
+            if not self.stopping and not asked.background:
                 asked.agent.requests.withdraw(message, known=asked.known.id is not None)
             raise
         except ApiError:
@@ -372,6 +413,11 @@ def _last(wire: Wire, stream: AnswerStream, outcome: Outcome) -> bytes:
     """What ends a stream: words that were not streamed, then what the API ends it with."""
     said = b"" if stream.said and outcome.reason in ("answer", "handed") else stream.unsaid(outcome.text)
     return said + wire.end(outcome)
+
+
+def json_response(body: bytes, chat: ChatRequest | None = None) -> web.Response:
+    headers = _warning(chat) if chat is not None else {}
+    return web.Response(body=body, content_type="application/json", headers=headers)
 
 
 def _warning(chat: ChatRequest) -> dict[str, str]:

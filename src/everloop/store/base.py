@@ -223,7 +223,11 @@ class Store(Protocol):
         ...
 
     async def find(self, owner: str, message_id: str) -> Incoming | None:
-        """The owner's message with this id."""
+        """The owner's message with this id, unless it is hidden."""
+        ...
+
+    async def hide(self, owner: str, message_id: str) -> bool:
+        """Let the owner's message be found no more; its log stays. Return whether it was there."""
         ...
 
     # turns

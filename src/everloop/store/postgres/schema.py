@@ -102,6 +102,11 @@ m006_token_agent = """
 ALTER TABLE token ADD COLUMN agent text NOT NULL DEFAULT '';
 """
 
+# As m011_hidden_messages of SQLite.
+m007_hidden_messages = """
+ALTER TABLE inbox ADD COLUMN hidden boolean NOT NULL DEFAULT false;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -109,6 +114,7 @@ MIGRATIONS: tuple[str, ...] = (
     m004_trust,
     m005_outbox_by_channel,
     m006_token_agent,
+    m007_hidden_messages,
 )
 
 

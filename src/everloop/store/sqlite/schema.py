@@ -146,6 +146,11 @@ def m010_token_agent(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE token ADD COLUMN agent TEXT NOT NULL DEFAULT ''")
 
 
+def m011_hidden_messages(db: sqlite3.Connection) -> None:
+    """Messages that a client has deleted: they are in the log, and are found by their ids no more."""
+    db.execute("ALTER TABLE inbox ADD COLUMN hidden INTEGER NOT NULL DEFAULT 0")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -157,6 +162,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m008_trust,
     m009_outbox_by_channel,
     m010_token_agent,
+    m011_hidden_messages,
 )
 
 

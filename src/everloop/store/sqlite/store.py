@@ -117,6 +117,9 @@ class SQLiteStore:
         rows = await self._read(queries.FIND, owner, message_id)
         return claims.incoming(rows[0]) if rows else None
 
+    async def hide(self, owner: str, message_id: str) -> bool:
+        return await self._write(queries.HIDE, owner, message_id) == 1
+
     # ------------------------------------------------------------------------------------------ turns
 
     async def begin(

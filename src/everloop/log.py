@@ -44,6 +44,15 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
+class ResponseFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request of OpenAI's Responses API is shown with when its answer is read again."""
+
+    previous: str = ""  # the response that it continues
+    background: bool = False
+    names: dict[str, str] = {}  # the client's, of tools that the model knows by another name
+    custom: tuple[str, ...] = ()  # tools that take a text instead of arguments
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an API client sent along with what was said: its side of the conversation, its tools, its wishes."""
 
@@ -55,6 +64,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, str] = {}  # the client's own notes
     kept: bool = False  # the session goes on after it; otherwise the request is all there is
     answer_only: bool = False  # no tool may be called, so none is offered
+    model_only: bool = False  # the agent takes no part: neither its prompt nor its tools are used
+    response: ResponseFacts | None = None  # it came by the Responses API, which keeps it
     via: str = ""  # the worker that has the client's connection, where another one runs the turn
 
     @property

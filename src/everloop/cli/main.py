@@ -196,6 +196,12 @@ def _token_actions(token: Parser, common: Parser) -> None:
     rights.add_argument(
         "--admin", dest="rights", action="store_const", const="use,admin", help="short for --rights use,admin"
     )
+    token_add.add_argument(
+        "--agent",
+        choices=("own", "client"),
+        default="",
+        help="whose tools a request without `tools` uses: client never the agent's own (default: as the server says)",
+    )
     token_list = actions.add_parser("list", help="list the tokens", parents=[common], allow_abbrev=False)
     token_list.add_argument("--json", action="store_true", help="one JSON object a line")
     revoke = actions.add_parser("revoke", help="revoke a token", parents=[common], allow_abbrev=False)

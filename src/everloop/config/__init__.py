@@ -19,6 +19,7 @@ from .dsn import DSN
 from .keys import Key, UnderHome, key, keys_of
 
 DEFAULT_STORE = "everloop.db"
+Agent = Literal["own", "client"]
 Busy = Literal["queue", "steer", "interrupt"]
 Decision = Literal["allow", "ask", "deny"]
 Sandbox = Literal["auto", "bubblewrap", "landlock", "off"]
@@ -186,6 +187,9 @@ class Config:
     host: str = key("server", "127.0.0.1", "the address it listens on", flag=True)
     port: int = key("server", 8002, "the port it listens on; 0 for any free one", flag=True, at_least=0)
     server_rounds: int = key("server", 5, "rounds a request may take", key="rounds", at_least=1)
+    server_agent: Agent = key(
+        "server", "own", "whose tools a request without tools uses", key="agent", choices=get_args(Agent)
+    )
     server_models: tuple[str, ...] = key("server", (), "patterns of further models a client may request", key="models")
     server_hosts: tuple[str, ...] = key("server", (), "further host names of the server", key="hosts", each="host")
     server_origins: tuple[str, ...] = key("server", (), "origins of web pages that may use it", key="origins")

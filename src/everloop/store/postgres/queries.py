@@ -42,7 +42,8 @@ URGENT_OF = f"""SELECT {_INBOX}, s.worker, {FRESH}
 UNFINISHED = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE state <> 'done' AND owner = %s ORDER BY id"
 INCOMING = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE id = %s"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id = ANY(%s)"
-FIND = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = %s AND message_id = %s"
+FIND = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = %s AND message_id = %s AND NOT hidden"
+HIDE = "UPDATE inbox SET hidden = true WHERE owner = %s AND message_id = %s AND NOT hidden"
 LOG = "SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq > %s AND seq <= %s ORDER BY seq"
 TURN = """SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq >= %s
     AND turn IS NOT DISTINCT FROM (SELECT turn FROM entry WHERE session = %s AND seq = %s) ORDER BY seq"""

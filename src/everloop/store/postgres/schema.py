@@ -103,6 +103,16 @@ ALTER TABLE inbox ADD COLUMN damaged text;
 CREATE INDEX inbox_damaged ON inbox (id) WHERE damaged IS NOT NULL;
 """
 
+# As m011_token_agent of SQLite.
+m007_token_agent = """
+ALTER TABLE token ADD COLUMN agent text NOT NULL DEFAULT '';
+"""
+
+# As m012_hidden_messages of SQLite.
+m008_hidden_messages = """
+ALTER TABLE inbox ADD COLUMN hidden boolean NOT NULL DEFAULT false;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -110,6 +120,8 @@ MIGRATIONS: tuple[str, ...] = (
     m004_trust,
     m005_outbox_by_channel,
     m006_damaged_incoming,
+    m007_token_agent,
+    m008_hidden_messages,
 )
 
 

@@ -134,6 +134,9 @@ class PostgresStore:
         rows = await self._read(queries.FIND, owner, message_id)
         return claims.incoming(rows[0]) if rows else None
 
+    async def hide(self, owner: str, message_id: str) -> bool:
+        return await self._write(_does(queries.HIDE, owner, message_id)) == 1
+
     # ------------------------------------------------------------------------------------------ turns
 
     async def begin(
@@ -316,8 +319,10 @@ class PostgresStore:
 
     # ------------------------------------------------------------------------------------------ tokens
 
-    async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,)) -> Token:
-        return await self._write(partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights))
+    async def add_token(
+        self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,), agent: str = ""
+    ) -> Token:
+        return await self._write(partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights, agent=agent))
 
     async def tokens_exist(self) -> bool:
         return bool((await self._read(EXIST))[0][0])

@@ -20,7 +20,7 @@ from .. import claims, outbox
 from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
 from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
 from ..outbox import Outbound, encoded
-from ..tokens import checked_name, checked_owner, checked_rights, joined_rights, name_taken
+from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
 from ..workers import gone
 
 if TYPE_CHECKING:
@@ -575,19 +575,20 @@ def fire_timer(db: Connection, timer: Timer, message: InboundMessage, next_due: 
     return True
 
 
-def add_token(db: Connection, name: str, owner: str, hash: str, rights: Iterable[str]) -> Token:
+def add_token(db: Connection, name: str, owner: str, hash: str, rights: Iterable[str], agent: str) -> Token:
     """Keep a new token by its hash."""
     checked_name(name)
     checked_owner(owner)
     rights = checked_rights(rights)
+    checked_agent(agent)
     new = db.execute(
-        f"""INSERT INTO token (id, hash, name, owner, rights, created_at) VALUES (%s, %s, %s, %s, %s, {NOW})
+        f"""INSERT INTO token (id, hash, name, owner, rights, agent, created_at) VALUES (%s, %s, %s, %s, %s, %s, {NOW})
             ON CONFLICT (name) WHERE revoked_at IS NULL DO NOTHING RETURNING id, created_at""",
-        (secrets.token_hex(6), hash, name, owner, joined_rights(rights)),
+        (secrets.token_hex(6), hash, name, owner, joined_rights(rights), agent),
     ).fetchone()
     if new is None:
         raise name_taken(name)
-    return Token(new[0], name, owner, new[1], rights=rights)
+    return Token(new[0], name, owner, new[1], rights=rights, agent=agent)
 
 
 def mark_files(db: Connection, owner: str, marks: Sequence[FileMark]) -> None:

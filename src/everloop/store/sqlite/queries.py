@@ -31,7 +31,8 @@ URGENT = f"""SELECT {_INBOX}, s.worker FROM inbox i JOIN session s ON s.id = i.s
     WHERE i.state <> 'done' AND i.kind = 'urgent' AND coalesce(i.owner = ?, 1) ORDER BY i.id"""
 UNFINISHED = f"SELECT {INBOX_ROW} FROM inbox WHERE state <> 'done' AND owner = ? ORDER BY id"
 INCOMING = f"SELECT {INBOX_ROW} FROM inbox WHERE id = ?"
-FIND = f"SELECT {INBOX_ROW} FROM inbox WHERE owner = ? AND message_id = ?"
+FIND = f"SELECT {INBOX_ROW} FROM inbox WHERE owner = ? AND message_id = ? AND NOT hidden"
+HIDE = "UPDATE inbox SET hidden = 1 WHERE owner = ? AND message_id = ? AND NOT hidden"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id IN (SELECT value FROM json_each(?))"
 LOG = "SELECT seq, turn, at, data FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq"
 # From the newest on, so that a recent turn is found at once.

@@ -15,7 +15,7 @@ from ...log import CallsAsked, Compacted, Entry, decode_entry
 from .. import claims, outbox
 from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
 from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
-from ..tokens import checked_name, checked_owner, checked_rights, joined_rights, name_taken
+from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
 from ..workers import alive
 
 INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
@@ -468,17 +468,18 @@ def fire_timer(db: sqlite3.Connection, timer: Timer, message: InboundMessage, ne
     return True
 
 
-def add_token(db: sqlite3.Connection, name: str, owner: str, hash: str, rights: Iterable[str]) -> Token:
+def add_token(db: sqlite3.Connection, name: str, owner: str, hash: str, rights: Iterable[str], agent: str) -> Token:
     """Keep a new token by its hash."""
     checked_name(name)
     checked_owner(owner)
     rights = checked_rights(rights)
+    checked_agent(agent)
     if db.execute("SELECT 1 FROM token WHERE name = ? AND revoked_at IS NULL", (name,)).fetchone():
         raise name_taken(name)
-    made = Token(secrets.token_hex(6), name, owner, time.time(), rights=rights)
+    made = Token(secrets.token_hex(6), name, owner, time.time(), rights=rights, agent=agent)
     db.execute(
-        "INSERT INTO token (id, hash, name, owner, created_at, rights) VALUES (?, ?, ?, ?, ?, ?)",
-        (made.id, hash, name, owner, made.created_at, joined_rights(rights)),
+        "INSERT INTO token (id, hash, name, owner, created_at, rights, agent) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (made.id, hash, name, owner, made.created_at, joined_rights(rights), agent),
     )
     return made
 

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from ..log import Call
 from ..messages import encode_json
-from ..providers.sse import encode
+from ..providers.openai import encode
 from ..runtime.api_requests import Outcome
 from ..text import clean
 from .errors import ApiError, anthropic_body, bad_request

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from ..log import Call, Logged, Request, ResponseFacts, TurnEnded, UserSaid
 from ..messages import encode_json
-from ..providers.sse import encode
+from ..providers.openai import encode
 from ..runtime.agent import AgentLoop
 from ..runtime.api_requests import Outcome
 from ..store.base import Incoming

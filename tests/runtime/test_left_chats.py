@@ -18,9 +18,10 @@ from prompt_toolkit.output import DummyOutput
 from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
 from everloop.cli.chat_plain import _answer
 from everloop.cli.common import show_undelivered
+from everloop.cli.live_output import LiveOutput
 from everloop.cli.output import Output
 from everloop.cli.render import Renderer
-from everloop.cli.terminal import Chat, LiveOutput
+from everloop.cli.terminal import Chat
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider

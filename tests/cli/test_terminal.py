@@ -204,3 +204,112 @@ async def test_an_unknown_command_is_refused_with_a_suggestion_and_a_path_is_a_m
         screen.type("/help\r")
         await screen.shows("/show")
         assert "Ctrl-O" in "\n".join(screen.lines)
+
+
+# ------------------------------------------------------------------------------------------------ questions
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_a_question_shows_a_diff_first_and_a_sentence_answers_it_as_a_note(server, home, columns):
+    (home / "workspace").mkdir(parents=True)
+    (home / "workspace" / "plan.txt").write_text("beans\npeas\n")
+    (home / "config.toml").write_text('[[policy]]\ntool = "*"\ndo = "ask"\nwhy = "writing is dear"\n')
+    server.calls(call("edit_file", path="plan.txt", old_text="beans", new_text="corn"))
+    server.reply("Then not.")
+    server.calls(call("exec", command="touch made"))
+    server.reply("Made.")
+    async with terminal(server=server, columns=columns, rows=80) as screen:
+        await screen.shows(PROMPT)
+        screen.type("go\r")
+        lines = await screen.shows("Answer y")
+        assert "-beans" in lines
+        assert "+corn" in lines
+        assert screen.look_of("-beans").fg == "red"
+        assert screen.look_of("+corn").fg == "green"
+        screen.type("rather keep the beans\r")
+        await screen.shows("Then not.")
+        assert (home / "workspace" / "plan.txt").read_text() == "beans\npeas\n"
+        assert "rather keep the beans" in str(server.requests[-1].body)
+        assert not (home / "workspace" / "made").exists()
+        screen.type("again\r")
+        await screen.shows("touch made")
+        await until(lambda: screen.text.count("Answer y") == 2)
+        screen.type("y\r")
+        await screen.shows("Made.")
+        assert (home / "workspace" / "made").exists()
+
+
+# ------------------------------------------------------------------------------------------------ input
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_several_lines_are_typed_by_alt_enter_ctrl_j_a_backslash_and_a_paste(server, columns):
+    server.reply("Thanks.")
+    async with terminal(server=server, columns=columns) as screen:
+        await screen.shows(PROMPT)
+        screen.type("one\x1b\rtwo\nthree\\\rfour\x1b[200~\nfive\nsix\x1b[201~")
+        await screen.shows("six")
+        assert server.requests == []
+        screen.type("\r")
+        lines = await screen.shows("Thanks.")
+        assert lines[lines.index("> one") :][:6] == ["> one", "  two", "  three", "  four", "  five", "  six"]
+    assert "one\\ntwo\\nthree\\nfour\\nfive\\nsix" in str(server.requests[0].body["messages"])
+
+
+async def test_history_outlives_the_process_and_is_searched_with_ctrl_r(server, home):
+    for said in ("the first question", "another thing"):
+        server.reply(f"Answer to {said}.")
+    async with terminal(server=server) as screen:
+        await screen.shows(PROMPT)
+        screen.type("the first question\r")
+        await screen.shows("Answer to the first question.")
+        screen.type("another thing\r")
+        await screen.shows("Answer to another thing.")
+        screen.type("exit\r")
+        assert await screen.ends() == 0
+    assert (home / "chat_history").stat().st_mode & 0o777 == 0o600
+    server.reply("Once more.")
+    async with terminal(server=server) as screen:
+        await screen.shows(PROMPT)
+        screen.type("\x1b[A")
+        await screen.shows("> another thing")
+        screen.type("\x15\x12first")
+        await screen.shows("the first question")
+        screen.type("\r\r")
+        await screen.shows("Once more.")
+        screen.type("quit\r")
+        assert await screen.ends() == 0
+    assert server.requests[-1].body["messages"][-1]["content"] == "the first question"
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_tab_completes_commands_and_files_and_a_named_file_is_attached(server, home, columns):
+    notes = home / "workspace" / "deep" / "notes.md"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("hello")
+    server.reply("Read.")
+    async with terminal(server=server, columns=columns) as screen:
+        await screen.shows(PROMPT)
+        screen.type("/sta\t")
+        await screen.shows("> /status")
+        screen.type("\r")
+        await screen.shows("model: scripted")
+        screen.type("look at @dnot\t")
+        await screen.shows("> look at @deep/notes.md")
+        screen.type("\r\r")
+        await screen.shows("Read.")
+    assert "[attachment: deep/notes.md]" in str(server.requests[0].body["messages"])
+
+
+async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_agent_sees_its_output(server, home):
+    server.reply("I saw it.")
+    async with terminal(server=server) as screen:
+        await screen.shows(PROMPT)
+        screen.type("!echo $((6 * 7)); cat ~/.everloop/chat_history\r")
+        await screen.shows("│ 42")
+        await screen.shows("No such file")  # the runtime's own files are out of its reach
+        screen.type("what was it?\r")
+        await screen.shows("I saw it.")
+    said = str(server.requests[0].body["messages"])
+    assert "I ran this command myself" in said
+    assert "42" in said

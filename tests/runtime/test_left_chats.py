@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from prompt_toolkit.application import create_app_session
+from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
@@ -218,7 +219,7 @@ async def test_the_chat_at_a_terminal_shows_such_an_answer_too(tmp_path: Path, m
 
         monkeypatch.setattr(agent, "process_direct", elsewhere)
         with create_pipe_input() as keys, create_app_session(keys, DummyOutput()):
-            chat = asyncio.create_task(Chat(agent, "cli:direct", "hello").run())
+            chat = asyncio.create_task(Chat(agent, InMemoryHistory(), "cli:direct", "hello").run())
             keys.send_text("how is it?\r")
             await until(lambda: "a job's answer\n" in out.getvalue())
             await until(lambda: "the answer\n" in out.getvalue())

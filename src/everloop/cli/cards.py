@@ -19,6 +19,7 @@ from .output import Output, Style, mark_of, short_arguments, short_result
 from .render import Renderer, Running
 
 SHOWN_LINES = 6  # of a command's output
+SHOWN_BY_USER = 40  # of the output of a command that the user ran
 SHOWN_DIFF = 24  # lines of a diff
 LIVE_LINES = 3  # the latest lines of a running command
 MOST_CARDS = 200  # that can be shown again
@@ -74,7 +75,7 @@ class Card:
     def _is_written(self) -> bool:
         return self.ended is not None and self.ended.status == "ok" and self.name in ("write_file", "edit_file")
 
-    def body(self) -> tuple[list[Line], int]:
+    def body(self, most: int = SHOWN_LINES) -> tuple[list[Line], int]:
         """The lines below the first one in short, and how many were left out."""
         assert self.ended is not None
         if self._is_written:
@@ -85,7 +86,7 @@ class Card:
             if self.ended.status != "ok":
                 text = short_result(text, 400)
             lines = [("dim", line) for line in text.splitlines()] if text != "(no output)" else []
-            return lines[:SHOWN_LINES], max(0, len(lines) - SHOWN_LINES)
+            return lines[:most], max(0, len(lines) - most)
         return [], 0
 
     def diff(self) -> list[Line]:
@@ -173,6 +174,23 @@ class CardRenderer(Renderer):
             lines += [("dim", one_line(f"  │ {line}", width - 1)) for line in card.latest]
         return lines
 
+    def show_command(self, command: str, result: str) -> None:
+        """Write the card of a command that the user ran."""
+        self._count += 1
+        card = Card(self._count, "exec", {"command": command}, time.monotonic())
+        status = "error" if result.startswith('{"status":"error"') else "ok"
+        card.ended = events.ToolEnded("", "exec", result, status, 0.0)
+        self._finish(card, most=SHOWN_BY_USER)
+
+    def ask(self, question: str) -> None:
+        """Write a question: what would be written or run, with the colours of a diff, and how to answer."""
+        self.asked = True
+        self.output.fresh()
+        first, *others = question.split("\n")
+        self.output.line(first, "bold")
+        for line in others:
+            self.output.line(line, "good" if line.startswith("+") else "bad" if line.startswith("-") else "")
+
     def show(self, number: int | None = None) -> bool:
         """Write a card in full, by default the latest; False if there is none with the number."""
         for card in reversed(self.cards):
@@ -199,12 +217,20 @@ class CardRenderer(Renderer):
             self._count += 1
             card = Card(self._count, event.name, {}, time.monotonic())
         card.ended = event
+        self._finish(card)
+
+    def _ask(self, event: events.Asked) -> None:
+        self.running.clear()
+        self.busy_since = None
+        self.ask(event.question)
+
+    def _finish(self, card: Card, most: int = SHOWN_LINES) -> None:
         self.cards.append(card)
         self.output.fresh()
         for look, text in card.head():
             self.output.put(text, look)
         self.output.line_end("")
-        self._write_body(*card.body())
+        self._write_body(*card.body(most))
 
     def _write_body(self, lines: Sequence[Line], left_out: int) -> None:
         for look, line in lines:

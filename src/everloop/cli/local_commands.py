@@ -8,9 +8,14 @@ from ..commands import COMMANDS, command_of
 
 LOCAL: dict[str, str] = {
     "show": "show a tool call in full: /show 3, or the latest (also Ctrl-O)",
-    "exit": "leave; a running turn is kept and continues at the next start (also /quit, Ctrl-D)",
+    "exit": "leave; a running turn is kept and continues at the next start (also /quit, exit, quit, Ctrl-D)",
 }
 KEYS: dict[str, str] = {
+    "@file": "attach a file of the workspace; Tab completes its path",
+    "!command": "run a command in the sandbox; the agent sees its output",
+    "Alt-Enter": "begin a new line (also Ctrl-J, or \\ before Enter)",
+    "Tab": "complete a command or a file",
+    "Ctrl-R": "search what was typed before, also in earlier chats",
     "Ctrl-O": "show the latest tool call in full",
     "Ctrl-C": "stop the running turn; at rest, twice leaves",
 }

@@ -13,21 +13,26 @@ from typing import Any
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application
 from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.history import History
 from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.input.vt100_parser import Vt100Parser
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent, merge_key_bindings
 from prompt_toolkit.patch_stdout import patch_stdout
 
 from .. import events
-from ..commands import command_of
+from ..commands import answer_of, command_of
 from ..config import Config
 from ..errors import EverloopError
+from ..log import TurnEnded, UserSaid
 from ..runtime.agent import AgentLoop
 from ..runtime.chat_commands import STOPPED
-from ..text import one_line
+from ..store.base import Busy
+from ..text import clean, one_line
+from ..threads import in_thread
 from .cards import CardRenderer
 from .common import (
     LEAVE,
+    OWNER,
     chat_of,
     left_behind,
     make_agent,
@@ -37,6 +42,7 @@ from .common import (
 )
 from .live_output import STYLES, Background, LiveOutput
 from .local_commands import help_text, local_command, unknown_command
+from .prompt import ChatCompleter, WorkspaceFiles, attachments, chat_history, completes_while_typing, editing_keys
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK = 0.1  # seconds between two frames of the spinner
@@ -50,8 +56,9 @@ async def terminal_chat(config: Config, key: str, greeting: str) -> int:
     async with make_agent(config) as agent:
         # A store that cannot be used is an error before the first prompt.
         others = await left_behind(agent.store, key)
+        history = await in_thread(chat_history, config.home)
         with patch_stdout(raw=True):
-            await Chat(agent, key, "\n".join(filter(None, (greeting, others)))).run()
+            await Chat(agent, history, key, "\n".join(filter(None, (greeting, others)))).run()
     return 0
 
 
@@ -85,7 +92,7 @@ _REPLY = re.compile(r"\x1b\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+
 class Chat:
     """One user in one session."""
 
-    def __init__(self, agent: AgentLoop, key: str, greeting: str) -> None:
+    def __init__(self, agent: AgentLoop, history: History, key: str, greeting: str) -> None:
         self._agent = agent
         self._key = key
         self._output = LiveOutput(lambda: self._session.app)
@@ -95,7 +102,15 @@ class Chat:
         self._left_at = 0.0
         self._told_to_leave = False
         self._session: PromptSession[str] = PromptSession(
-            self._message, key_bindings=self._keys(), erase_when_done=True
+            self._message,
+            key_bindings=merge_key_bindings([editing_keys(), self._keys()]),
+            erase_when_done=True,
+            multiline=True,
+            prompt_continuation="  ",
+            history=history,
+            completer=ChatCompleter(WorkspaceFiles(agent.workspace), {}),
+            complete_in_thread=True,
+            complete_while_typing=completes_while_typing,
         )
         self._session.app.min_redraw_interval = MIN_REDRAW
         if self._output.colour and isinstance(self._session.input, Vt100Input) and os.environ.get(NO_QUERIES) != "1":
@@ -149,14 +164,35 @@ class Chat:
         return True
 
     def _take(self, line: str) -> None:
-        """Act on a line: a command of the terminal, or a message."""
+        """Act on a line: a command of the terminal or of the shell, an answer to a question, or a message."""
         if (local := local_command(line)) is not None:
             self._run_local(*local)
+        elif line.startswith("!") and line[1:].strip():
+            self._start(self._run_shell(line[1:].strip()))
         elif (refusal := unknown_command(line)) is not None:
             self._output.line(refusal, "bad")
         else:
+            text = line.strip()
+            if self._view.asked and command_of(text) is None and answer_of(text) is None:
+                text = f"/deny {text}"  # the question is answered by a sentence: not so, but otherwise
             self._start(self._load())
-            self._start(self._say(line.strip()))
+            self._start(self._say(text))
+
+    async def _run_shell(self, command: str) -> None:
+        """Run a command of the user in the sandbox, and keep it and its output in the conversation."""
+        self._asked += 1
+        try:
+            result = await self._agent.tools.execute("exec", {"command": command})
+            self._view.show_command(command, result)
+            text = f"I ran this command myself: {command}\nIt printed:\n{result}"
+            said = UserSaid(clean(text), "user", untrusted=True)
+            await self._agent.store.note(OWNER, self._key, [said, TurnEnded("answer")])
+        except Busy:
+            self._output.line("The agent is busy and does not see this output: run it again when it is done.", "dim")
+        except EverloopError as error:
+            self._output.line(f"everloop: {error}", "bad")
+        finally:
+            self._asked -= 1
 
     def _run_local(self, name: str, words: str) -> None:
         match name:
@@ -227,14 +263,15 @@ class Chat:
         """Resume the turn that an earlier process left, and repeat its open question."""
         await self._agent.resume(self._key)
         if not self._view.asked and (question := await self._agent.question(self._key)):
-            self._output.line(question, "bold")
+            self._view.ask(question)
 
     async def _say(self, line: str) -> None:
         self._asked += 1
         try:
             channel, chat_id = chat_of(self._key)
+            files = await in_thread(attachments, line, self._agent.workspace) if "@" in line else []
             with seen_ending(self._agent, self._key) as seen:
-                text = await self._agent.process_direct(line, self._key, channel, chat_id, attended=True)
+                text = await self._agent.process_direct(line, self._key, channel, chat_id, media=files, attended=True)
         except EverloopError as error:
             self._output.line(f"everloop: {error}", "bad")
             return

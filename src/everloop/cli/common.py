@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .output import Output
 
 OWNER = "me"
-LEAVE = ("/exit", "/quit")
+LEAVE = ("/exit", "/quit", "exit", "quit")
 LEAVE_HELP = "/exit  leave; a running turn is kept and continues at the next start"
 FLAGS = ("workspace", "provider", "base_url", "model", "store", "host", "port", "metrics")
 LONGEST_KEY = 200

@@ -247,11 +247,10 @@ class AgentExecutor:
         if key is not None:
             id = hashlib.sha256(f"{name}\0{key}".encode()).hexdigest()[:12]
             known = await loop.store.find(OWNER, f"spawn:{id}")
-            task = known.message.task if known is not None else None
-            if task is not None and (task.definition, task.inputs) != (definition, inputs):
-                raise InputError(
-                    f'agent {name}: the run with the key "{key[:60]}" had another definition or other inputs'
-                )
+            if known is not None and (task := known.message.task) is not None:
+                if (task.definition, task.inputs) != (definition, inputs):
+                    raise InputError(f'agent {name}: the run "{key[:60]}" had another definition or other inputs')
+                return known.message
         else:
             for row in await loop.subagents.runs(OWNER):
                 task = row.message.task
@@ -260,6 +259,7 @@ class AgentExecutor:
                 mine = self._session in (None, row.message.session_key) and not await loop.subagents.is_held(row)
                 if mine and task.id not in _running:
                     _running.add(task.id)
+                    log.info("resuming the run %s, which was interrupted", row.message.session_key)
                     return row.message
             id = secrets.token_hex(6)
         _running.add(id)

@@ -166,6 +166,15 @@ async def test_a_killed_run_is_resumed_by_running_it_again(folder):
         assert len(server.requests) - before == 2
 
 
+async def test_a_run_in_a_named_session_is_found_there(folder, server):
+    server.reply("planned")
+    server.reply('{"n": 3}')
+    arguments = words(folder, "--agent", "gardener", "bed=north", "--session", "garden:plan", "--json")
+    assert (await everloop(*arguments, server=server)).json["session"] == "garden:plan"
+    log = await everloop("log", "--workspace", str(folder), "--session", "garden:plan")
+    assert "planned" in log.out
+
+
 async def test_ctrl_c_ends_a_run_for_good(folder):
     async with HeldOpenAI() as server:
         server.hold(Reply("planned"))

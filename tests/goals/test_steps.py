@@ -70,6 +70,18 @@ async def test_the_prompts_can_be_others_also_async_ones(folder):
     assert provider.requests[1].messages[-1]["content"] == "extract {'a': 1}"
 
 
+async def test_a_step_that_fails_before_a_turn_begins_is_an_error_that_is_told(folder):
+    class Broken(AgentExecutor):
+        def build_system_prompt(self, inputs):
+            raise RuntimeError("no prompt")
+
+    seen: list[Any] = []
+    provider = ScriptedProvider([])
+    output = await (await executor(folder, provider, kind=Broken, seen=seen)).run({})
+    assert (output.terminate_reason, output.error) == ("error", "no prompt")
+    assert seen == [ActivityError("no prompt", "error")]
+
+
 async def test_the_model_can_be_another(folder):
     class Echo(AgentExecutor):
         async def call_model(self, conversation, tools, emit=None):

@@ -51,6 +51,7 @@ class Activities:
         self._waiting: asyncio.Queue[Awaitable[Any] | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self.model_error = ""  # the last error of the model that was reported
+        self.errors = 0  # that were reported
 
     @property
     def emit(self) -> events.Emit | None:
@@ -58,6 +59,7 @@ class Activities:
         return None if self._on_activity is None else self._event
 
     def error(self, message: str, context: Context) -> None:
+        self.errors += 1
         self._tell(ActivityError(message, context))
 
     async def close(self) -> None:

@@ -224,11 +224,14 @@ class AgentExecutor:
             if activities.emit is not None:
                 loop.watch(key, activities.emit)
             logged = await loop.subagents.run(message, partial(self._adapt, run))
+            output = _output(definition, logged, key, time.monotonic() - started)
+            if output.terminate_reason == "error" and not activities.errors:  # no turn could begin
+                activities.error(output.error or "", "error")
+            return output
         finally:
             _running.discard(id)
             await loop.release()
             await activities.close()
-        return _output(definition, logged, key, time.monotonic() - started)
 
     def _checked(self, inputs: Any, activities: Activities) -> dict[str, Any]:
         """Return the inputs as the store keeps them."""
@@ -252,7 +255,7 @@ class AgentExecutor:
                     raise InputError(f'agent {name}: the run "{key[:60]}" had another definition or other inputs')
                 return known.message
         else:
-            for row in await loop.subagents.runs(OWNER):
+            for row in await loop.subagents.open_runs(OWNER):
                 task = row.message.task
                 if task is None or (task.definition, task.inputs) != (definition, inputs):
                     continue

@@ -216,7 +216,7 @@ class SubagentManager:
         try:
             await self._store.accept(message)
             await self.resume(owner, key)
-            while rows := [row for row in await self.runs(owner) if phases.id_of(row.message) == id]:
+            while rows := [row for row in await self.open_runs(owner) if phases.id_of(row.message) == id]:
                 await self._sessions.follow(rows[0].id, rows[0].message)
         finally:
             del self._programs[id]
@@ -225,7 +225,7 @@ class SubagentManager:
             return []
         return await self._store.read_log(first.session, first.first_seq - 1)
 
-    async def runs(self, owner: str) -> list[Incoming]:
+    async def open_runs(self, owner: str) -> list[Incoming]:
         """The messages of programs' runs that have not ended."""
         return await self._store.unfinished(owner, EXECUTOR)
 

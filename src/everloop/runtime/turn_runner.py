@@ -183,7 +183,7 @@ class TurnRunner:
                 free = partial(self._free_addresses, spec.tools)
                 model, window = self.models.call(claim, spec, compose, free), self.models.window(claim, spec)
                 ended = await run_turn(turn, model, toolbox, spec.limits, window)
-            if isinstance(ended, TurnEnded) and _goes_on(claim):
+            if isinstance(ended, TurnEnded) and _goes_on(claim, session_log.incoming):
                 self._histories.keep(claim, conversation)
                 self.models.compactor.consider(claim, conversation)
         except StoreError as error:
@@ -417,8 +417,10 @@ def _following(spec: TurnSpec, ended: TurnEnded, turn: Turn | None) -> Sequence[
     return [replace(message, own_files=True) for message in messages]
 
 
-def _goes_on(claim: Claim) -> bool:
-    """Whether the session may have another turn: not that of a request which is all there is."""
+def _goes_on(claim: Claim, following: Sequence[InboundMessage]) -> bool:
+    """Whether the session has another turn: not that of a request which is all there is, nor of a finished agent."""
+    if claim.message.task is not None:
+        return any(message.session_key == claim.key for message in following)
     return (request := request_of(claim)) is None or request.kept
 
 

@@ -84,6 +84,7 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     loaded: str = ""  # skills that it names, read when it came: no word of the person
     request: Request | None = None  # it came by the API; with no words of its own, results of the client's tools did
     own_files: bool = False  # it is untrusted only because of files that the agent did not write
+    before: tuple[Message, ...] = ()  # messages of an agent's definition that stand before it
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
@@ -267,7 +268,7 @@ class Transcript:
     def _read(self, entry: Entry) -> list[Message]:
         match entry:
             case UserSaid():
-                before = entry.request.before if entry.request is not None else ()
+                before = entry.request.before if entry.request is not None else entry.before
                 said = [{"role": "user", "content": _whole(entry)}] if entry.content or not before else []
                 return [*before, *said]
             case ModelAnswered():

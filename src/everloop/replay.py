@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import msgspec
 
@@ -112,6 +113,10 @@ def _limits(recorded: Sequence[Entry]) -> Limits:
     """The limits are not in the log: the rounds are as many as it took, and one more if they were not the end."""
     rounds = sum(isinstance(entry, ModelAnswered) for entry in recorded)
     last = recorded[-1]
+    if isinstance(last, TurnEnded) and last.reason == "empty":
+        answers = [entry for entry in recorded if isinstance(entry, ModelAnswered)]
+        empty = len(list(takewhile(lambda answer: answer.empty, reversed(answers))))
+        return Limits(rounds=max(rounds + 1, DEFAULT_LIMITS.rounds), empty_answers=max(empty, 1))
     if isinstance(last, TurnEnded) and last.reason == "max_rounds":
         request = recorded[0].request if isinstance(recorded[0], UserSaid) else None
         return Limits(rounds=rounds, kept=request is None or request.kept)

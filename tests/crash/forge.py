@@ -98,9 +98,9 @@ class Forge:
 
 def main() -> None:
     """Fork what is asked for on standard input; tell pids and exit statuses on standard output."""
-    from . import company, family, programs
+    from . import company, family, goals, programs
 
-    known = vars(programs) | vars(family) | vars(company)
+    known = vars(programs) | vars(family) | vars(company) | vars(goals)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)

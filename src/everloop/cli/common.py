@@ -214,7 +214,8 @@ async def reading(config: Config) -> AsyncIterator[Store]:
 
 async def left_behind(store: Store, key: str) -> str:
     """A hint about other sessions that a crash left with unfinished turns; "" if there are none."""
-    others = [other for owner, other in await store.ready("") if (owner, other) != (OWNER, key)]
+    waiting = [place for place in await store.ready("") if place != (OWNER, key)]
+    others = [other for _, other in waiting if not other.startswith("executor:")]  # `run --agent` resumes those
     if not others:
         return ""
     first = f"`everloop --session {shlex.quote(others[0])}` goes on with it"

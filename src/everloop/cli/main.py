@@ -17,7 +17,7 @@ from everloop._version import __version__
 from everloop.errors import EverloopError
 
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
-VALUED = frozenset({"--workspace", "--provider", "--base-url", "--model", "--store", "--session"})
+VALUED = frozenset({"--workspace", "--provider", "--base-url", "--model", "--store", "--session", "--agent"})
 CLOSED_PIPE = 141  # exit status of a command whose output was closed
 
 
@@ -118,7 +118,10 @@ def _add_work(add: Add, session: Parser) -> None:
     chat = add("chat", "chat", "chat in the terminal, as without a command", session, trust)
     chat.add_argument("workspace", nargs="?", metavar="FOLDER", default=argparse.SUPPRESS, help="the folder to work in")
     run = add("run", "run", "work on one goal and print the answer", session, trust)
-    run.add_argument("goal", help="what to do; - reads it from standard input")
+    run.add_argument(
+        "goal", nargs="*", help="what to do; - reads it from standard input; with --agent, KEY=VALUE inputs"
+    )
+    run.add_argument("--agent", metavar="NAME", help="run an agent of the workspace's agents/ with these inputs")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of the answer")
     run.add_argument("-v", "--verbose", action="store_true", help="show tool calls on standard error")
 

@@ -52,6 +52,7 @@ class _Registered:
     execute: Callable[..., Any]
     definition: dict[str, Any]
     planned: bool  # it has a `plan` of its own
+    borrowed: bool = False  # its owner closes it
 
 
 class DirectCalls(Protocol):
@@ -90,11 +91,11 @@ class ToolRegistry:
         for tool in tools:
             self.register(tool)
 
-    def register(self, tool: Tool) -> None:
-        """Add a tool. It replaces one with the same name, at the same position."""
+    def register(self, tool: Tool, *, borrowed: bool = False) -> None:
+        """Add a tool. It replaces one with the same name, at the same position. A `borrowed` one is not closed."""
         if not isinstance(tool, Tool):
             raise TypeError(f"register() takes a tool, not {tool!r}: {_instead(tool)}")
-        registered = _ready(tool)
+        registered = replace(_ready(tool), borrowed=borrowed)
         self._tools[registered.definition["function"]["name"]] = registered
         self._definitions = None
 
@@ -202,7 +203,7 @@ class ToolRegistry:
 
     async def _tell_all(self, what: str, *arguments: str) -> None:
         for registered in list(self._tools.values()):
-            if getattr(type(registered.tool), what) is getattr(Tool, what):
+            if getattr(type(registered.tool), what) is getattr(Tool, what) or (registered.borrowed and what == "close"):
                 continue
             try:
                 await getattr(registered.tool, what)(*arguments)

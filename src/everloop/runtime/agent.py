@@ -220,6 +220,10 @@ class AgentLoop:
         units = sum(map(weigh, messages)) + (weigh_tools(tools) if tools else 0)
         return self._compactor.measure(model or None).in_tokens(units)
 
+    def window_of(self, model: str = "") -> int:
+        """The tokens that a model accepts."""
+        return self._compactor.measure(model or None).window
+
     @property
     def sessions(self) -> SessionManager:
         """The sessions of this loop's store, for plain code."""

@@ -119,7 +119,7 @@ class InboundMessage:
     def plain(self) -> bool:
         """Whether its text is all there is to it: nothing attached, no skill named that would have to be read
         first. What comes from inside the system loads nothing."""
-        if self.request is not None and self.request.tools:
+        if self.request is not None and (self.request.tools or self.request.model_only):
             return True
         return not self.media and (
             "$" not in self.content or self.channel in INSIDE or not _MAY_NAME_A_SKILL.search(self.content)

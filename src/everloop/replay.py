@@ -177,6 +177,7 @@ class _Tape:
         if not isinstance(entry, ModelAnswered):
             raise _Apart("the engine asks the model here")
         self.at += 1
+        conversation.described_outside = entry.untrusted
         calls = [ToolCallRequest(call.id, call.name, call.arguments, call.error) for call in entry.calls]
         return LLMResponse(entry.content, calls, entry.finish_reason, entry.usage, entry.reasoning, entry.model)
 
@@ -214,6 +215,9 @@ class _Tape:
     def replay_safe(self, name: str) -> bool:
         return True  # no intents: a replay cannot be cut off
 
+    def read_only(self, name: str) -> bool:
+        return True
+
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> _Result:
         entry = self.next
         assert isinstance(entry, CallEnded)
@@ -234,7 +238,7 @@ class _Tape:
     def park(self, entries: Sequence[Entry], question: str) -> Written[None]:
         return self.append(entries)
 
-    def append(self, entries: Sequence[Entry]) -> Written[None]:
+    def append(self, entries: Sequence[Entry], flush: bool = True) -> Written[None]:
         self.written += entries
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)

@@ -37,9 +37,11 @@ def load_config(options: argparse.Namespace) -> Config:
     return Config.load({flag: getattr(options, flag, None) for flag in FLAGS})
 
 
-def load_with_store(options: argparse.Namespace) -> Config:
-    """The settings with the store of their workspace, for commands that look at its sessions."""
-    return with_own_store(load_config(options))
+def load_with_store(options: argparse.Namespace, *, claim: bool = False) -> Config:
+    """The settings with the store of their workspace, for commands that look at its sessions; with `claim`, for one
+    that may create it."""
+    person = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    return with_own_store(load_config(options), person=person, claim=claim)
 
 
 def is_trusted(options: argparse.Namespace) -> bool:

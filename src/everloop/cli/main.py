@@ -129,6 +129,9 @@ def _add_work(add: Add, session: Parser) -> None:
 def _add_history(add: Add, session: Parser) -> None:
     sessions = add("sessions", "sessions", "list the sessions, the latest first; show, rename or export one")
     sessions.add_argument("-n", type=_count, default=100, metavar="N", help="at most so many (default 100)")
+    sessions.add_argument(
+        "--adopt", metavar="FOLDER", help="continue the sessions of FOLDER, which is gone, in the workspace"
+    )
     sessions.add_argument("--json", action="store_true", help="one JSON object a line")
     _session_actions(sessions)
 
@@ -210,6 +213,12 @@ def _token_actions(token: Parser, common: Parser) -> None:
     rights.add_argument("--rights", metavar="RIGHTS", default="use", help="use, admin or use,admin (default: use)")
     rights.add_argument(
         "--admin", dest="rights", action="store_const", const="use,admin", help="short for --rights use,admin"
+    )
+    token_add.add_argument(
+        "--agent",
+        choices=("own", "client"),
+        default="",
+        help="whose tools a request without `tools` uses: client never the agent's own (default: as the server says)",
     )
     token_list = actions.add_parser("list", help="list the tokens", parents=[common], allow_abbrev=False)
     token_list.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -1,4 +1,5 @@
-"""`everloop sessions`: list the sessions, show one, give it a title, or export it."""
+"""`everloop sessions`: list the sessions, show one, give it a title, export it, or continue those of a folder that is
+gone."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from ..config import Config
 from ..errors import EverloopError
 from ..log import Logged
 from ..text import one_line, printable
-from .common import OWNER, load_with_store, reading
+from .common import OWNER, load_config, load_with_store, reading
+from .folder import adopt
 from .output import as_json
 from .session_list import TITLE, Listed, Titles, age, first_words, list_sessions, money
 
@@ -19,6 +21,8 @@ MOST_SEARCHED = 1000  # sessions among which one is found by its title
 
 
 def command(options: argparse.Namespace) -> int:
+    if options.adopt is not None:
+        adopt(load_config(options), options.adopt)
     config = load_with_store(options)
     match options.action:
         case "show":

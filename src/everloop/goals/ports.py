@@ -31,7 +31,7 @@ class MemoryLog:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
-    def append(self, entries: Sequence[Entry]) -> Written[None]:
+    def append(self, entries: Sequence[Entry], flush: bool = True) -> Written[None]:
         self.entries += entries
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         written.set_result(None)
@@ -105,7 +105,7 @@ class GoalTools:
         self._together = together
         self._activities = activities
         self._batch: _Batch | None = None
-        self.replay_safe = registry.replay_safe
+        self.replay_safe, self.read_only = registry.replay_safe, registry.read_only
 
     async def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
         return await self._tools.review(calls, conversation)

@@ -19,12 +19,14 @@ from ..commands import answer_of, command_of, kind_of
 from ..config import Config
 from ..config.dsn import DSN
 from ..context.prompt import ContextBuilder
+from ..context.window import weigh, weigh_tools
 from ..cron.heartbeat import Heartbeat
 from ..cron.service import CronService
 from ..engine import Left, Parked
 from ..errors import StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..log import Cleared, Entry, apology
+from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
 from ..store.base import Claim, Incoming, Outgoing, Store
@@ -209,6 +211,11 @@ class AgentLoop:
     def model_for(self, wish: str) -> str:
         """The name of the model that answers an API client who asks for this one."""
         return self._turns.specs.allowed_model(wish) or self._compactor.model
+
+    def count_tokens(self, messages: Sequence[Message], tools: Sequence[Message], model: str = "") -> int:
+        """Estimate the tokens of a request to a model."""
+        units = sum(map(weigh, messages)) + (weigh_tools(tools) if tools else 0)
+        return self._compactor.measure(model or None).in_tokens(units)
 
     @property
     def sessions(self) -> SessionManager:
@@ -573,7 +580,9 @@ def open_store(store: Store | str | Path | DSN | None, config: Config | None, wo
     if not store:
         store = config.store if config is not None and config.store_named else os.environ.get("EVERLOOP_STORE")
     if not store:
-        return SQLiteStore(partial(_default_store, workspace, config))  # off the event loop: it looks at the disk
+        flush_always = config is not None and config.flush == "always"
+        # The path is found off the event loop: that looks at the disk.
+        return SQLiteStore(partial(_default_store, workspace, config), flush_always=flush_always)
     return store_at(store, config) if isinstance(store, str | Path | DSN) else store
 
 

@@ -24,7 +24,7 @@ from ..goals.definitions import AgentDefinition, DefinitionError
 from ..goals.extraction import read_output
 from ..goals.files import Definitions, read_definitions
 from ..goals.phases import CHANNEL, HOW, LIMITS, report
-from ..log import CallEnded, Reason, TurnEnded, UserSaid
+from ..log import SAYS_ORIGIN, Reason, TurnEnded
 from ..sandbox.reach import Reach
 from ..store.base import Claim, Incoming, Store
 from ..threads import in_thread
@@ -335,7 +335,7 @@ class SubagentManager:
         ends = [entry for entry in entries if isinstance(entry, TurnEnded)]
         if not ends:
             return None
-        untrusted = [entry for entry in entries if isinstance(entry, CallEnded | UserSaid) and entry.untrusted]
+        untrusted = [entry for entry in entries if isinstance(entry, SAYS_ORIGIN) and entry.untrusted]
         own_files = bool(untrusted) and all(entry.own_files for entry in untrusted)
         reason, text = next((end.reason for end in ends if end.reason in LIMITS), ends[-1].reason), ends[-1].text
         if reason == "answer" and (began := await self._store.find(owner, f"spawn:{id}")) is not None:

@@ -326,6 +326,7 @@ class TurnRunner:
     def _free_addresses(self, tools: ToolRegistry, conversation: Conversation) -> Free | None:
         """Which images an answer may show; None for all: also for a client that brings its own tools, which is the
         agent itself and gets the model's own words."""
+        conversation.described_outside = tools.described_outside
         if tools.described_outside:  # they may have come while the turn ran
             conversation.untrusted = conversation.outside = True
         return None if isinstance(tools, ClientTools) else free_addresses(self.policy, conversation)
@@ -362,10 +363,10 @@ class SessionLog:
         self._outgoing: Sequence[OutboundMessage] = ()
         self._finished: Written[Finished] | None = None
 
-    def append(self, entries: Sequence[Entry]) -> Written[Any]:
+    def append(self, entries: Sequence[Entry], flush: bool = True) -> Written[Any]:
         took, self._took = self._took, []
         if not isinstance(last := entries[-1], TurnEnded):
-            return self._store.append(self._claim, entries, took)
+            return self._store.append(self._claim, entries, took, flush)
         self._outgoing, self.incoming = self._answer(last), self._follow(last)
         self._finished = self._store.finish(self._claim, entries, self._outgoing, self._sender, took, self.incoming)
         return self._finished

@@ -142,7 +142,12 @@ class ToolRegistry:
     def replay_safe(self, name: str) -> bool:
         """Return whether an interrupted call may run again. A call of an unknown tool does nothing, so it may."""
         registered = self._tools.get(name)
-        return registered is None or registered.tool.replay == "safe"
+        return registered is None or registered.tool.read_only or registered.tool.replay == "safe"
+
+    def read_only(self, name: str) -> bool:
+        """Return whether a call changes nothing anywhere. A call of an unknown tool does nothing."""
+        registered = self._tools.get(name)
+        return registered is None or registered.tool.read_only
 
     def batch(self, calls: Sequence[Call]) -> list[Call]:
         """Return which pending calls start now: the leading parallel ones, or one that must run alone."""

@@ -57,7 +57,8 @@ def path_tool(
     *, replay: Replay = "safe", parallel: bool = True, writes: bool = False, timeout: float | None = None
 ) -> Callable[[Callable[..., Any]], PathTool]:
     """Like `@tool`, for a function with a `path` parameter."""
-    return lambda function: PathTool(function, {}, replay=replay, parallel=parallel, writes=writes, timeout=timeout)
+    options = {"replay": replay, "parallel": parallel, "writes": writes, "read_only": not writes, "timeout": timeout}
+    return lambda function: PathTool(function, {}, **options)
 
 
 def reach() -> Reach:

@@ -404,6 +404,10 @@ class AgentLoop:
         action = next_action([one.entry for one in logged])
         return action.question if isinstance(action, Park) else None
 
+    async def context_use(self, session_key: str = "cli:direct", owner: str = "me") -> tuple[int, int]:
+        """About how many tokens the session's conversation has, and how many the model takes."""
+        return (await self._turns.context_use(await self.store.session(owner, session_key)))[:2]
+
     def watch(self, session_key: str, emit: events.Emit, owner: str = "me") -> Callable[[], None]:
         """Tell `emit` what happens in a session's turns, until the function that comes back is called."""
         return self._streams.watch(owner, session_key, _without_place(emit))

@@ -129,7 +129,7 @@ class Dispatcher:
         """There is something in the inbox of these sessions."""
         for owner, key in sessions:
             session = self.session(owner, key)
-            if self._worker.busy != "queue" and session is not None and session.running:
+            if session is not None and session.running:
                 await session.take_from_inbox()
             self.kick(owner, key)
 

@@ -19,6 +19,7 @@ from .guard import Guard
 from .metrics import MetricsHandler
 from .openai_chat import ChatHandler
 from .origins import check_bind
+from .page_api import PageApi
 from .responses import health, model, models
 
 log = logging.getLogger("everloop.server")
@@ -39,6 +40,7 @@ class Server:
             ping_seconds=config.ping_seconds,
             per_minute=config.requests_per_minute,
         )
+        self._page = PageApi(owners, ping_seconds=config.ping_seconds, per_minute=config.requests_per_minute)
         self._runner: Runner | None = None
         self._guard: Guard | None = None
         self._openapi = b""
@@ -78,6 +80,7 @@ class Server:
         if self._runner is None or self._guard is None:
             return
         self._guard.closing = self._chat.stopping = True
+        self._page.stop()
         cleanup = asyncio.ensure_future(self._runner.cleanup())
         if hurry is not None:
             hurried = asyncio.ensure_future(hurry.wait())
@@ -95,6 +98,7 @@ class Server:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/openapi.json", self._document)
         app.router.add_get("/metrics", self._metrics.handle)
+        self._page.add_routes(app.router)
         return app
 
     async def _models(self, request: web.Request) -> web.Response:

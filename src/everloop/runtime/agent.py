@@ -45,6 +45,7 @@ from .api_requests import CLIENT_LEFT, Requests
 from .budgets import Budgets
 from .chat_commands import ChatCommands
 from .compactor import Compactor
+from .conversations import Conversations
 from .direct_calls import AgentCalls
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
@@ -187,6 +188,7 @@ class AgentLoop:
         )
         self._commands = ChatCommands(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
         self.requests = Requests(self.store, self._dispatcher, self._commands, self._streams)
+        self.conversations = Conversations(self.store, self._dispatcher, self._commands, self._streams)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
 

@@ -23,6 +23,7 @@ from .ollama import OllamaHandler
 from .openai_chat import ChatHandler
 from .openai_responses import ResponsesHandler
 from .origins import check_bind
+from .page_api import PageApi
 from .responses import health, model, models
 from .turns import Turns
 
@@ -45,6 +46,7 @@ class Server:
             per_minute=config.requests_per_minute,
             agent=config.server_agent,
         )
+        self._page = PageApi(owners, ping_seconds=config.ping_seconds, per_minute=config.requests_per_minute)
         self._runner: Runner | None = None
         self._guard: Guard | None = None
         self._openapi = b""
@@ -84,6 +86,7 @@ class Server:
         if self._runner is None or self._guard is None:
             return
         self._guard.closing = self._turns.stopping = True
+        self._page.stop()
         cleanup = asyncio.ensure_future(self._runner.cleanup())
         if hurry is not None:
             hurried = asyncio.ensure_future(hurry.wait())
@@ -118,6 +121,7 @@ class Server:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/openapi.json", self._document)
         app.router.add_get("/metrics", self._metrics.handle)
+        self._page.add_routes(app.router)
         return app
 
     async def _unsupported(self, request: web.Request) -> web.Response:

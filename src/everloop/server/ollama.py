@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from ..log import Call
 from ..messages import encode_json
-from ..providers.sse import encode
+from ..providers.openai import encode
 from ..runtime.api_requests import Outcome
 from ..text import clean, one_line
 from .agent_choice import model_of

@@ -39,14 +39,19 @@ hypothesis.settings.load_profile("everloop")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take SIGINT even where the parent ignores it (`make test &`, `nohup`): programs under test inherit that."""
+    """Turn on again what a parent may have turned off, here and for the programs under test, which inherit it.
+
+    These are SIGINT, which `make test &` and `nohup` ignore, and byte code: without it, each program compiles itself.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Many tests wait for processes and clocks, so a few more than there are cores are done sooner."""
-    return len(os.sched_getaffinity(0)) + 2
+    """Most of the time tests wait for processes and clocks, so more than there are cores are done sooner."""
+    return len(os.sched_getaffinity(0)) + 4
 
 
 @pytest.fixture(autouse=True)
@@ -179,6 +184,12 @@ def forge() -> Iterator[Forge]:
     forge = Forge()
     yield forge
     forge.close()
+
+
+@pytest.fixture(params=["some", pytest.param("every", marks=pytest.mark.chaos)])
+def every(request: pytest.FixtureRequest) -> bool:
+    """Whether a program is killed at every commit, as `make chaos` does, or at every second one."""
+    return request.param == "every"
 
 
 @pytest_asyncio.fixture

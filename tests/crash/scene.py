@@ -24,6 +24,18 @@ def say(id: str, plan: str = "", chat: str = "a", **options: Any) -> dict[str, A
     return {"channel": "test", "sender_id": "me", "chat_id": chat, "content": f"mark:{marker}", "id": id, **options}
 
 
+def places(commits: int, every: bool, bus: str) -> list[tuple[int, str]]:
+    """Where to kill a program: before and after each of its commits, or of each second one.
+
+    What is on disk after a commit is there before the next one, too, so that each state of the disk is among the places
+    of each second commit; which ones these are depends on the bus. What is committed together depends on the moment, so
+    one run may take a commit or two more than another.
+    """
+    found = itertools.product(range(1, commits + 3), ("before", "after"))
+    odd = bus == "memory"
+    return [(number, when) for number, when in found if every or number % 2 == odd or (number, when) == (1, "before")]
+
+
 @dataclass(slots=True)
 class Scene:
     """A program, what it is told, and how it goes on after the kill."""
@@ -36,6 +48,7 @@ class Scene:
     bus: str = "memory"
     then: str = "memory"
     plant_then: str = ""
+    every: bool = False
 
     def named(self, name: str) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
         """The scene in a folder of its own, with markers that no other one has."""
@@ -84,7 +97,7 @@ class Scene:
         return before, self.read(folder)
 
     async def everywhere(self) -> list[tuple[History, History]]:
-        """Kill it before and after each of its commits, and check each time."""
+        """Kill it at its commits, and check each time."""
         commits = await self.undisturbed()
         slots = asyncio.Semaphore(AT_ONCE)
 
@@ -94,6 +107,4 @@ class Scene:
             assert violations(after, before) == [], f"killed {when} commit {number} of {commits}"
             return before, after
 
-        # What is committed together depends on the moment, so one run may take a commit or two more than another.
-        places = itertools.product(range(1, commits + 3), ("before", "after"))
-        return list(await asyncio.gather(*(one(*place) for place in places)))
+        return list(await asyncio.gather(*(one(*place) for place in places(commits, self.every, self.then))))

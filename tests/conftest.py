@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -19,6 +20,8 @@ import pytest_asyncio
 
 import everloop
 from everloop.providers.endpoints import ENDPOINTS
+
+from .support.unflushed import leave_out_flushes
 
 if TYPE_CHECKING:
     from everloop.testing.openai_server import FakeOpenAI
@@ -47,6 +50,13 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    leave_out_flushes()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the garbage collector from going through all that was collected here again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -187,9 +197,9 @@ def forge() -> Iterator[Forge]:
 
 
 @pytest.fixture(params=["some", pytest.param("every", marks=pytest.mark.chaos)])
-def every(request: pytest.FixtureRequest) -> bool:
-    """Whether a program is killed at every commit, as `make chaos` does, or at every second one."""
-    return request.param == "every"
+def step(request: pytest.FixtureRequest) -> int:
+    """At each how many of its commits a program is killed: at every one with `make chaos`."""
+    return 1 if request.param == "every" else 2
 
 
 @pytest_asyncio.fixture

@@ -33,12 +33,12 @@ def scene(forge: Forge, model: FakeOpenAI, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def everywhere(scene: Any, every: bool) -> Any:
-    """Kills a scene at its commits."""
+def everywhere(scene: Any, step: int) -> Any:
+    """Kills a scene at its commits; a long one at half as many."""
 
-    async def kill(*messages: dict[str, Any], **options: Any) -> list[tuple[History, History]]:
+    async def kill(*messages: dict[str, Any], long: bool = False, **options: Any) -> list[tuple[History, History]]:
         made: Scene = scene(*messages, **options)
-        made.every = every
+        made.step = 2 * step if long and step > 1 else step
         return await made.everywhere()
 
     return kill
@@ -77,7 +77,7 @@ async def test_queued_messages_are_answered_in_order_whichever_write_is_the_last
 @pytest.mark.parametrize("bus", ["memory", "durable"])
 async def test_sessions_side_by_side_do_not_disturb_each_other_when_killed(everywhere: Any, bus: str) -> None:
     messages = [say(f"{chat}{n}", plan, chat) for chat in "abc" for n, plan in enumerate(("n", "s"))]
-    await everywhere(*messages, bus=bus, then=bus)
+    await everywhere(*messages, bus=bus, then=bus, long=True)
 
 
 @pytest.mark.parametrize("then", ["memory", "durable"])
@@ -90,7 +90,7 @@ async def test_an_acknowledged_message_survives_a_kill_at_any_write(everywhere: 
 async def test_a_question_survives_a_kill_at_any_write_and_nothing_runs_before_its_answer(
     everywhere: Any, bus: str
 ) -> None:
-    runs = await everywhere(say("m1", "ps.n"), say("m2"), bus=bus, then=bus)
+    runs = await everywhere(say("m1", "ps.n"), say("m2"), bus=bus, then=bus, long=True)
     assert any(message.state == "parked" for before, _ in runs for message in before.messages)
 
 

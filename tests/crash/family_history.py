@@ -250,7 +250,7 @@ class FamilyScene:
     made: Path | None = None
     again: tuple[int, ...] = ()  # it is killed again while it goes on, at one of its first commits
     steps: bool = False  # the clock of jobs goes by what is done
-    every: bool = False  # it is killed at every commit, not at every second one
+    step: int = 2  # it is killed at each so many commits
 
     def named(self, name: str) -> Path:
         folder = self.folder / name
@@ -308,7 +308,7 @@ class FamilyScene:
             found.extend(f"killed {when} commit {number} of {commits}: {line}" for line in broken(after, before))
             return before, after
 
-        at = [place for place in places(commits, self.every, self.then) if not instants or place[1] in instants]
+        at = [place for place in places(commits, self.step, self.then) if not instants or place[1] in instants]
         return list(await asyncio.gather(*(one(*place) for place in at))), found
 
     async def sees(self, sign: str) -> bool:

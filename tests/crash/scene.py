@@ -24,16 +24,16 @@ def say(id: str, plan: str = "", chat: str = "a", **options: Any) -> dict[str, A
     return {"channel": "test", "sender_id": "me", "chat_id": chat, "content": f"mark:{marker}", "id": id, **options}
 
 
-def places(commits: int, every: bool, bus: str) -> list[tuple[int, str]]:
-    """Where to kill a program: before and after each of its commits, or of each second one.
+def places(commits: int, step: int, bus: str) -> list[tuple[int, str]]:
+    """Where to kill a program: before and after each of its commits, or each second, or each fourth.
 
-    What is on disk after a commit is there before the next one, too, so that each state of the disk is among the places
-    of each second commit; which ones these are depends on the bus. What is committed together depends on the moment, so
-    one run may take a commit or two more than another.
+    What is on disk after a commit is there before the next one, too, so that every second commit shows each state of
+    the disk once; every fourth does so with both buses. What is committed together depends on the moment, so one run
+    may take a commit or two more than another.
     """
-    found = itertools.product(range(1, commits + 3), ("before", "after"))
-    odd = bus == "memory"
-    return [(number, when) for number, when in found if every or number % 2 == odd or (number, when) == (1, "before")]
+    first = 1 if bus == "memory" else 1 + step // 2
+    chosen = itertools.product(range(first, commits + 3, step), ("before", "after"))
+    return [*([(1, "before")] if first > 1 else []), *chosen]
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Scene:
     bus: str = "memory"
     then: str = "memory"
     plant_then: str = ""
-    every: bool = False
+    step: int = 2  # it is killed at each so many commits
 
     def named(self, name: str) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
         """The scene in a folder of its own, with markers that no other one has."""
@@ -107,4 +107,4 @@ class Scene:
             assert violations(after, before) == [], f"killed {when} commit {number} of {commits}"
             return before, after
 
-        return list(await asyncio.gather(*(one(*place) for place in places(commits, self.every, self.then))))
+        return list(await asyncio.gather(*(one(*place) for place in places(commits, self.step, self.then))))

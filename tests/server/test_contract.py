@@ -11,7 +11,7 @@ from tests.clients.environments import python_environment
 from tests.clients.processes import bare_environment, serving
 
 FOLDER = Path(__file__).parent / "contract"
-EXAMPLES = 30  # an operation and a phase
+EXAMPLES = 15  # an operation and a phase
 
 
 @pytest.mark.timeout(300)

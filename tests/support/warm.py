@@ -23,10 +23,12 @@ import socket
 import subprocess
 import sys
 import termios
+import threading
 import time
+import traceback
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from .places import ROOT
 
@@ -34,10 +36,13 @@ AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")  # what is read when an i
 LONGEST = 200_000  # bytes of a request
 USED = (
     "everloop.providers.openai",
+    "everloop.providers.retry",
+    "everloop.providers.text_calls",
     "everloop.runtime.agent",
     "everloop.server.app",
     "everloop.store.postgres.store",
     "everloop.store.sqlite",
+    "yaml",
 )
 
 
@@ -188,10 +193,13 @@ def _ask(request: dict[str, Any], descriptors: list[int] | None = None) -> int:
 
 def main() -> int:
     """Fork what is asked for until the connection is closed; in the fork, be the command."""
+    from .unflushed import leave_out_flushes
+
     connection = socket.socket(fileno=int(sys.argv[1]))
     commands = [f"everloop.cli.{found.name}" for found in pkgutil.iter_modules([str(ROOT / "src/everloop/cli")])]
     for name in (*commands, *USED):
         importlib.import_module(name)
+    leave_out_flushes()
     gc.collect()
     gc.freeze()
     while True:
@@ -204,13 +212,14 @@ def main() -> int:
             continue
         if (pid := os.fork()) == 0:
             connection.close()
-            return _command(descriptors, **request)
+            _become(descriptors, **request)
+            _end(_run())
         connection.send(str(pid).encode())
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _command(descriptors: list[int], arguments: list[str], env: dict[str, str], cwd: str, terminal: bool) -> int:
+def _become(descriptors: list[int], arguments: list[str], env: dict[str, str], cwd: str, terminal: bool) -> None:
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -229,9 +238,27 @@ def _command(descriptors: list[int], arguments: list[str], env: dict[str, str], 
         setattr(sys, f"__{name}__", new)
     sys.argv = [str(ROOT / "src/everloop/__main__.py"), *arguments]
     sys.path.remove(str(ROOT))
+
+
+def _run() -> int:
     from everloop.cli.main import main as command
 
-    return command()
+    try:
+        return command()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def _end(status: int) -> NoReturn:
+    """End as an interpreter does, but without taking all modules apart: that would copy the memory that is shared."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

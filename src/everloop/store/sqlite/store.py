@@ -50,6 +50,7 @@ from .writer import Writer
 
 T = TypeVar("T")
 CHECKPOINT_PAGES = 256
+SYNCHRONOUS = "FULL"  # a commit is on the disk when it returns: what was acknowledged survives a loss of power
 PROBE = "INSERT INTO rate (owner, name, began, number) VALUES ('', ?, 0, 0)"
 PROBE_BYTES = 32 * 1024  # about what a request writes
 LOCK_SECONDS = 30.0  # how long a write waits for another program that has locked the file
@@ -432,7 +433,7 @@ class SQLiteStore:
             raise StoreError(f"cannot open the store {self.path}: {why}") from error
         try:
             _use_wal(connection, self._lock_seconds)
-            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
             # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             migrate(connection)

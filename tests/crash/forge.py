@@ -26,7 +26,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LATER = ("everloop.providers.text_calls", "sysconfig", "yaml", "zoneinfo")  # what is imported on use
+LATER = (  # what is imported on use
+    "everloop.cli.serve",
+    "everloop.providers.text_calls",
+    "everloop.server.app",
+    "psycopg",
+    "sysconfig",
+    "yaml",
+    "zoneinfo",
+)
 LONGEST = 900.0  # seconds a program may run before it is ended with a trace
 
 

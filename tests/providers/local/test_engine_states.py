@@ -30,7 +30,7 @@ def _found() -> None:
 
 async def first_turn(states: Path, question: str = "Who is there?", rules: str = RULES) -> dict[str, Any]:
     """The first turn after a start."""
-    engine = Engine(Settings(weights(TINY), window=1024, states=states))
+    engine = Engine(Settings(weights(TINY), window=1024, threads=1, states=states))
     try:
         messages = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
         return await engine.complete({"messages": messages, "stable": 1, "max_tokens": 6, "temperature": 0})
@@ -88,7 +88,7 @@ async def test_another_beginning_has_another_file(tmp_path):
 
 
 async def test_a_second_conversation_at_the_same_time_does_not_read_the_beginning_again(tmp_path):
-    engine = Engine(Settings(weights(TINY), window=1024, states=tmp_path))
+    engine = Engine(Settings(weights(TINY), window=1024, threads=1, states=tmp_path))
     try:
         system = {"role": "system", "content": RULES}
         long = {"messages": [system, {"role": "user", "content": "Who is there?"}], "stable": 1, "ignore_eos": True}

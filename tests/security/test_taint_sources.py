@@ -23,6 +23,7 @@ from everloop.tools.base import Plan
 from everloop.tools.context import CallContext
 from everloop.tools.policy.policy import Policy, Verdict
 from everloop.tools.registry import marked
+from tests.support.cases import each
 from tests.support.web_servers import answer, redirect
 
 from .scene import Scene, settings
@@ -403,8 +404,8 @@ def test_code_and_links_stay_as_they_are(text):
     assert plain_images(text, lambda url: False) == text
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@each("form", FORMS)
+@each("size", [1, 2, 3, 7])
 def test_a_text_that_comes_in_pieces_is_shown_as_the_whole_is(form, size):
     text = "Some `code` and\n```\nmore\n```\n" + form.format("http://a.example/?q=1") + " end!"
     images = PlainImages(lambda url: False)

@@ -60,6 +60,7 @@ format: $(READY_DEV)
 types: $(READY_DEV)
 	@$(PY) -m mypy src tests $(wildcard benchmarks evaluation)
 
+# The long forms of the tests that kill processes: every commit, thousands of messages.
 chaos: $(READY_DEV)
 	@$(PY) -m pytest -q -n 0 -m chaos --timeout 0 $(ARGS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -19,6 +20,8 @@ import pytest_asyncio
 
 import everloop
 from everloop.providers.endpoints import ENDPOINTS
+
+from .support.unflushed import leave_out_flushes
 
 if TYPE_CHECKING:
     from everloop.testing.openai_server import FakeOpenAI
@@ -39,14 +42,26 @@ hypothesis.settings.load_profile("everloop")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take SIGINT even where the parent ignores it (`make test &`, `nohup`): programs under test inherit that."""
+    """Turn on again what a parent may have turned off, here and for the programs under test, which inherit it.
+
+    These are SIGINT, which `make test &` and `nohup` ignore, and byte code: without it, each program compiles itself.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    leave_out_flushes()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the garbage collector from going through all that was collected here again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Many tests wait for processes and clocks, so a few more than there are cores are done sooner."""
-    return len(os.sched_getaffinity(0)) + 2
+    """Most of the time tests wait for processes and clocks, so more than there are cores are done sooner."""
+    return len(os.sched_getaffinity(0)) + 4
 
 
 @pytest.fixture(autouse=True)
@@ -179,6 +194,12 @@ def forge() -> Iterator[Forge]:
     forge = Forge()
     yield forge
     forge.close()
+
+
+@pytest.fixture(params=["some", pytest.param("every", marks=pytest.mark.chaos)])
+def step(request: pytest.FixtureRequest) -> int:
+    """At each how many of its commits a program is killed: at every one with `make chaos`."""
+    return 1 if request.param == "every" else 2
 
 
 @pytest_asyncio.fixture

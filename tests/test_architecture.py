@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,11 @@ import everloop
 SOURCE = Path(everloop.__file__).parent
 PAGE = SOURCE.parents[1] / "docs" / "architecture.md"
 MODULES = {path.relative_to(SOURCE).with_suffix("").as_posix(): path for path in SOURCE.rglob("*.py")}
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@functools.cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
 
 
 # ---------------------------------------------------------------------------------------------- rooms
@@ -38,11 +43,11 @@ def imports(module: str) -> Iterator[str]:
     """The modules of ours that a module imports when it is loaded or runs, also inside of functions."""
     hidden = {
         node
-        for block in ast.walk(TREES[module])
+        for block in ast.walk(tree_of(module))
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
         for node in ast.walk(block)
     }
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.ImportFrom) and node.level and node not in hidden:
             base = module.split("/")[: -node.level] + (node.module.split(".") if node.module else [])
             for alias in node.names:
@@ -70,9 +75,9 @@ def test_every_module_is_in_a_room():
 
 
 def found(kind: type[ast.AST], *folders: str) -> Iterator[tuple[str, ast.AST]]:
-    for module, tree in TREES.items():
+    for module in MODULES:
         if module.startswith(folders):
-            for node in ast.walk(tree):
+            for node in ast.walk(tree_of(module)):
                 if isinstance(node, kind):
                     yield f"{module}:{getattr(node, 'lineno', 0)}", node
 

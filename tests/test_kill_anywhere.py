@@ -32,6 +32,18 @@ def scene(forge: Forge, model: FakeOpenAI, tmp_path: Path) -> Any:
     return make
 
 
+@pytest.fixture
+def everywhere(scene: Any, step: int) -> Any:
+    """Kills a scene at its commits; a long one at half as many."""
+
+    async def kill(*messages: dict[str, Any], long: bool = False, **options: Any) -> list[tuple[History, History]]:
+        made: Scene = scene(*messages, **options)
+        made.step = 2 * step if long and step > 1 else step
+        return await made.everywhere()
+
+    return kill
+
+
 def interrupted(runs: list[tuple[History, History]]) -> int:
     return sum(after.interrupted for _, after in runs)
 
@@ -40,54 +52,56 @@ def interrupted(runs: list[tuple[History, History]]) -> int:
 
 
 @pytest.mark.parametrize("then", ["memory", "durable"])
-async def test_a_turn_killed_at_any_write_is_finished_by_the_next_start(scene: Any, then: str) -> None:
-    runs = await scene(say("m1", "s.n"), then=then).everywhere()
+async def test_a_turn_killed_at_any_write_is_finished_by_the_next_start(everywhere: Any, then: str) -> None:
+    runs = await everywhere(say("m1", "s.n"), then=then)
     assert interrupted(runs)  # a `never` call was cut off at least once, and reported
     assert any(not before.messages for before, _ in runs)
     assert any(after.repeats for _, after in runs)  # an answer was on disk and perhaps sent
 
 
 @pytest.mark.parametrize("then", ["memory", "durable"])
-async def test_parallel_calls_killed_at_any_write_keep_the_results_they_had(scene: Any, then: str) -> None:
-    runs = await scene(say("m1", "snl"), then=then).everywhere()
+async def test_parallel_calls_killed_at_any_write_keep_the_results_they_had(everywhere: Any, then: str) -> None:
+    runs = await everywhere(say("m1", "snl"), then=then)
     assert any(0 < after.interrupted < 2 for _, after in runs)  # the long one was cut off, the quick one was not
 
 
-async def test_calls_that_must_run_alone_are_each_on_disk_before_the_next(scene: Any) -> None:
-    runs = await scene(say("m1", "aas")).everywhere()
+async def test_calls_that_must_run_alone_are_each_on_disk_before_the_next(everywhere: Any) -> None:
+    runs = await everywhere(say("m1", "aas"))
     assert interrupted(runs)
 
 
-async def test_queued_messages_are_answered_in_order_whichever_write_is_the_last(scene: Any) -> None:
-    await scene(say("m1", "n"), say("m2", "s"), say("m3")).everywhere()
+async def test_queued_messages_are_answered_in_order_whichever_write_is_the_last(everywhere: Any) -> None:
+    await everywhere(say("m1", "n"), say("m2", "s"), say("m3"))
 
 
 @pytest.mark.parametrize("bus", ["memory", "durable"])
-async def test_sessions_side_by_side_do_not_disturb_each_other_when_killed(scene: Any, bus: str) -> None:
+async def test_sessions_side_by_side_do_not_disturb_each_other_when_killed(everywhere: Any, bus: str) -> None:
     messages = [say(f"{chat}{n}", plan, chat) for chat in "abc" for n, plan in enumerate(("n", "s"))]
-    await scene(*messages, bus=bus, then=bus).everywhere()
+    await everywhere(*messages, bus=bus, then=bus, long=True)
 
 
 @pytest.mark.parametrize("then", ["memory", "durable"])
-async def test_an_acknowledged_message_survives_a_kill_at_any_write(scene: Any, then: str) -> None:
-    runs = await scene(say("m1", "n"), say("m2"), bus="durable", then=then).everywhere()
+async def test_an_acknowledged_message_survives_a_kill_at_any_write(everywhere: Any, then: str) -> None:
+    runs = await everywhere(say("m1", "n"), say("m2"), bus="durable", then=then)
     assert any(len(before.acknowledged) == 1 for before, _ in runs)
 
 
 @pytest.mark.parametrize("bus", ["memory", "durable"])
-async def test_a_question_survives_a_kill_at_any_write_and_nothing_runs_before_its_answer(scene: Any, bus: str) -> None:
-    runs = await scene(say("m1", "ps.n"), say("m2"), bus=bus, then=bus).everywhere()
+async def test_a_question_survives_a_kill_at_any_write_and_nothing_runs_before_its_answer(
+    everywhere: Any, bus: str
+) -> None:
+    runs = await everywhere(say("m1", "ps.n"), say("m2"), bus=bus, then=bus, long=True)
     assert any(message.state == "parked" for before, _ in runs for message in before.messages)
 
 
-async def test_a_message_of_a_tool_is_sent_once_or_marked_whichever_write_is_the_last(scene: Any) -> None:
-    runs = await scene(say("m1", "m.ms")).everywhere()
+async def test_a_message_of_a_tool_is_sent_once_or_marked_whichever_write_is_the_last(everywhere: Any) -> None:
+    runs = await everywhere(say("m1", "m.ms"))
     assert any(aside["repeat"] for _, after in runs for aside in after.asides)
 
 
-async def test_a_new_conversation_begins_once_whichever_write_is_the_last(scene: Any) -> None:
+async def test_a_new_conversation_begins_once_whichever_write_is_the_last(everywhere: Any) -> None:
     new = {**say("new"), "content": "/new"}
-    runs = await scene(say("m1", "s"), new, say("m2")).everywhere()
+    runs = await everywhere(say("m1", "s"), new, say("m2"))
     assert all(
         sum(type(place.entry).__name__ == "Cleared" for place in log) == 1
         for before, after in runs
@@ -96,20 +110,20 @@ async def test_a_new_conversation_begins_once_whichever_write_is_the_last(scene:
     )
 
 
-async def test_a_steered_message_is_in_the_turn_or_behind_it_and_never_lost(scene: Any) -> None:
-    runs = await scene(say("m1", "l.s"), late=[say("m2", "s")], busy="steer").everywhere()
+async def test_a_steered_message_is_in_the_turn_or_behind_it_and_never_lost(everywhere: Any) -> None:
+    runs = await everywhere(say("m1", "l.s"), late=[say("m2", "s")], busy="steer")
     turns = {len({message.turn for message in after.messages}) for _, after in runs if len(after.messages) == 2}
     assert 1 in turns  # steered, in the undisturbed order
 
 
-async def test_a_message_that_replaces_a_turn_does_so_or_waits_and_is_never_lost(scene: Any) -> None:
-    runs = await scene(say("m1", "l.s"), late=[say("m2", "s")], busy="interrupt").everywhere()
+async def test_a_message_that_replaces_a_turn_does_so_or_waits_and_is_never_lost(everywhere: Any) -> None:
+    runs = await everywhere(say("m1", "l.s"), late=[say("m2", "s")], busy="interrupt")
     answers = {len(after.answers) for _, after in runs if len(after.messages) == 2}
     assert answers == {1, 2}  # replaced where it ran, finished where it was killed
 
 
-async def test_a_message_with_an_attachment_is_taken_once_whichever_write_is_the_last(scene: Any) -> None:
-    runs = await scene(say("m1", "n", media=["notes.txt"]), say("m2", "s")).everywhere()
+async def test_a_message_with_an_attachment_is_taken_once_whichever_write_is_the_last(everywhere: Any) -> None:
+    runs = await everywhere(say("m1", "n", media=["notes.txt"]), say("m2", "s"))
     assert any(before.messages and not before.logs for before, _ in runs)  # killed while the attachment was read
 
 

@@ -27,27 +27,27 @@ def interrupted(runs: list[tuple[Kinship, Kinship]]) -> int:
 
 @pytest.mark.parametrize(("bus", "waited"), [("memory", "apples"), ("durable", "beans")])
 async def test_sub_agents_and_a_job_killed_at_any_write_report_once_and_come_once(
-    forge: Forge, tmp_path: Path, bus: str, waited: str
+    forge: Forge, step: int, tmp_path: Path, bus: str, waited: str
 ) -> None:
-    runs, found = await FamilyScene(forge, tmp_path, [message(f"family {waited}")], bus, bus).everywhere()
+    runs, found = await FamilyScene(forge, tmp_path, [message(f"family {waited}")], bus, bus, step=step).everywhere()
     assert found == []
     assert interrupted(runs)  # a call of a sub-agent was cut off at least once, and reported
     assert any(before.called("cron:") and before.history.open_turns for before, _ in runs)
 
 
 async def test_a_family_that_is_killed_again_and_again_while_it_goes_on_keeps_its_word(
-    forge: Forge, tmp_path: Path
+    forge: Forge, step: int, tmp_path: Path
 ) -> None:
-    scene = FamilyScene(forge, tmp_path, [message("family beans")], "durable", "memory", again=(5, 3))
+    scene = FamilyScene(forge, tmp_path, [message("family beans")], "durable", "memory", again=(5, 3), step=step)
     _, found = await scene.everywhere("after")
     assert found == []
 
 
 @pytest.mark.parametrize("bus", ["memory", "durable"])
 async def test_no_slot_of_a_job_is_missed_or_doubled_whichever_write_is_the_last(
-    forge: Forge, tmp_path: Path, bus: str
+    forge: Forge, step: int, tmp_path: Path, bus: str
 ) -> None:
-    runs, found = await FamilyScene(forge, tmp_path, [message("ticks")], bus, bus, steps=True).everywhere()
+    runs, found = await FamilyScene(forge, tmp_path, [message("ticks")], bus, bus, steps=True, step=step).everywhere()
     assert found == []
     assert {len(before.called("cron:")) for before, _ in runs} == {0, 1, 2, 3}
 
@@ -80,10 +80,10 @@ async def talked(forge: Forge, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("bus", ["memory", "durable"])
 async def test_a_turn_compacted_in_its_middle_and_killed_at_any_write_is_shown_as_the_log_says(
-    forge: Forge, tmp_path: Path, talked: Path, bus: str
+    forge: Forge, step: int, tmp_path: Path, talked: Path, bus: str
 ) -> None:
     settings = {"window": 7_000, "compact_at": 100.0}  # never in the background
-    scene = FamilyScene(forge, tmp_path, [message("dig here")], bus, bus, settings, made=talked)
+    scene = FamilyScene(forge, tmp_path, [message("dig here")], bus, bus, settings, made=talked, step=step)
     runs, found = await scene.everywhere()
     assert found == []
     assert interrupted(runs)
@@ -94,10 +94,10 @@ async def test_a_turn_compacted_in_its_middle_and_killed_at_any_write_is_shown_a
 
 @pytest.mark.parametrize("bus", ["memory", "durable"])
 async def test_compact_killed_at_any_write_is_done_once_and_answered(
-    forge: Forge, tmp_path: Path, talked: Path, bus: str
+    forge: Forge, step: int, tmp_path: Path, talked: Path, bus: str
 ) -> None:
     messages = [message("/compact"), message("dig here", "m2")]
-    runs, found = await FamilyScene(forge, tmp_path, messages, bus, bus, made=talked).everywhere()
+    runs, found = await FamilyScene(forge, tmp_path, messages, bus, bus, made=talked, step=step).everywhere()
     assert found == []
     taken = [after for _, after in runs if any(one.id == "m1" for one in after.history.messages)]
     assert all(after.compacted == 1 for after in taken)
@@ -119,10 +119,10 @@ async def test_a_process_killed_while_a_summary_is_written_asks_for_it_again(
 
 
 async def test_compaction_in_the_background_killed_at_any_write_loses_nothing(
-    forge: Forge, tmp_path: Path, talked: Path
+    forge: Forge, step: int, tmp_path: Path, talked: Path
 ) -> None:
     messages = [message(f"dig {n}", f"m{n}") for n in range(2)]
     settings = {"window": 8_000, "compact_at": 0.3}
-    runs, found = await FamilyScene(forge, tmp_path, messages, settings=settings, made=talked).everywhere()
+    runs, found = await FamilyScene(forge, tmp_path, messages, settings=settings, made=talked, step=step).everywhere()
     assert found == []
     assert any(after.compacted for _, after in runs)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..crash.company import LEASE
-from ..crash.forge import ROOT, Child, Forge
+from ..crash.forge import Child, Forge
 from ..crash.scene import KILLED
 from ..crash.witness import set_up
 from ..store.postgres.proxy import Proxy, proxied
@@ -46,33 +45,17 @@ class Member:
         """Start it, and wait until it says that it is ready."""
         self._starts += 1
         self._said = self._company.folder / "said" / f"{self.name}.{self._starts}"
-        if self.kind == "server":
-            await self._start_server()
-        else:
-            await self._start_child()
+        await self._start_child()
         self.url = (await self._ready())["url"] or ""
-
-    async def _start_server(self) -> None:
-        """The whole command as a program of its own."""
-        company = self._company
-        what = (str(company.folder), self._dsn, company.plant, "serve", "--port", "0")
-        with self._said.open("wb") as said:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.crash.company", *what),
-                env={**os.environ, **company.settings},
-                cwd=ROOT,
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=said,
-            )
-        self.pid, self._wait = process.pid, process.wait
 
     async def _start_child(self) -> None:
         company = self._company
         options: dict[str, Any] = {"folder": str(company.folder), "dsn": self._dsn, "said": str(self._said)}
-        if self.kind == "worker":
-            options |= {"arguments": ["worker"], "plant": company.plant, "settings": company.settings}
-        else:
+        if self.kind == "channel":
             options["lease"] = company.lease
+        else:
+            arguments = ["worker"] if self.kind == "worker" else ["serve", "--port", "0"]
+            options |= {"arguments": arguments, "plant": company.plant, "settings": company.settings}
         child: Child = company.forge.start("channel" if self.kind == "channel" else "command", **options)
         self.pid, self._wait = await asyncio.wrap_future(child.pid), child.wait
 

@@ -243,7 +243,7 @@ async def company_test(
 async def test_hundreds_of_messages_survive_whatever_happens_to_workers_servers_and_the_store(
     forge: Forge, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    await company_test(forge, tmp_path, capfd, messages=300, sessions=30, times=1)
+    await company_test(forge, tmp_path, capfd, messages=150, sessions=20, times=1)
 
 
 @pytest.mark.chaos

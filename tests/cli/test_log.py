@@ -16,7 +16,7 @@ import pytest
 
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI, Reply
-from tests.support.commands import Done, environment, everloop, finished, start, terminal
+from tests.support.commands import COMMAND, Done, environment, everloop, finished, start, terminal
 
 SECRET = "canary-7f3a"
 
@@ -286,12 +286,16 @@ def processor_time(pid: int) -> int:
 
 async def test_a_reader_that_leaves_ends_the_follower_at_once(server):
     await one_turn(server)
-    process = await start("log", "--follow", env=environment())
-    first = await asyncio.wait_for(process.stdout.readline(), 30)
-    assert first.startswith(b"session ")
-    process.stdout._transport.close()
+    reading, writing = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "log", "--follow", env=environment(), stdout=writing, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(writing)
+    assert (await asyncio.to_thread(os.read, reading, 8)).startswith(b"session ")
+    os.close(reading)
     async with asyncio.timeout(30):
         assert await process.wait() == 141
+        assert process.stderr is not None
         assert await process.stderr.read() == b""
 
 

@@ -36,7 +36,7 @@ def compact(logged: list[Logged], before: Compacted | None, room: Room, kept: in
     return made, made.entry(before, 0, "what was" if made.gone else "", places)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(logged=sessions(), steps=steps)
 def test_any_log_cut_and_compacted_anywhere_is_a_valid_request(logged, steps):
     before: Compacted | None = None
@@ -71,7 +71,7 @@ def in_order(wanted: list[str], contents: list[str]) -> bool:
     return all(any(text in content for content in rest) for text in wanted)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(logged=sessions(), room=rooms, kept=st.integers(0, 3))
 def test_a_plan_weighs_what_its_conversation_weighs(logged, room, kept):
     from everloop.context.window import weigh
@@ -86,7 +86,7 @@ def test_a_plan_weighs_what_its_conversation_weighs(logged, room, kept):
     assert abs(made[0].units - weight) <= 0.02 * weight + 400 * len(entry.aside) + 100
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(logged=sessions(), target=st.integers(0, 30_000))
 def test_pointers_come_before_summaries_and_the_newest_turns_stay(logged, target):
     made = plan(logged, None, Room(0, target, 10**9))

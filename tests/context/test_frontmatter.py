@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from everloop.context.frontmatter import LONGEST, FrontMatterError, read_front_matter, read_simple, read_yaml
 
+from ..support.cases import each
+
 
 @pytest.fixture(params=["C", "Python"])
 def _both_readers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +79,7 @@ def test_only_the_first_line_of_dashes_ends_it():
 
 
 @pytest.mark.usefixtures("_both_readers")
-@pytest.mark.parametrize(
+@each(
     ("text", "line", "word"),
     [
         ("name: a\n---\n", 1, "---"),

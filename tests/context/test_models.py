@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from everloop.context.window import UNKNOWN, ModelInfo, is_overflow, model_info, window_in_error
 
+from ..support.cases import each
+
 K = 1_024
 
 
@@ -68,9 +70,7 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "window", "vision"), [(name, *known) for known, names in KNOWN.items() for name in names.split()]
-)
+@each(("name", "window", "vision"), [(name, *known) for known, names in KNOWN.items() for name in names.split()])
 def test_a_model_is_known_by_its_name(name, window, vision):
     info = model_info(name)
     assert (info.window, info.vision) == (window, vision)
@@ -206,7 +206,7 @@ TOO_LONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "window"), TOO_LONG.values(), ids=TOO_LONG)
+@each(("text", "window"), TOO_LONG.values())
 def test_a_prompt_that_was_too_long_is_known_with_the_window_that_is_named(text, window):
     assert is_overflow(text)
     assert is_overflow(f"HTTP 400 from the model: {text}".upper())

@@ -75,7 +75,3 @@ async def announcer(folder: str, dsn: str, messages: list[dict[str, Any]], plant
         await bus.publish_inbound(InboundMessage(**message))
         note(Path(folder), "acknowledged", id=message["id"])
     await store.close()
-
-
-if __name__ == "__main__":
-    sys.exit(command(sys.argv[1], sys.argv[2], sys.argv[4:], plant=sys.argv[3]))

@@ -24,6 +24,7 @@ from .checker import at_rest, whole_logs
 from .family import APPLES, BEANS, COUNTER, FOUND, JOB, START, TICKS
 from .forge import Forge
 from .history import History, Message, Place, lines, read
+from .scene import places
 
 KILLED = -signal.SIGKILL
 SWEEPS = 4
@@ -249,6 +250,7 @@ class FamilyScene:
     made: Path | None = None
     again: tuple[int, ...] = ()  # it is killed again while it goes on, at one of its first commits
     steps: bool = False  # the clock of jobs goes by what is done
+    step: int = 2  # it is killed at each so many commits
 
     def named(self, name: str) -> Path:
         folder = self.folder / name
@@ -293,8 +295,8 @@ class FamilyScene:
         return before, read_kinship(folder)
 
     async def everywhere(self, *instants: str) -> tuple[list[tuple[Kinship, Kinship]], list[str]]:
-        """Kill it before and after each of its commits, or at one of these instants; what stood there, and every
-        broken promise."""
+        """Kill it before and after its commits, or at one of these instants; what stood there, and every broken
+        promise."""
         folder, whole = await self.undisturbed()
         found = [f"undisturbed: {line}" for line in broken(whole)]
         commits = int(lines(folder / "commits")[-1]["count"])
@@ -306,9 +308,8 @@ class FamilyScene:
             found.extend(f"killed {when} commit {number} of {commits}: {line}" for line in broken(after, before))
             return before, after
 
-        # What is committed together depends on the moment, so one run may take a commit or two more than another.
-        places = itertools.product(range(1, commits + 3), instants or ("before", "after"))
-        return list(await asyncio.gather(*(one(*place) for place in places))), found
+        at = [place for place in places(commits, self.step, self.then) if not instants or place[1] in instants]
+        return list(await asyncio.gather(*(one(*place) for place in at))), found
 
     async def sees(self, sign: str) -> bool:
         """Kill it at one commit after the other until the checker finds a broken promise of this kind. Which commit is

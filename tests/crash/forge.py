@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import gc
+import importlib
 import json
 import os
 import selectors
@@ -24,6 +26,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+LATER = (  # what is imported on use
+    "everloop.cli.serve",
+    "everloop.providers.text_calls",
+    "everloop.server.app",
+    "psycopg",
+    "sysconfig",
+    "yaml",
+    "zoneinfo",
+)
 LONGEST = 900.0  # seconds a program may run before it is ended with a trace
 
 
@@ -98,9 +109,15 @@ class Forge:
 
 def main() -> None:
     """Fork what is asked for on standard input; tell pids and exit statuses on standard output."""
+    from ..support.unflushed import leave_out_flushes
     from . import company, family, goals, programs
 
     known = vars(programs) | vars(family) | vars(company) | vars(goals)
+    leave_out_flushes()
+    for name in LATER:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or each child copies what its collector goes through
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)

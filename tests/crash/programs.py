@@ -35,11 +35,10 @@ def die() -> None:
 
 
 def note(folder: Path, name: str, **what: Any) -> None:
-    """Put a line on disk, there for good when this returns."""
+    """Put a line into a file, there for good when this returns: the file outlives the process."""
     line = json.dumps({"at": time.time(), "pid": os.getpid(), **what}) + "\n"
     file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(file, line.encode())
-    os.fsync(file)
     os.close(file)
 
 

@@ -45,7 +45,7 @@ plans = st.builds(
 
 
 @pytest.mark.may_block  # hypothesis reads files when it explains a failure
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(plan=plans)
 def test_whatever_happens_the_log_is_valid_and_the_turn_ends(plan):
     world, ended, seen = asyncio.run(live_through(plan))

@@ -9,6 +9,7 @@ import pytest
 from everloop.errors import EverloopError
 from everloop.goals.definitions import AgentDefinition, DefinitionError
 
+from ..support.cases import each
 from .goals import definition
 
 FILE = """\
@@ -58,7 +59,7 @@ def test_a_definition_cannot_be_changed_also_through_what_it_was_made_of():
         made.name = "other"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "named"),
     [
         ({"name": ""}, "name"),

@@ -32,9 +32,7 @@ LOOKS = (
     ("status",),
     ("diff",),
     ("log", "-p", "-1"),
-    ("show",),
     ("rev-parse", "--git-dir", "--is-inside-work-tree"),
-    ("status", "--porcelain", "--untracked-files=normal"),
 )
 PERSON = ("-c", "user.name=Person", "-c", "user.email=person@example.org")
 

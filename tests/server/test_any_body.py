@@ -133,7 +133,7 @@ TOOLS = st.lists(st.just(tool()) | st.just(tool("other")), max_size=2)
 BODY = st.fixed_dictionaries({"messages": st.lists(MESSAGE, max_size=6)}, optional={**FIELDS, "tools": TOOLS})
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(BODY)
 def test_whatever_looks_like_a_request_is_read_or_refused(body):
     outcome(json.dumps(body).encode())

@@ -170,7 +170,7 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(BODIES)
 def test_what_the_document_allows_is_taken_unless_its_parts_do_not_fit_each_other(body):
     assume(VALID.is_valid(body))
@@ -206,7 +206,7 @@ def spoilt(body: dict[str, Any], draw: st.DataObject) -> dict[str, Any]:
 TYPICAL = st.sampled_from(list(EXAMPLES.values())) | BODIES
 
 
-@settings(max_examples=250)
+@settings(max_examples=125)
 @given(TYPICAL, st.data())
 def test_what_the_document_does_not_allow_is_refused(body, data):
     body = spoilt(body, data)

@@ -23,6 +23,8 @@ from everloop.store.sqlite import transactions as tx
 from everloop.store.sqlite.schema import MIGRATIONS, migrate
 from everloop.store.workers import alive, new_worker, process_of, retire
 
+from ..support import unflushed
+
 
 @pytest.fixture
 async def open_store(tmp_path) -> AsyncIterator[Callable[..., SQLiteStore]]:
@@ -75,7 +77,8 @@ async def test_only_the_user_can_read_the_store(store):
     assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
 
 
-async def test_it_is_a_write_ahead_log_that_is_flushed_at_every_commit(store):
+async def test_it_is_a_write_ahead_log_that_is_flushed_at_every_commit(store, monkeypatch):
+    monkeypatch.setattr("everloop.store.sqlite.writer.FLUSHED", unflushed.PRODUCT)
     await store.accept(message())
     assert await in_writer(store, "PRAGMA journal_mode") == [("wal",)]
     assert await in_writer(store, "PRAGMA synchronous") == [(2,)]

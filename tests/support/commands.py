@@ -20,7 +20,9 @@ import pyte
 
 from everloop.testing.openai_server import FakeOpenAI
 
-COMMAND = (sys.executable, "-m", "everloop")
+from . import warm
+
+FRESH = COMMAND = (sys.executable, "-m", "everloop")
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
 
 
@@ -50,9 +52,10 @@ def environment(server: FakeOpenAI | None = None, **settings: str) -> dict[str, 
 
 
 async def start(*arguments: str, env: dict[str, str], stdin: int | None = asyncio.subprocess.PIPE) -> Any:
-    return await asyncio.create_subprocess_exec(
-        *COMMAND, *arguments, env=env, stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    pipe = asyncio.subprocess.PIPE
+    if COMMAND == FRESH and warm.can_fork(env):
+        return await warm.fork(*arguments, env=env, stdin=stdin, stdout=pipe, stderr=pipe)
+    return await asyncio.create_subprocess_exec(*COMMAND, *arguments, env=env, stdin=stdin, stdout=pipe, stderr=pipe)
 
 
 async def everloop(*arguments: str, server: FakeOpenAI | None = None, stdin: bytes = b"", **settings: str) -> Done:
@@ -191,9 +194,13 @@ async def terminal(
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, *arguments, env=env, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=own_terminal
-    )
+    process: Any
+    if COMMAND == FRESH and warm.can_fork(env):
+        process = await warm.fork(*arguments, env=env, stdin=theirs, stdout=theirs, stderr=theirs, terminal=True)
+    else:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, *arguments, env=env, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=own_terminal
+        )
     os.close(theirs)
     seen = Terminal(process, ours, columns, rows)
     try:

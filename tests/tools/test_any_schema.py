@@ -48,7 +48,7 @@ def schemas_over(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 schemas = st.recursive(st.booleans() | values | schemas_over(st.booleans()), schemas_over, max_leaves=5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(schemas, values)
 def test_whatever_the_schema_and_the_value_only_our_own_error_is_raised(schema, value):
     try:
@@ -97,7 +97,7 @@ def fitting(depth: int = 2) -> st.SearchStrategy[tuple[dict[str, Any], Any]]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(fitting())
 def test_a_value_that_fits_comes_back_unchanged(pair):
     schema, value = pair

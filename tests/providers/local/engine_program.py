@@ -17,7 +17,7 @@ def say(**facts: Any) -> None:
 
 
 async def main(weights: Path, window: int) -> None:
-    engine = Engine(Settings(weights, window=window, slots=1))
+    engine = Engine(Settings(weights, window=window, slots=1, threads=1))
     starting = asyncio.create_task(engine.start())
     while not starting.done():
         await asyncio.sleep(0.01)

@@ -34,7 +34,7 @@ def _found() -> None:
 
 @contextlib.asynccontextmanager
 async def engine(**settings: Any) -> AsyncIterator[Engine]:
-    made = Engine(Settings(weights(TINY), **{"window": 2048, **settings}))
+    made = Engine(Settings(weights(TINY), **{"window": 2048, "threads": 1, **settings}))
     try:
         yield made
     finally:

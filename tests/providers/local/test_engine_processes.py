@@ -64,7 +64,7 @@ def heard(process: Any) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def started(**settings: Any) -> AsyncIterator[tuple[Engine, int]]:
-    made = Engine(Settings(weights(TINY), **{"window": 512, "slots": 1, **settings}))
+    made = Engine(Settings(weights(TINY), **{"window": 512, "slots": 1, "threads": 1, **settings}))
     try:
         await made.start()
         assert made.pid is not None

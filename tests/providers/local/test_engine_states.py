@@ -19,7 +19,8 @@ from .test_engine import text_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.may_block]
 
-RULES = " ".join(f"Rule {n}: be kind to guest {n * 7}." for n in range(40))
+# Long enough to be kept, in few tokens: they are what takes time.
+RULES = " ".join(f"Rule {n}: respect international environmental regulations everywhere." for n in range(16))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,7 +30,7 @@ def _found() -> None:
 
 async def first_turn(states: Path, question: str = "Who is there?", rules: str = RULES) -> dict[str, Any]:
     """The first turn after a start."""
-    engine = Engine(Settings(weights(TINY), window=1024, states=states))
+    engine = Engine(Settings(weights(TINY), window=1024, threads=1, states=states))
     try:
         messages = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
         return await engine.complete({"messages": messages, "stable": 1, "max_tokens": 6, "temperature": 0})
@@ -45,7 +46,7 @@ def only_state(folder: Path) -> Path:
 async def test_after_a_restart_the_beginning_of_a_prompt_is_not_read_again(tmp_path):
     first = await first_turn(tmp_path)
     second = await first_turn(tmp_path)
-    assert first["timings"]["prefix_read"] > 200
+    assert first["timings"]["prefix_read"] > 100
     assert "prefix_read" not in second["timings"]
     assert second["timings"]["prefix_restored"] == first["timings"]["prefix_read"]
     assert second["timings"]["prompt_n"] < 30
@@ -81,13 +82,13 @@ async def test_a_folder_that_cannot_be_written_costs_only_the_time(tmp_path):
 
 async def test_another_beginning_has_another_file(tmp_path):
     await first_turn(tmp_path)
-    other = await first_turn(tmp_path, rules=RULES.replace("kind", "good"))
+    other = await first_turn(tmp_path, rules=RULES.replace("respect", "honour"))
     assert "prefix_read" in other["timings"]
     assert len(list(tmp_path.glob("*.state"))) == 2
 
 
 async def test_a_second_conversation_at_the_same_time_does_not_read_the_beginning_again(tmp_path):
-    engine = Engine(Settings(weights(TINY), window=1024, states=tmp_path))
+    engine = Engine(Settings(weights(TINY), window=1024, threads=1, states=tmp_path))
     try:
         system = {"role": "system", "content": RULES}
         long = {"messages": [system, {"role": "user", "content": "Who is there?"}], "stable": 1, "ignore_eos": True}

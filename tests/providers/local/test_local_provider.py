@@ -50,7 +50,9 @@ def _found() -> None:
 
 @contextlib.asynccontextmanager
 async def provider(shaping: Any = None, **settings: Any) -> AsyncIterator[LocalProvider]:
-    made = LocalProvider(Engine(Settings(weights(TINY), **{"window": 1024, **settings})), shaping, model=TINY)
+    made = LocalProvider(
+        Engine(Settings(weights(TINY), **{"window": 1024, "threads": 1, **settings})), shaping, model=TINY
+    )
     try:
         yield made
     finally:
@@ -252,7 +254,7 @@ async def test_a_real_small_model_completes_a_turn_of_two_rounds_with_a_real_too
             name, path = text.split(" ", 1)
             return LLMResponse(None, [ToolCallRequest("c1", name, {"path": path})])
 
-    made = LocalProvider(Engine(Settings(model, window=2048)), OneCall(), model=SMALL)
+    made = LocalProvider(Engine(Settings(model, window=2048, threads=1)), OneCall(), model=SMALL)
     agent = AgentLoop(MessageBus(), made, workspace, model=SMALL)
     try:
         answer = await agent.process_direct("What is in beans.txt?")

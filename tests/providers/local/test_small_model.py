@@ -27,7 +27,7 @@ def _found() -> None:
 
 @contextlib.asynccontextmanager
 async def model() -> AsyncIterator[LocalProvider]:
-    provider = LocalProvider(Engine(Settings(weights(TINY), window=4096, slots=1)), SmallShaping())
+    provider = LocalProvider(Engine(Settings(weights(TINY), window=4096, slots=1, threads=1)), SmallShaping())
     try:
         yield provider
     finally:

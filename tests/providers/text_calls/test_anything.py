@@ -132,23 +132,23 @@ UNITS = {
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_ten_megabytes_are_read_in_bounded_time(name):
-    text = UNITS[name] * (10_000_000 // len(UNITS[name]))
+def test_a_megabyte_is_read_in_bounded_time(name):
+    text = UNITS[name] * (1_000_000 // len(UNITS[name]))
     started = time.process_time()
     reading = read(text, TOOLS)
-    assert time.process_time() - started < 30
+    assert time.process_time() - started < 5
     assert len(reading.calls) <= 512
 
 
 @pytest.mark.parametrize("name", UNITS)
 def test_one_character_at_a_time_takes_time_in_proportion(name):
-    text = UNITS[name] * (100_000 // len(UNITS[name]))
+    text = UNITS[name] * (20_000 // len(UNITS[name]))
     started = time.process_time()
     reader = Reader(TOOLS)
     for character in text:
         reader.feed(character)
     assert plain(reader.finish()) == plain(read(text, TOOLS))
-    assert time.process_time() - started < 30
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(("size", "mended"), [(3000, True), (5000, False)])

@@ -6,10 +6,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from everloop.providers.text_calls import read
 
+from ...support.cases import each
 from .tools import TOOLS, fed, plain
 
 FILES = sorted((Path(__file__).parent / "corpus").glob("*.toml"))
@@ -17,7 +16,7 @@ FILES = sorted((Path(__file__).parent / "corpus").glob("*.toml"))
 
 def cases(kind: str) -> list[Any]:
     return [
-        pytest.param(case, id=f"{path.stem}-{number}")
+        {"place": f"{path.stem}-{number}", **case}
         for path in FILES
         for number, case in enumerate(tomllib.loads(path.read_text()).get(kind, ()), start=1)
     ]
@@ -35,7 +34,7 @@ def restored(value: Any) -> Any:
     return None if value == "NULL" else value
 
 
-@pytest.mark.parametrize("case", cases("call"))
+@each("case", cases("call"))
 def test_what_a_model_writes_is_read_whole_and_at_every_split(case):
     text = case["text"]
     reading = read(text, TOOLS)
@@ -48,7 +47,7 @@ def test_what_a_model_writes_is_read_whole_and_at_every_split(case):
     assert plain(fed(list(text))[0]) == expected(case)
 
 
-@pytest.mark.parametrize("case", cases("text"))
+@each("case", cases("text"))
 def test_what_only_looks_like_a_call_stays_text_byte_for_byte(case):
     text = case["text"]
     for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text) + 1))):

@@ -17,10 +17,10 @@ from everloop.runtime.model_call import ModelCall
 from .tools import TOOLS
 
 SLOW = {
-    "nested": '{"name": "exec", "arguments": ' + '{"a":' * 300_000,
-    "list": '[exec(command="a"), ' * 90_000,
-    "marks": "<tool_call>" * 150_000,
-    "signs": "a < b { c [ d ` e\n" * 100_000,
+    "nested": '{"name": "exec", "arguments": ' + '{"a":' * 150_000,
+    "list": '[exec(command="a"), ' * 45_000,
+    "marks": "<tool_call>" * 75_000,
+    "signs": "a < b { c [ d ` e\n" * 50_000,
 }
 
 

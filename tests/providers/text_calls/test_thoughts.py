@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from everloop.providers.text_calls import Reader, TextPart, read
 
+from ...support.cases import each
+
 CASES = [
     ("plain answer", "plain answer", ""),
     ("<think>hm</think>yes", "yes", "hm"),
@@ -39,7 +41,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "answer", "thoughts"), CASES)
+@each(("text", "answer", "thoughts"), CASES)
 def test_a_whole_text_is_parted(text, answer, thoughts):
     reading = read(text)
     assert (reading.content, reading.reasoning, reading.calls) == (answer, thoughts, [])

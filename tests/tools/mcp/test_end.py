@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from everloop.tools.mcp import stdio
 from tests.support.commands import until
 
 from .servers import alive, connected, odd
@@ -21,7 +20,7 @@ async def test_closing_ends_even_a_program_that_does_not_want_to_and_what_it_sta
 
 
 async def test_a_program_that_overlooks_the_end_of_its_input_may_still_tidy_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(stdio, "STOP_SECONDS", 4.0)
+    monkeypatch.setattr("everloop.tools.mcp.stdio.STOP_SECONDS", 4.0)
     mark = tmp_path / "mark"
     async with connected(odd("plain", "tidy", env={"MARK": str(mark)})) as (_, tools):
         assert tools

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from everloop.tools.policy.shell_line import TEXT, WORDS
 from everloop.tools.policy.shell_syntax import read
 
+from ...support.cases import each
+
 
 def found(command: str) -> list[str]:
     """The simple commands, in no order; a line that cannot be read fails."""
@@ -68,14 +70,14 @@ EVERYDAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "expected"), EVERYDAY.items(), ids=lambda value: str(value)[:40])
+@each(("command", "expected"), EVERYDAY.items())
 def test_everyday_command_lines_are_read(command, expected):
     if "?a=1" in command:  # an unquoted question mark is a pattern
         expected = [f"curl -s https://example.com/{TEXT}", expected[1]]
     assert found(command) == sorted(expected)
 
 
-@pytest.mark.parametrize(
+@each(
     "command",
     [
         "$X", "ls; ${X}", "eval \"$X\"", "a 'b", 'a "b', "a $(b", "a `b", "(a", "{ a", "if a; then b", "a ${b",

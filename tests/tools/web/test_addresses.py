@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from everloop.tools.web.addresses import kind_of
 
+from ...support.cases import each
+
 PUBLIC = "1.1.1.1 8.8.8.8 93.184.215.14 9.255.255.255 11.0.0.0 100.63.255.255 100.128.0.0 126.255.255.255 128.0.0.0 "
 PUBLIC += "169.253.255.255 169.255.0.0 172.15.255.255 172.32.0.0 192.0.1.0 192.167.255.255 192.169.0.0 198.17.255.255 "
 PUBLIC += "198.20.0.0 223.255.255.255 168.63.129.15 168.63.129.17 "
@@ -30,17 +32,17 @@ NEVER += "2001:2::1 2001:10::1 2001:20::1 2001:1::1 2001:1ff::1 2620:4f:8000::1 
 NEVER += "2606:4700:4700::1111%1 ::ffff:169.254.169.254 64:ff9b::169.254.169.254 2002:a9fe:a9fe:: ::169.254.169.254"
 
 
-@pytest.mark.parametrize("address", PUBLIC.split())
+@each("address", PUBLIC.split())
 def test_public_addresses_may_be_reached(address):
     assert kind_of(ip_address(address)) == "public"
 
 
-@pytest.mark.parametrize("address", PRIVATE.split())
+@each("address", PRIVATE.split())
 def test_private_addresses_may_be_reached_where_they_are_listed(address):
     assert kind_of(ip_address(address)) == "private"
 
 
-@pytest.mark.parametrize("address", NEVER.split())
+@each("address", NEVER.split())
 def test_what_is_no_address_of_a_web_server_may_never_be_reached(address):
     assert kind_of(ip_address(address)) == "never"
 

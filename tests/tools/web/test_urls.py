@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from everloop.tools.web.urls import BadURL, parse_url
 
+from ...support.cases import each
+
 
 @pytest.mark.parametrize(
     ("given", "asked"),
@@ -52,7 +54,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("given", REFUSED, ids=ascii)
+@each("given", REFUSED)
 def test_what_can_be_read_in_two_ways_or_none_is_refused(given):
     with pytest.raises(BadURL):
         parse_url(given)

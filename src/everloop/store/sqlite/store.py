@@ -40,7 +40,7 @@ from ..base import (
 from ..peers import ANY, EventRelay, NoRelay, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from ..workers import alive
-from . import commit_mark, queries
+from . import commit_mark, queries, writer
 from . import search as searching
 from . import transactions as tx
 from .commit_mark import CommitMark
@@ -461,7 +461,7 @@ class SQLiteStore:
             # Of a new file. A commit writes whole pages, and most steps of a turn are shorter than one of these.
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             _use_wal(connection, self._lock_seconds)
-            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA synchronous = {writer.FLUSHED}")
             # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
             migrate(connection)

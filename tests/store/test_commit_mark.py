@@ -13,7 +13,7 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.sqlite.commit_mark import mark_file
+from everloop.store.sqlite.writer import mark_file
 
 from ..support.commands import everloop
 

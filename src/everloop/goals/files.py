@@ -62,12 +62,17 @@ def load_definitions(workspace: str | Path) -> dict[str, AgentDefinition]:
 def read_definitions(reach: Reach, shipped: Path = SHIPPED, *, trusted: bool = True) -> Definitions:
     """The same, where a broken file is no more than that. `reach` says what of the workspace may be read; without
     `trusted` nothing of it is."""
-    found = Definitions(dict(_shipped(shipped)))
-    if not trusted:
-        return found
+    found = read_own_definitions(reach) if trusted else Definitions()
+    others = {name: agent for name, agent in _shipped(shipped).items() if name not in found.broken}
+    found.known = others | found.known
+    return found
+
+
+def read_own_definitions(reach: Reach) -> Definitions:
+    """The agents of the workspace alone."""
+    found = Definitions()
     try:
         for name, text in _files(reach, found):
-            found.known.pop(name, None)
             try:
                 found.known[name] = _checked(name, text, f"{FOLDER_NAME}/{name}.md")
             except DefinitionError as error:
@@ -91,7 +96,6 @@ def _files(reach: Reach, found: Definitions) -> Iterator[tuple[str, str]]:
         try:
             yield agent, _read(f"{FOLDER_NAME}/{name}", reach)
         except DefinitionError as error:
-            found.known.pop(agent, None)
             found.broken[agent] = str(error)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..config.dsn import DSN
+from ..config.sources import DSN
 from ..context.skills import SHIPPED
 from ..log import Call
 from ..messages import Conversation
@@ -23,9 +23,8 @@ from ..threads import in_thread
 from ..tools.base import Tool
 from ..tools.builtin import builtin_tools
 from ..tools.context import CallContext
-from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
-from ..tools.registry import ToolRegistry
+from ..tools.registry import ToolRegistry, outputs_folder
 from ..tools.trust import Marks, MemoryMarks
 from .approvals import always_refused
 from .definitions import AgentDefinition, DefinitionError

@@ -22,7 +22,7 @@ from ..errors import StoreError
 from ..goals import phases
 from ..goals.definitions import AgentDefinition, DefinitionError
 from ..goals.extraction import read_output
-from ..goals.files import Definitions, read_definitions
+from ..goals.files import Definitions, read_definitions, read_own_definitions
 from ..goals.phases import CHANNEL, HOW, LIMITS, report
 from ..log import CallEnded, Reason, TurnEnded, UserSaid
 from ..sandbox.reach import Reach
@@ -291,10 +291,11 @@ class SubagentManager:
         )
 
     async def tell_broken(self) -> None:
-        """Log once which definitions cannot be used."""
+        """Log once which definitions cannot be used. Those of the package can."""
         if not self._told_broken:
             self._told_broken = True
-            for problem in await in_thread(lambda: self._definitions().problems):
+            found = await in_thread(lambda: read_own_definitions(self._reach())) if self._config.trusted else None
+            for problem in found.problems if found is not None else ():
                 log.warning("%s", problem)
 
     def _definitions(self) -> Definitions:

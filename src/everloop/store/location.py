@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import Config
-from ..config.dsn import DSN, is_dsn
+from ..config.sources import DSN, is_dsn
 
 _AT_FDCWD = -100
 _STATX_INO, _STATX_BTIME = 0x100, 0x800

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ...bus import InboundMessage, Kind, OutboundMessage
-from ...config.dsn import DSN
+from ...config.sources import DSN
 from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
 from .. import claims
@@ -30,8 +30,7 @@ from ..base import (
     Token,
     TurnInfo,
 )
-from ..claims import Held, Parked
-from ..outbox import Taken, encoded
+from ..claims import Held, Parked, Taken, outgoing_rows
 from ..peers import ANY, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from . import queries
@@ -187,7 +186,7 @@ class PostgresStore:
         return await self._write(lambda db: tx.decide(db, owner, key, allowed, by, note, word, always), (owner, key))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        (row,) = encoded([message])
+        (row,) = outgoing_rows([message])
         return self._write(lambda db: tx.post(db, claim, row, key, sender), (claim.owner, claim.key))
 
     async def release(self, claim: Claim) -> None:

@@ -1,21 +1,30 @@
-"""The SQLite writer: one thread with group commit, so that many coroutines share one fsync."""
+"""The SQLite writer: one thread with group commit, so that many coroutines share one fsync.
+
+It also detects that a store has lost commits. SQLite reads a write-ahead log up to the first incomplete frame, so a log
+that was truncated, or left behind when the database was copied, silently loses its last commits. Every commit therefore
+increments a counter in the database, and writes it to a small file beside the database afterwards, without a flush. If
+the file has a higher number than the database, commits are missing. After a power loss the file may lag behind, which
+can hide a loss but never invents one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ...errors import StoreError
 from ..jobs import Job, Wakers, Write, settle
-from .commit_mark import CommitMark
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
@@ -211,3 +220,73 @@ def _still_there(connection: sqlite3.Connection, file: tuple[str, int] | None) -
     if found is None or found != (file or found):
         raise StoreError(f"{path} was moved or deleted while it was in use: put it back, or start Everloop again")
     return found
+
+
+# ---------------------------------------------------------------------------------------------- lost commits
+
+
+log = logging.getLogger(__name__)
+DIGITS = 20
+ADVANCE = "UPDATE commit_mark SET number = number + 1 RETURNING number"
+NUMBER = "SELECT number FROM commit_mark"
+# The number goes on from the known one, so that the loss is noted once.
+NOTE_LOSS = "UPDATE commit_mark SET lost = ?1 - number, lost_at = ?2, number = ?1 WHERE number < ?1"
+
+
+def mark_file(database: Path) -> Path:
+    return database.with_name(f"{database.name}-commits")
+
+
+class CommitMark:
+    """The file beside a store with the number of its last commit, as a writer keeps it."""
+
+    def __init__(self, database: Path) -> None:
+        self._file = -1
+        with contextlib.suppress(OSError):  # without the file no loss is detected, but everything works
+            self._file = os.open(mark_file(database), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+    def advance(self, db: sqlite3.Connection) -> int:
+        """Count a commit, inside its transaction."""
+        return int(db.execute(ADVANCE).fetchone()[0])
+
+    def note(self, number: int) -> None:
+        """Remember a commit that is on disk."""
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._file, b"%0*d\n" % (DIGITS, number), 0)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def forget_mark(database: Path) -> None:
+    """Discard the mark of an earlier database: this one is new."""
+    mark_file(database).unlink(missing_ok=True)
+
+
+def verify_mark(db: sqlite3.Connection, database: Path) -> None:
+    """Warn, and note in the store, if commits are missing that were known before."""
+    known = _known(database)  # first: a commit in between makes only the database newer
+    (number,) = db.execute(NUMBER).fetchone()
+    if known <= number:
+        return
+    try:
+        if db.execute(NOTE_LOSS, (known, time.time())).rowcount == 0:
+            return  # another process has noted it
+    except sqlite3.OperationalError:  # it can only be read
+        pass
+    log.warning(
+        "%s: the last %d commits are missing. Its -wal file was lost or cut off, or an older copy was put in its "
+        "place; what was written since then is gone, and calls with effects may run again",
+        database,
+        known - number,
+    )
+
+
+def _known(database: Path) -> int:
+    try:
+        return int(mark_file(database).read_bytes()[:DIGITS])
+    except (OSError, ValueError):
+        return 0

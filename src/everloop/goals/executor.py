@@ -140,8 +140,7 @@ class AgentExecutor:
         self, conversation: Conversation, tools: list[dict[str, Any]] | None, emit: events.Emit | None = None
     ) -> LLMResponse:
         """Ask the model once; `tools` are the definitions that it is offered. With `emit` its answer is streamed."""
-        model_call = ModelCall(self.provider, self.model, tools=tools, text_calls=self._text_calls)
-        return await model_call(conversation, emit)
+        return await ModelCall(self.provider, self.model, text_calls=self._text_calls).ask(conversation, tools, emit)
 
     async def process_function_calls(self, calls: Sequence[Call], run: RunCall) -> Sequence[ToolResult]:
         """Run calls of one answer that may start together, each by `run(call)`; a result for each, in order."""

@@ -232,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, pool: Pool) -> None:
         self.transport: asyncio.Transport | None = None
-        self.idle_since = 0.0
+        self.idle_since = 0.0  # when its last request ended
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
         self._response: Response | None = None
@@ -243,14 +243,17 @@ class Connection(asyncio.BufferedProtocol):
         self._tunnelling = False  # asking a proxy for a tunnel
         self._writable: asyncio.Future[None] | None = None
 
-    async def send(self, head: bytes, parts: Sequence[bytes], whole: bool = False) -> Response:
-        """Send a request; return when the response's head has arrived, or with `whole` all of it."""
+    async def send(self, parts: Sequence[bytes], whole: bool = False, head: bytes = b"") -> Response | None:
+        """Send a request; return when the response's head has arrived, or with `whole` all of it.
+
+        Returns None if the connection was idle and the server closed it just as we wrote to it: take another one.
+        """
         if self.transport is None:
             raise ConnectionBroke("it has ended")
         response = self._response = Response(self, whole)
         self._head, self._sent = 0, False
         try:
-            for block in _blocks(head, parts):
+            for block in _blocks(head or self._pool.head(parts), parts):
                 if response.status or response._error is not None:  # answered before the whole request was sent
                     break
                 self.transport.write(block)
@@ -263,9 +266,12 @@ class Connection(asyncio.BufferedProtocol):
                     raise response._error
                 await response.wait()
             return response
-        except BaseException:
+        except BaseException as error:
             if self._response is response:  # else it is complete, and the connection may serve another request
                 self.abort()
+            unanswered = isinstance(error, ConnectionBroke) and not self._head
+            if unanswered and self.idle_since and not self._pool.is_closed:
+                return None
             raise
 
     def abort(self) -> None:
@@ -420,27 +426,21 @@ class Pool:
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._tls: ssl.SSLContext | None = None
-        self._closed = False
+        self.is_closed = False
         self._head = self._request_head(headers)
         # Shared by all connections: each read is parsed before anything else happens in the loop.
         self.buffer = memoryview(bytearray(AT_ONCE))
 
-    async def post(self, parts: Sequence[bytes], connect_timeout: float, whole: bool = False) -> Response:
-        """Send a body; return when the response's head has arrived, or with `whole` all of it."""
-        head = b"%bContent-Length: %d\r\n\r\n" % (self._head, sum(map(len, parts)))
-        connection = self._take_idle()
-        if connection is not None:
-            try:
-                return await connection.send(head, parts, whole)
-            except ConnectionBroke:
-                if connection._head or self._closed:  # a response had begun, or the pool is closed
-                    raise
-                # The server closed the idle connection just as we wrote to it.
-        connection = await self._connect(connect_timeout)
-        return await connection.send(head, parts, whole)
+    async def take(self, connect_timeout: float) -> Connection:
+        """A connection for one request: an idle one, or a new one."""
+        return self._take_idle() or await self._connect(connect_timeout)
+
+    def head(self, parts: Sequence[bytes]) -> bytes:
+        """The head of a request with this body."""
+        return b"%bContent-Length: %d\r\n\r\n" % (self._head, sum(map(len, parts)))
 
     def give_back(self, connection: Connection) -> None:
-        if self._closed:
+        if self.is_closed:
             connection.abort()
             return
         connection.idle_since = asyncio.get_running_loop().time()
@@ -454,7 +454,7 @@ class Pool:
 
     def close(self) -> None:
         """Close every connection; requests in progress fail."""
-        self._closed = True
+        self.is_closed = True
         for connection in self._all:
             connection.give_up("it was closed on this side")
         self._all.clear()
@@ -480,7 +480,7 @@ class Pool:
         except OSError as error:
             through = f"through the proxy {self._proxy}: " if self._proxy else ""
             raise NoConnection(through + _reason(error)) from error
-        if self._closed:
+        if self.is_closed:
             connection.abort()
             raise ConnectionBroke("it was closed on this side")
         self._all.add(connection)
@@ -510,7 +510,8 @@ class Pool:
         where = f"{f'[{origin.host}]' if ':' in origin.host else origin.host}:{origin.port}"
         head = f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\n{self._proxy_authorization()}\r\n".encode()
         connection._tunnelling = True  # the response has no body, whatever its headers say
-        response = await connection.send(head, ())
+        response = await connection.send((), head=head)
+        assert response is not None  # it was never idle
         if not 200 <= response.status < 300:
             raise ProxyRefused(proxy, response.status, response.reason)
         if connection.transport is None or response.waiting:
@@ -604,7 +605,10 @@ class Endpoint:
         """Send a request and read its whole answer, which may have up to `limit` bytes."""
         try:
             async with asyncio.timeout(self.timeouts.total):
-                response = await self._pool.post(body, self.timeouts.connect, whole=True)
+                response = None
+                while response is None:
+                    connection = await self._pool.take(self.timeouts.connect)
+                    response = await connection.send(body, whole=True)
                 await self._check(response)
                 return await self._read_whole(response, limit)
         except OSError as error:
@@ -618,7 +622,10 @@ class Endpoint:
         patience = Patience(self.timeouts, clock())
         try:
             async with asyncio.timeout(self.timeouts.first_token):
-                response = await self._pool.post(body, self.timeouts.connect)
+                response = None
+                while response is None:
+                    connection = await self._pool.take(self.timeouts.connect)
+                    response = await connection.send(body)
                 await self._check(response)
         except OSError as error:
             raise self._failure(error, patience.late()) from error

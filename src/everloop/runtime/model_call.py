@@ -41,12 +41,9 @@ Tools = Sequence[dict[str, Any]] | None
 class ModelCall:
     """Asks a model: streamed where there is a subscriber and the provider can stream, otherwise whole.
 
-    `options` go to a provider that honours some, `tools` are the definitions that the model is offered. With
-    `text_calls`, tool calls that the model wrote into its text count, if it made no others and they are not quoted from
-    outside; `brought` are texts from outside that a client sent.
-
-    A subclass decides what happens around the call: `_check` and `_request` before it, `_settle` after it, `_error`
-    where it failed.
+    `options` go to a provider that honours some. With `text_calls`, tool calls that the model wrote into its text
+    count, if it made no others and they are not quoted from outside; `brought` are texts from outside that a client
+    sent.
     """
 
     def __init__(
@@ -55,71 +52,40 @@ class ModelCall:
         model: str | None = None,
         options: Mapping[str, Any] | None = None,
         *,
-        tools: Tools = None,
         text_calls: bool = True,
         brought: Sequence[str] = (),
     ) -> None:
         self._provider = provider
         self._model = model
         self._options = options
-        self._tools = tools
         self._text_calls = text_calls
         self._brought = brought
 
-    async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
+    async def ask(self, conversation: Conversation, tools: Tools, emit: events.Emit | None) -> LLMResponse:
         """Return the model's whole answer. `emit` is told of it as it comes."""
-        await self._check(conversation)
-        try:
-            request, tools = await self._request(conversation), self._offered()
-            options = option_keywords(self._provider, self._options)
-            answer = AnswerReader(
-                request, tools if self._text_calls else None, emit, self._brought, self._free_images(conversation)
+        options = option_keywords(self._provider, self._options)
+        answer = AnswerReader(conversation, tools if self._text_calls else None, emit, self._brought)
+        if emit is None or not isinstance(self._provider, StreamingProvider):
+            return await answer.whole(
+                await self._provider.chat(conversation, tools=tools, model=self._model, **options)
             )
-            if emit is None or not isinstance(self._provider, StreamingProvider):
-                whole = await self._provider.chat(request, tools=tools, model=self._model, **options)
-                response = await answer.whole(whole)
-            else:
-                ended: LLMResponse | None = None
-                async for item in self._provider.stream(request, tools=tools, model=self._model, **options):
-                    if not isinstance(item, Delta):
-                        ended = item
-                        continue
-                    if item.restart:
-                        answer.restart(item.restart)
-                    if item.reasoning:
-                        answer.emit(events.Reasoning(item.reasoning))
-                    if text := item.text:
-                        if answer.reader is None and _SUSPICIOUS.search(text) is None:
-                            answer.texts.append(text)
-                            answer.emit(events.Text(text))
-                        else:
-                            await answer.read(text)
-                response = await answer.end(ended)
-        except Exception as error:
-            if (told := self._error(error)) is not error:
-                raise told from None
-            raise
-        return self._settle(conversation, response)
-
-    async def _check(self, conversation: Conversation) -> None:
-        """Raise an error if the model may not be asked."""
-
-    async def _request(self, conversation: Conversation) -> Conversation:
-        """What the model is sent."""
-        return conversation
-
-    def _offered(self) -> Tools:
-        return self._tools
-
-    def _free_images(self, conversation: Conversation) -> Free | None:
-        """Which addresses the answer's images may have; None for any."""
-        return None
-
-    def _settle(self, conversation: Conversation, response: LLMResponse) -> LLMResponse:
-        return response
-
-    def _error(self, error: Exception) -> Exception:
-        return error
+        whole: LLMResponse | None = None
+        async for item in self._provider.stream(conversation, tools=tools, model=self._model, **options):
+            if not isinstance(item, Delta):
+                whole = item
+                continue
+            if item.restart:
+                answer.restart()
+                emit(events.Restarted(item.restart))
+            if item.reasoning:
+                emit(events.Reasoning(item.reasoning))
+            if text := item.text:
+                if answer.reader is None and _SUSPICIOUS.search(text) is None:
+                    answer.texts.append(text)
+                    emit(events.Text(text))
+                else:
+                    await answer.read(text)
+        return await answer.end(whole)
 
 
 def _all_free(conversation: Conversation) -> Free | None:
@@ -143,40 +109,40 @@ class TurnModelCall(ModelCall):
         free: Callable[[Conversation], Free | None] = _all_free,
     ) -> None:
         super().__init__(provider, model, options, text_calls=text_calls, brought=brought_by(claim))
-        self._registry = tools
+        self._tools = tools
         self._measure = measure
         self._budgets = budgets
         self._claim = claim
-        self._free = free
+        self._free = free  # which addresses the answer's images may have
         self._compose = compose  # builds the requests, where a subclass of the context builder does
 
-    async def _check(self, conversation: Conversation) -> None:
-        if self._budgets.limits(self._claim):
-            await self._budgets.check(self._claim, self._measure.model, self._measure.tokens(conversation))
-
-    async def _request(self, conversation: Conversation) -> Conversation:
-        return conversation if self._compose is None else await in_thread(self._compose, conversation)
-
-    def _free_images(self, conversation: Conversation) -> Free | None:
-        return self._free(conversation)
-
-    def _offered(self) -> Tools:
-        return self._registry.get_definitions() or None
-
-    def _settle(self, conversation: Conversation, response: LLMResponse) -> LLMResponse:
-        """Count the answer's tokens, and learn from them."""
+    async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
+        limited = self._budgets.limits(self._claim)
+        tokens = self._measure.tokens(conversation) if limited else 0
+        if limited:
+            await self._budgets.check(self._claim, self._measure.model, tokens)
+        free = self._free(conversation)
+        images = ImageFilter(emit, free) if emit is not None and free is not None else None
+        try:
+            request = conversation if self._compose is None else await in_thread(self._compose, conversation)
+            response = await self.ask(request, self._tools.get_definitions() or None, images or emit)
+        except Exception as error:
+            if (told := error_for(self._claim.owner, error)) is not error:
+                raise told from None
+            raise
+        if images is not None:
+            images.end()
+        if free is not None and isinstance(content := getattr(response, "content", None), str):
+            response = dataclasses.replace(response, content=plain_images(content, free))
         usage = counts(response)
-        if self._budgets.limits(self._claim):
-            estimate = self._measure.tokens(conversation) + len(response.content or "") // 4
+        if limited:
+            estimate = tokens + len(response.content or "") // 4
             self._budgets.spend(self._claim, response.model or self._measure.model, usage, estimate)
         if counted := usage.get("prompt_tokens"):
             self._measure.learn(response.model, conversation, counted)
         if isinstance(response, LLMResponse):  # a provider of the user's own may return anything
             response.model = response.model or self._model or self._measure.model
         return response
-
-    def _error(self, error: Exception) -> Exception:
-        return error_for(self._claim.owner, error)
 
 
 async def read_text_calls(
@@ -198,40 +164,32 @@ async def read_text_calls(
 class AnswerReader:
     """Reads an answer as it comes, and emits what of it is certain to be text or reasoning.
 
-    Text without a character that a call could begin with needs no `reader`: it is only kept in `texts`. Images at
-    addresses that are not `free` become plain text.
+    Text without a character that a call could begin with needs no `reader`: it is only kept in `texts`.
     """
 
     def __init__(
-        self,
-        conversation: Conversation,
-        tools: Tools,
-        emit: events.Emit | None,
-        brought: Sequence[str] = (),
-        free: Free | None = None,
+        self, conversation: Conversation, tools: Tools, emit: events.Emit | None, brought: Sequence[str] = ()
     ) -> None:
         self.texts: list[str] = []  # all that has come
         self.reader: Reader | None = None
         self._conversation = conversation
         self._brought = brought
         self._tools = tools
-        self._free = free
-        self._images = ImageFilter(emit, free) if emit is not None and free is not None else None
-        self.emit: events.Emit = self._images or emit or _ignore
+        self._emit = emit or _ignore
         self._long = _is_long(conversation)
 
     async def whole(self, response: LLMResponse) -> LLMResponse:
         """Read an answer that came whole."""
         response = await read_text_calls(response, self._conversation, self._tools, self._brought)
-        if self.emit is not _ignore:
+        if self._emit is not _ignore:
             if response.reasoning:
-                self.emit(events.Reasoning(response.reasoning))
+                self._emit(events.Reasoning(response.reasoning))
             if response.content:
-                self.emit(events.Text(response.content))
-        return self._shown(response)
+                self._emit(events.Text(response.content))
+        return response
 
     async def read(self, text: str) -> None:
-        """Read the next piece of the text: it may hold more than text."""
+        """Read the next piece of the text, which may hold more than text, and emit what is certain by now."""
         if self.reader is None:
             await _load()
             from ..providers.text_calls import Reader
@@ -242,33 +200,22 @@ class AnswerReader:
         feed = self.reader.feed
         self._show(await in_thread(feed, text) if self._is_slow(self.reader, text) else feed(text))
 
-    def restart(self, reason: str) -> None:
+    def restart(self) -> None:
         """Forget what came so far: the answer starts again."""
         self.texts.clear()
         self.reader = None
-        self.emit(events.Restarted(reason))
 
     async def end(self, whole: LLMResponse | None) -> LLMResponse:
         """Return the answer, once all of it has come."""
         text = "".join(self.texts)
         response = whole if whole is not None else LLMResponse(text)
-        reading = None
-        if self.reader is not None:
-            reading = await in_thread(self.reader.finish) if self._is_slow(self.reader) else self.reader.finish()
-            self._show(reading.pieces)
-        if reading is None or not _is_answer(response) or response.tool_calls or response.content != text:
-            response = await read_text_calls(response, self._conversation, self._tools, self._brought)
-        else:
-            response = _with(response, reading)
-        return self._shown(response)
-
-    def _shown(self, response: LLMResponse) -> LLMResponse:
-        """The answer is complete: emit what was held back of it, and return it as it was shown."""
-        if self._images is not None:
-            self._images.end()
-        if self._free is not None and isinstance(content := getattr(response, "content", None), str):
-            return dataclasses.replace(response, content=plain_images(content, self._free))
-        return response
+        if self.reader is None:
+            return await read_text_calls(response, self._conversation, self._tools, self._brought)
+        reading = await in_thread(self.reader.finish) if self._is_slow(self.reader) else self.reader.finish()
+        self._show(reading.pieces)
+        if not _is_answer(response) or response.tool_calls or response.content != text:
+            return await read_text_calls(response, self._conversation, self._tools, self._brought)
+        return _with(response, reading)
 
     def _is_slow(self, reader: Reader, text: str = "") -> bool:
         """Whether reading would keep the event loop busy."""
@@ -276,7 +223,7 @@ class AnswerReader:
 
     def _show(self, pieces: Sequence[TextPart]) -> None:
         for piece in pieces:
-            self.emit(events.Reasoning(piece.text) if piece.reasoning else events.Text(piece.text))
+            self._emit(events.Reasoning(piece.text) if piece.reasoning else events.Text(piece.text))
 
 
 def _ignore(event: events.Event) -> None:

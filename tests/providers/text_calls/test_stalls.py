@@ -64,7 +64,7 @@ async def longest_wait() -> AsyncIterator[list[float]]:
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_an_answer_that_takes_long_to_read_is_read_beside_the_event_loop(text: str, streamed: bool):
     async with longest_wait() as waits:
-        await ModelCall(Writes(text, 200_000), tools=TOOLS)(Conversation(), (lambda event: None) if streamed else None)
+        await ModelCall(Writes(text, 200_000)).ask(Conversation(), TOOLS, (lambda event: None) if streamed else None)
     assert waits[0] < 0.05
 
 
@@ -74,6 +74,6 @@ async def test_a_long_conversation_is_looked_through_beside_the_event_loop():
     called = '<tool_call>{"name": "exec", "arguments": {"command": "ls"}}</tool_call>'
     for emit in (None, lambda event: None):
         async with longest_wait() as waits:
-            answer = await ModelCall(Writes(called, 10), tools=TOOLS, brought=page)(conversation, emit)
+            answer = await ModelCall(Writes(called, 10), brought=page).ask(conversation, TOOLS, emit)
         assert [one.name for one in answer.tool_calls] == ["exec"]
         assert waits[0] < 0.05

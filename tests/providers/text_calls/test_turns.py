@@ -138,9 +138,9 @@ class Says(LLMProvider):
 async def answers(provider: LLMProvider, tools=TOOLS, **options) -> list[LLMResponse]:
     """The answer in one piece and the answer streamed."""
     conversation = options.pop("conversation", Conversation())
-    model_call = ModelCall(provider, tools=tools, **options)
-    whole = await model_call(conversation, None)
-    return [whole, await model_call(conversation, lambda event: None)]
+    model_call = ModelCall(provider, **options)
+    whole = await model_call.ask(conversation, tools, None)
+    return [whole, await model_call.ask(conversation, tools, lambda event: None)]
 
 
 async def test_calls_in_the_text_count_and_the_reason_says_so():
@@ -171,7 +171,7 @@ async def test_a_lost_answer_leaves_nothing_behind():
             yield LLMResponse("plain `text`")
 
     seen: list[ev.Event] = []
-    answer = await ModelCall(Flaky(), tools=TOOLS)(Conversation(), seen.append)
+    answer = await ModelCall(Flaky()).ask(Conversation(), TOOLS, seen.append)
     assert (answer.content, answer.tool_calls) == ("plain `text`", [])
     assert "".join(event.text for event in seen if isinstance(event, ev.Text)) == "plain `text`"
 
@@ -181,7 +181,7 @@ async def test_a_provider_that_returns_something_else_is_left_to_the_engine():
         async def chat(self, messages, tools=None, model=None):
             return "<think>"
 
-    assert await ModelCall(Odd(), tools=TOOLS)(Conversation(), None) == "<think>"  # type: ignore[comparison-overlap]
+    assert await ModelCall(Odd()).ask(Conversation(), TOOLS, None) == "<think>"  # type: ignore[comparison-overlap]
 
 
 async def test_a_plain_answer_loads_nothing():
@@ -198,7 +198,7 @@ class Plain(LLMProvider):
         yield Delta("Water the beans")
         yield LLMResponse("Water the beans")
 for emit in (None, print):
-    asyncio.run(ModelCall(Plain())(Conversation(), emit))
+    asyncio.run(ModelCall(Plain()).ask(Conversation(), [], emit))
 assert not [name for name in sys.modules if "text_calls" in name or "json_repair" in name]
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
@@ -247,7 +247,7 @@ async def test_an_answer_that_differs_from_what_was_streamed_is_read_itself():
             yield Delta("<b>shown")
             yield LLMResponse(READ)
 
-    answer = await ModelCall(Differs(), tools=TOOLS)(Conversation(), lambda event: None)
+    answer = await ModelCall(Differs()).ask(Conversation(), TOOLS, lambda event: None)
     assert [one.name for one in answer.tool_calls] == ["read_file"]
 
 

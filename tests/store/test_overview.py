@@ -13,7 +13,7 @@ from everloop.log import CallsAsked, ModelAnswered, UserSaid
 from everloop.store.overview import MOST, PATIENCE, Overview, Unheld, WorkerSeen
 from everloop.store.peers import process_of, retire
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.sqlite.transactions import COUNT, OPEN, TOTALS, UNSENT_COUNTS
+from everloop.store.sqlite.queries import COUNT, OPEN, TOTALS, UNSENT
 
 from .steps import answer, begun, finish, message
 
@@ -168,7 +168,7 @@ async def test_the_overview_of_a_file_reads_only_what_is_open(tmp_path):
     await store.accept(message())
     await store.close()
     with closing(sqlite3.connect(tmp_path / "store.db")) as db:
-        for query in (TOTALS, OPEN, UNSENT_COUNTS, COUNT):
+        for query in (TOTALS, OPEN, UNSENT, COUNT):
             plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {query}")]
             for step in plan:
                 assert "SCAN" not in step or step.endswith(("inbox_open", "outbox_waiting", " i", "CONSTANT ROW")), plan

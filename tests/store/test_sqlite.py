@@ -19,7 +19,7 @@ from everloop.bus import InboundMessage
 from everloop.errors import StoreError
 from everloop.log import ModelAnswered, Noted, TurnEnded, UserSaid
 from everloop.store.peers import alive, new_worker, process_of, retire
-from everloop.store.sqlite import SQLiteStore, transactions
+from everloop.store.sqlite import SQLiteStore, queries
 from everloop.store.sqlite import transactions as tx
 from everloop.store.sqlite.schema import MIGRATIONS, migrate
 
@@ -456,8 +456,8 @@ def test_no_look_for_work_grows_with_what_is_done():
         tx.BEGIN: ("me", "a:b"),
         tx.MORE: (1,),
         tx.OPEN_TURN: (1,),
-        transactions.READY: (),
-        transactions.WAITING: ("me", "a:b"),
+        queries.READY: (),
+        queries.WAITING: ("me", "a:b"),
     }
     for sql, values in looks.items():
         plan = " / ".join(row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", values))

@@ -45,6 +45,7 @@ from .api_requests import CLIENT_LEFT, Requests
 from .budgets import Budgets
 from .chat_commands import ChatCommands
 from .compactor import Compactor
+from .direct_calls import AgentCalls
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
 from .outbox import make_outbox, reply
@@ -52,7 +53,6 @@ from .peers import OwnProcess, Process
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
 from .subagents import SubagentManager
-from .tool_calls import AgentCalls
 from .turn_runner import Models, TurnRunner, TurnSpecs
 from .workspace import Workspace
 

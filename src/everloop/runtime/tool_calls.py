@@ -1,27 +1,21 @@
-"""Tool calls: reviewed by the policy, asked for where it says so, and run with a context of their own.
-
-`Tools` runs the calls of a turn, `AgentCalls` those that code makes with `agent.tools.execute`.
-"""
+"""Tool calls of a turn: reviewed by the policy, asked for where it says so, and run with a context of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
-from ..context.skills import SHIPPED
 from ..engine import Review
 from ..log import Call
 from ..messages import Conversation
 from ..threads import in_thread
-from ..tools.base import Plan, ToolError
+from ..tools.base import Plan
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.policy.taint import is_free
-from ..tools.registry import ToolRegistry, ToolResult, error_result, failure_of, outputs_folder
+from ..tools.registry import ToolRegistry, ToolResult, error_result, failure_of
 from .images import Free, plain_images
-from .workspace import Workspace
 
 AGAIN = "Call it again."
 HOW_TO_ANSWER = (
@@ -141,7 +135,7 @@ def refusal(name: str, verdict: Verdict) -> str:
 
 
 def _unwatched(text: str) -> None:
-    """Take the progress of a call that is only planned, or runs outside a turn: neither shows any."""
+    """A call that is only planned shows no progress."""
 
 
 def _question(asked: Sequence[Verdict]) -> str:
@@ -152,67 +146,3 @@ def _question(asked: Sequence[Verdict]) -> str:
     parts += [f"{verdict.shown}\n({verdict.why})" for verdict in asked]
     parts.append(HOW_TO_ANSWER)
     return "\n\n".join(parts)
-
-
-# ---------------------------------------------------------------------------------------------- calls outside a turn
-
-
-SESSION = "cli:direct"
-
-
-class AgentCalls:
-    """Decides about the calls that code makes with `ToolRegistry.execute`.
-
-    No turn waits for an answer there, so what would be asked for is refused. A call that a running tool makes belongs
-    to the session and turn of that tool's call, and is judged for itself: an approval of the one is none of the other.
-    """
-
-    def __init__(self, policy: Policy, workspace: Workspace, owner: str) -> None:
-        self._policy = policy
-        self._workspace = workspace
-        self._owner = owner
-
-    async def admit(self, call: Call, registry: ToolRegistry, outer: CallContext | None) -> CallContext:
-        """Return the context that a call runs in; a `ToolError` if the policy does not allow it, or the error that
-        kept the call from being planned."""
-        context = replace(outer, approved=False) if outer is not None else await self._context(call)
-        guard = self._policy.guard(context, call.name, call.arguments, partial(_paths, registry, call, context))
-        context = replace(context, guard=guard)
-        planned = registry.plan(call, context)
-        if planned is None:  # the registry says that there is no such tool
-            return context
-        conversation = Conversation()
-        conversation.untrusted = context.tainted
-        verdict = await judged(self._policy, call.name, *planned, context, conversation)
-        if verdict.decision == "allow":
-            return replace(context, approved=verdict.granted)
-        if (failure := planned[1].failure) is not None and not verdict.why:
-            raise failure
-        raise ToolError(refusal(call.name, verdict), DENIED_ADVICE)
-
-    async def _context(self, call: Call) -> CallContext:
-        places = await self._workspace.places()
-        channel, _, chat_id = SESSION.partition(":")
-        return CallContext(
-            owner=self._owner,
-            session=SESSION,
-            turn="",
-            call=call.id,
-            channel=channel,
-            chat_id=chat_id,
-            workspace=places.workspace,
-            restricted=self._workspace.restricted,
-            idempotency_key=call.id,
-            progress=_unwatched,
-            outputs=outputs_folder(self._workspace.home, self._owner, SESSION),
-            readable=(SHIPPED,),
-            attended=False,
-            protected=places.protected,
-            frozen=places.frozen,
-            real_workspace=places.real_workspace,
-        )
-
-
-def _paths(registry: ToolRegistry, call: Call, context: CallContext) -> Sequence[str]:
-    planned = registry.plan(call, context)
-    return planned[1].paths if planned is not None else ()

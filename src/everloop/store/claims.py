@@ -6,14 +6,13 @@ in nothing else.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ..bus import InboundMessage, Kind, OutboundMessage
+from ..bus import InboundMessage, Kind
 from ..errors import StaleLease, StoreError
 from ..log import (
     CallEnded,
@@ -30,14 +29,12 @@ from ..log import (
     kind_of,
     open_turn,
 )
-from .base import Busy, Claim, Incoming, Outgoing, Waiting, new_turn_id
+from .base import Busy, Claim, Incoming, Waiting, new_turn_id
 
 T = TypeVar("T")
 INBOX_COLUMNS = "id, session, data, kind, state, turn, first_seq"
-log = logging.getLogger(__name__)
 encode = msgspec.json.Encoder().encode
 _decode_inbound = msgspec.json.Decoder(InboundMessage).decode
-_decode_outbound = msgspec.json.Decoder(OutboundMessage).decode
 
 
 # ---------------------------------------------------------------------------------------------- beginning
@@ -354,80 +351,3 @@ def _unused_answers(entries: Sequence[Entry], under_way: int) -> set[int]:
         for n, entry in enumerate(entries)
         if isinstance(entry, CallsDecided) and entry.allowed and not started.issuperset(entry.ids)
     }
-
-
-# ---------------------------------------------------------------------------------------------- the outbox
-
-
-class Outbound(NamedTuple):
-    """An outgoing message as a row keeps it."""
-
-    data: str
-    channel: str
-    chat_id: str
-
-
-class Address(NamedTuple):
-    """The channel and chat of a row that an older version wrote without them."""
-
-    id: int
-    channel: str
-    chat_id: str
-
-
-@dataclass(slots=True)
-class Taken:
-    """The rows that a worker took from the outbox."""
-
-    rows: list[Outgoing] = field(default_factory=list)
-    damaged: list[tuple[int, str]] = field(default_factory=list)  # row and reason, to be set aside
-
-    def log_damaged(self) -> None:
-        """Warn of each damaged row, once: it is not read again."""
-        for id, why in self.damaged:
-            log.warning(
-                "outbox row %d cannot be decoded (%s) and was set aside; the other messages are sent. Once repaired, "
-                "it is sent after UPDATE outbox SET damaged = NULL WHERE id = %d",
-                id,
-                why,
-                id,
-            )
-
-
-def outgoing_rows(messages: Iterable[OutboundMessage]) -> list[Outbound]:
-    return [
-        Outbound(encode(message).decode(), address_column(message.channel), address_column(message.chat_id))
-        for message in messages
-    ]
-
-
-def address_column(text: str) -> str:
-    """A channel or chat id as a column has it: PostgreSQL keeps no NUL."""
-    return text.replace("\0", "\ufffd")
-
-
-def outgoing_addresses(rows: Iterable[Sequence[Any]], taken: Taken) -> list[Address]:
-    """The addresses of rows (id, data) that have none yet."""
-    found = []
-    for id, data in rows:
-        if (message := _outgoing_message(id, data, taken)) is not None:
-            found.append(Address(id, address_column(message.channel), address_column(message.chat_id)))
-    return found
-
-
-def take_outgoing(rows: Iterable[Sequence[Any]], limit: int, taken: Taken) -> None:
-    """Decode rows (id, data, turn, tries) up to a limit."""
-    for id, data, turn, tries in rows:
-        if len(taken.rows) >= limit:
-            return
-        if (message := _outgoing_message(id, data, taken)) is not None:
-            message.repeat = tries > 0
-            taken.rows.append(Outgoing(id, message, turn))
-
-
-def _outgoing_message(id: int, data: str, taken: Taken) -> OutboundMessage | None:
-    try:
-        return _decode_outbound(data)
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        taken.damaged.append((id, str(error)))
-        return None

@@ -30,7 +30,8 @@ from ..base import (
     Token,
     TurnInfo,
 )
-from ..claims import Held, Parked, Taken, outgoing_rows
+from ..claims import Held, Parked
+from ..outbox import Taken, encoded
 from ..peers import ANY, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from . import queries
@@ -186,7 +187,7 @@ class PostgresStore:
         return await self._write(lambda db: tx.decide(db, owner, key, allowed, by, note, word, always), (owner, key))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        (row,) = outgoing_rows([message])
+        (row,) = encoded([message])
         return self._write(lambda db: tx.post(db, claim, row, key, sender), (claim.owner, claim.key))
 
     async def release(self, claim: Claim) -> None:

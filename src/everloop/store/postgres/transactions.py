@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import CallsAsked, Compacted, Entry, decode_entry
-from .. import claims
+from .. import claims, outbox
 from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
-from ..claims import INBOX_COLUMNS, Held, LogRows, Outbound, Parked, SessionState, outgoing_rows
+from ..claims import INBOX_COLUMNS, Held, LogRows, Parked, SessionState
+from ..outbox import Outbound, encoded
 from ..peers import gone
 from ..tokens import checked_name, checked_owner, checked_rights, joined_rights, name_taken
 
@@ -295,7 +296,7 @@ def finish(
     spent: Sequence[Spent] = (),
 ) -> Finished:
     """End a turn or a command: everything that it leaves behind, or nothing."""
-    messages = outgoing_rows(outgoing)
+    messages = encoded(outgoing)
     released = db.execute(RELEASE, (claim.session, claim.fence))
     _add(db, claim, rows, took, spent)
     # A row whose taking failed has no turn, and stays: it is not in the log.
@@ -319,7 +320,7 @@ def park(
     spent: Sequence[Spent],
 ) -> Finished:
     """Leave a turn in the store until a person has answered."""
-    messages = outgoing_rows(outgoing)
+    messages = encoded(outgoing)
     released = db.execute(RELEASE, (claim.session, claim.fence))
     _add(db, claim, rows, took, spent)
     db.execute("UPDATE inbox SET state = 'parked' WHERE id = ANY(%s)", (claim.inbox,))
@@ -444,7 +445,7 @@ def post(db: Connection, claim: Claim, message: Outbound, key: str, sender: str 
 def answer(
     db: Connection, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None
 ) -> list[int]:
-    messages = outgoing_rows(outgoing)
+    messages = encoded(outgoing)
     if isinstance(row, InboundMessage):
         row = accept(db, row, "urgent")
     done = "UPDATE inbox SET state = 'done' WHERE id = %s AND state = 'new' RETURNING id"
@@ -460,26 +461,26 @@ def take_outgoing(
     chat: tuple[str, str] | None,
     channels: Sequence[str] | None,
     lease: float,
-) -> claims.Taken:
+) -> outbox.Taken:
     """Take rows that no living worker is sending. Two workers that do so at once get different ones.
 
     Only rows to be taken are locked: another worker that looks at the same time skips locked rows.
     """
-    taken = claims.Taken()
+    taken = outbox.Taken()
     unaddressed = db.execute(UNADDRESSED)
     senders = db.execute(SENDERS, (lease,)).fetchall()
-    for id, channel, chat_id in claims.outgoing_addresses(unaddressed.fetchall(), taken):
+    for id, channel, chat_id in outbox.addresses(unaddressed.fetchall(), taken):
         db.execute("UPDATE outbox SET channel = %s, chat_id = %s WHERE id = %s", (channel, chat_id, id))
     _set_aside(db, taken.damaged)
     # The dead ones, not all but the living: a worker unknown a moment ago may have taken rows since.
     dead = [id for id, fresh in senders if id != worker and not living(id, fresh)]
     names = [chat[0]] if chat is not None else channels
-    of = None if names is None else [claims.address_column(name) for name in names]
-    in_chat = None if chat is None else claims.address_column(chat[1])
+    of = None if names is None else [outbox.column(name) for name in names]
+    in_chat = None if chat is None else outbox.column(chat[1])
     while len(taken.rows) < limit:
         wanted, before, known = limit - len(taken.rows), len(taken.rows), len(taken.damaged)
         rows = db.execute(UNSENT, (dead, of, of, in_chat, in_chat, wanted)).fetchall()
-        claims.take_outgoing(rows, limit, taken)
+        outbox.take(rows, limit, taken)
         _set_aside(db, taken.damaged[known:])
         ids = [row.id for row in taken.rows[before:]]
         db.execute("UPDATE outbox SET worker = %s, tries = tries + 1 WHERE id = ANY(%s)", (worker, ids))

@@ -39,6 +39,7 @@ from ..base import (
 )
 from ..peers import ANY, EventRelay, NoRelay, Notice, alive
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
+from . import queries
 from . import search as searching
 from . import transactions as tx
 from .peers import SocketPeer, send
@@ -80,17 +81,17 @@ class SQLiteStore:
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
         def work(db: sqlite3.Connection) -> list[tuple[str, str]]:
-            rows = [row for row in db.execute(tx.READY) if owner is None or row[0] == owner]
+            rows = [row for row in db.execute(queries.READY) if owner is None or row[0] == owner]
             return [(of, key) for of, key, holder in rows if _free(holder, worker)]
 
         return await self._in_reader(work)
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
-        return [claims.incoming(row) for row in await self._read(tx.WAITING, owner, key)]
+        return [claims.incoming(row) for row in await self._read(queries.WAITING, owner, key)]
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
         def work(db: sqlite3.Connection) -> list[Incoming]:
-            rows = db.execute(tx.URGENT, (owner,))
+            rows = db.execute(queries.URGENT, (owner,))
             return [claims.incoming(row[:-1]) for row in rows if _free(row[-1], worker)]
 
         return await self._in_reader(work)
@@ -102,16 +103,16 @@ class SQLiteStore:
         return await self.ready(worker), await self.urgent(worker)
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
-        return [claims.incoming(row) for row in await self._read(tx.UNFINISHED, owner, channel)]
+        return [claims.incoming(row) for row in await self._read(queries.UNFINISHED, owner, channel)]
 
     async def incoming(self, id: int) -> Incoming:
-        return claims.incoming((await self._read(tx.INCOMING, id))[0])
+        return claims.incoming((await self._read(queries.INCOMING, id))[0])
 
     async def over(self, ids: Sequence[int]) -> list[int]:
-        return [id for (id,) in await self._read(tx.OVER, _json(ids))] if ids else []
+        return [id for (id,) in await self._read(queries.OVER, _json(ids))] if ids else []
 
     async def find(self, owner: str, message_id: str) -> Incoming | None:
-        rows = await self._read(tx.FIND, owner, message_id)
+        rows = await self._read(queries.FIND, owner, message_id)
         return claims.incoming(rows[0]) if rows else None
 
     # ------------------------------------------------------------------------------------------ turns
@@ -207,29 +208,29 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ reading
 
     async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]:
-        return await self._in_reader(lambda db: list(tx.read_log(db, session, after, until)))
+        return await self._in_reader(lambda db: list(queries.read_log(db, session, after, until)))
 
     async def read_turn(self, session: int, first_seq: int) -> list[Logged]:
         def work(db: sqlite3.Connection) -> list[Logged]:
-            log = tx.read_log(db, session, first_seq - 1, None)
+            log = queries.read_log(db, session, first_seq - 1, None)
             first = next(log, None)
             return [] if first is None else [first, *itertools.takewhile(lambda one: one.turn == first.turn, log)]
 
         return await self._in_reader(work)
 
     async def session(self, owner: str, key: str) -> SessionInfo | None:
-        rows = await self._read(tx.SESSIONS + " AND s.key = ?", owner, key)
+        rows = await self._read(queries.SESSIONS + " AND s.key = ?", owner, key)
         return _session_info(rows[0]) if rows else None
 
     async def sessions(self, owner: str, limit: int = 100) -> list[SessionInfo]:
-        rows = await self._read(tx.SESSIONS + " ORDER BY s.updated_at DESC LIMIT ?", owner, limit)
+        rows = await self._read(queries.SESSIONS + " ORDER BY s.updated_at DESC LIMIT ?", owner, limit)
         return [_session_info(row) for row in rows]
 
     async def turns(
         self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
     ) -> list[TurnInfo]:
         where, values = ("", []) if session is None else (" AND i.session = ?4", [session])
-        rows = await self._read(tx.TURNS + where + " ORDER BY i.id DESC LIMIT ?3", owner, prefix, limit, *values)
+        rows = await self._read(queries.TURNS + where + " ORDER BY i.id DESC LIMIT ?3", owner, prefix, limit, *values)
         return [TurnInfo(*row) for row in rows]
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
@@ -253,7 +254,7 @@ class SQLiteStore:
         await self.writer.submit(partial(tx.spend, owner=owner, spent=spent))
 
     async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
-        rows = await self._read(tx.SPENT, owner, _json(scopes))
+        rows = await self._read(queries.SPENT, owner, _json(scopes))
         return {scope: (tokens, cost) for scope, tokens, cost in rows}
 
     async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
@@ -262,13 +263,13 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ timers
 
     async def set_timer(self, timer: Timer) -> None:
-        await self._write(tx.SET_TIMER, timer.owner, timer.id, timer.due_at, _json(timer.data))
+        await self._write(queries.SET_TIMER, timer.owner, timer.id, timer.due_at, _json(timer.data))
 
     async def cancel_timer(self, owner: str, id: str) -> bool:
         return await self._write("DELETE FROM timer WHERE owner = ? AND id = ?", owner, id) == 1
 
     async def timers(self, owner: str | None = None, limit: int | None = None) -> list[Timer]:
-        rows = await self._read(tx.TIMERS, owner, owner, -1 if limit is None else limit)
+        rows = await self._read(queries.TIMERS, owner, owner, -1 if limit is None else limit)
         return [Timer(owner, id, due_at, claims.timer_data(data)) for owner, id, due_at, data in rows]
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
@@ -283,17 +284,17 @@ class SQLiteStore:
         return bool((await self._read(EXIST))[0][0])
 
     async def token(self, hash: str) -> Token | None:
-        rows = await self._read(tx.TOKEN, hash)
+        rows = await self._read(queries.TOKEN, hash)
         return token_of(rows[0]) if rows else None
 
     async def tokens(self, owner: str | None = None) -> list[Token]:
-        return [token_of(row) for row in await self._read(tx.TOKENS, owner)]
+        return [token_of(row) for row in await self._read(queries.TOKENS, owner)]
 
     async def token_used(self, id: str, at: float) -> None:
-        await self._write(tx.TOKEN_USED, at, id, NOTED_EVERY)
+        await self._write(queries.TOKEN_USED, at, id, NOTED_EVERY)
 
     async def revoke_token(self, id: str) -> bool:
-        return await self._write(tx.REVOKE_TOKEN, time.time(), id) == 1
+        return await self._write(queries.REVOKE_TOKEN, time.time(), id) == 1
 
     # ------------------------------------------------------------------------------------------ trust
 
@@ -301,17 +302,17 @@ class SQLiteStore:
         await self.writer.submit(partial(tx.mark_files, owner=owner, marks=marks))
 
     async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
-        rows = await self._read(tx.FILE_MARKS, owner, _json(digests))
+        rows = await self._read(queries.FILE_MARKS, owner, _json(digests))
         return {digest: bool(tainted) for digest, tainted in rows}
 
     async def tainted_paths(self, owner: str, limit: int = 1000) -> list[str]:
-        return [path for (path,) in await self._read(tx.TAINTED_PATHS, owner, limit)]
+        return [path for (path,) in await self._read(queries.TAINTED_PATHS, owner, limit)]
 
     async def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
         await self.writer.submit(partial(tx.grant, owner=owner, key=key, names=names))
 
     async def grants(self, owner: str, key: str) -> frozenset[str]:
-        return frozenset(name for (name,) in await self._read(tx.GRANTS, owner, key))
+        return frozenset(name for (name,) in await self._read(queries.GRANTS, owner, key))
 
     async def revoke_grants(self, owner: str, key: str) -> None:
         await self._write(tx.REVOKE_GRANTS, owner, key)
@@ -341,7 +342,7 @@ class SQLiteStore:
                 send(address, what)
 
     async def overview(self) -> Overview:
-        return await self._in_reader(tx.overview)
+        return await self._in_reader(queries.overview)
 
     # ------------------------------------------------------------------------------------------ without an event loop
 
@@ -352,7 +353,7 @@ class SQLiteStore:
         def work(db: sqlite3.Connection) -> list[Logged]:
             sql = "SELECT id, history_from FROM session WHERE owner = ? AND key = ?"
             row = db.execute(sql, (owner, key)).fetchone()
-            return [] if row is None else list(tx.read_log(db, row[0], row[1], None))
+            return [] if row is None else list(queries.read_log(db, row[0], row[1], None))
 
         return self.writer.call(work)
 

@@ -1,0 +1,112 @@
+"""The reads of the SQLite store: its SQL, and the overview of its work."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from ...log import Logged
+from ..claims import INBOX_COLUMNS, logged
+from ..overview import MOST, PATIENCE, Lease, Overview, Unheld, WorkerSeen
+from ..peers import alive, process_of
+from ..tokens import COLUMNS
+
+_INBOX = "i." + INBOX_COLUMNS.replace(", ", ", i.")
+
+SESSIONS = """SELECT s.id, s.owner, s.key,
+        (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
+        (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1),
+        s.worker, s.compacted,
+        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
+    FROM session s WHERE s.owner = ?"""
+READY = """SELECT owner, key, worker FROM session WHERE id IN (
+        SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'
+        EXCEPT SELECT session FROM inbox WHERE state <> 'done' AND state = 'parked') ORDER BY updated_at"""
+WAITING = f"""SELECT {_INBOX} FROM session s JOIN inbox i ON i.session = s.id
+    WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent' ORDER BY i.id"""
+URGENT = f"""SELECT {_INBOX}, s.worker FROM inbox i JOIN session s ON s.id = i.session
+    WHERE i.state <> 'done' AND i.kind = 'urgent' AND coalesce(i.owner = ?, 1) ORDER BY i.id"""
+UNFINISHED = f"""SELECT {INBOX_COLUMNS} FROM inbox
+    WHERE state <> 'done' AND owner = ? AND json_extract(data, '$.channel') = ? ORDER BY id"""
+INCOMING = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE id = ?"
+FIND = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = ? AND message_id = ?"
+OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id IN (SELECT value FROM json_each(?))"
+LOG = "SELECT seq, turn, at, data FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq"
+# From the newest on, so that a recent turn is found at once.
+TURNS = """SELECT i.turn, i.session, s.key, i.owner, i.first_seq,
+        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason
+    FROM inbox i JOIN session s ON s.id = i.session
+    WHERE i.opened AND i.owner = ?1 AND substr(i.turn, 1, length(?2)) = ?2"""
+SPENT = "SELECT scope, tokens, cost FROM spent WHERE owner = ? AND scope IN (SELECT value FROM json_each(?))"
+TIMERS = "SELECT owner, id, due_at, data FROM timer WHERE ? IS NULL OR owner = ? ORDER BY due_at LIMIT ?"
+SET_TIMER = "INSERT OR REPLACE INTO timer (owner, id, due_at, data) VALUES (?, ?, ?, ?)"
+TOKEN = f"SELECT {COLUMNS} FROM token WHERE hash = ? AND revoked_at IS NULL"
+TOKENS = f"SELECT {COLUMNS} FROM token WHERE ?1 IS NULL OR owner = ?1 ORDER BY created_at, id"
+TOKEN_USED = "UPDATE token SET last_used_at = ?1 WHERE id = ?2 AND (last_used_at IS NULL OR last_used_at <= ?1 - ?3)"
+REVOKE_TOKEN = "UPDATE token SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+FILE_MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = ? AND digest IN (SELECT value FROM json_each(?))"
+TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = ? AND tainted ORDER BY at DESC LIMIT ?"
+GRANTS = "SELECT name FROM session_grant WHERE owner = ? AND key = ?"
+
+
+def read_log(db: sqlite3.Connection, session: int, after: int, until: int | None) -> Iterator[Logged]:
+    return logged(session, db.execute(LOG, (session, after, until if until is not None else 2**62)))
+
+
+# ---------------------------------------------------------------------------------------------- the overview
+
+# Finished work is not looked at: the cost depends on what is open.
+TOTALS = """SELECT coalesce(sum(state = 'new' AND kind <> 'urgent'), 0),
+        min(at) FILTER (WHERE state = 'new' AND kind <> 'urgent'),
+        coalesce(sum(state = 'taken' AND opened), 0), coalesce(sum(state = 'parked' AND opened), 0)
+    FROM inbox WHERE state <> 'done'"""
+# The holder of a session has an open row of its inbox, so none is missing here.
+OPEN = """SELECT s.owner, s.key, s.worker, max(s.updated_at, i.oldest), i.ready FROM session s JOIN (
+        SELECT session, min(at) FILTER (WHERE kind <> 'urgent') AS oldest,
+            max(kind <> 'urgent') AND NOT max(state = 'parked') AS ready
+        FROM inbox WHERE state <> 'done' GROUP BY session) i ON i.session = s.id ORDER BY 4, s.id"""
+UNSENT = """SELECT count(*) FILTER (WHERE damaged IS NULL), min(at) FILTER (WHERE damaged IS NULL),
+        count(*) FILTER (WHERE damaged IS NOT NULL)
+    FROM outbox WHERE sent_at IS NULL"""
+# Sessions are never deleted, so the last id is their number.
+COUNT = "SELECT coalesce(max(id), 0) FROM session"
+LOST = "SELECT lost, lost_at FROM commit_mark"
+
+
+def overview(db: sqlite3.Connection) -> Overview:
+    db.execute("BEGIN")  # all queries see the same moment
+    try:
+        waiting, oldest_waiting, running, parked = db.execute(TOTALS).fetchone()
+        rows = db.execute(OPEN).fetchall()
+        joined = {id for (id,) in db.execute("SELECT id FROM worker")}
+        unsent, oldest_unsent, damaged = db.execute(UNSENT).fetchone()
+        (sessions,) = db.execute(COUNT).fetchone()
+        lost, lost_at = db.execute(LOST).fetchone()
+    finally:
+        db.execute("COMMIT")
+    now = time.time()
+    living = {worker for worker in joined | {row[2] for row in rows} if worker is not None and alive(worker)}
+    leases = [Lease(owner, key, worker) for owner, key, worker, _, _ in rows if worker in living]
+    unheld = [Unheld(owner, key, at) for owner, key, worker, at, ready in rows if ready and worker not in living]
+    held = Counter(lease.worker for lease in leases)
+    return Overview(
+        at=now,
+        sessions=sessions,
+        workers=tuple(WorkerSeen(id, process_of(id), held[id], 0.0, id in joined) for id in sorted(living)),
+        leases=tuple(leases[:MOST]),
+        held=len(leases),
+        unheld=tuple(unheld[:MOST]),
+        unheld_count=len(unheld),
+        waited_out=sum(now - one.since > PATIENCE for one in unheld),
+        waiting=waiting,
+        oldest_waiting=oldest_waiting,
+        open_turns=running,
+        parked_turns=parked,
+        unsent=unsent,
+        oldest_unsent=oldest_unsent,
+        damaged=damaged,
+        lost_commits=lost,
+        lost_at=lost_at,
+    )

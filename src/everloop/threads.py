@@ -65,7 +65,7 @@ async def in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         try:
             loop.call_soon_threadsafe(_deliver, future, result, failure)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed, and no caller waits any more
 
     worker.jobs.put(job)
     return await future

@@ -382,7 +382,7 @@ class Exec(Tool):
             shown=f"{command}\n(in {folder}, {how}{later})",
             command=command,
             network=network,
-            sends=network or kept,  # what it makes later, when nobody looks, may steer the agent
+            sends=network or kept,  # what it makes later, unwatched, may steer the agent
             unconfined=not confined,
         )
 

@@ -20,7 +20,7 @@ from tests.store.postgres.server import Server
 
 from everloop.bus import InboundMessage
 from everloop.config import Config
-from everloop.config.dsn import DSN
+from everloop.config.sources import DSN
 from everloop.store.base import Store
 from everloop.store.opening import store_at
 from everloop.store.peers import WORK

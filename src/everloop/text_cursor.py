@@ -1,8 +1,8 @@
 """TextCursor: what has a subscriber already been shown of a streamed text?
 
 A text is streamed once or several times: a provider retries, another worker takes the turn over, a client reconnects, a
-local model is asked again. Each of these is an attempt at the text of one round of a turn. Whoever shows a stream to a
-subscriber asks a cursor what of it is new.
+local model is asked again. Each of these is an attempt at the text of one round of a turn. Code that shows a
+stream to a subscriber asks a cursor what of it is new.
 """
 
 from __future__ import annotations

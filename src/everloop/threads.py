@@ -1,10 +1,11 @@
-"""Blocking functions beside the event loop, on daemon threads that are kept for the next one."""
+"""Work beside the event loop: blocking functions on daemon threads, kept for the next one, and background tasks."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -64,7 +65,7 @@ async def in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         try:
             loop.call_soon_threadsafe(_deliver, future, result, failure)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed, and no caller waits any more
 
     worker.jobs.put(job)
     return await future
@@ -77,3 +78,34 @@ def _deliver(future: asyncio.Future[T], result: T, failure: BaseException | None
         future.set_result(result)
     else:
         future.set_exception(failure)
+
+
+log = logging.getLogger(__name__)
+
+
+class BackgroundTasks:
+    """Tasks that nothing waits for. What goes wrong in them is logged."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for those that run, and cancel the ones that take longer than this."""
+        if self._tasks:
+            _, stuck = await asyncio.wait(self._tasks, timeout=seconds)
+            for task in stuck:
+                task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s", error)

@@ -13,8 +13,8 @@ from everloop import InboundMessage, OutboundMessage
 from everloop.errors import StaleLease
 from everloop.log import ModelAnswered, TurnEnded, UserSaid
 from everloop.store.base import Claim
+from everloop.store.peers import new_worker, retire
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.workers import new_worker, retire
 
 
 def dump(path: Path) -> list[str]:

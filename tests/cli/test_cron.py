@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from everloop.cron.service import CronService
+from everloop.store.peers import new_worker, retire
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.workers import new_worker, retire
 
 from ..support.commands import Done, everloop
 

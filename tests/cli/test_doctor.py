@@ -20,8 +20,8 @@ from everloop.cli.doctor import work_in
 from everloop.providers.local.catalogue import CATALOGUE, DEFAULT
 from everloop.sandbox.confinement import Confinement
 from everloop.sandbox.launch import choose_backend, prepare
+from everloop.store.peers import new_worker, retire
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.workers import new_worker, retire
 from everloop.testing.openai_server import FakeOpenAI
 
 from ..providers.local.servers import CARD

@@ -16,8 +16,8 @@ from everloop.cli.file_watch import FileWatch
 from everloop.cli.log import Cost, Told, Wanted
 from everloop.config import Config
 from everloop.log import ModelAnswered, TurnEnded
+from everloop.store.peers import new_worker
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.workers import new_worker
 
 
 @pytest.mark.parametrize("told_by_the_kernel", [True, False])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from everloop import Config
 from everloop.config import KEYS
-from everloop.config.dsn import DSN
 from everloop.config.keys import reference
+from everloop.config.sources import DSN
 from everloop.errors import ConfigError
 from tests.support.places import DOCS
 

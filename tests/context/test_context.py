@@ -10,7 +10,7 @@ import pytest
 from everloop import ContextBuilder
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.messages import Conversation, user_message
-from everloop.runtime.histories import Histories
+from everloop.runtime.compactor import Histories
 from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import check_conversation

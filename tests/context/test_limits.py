@@ -17,7 +17,7 @@ from everloop.messages import Conversation
 from everloop.providers.base import ProviderError, ToolCallRequest
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import Output
-from everloop.tools.outputs import keep_output
+from everloop.tools.registry import keep_output
 
 from .test_compacting import LONG, Model, agent, fill, log, quiet, summaries_in
 

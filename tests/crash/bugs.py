@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from everloop.store import jobs
+from everloop.store.peers import alive
 from everloop.store.sqlite import store as sqlite
 from everloop.store.sqlite import transactions, writer
-from everloop.store.workers import alive
 from everloop.tools.registry import ToolRegistry
 
 

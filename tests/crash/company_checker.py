@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from everloop.log import TurnEnded
 from everloop.server.sse import RESTARTED
-from everloop.store.workers import process_of
+from everloop.store.peers import process_of
 
 from .history import MARK, History, Message
 

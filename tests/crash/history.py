@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from everloop.log import CallEnded, Entry, decode_entry
-from everloop.store.workers import process_of
+from everloop.store.peers import process_of
 
 MARK = re.compile(r"mark:(\S+)")
 # What is said besides answers: questions, what comes of a person's word, and messages of the tool `message`.

@@ -19,8 +19,8 @@ from everloop.observability.metrics import Meters
 from everloop.observability.metrics_page import FRESH_SECONDS, Page
 from everloop.store.base import Claim
 from everloop.store.overview import Overview
+from everloop.store.peers import new_worker, retire
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.workers import new_worker, retire
 from tests.store.steps import answer, begun, finish, message
 from tests.support.places import DOCS
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from everloop import AgentLoop, Config, LLMResponse, MessageBus
 from everloop.config import Rule
-from everloop.runtime.results import TurnResult
+from everloop.runtime.agent import TurnResult
 from everloop.testing import ScriptedProvider, call
 
 

@@ -13,8 +13,8 @@ from everloop.log import CallsAsked, TurnEnded
 from everloop.runtime.dispatcher import Dispatcher
 from everloop.runtime.session import WAITS, Session
 from everloop.store.base import Busy, Claim
+from everloop.store.peers import new_worker, retire
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.workers import new_worker, retire
 
 from ..support.commands import until
 

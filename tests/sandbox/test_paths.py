@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.sandbox.paths import normalized, within
+from everloop.sandbox.reach import normalized, within
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from everloop.sandbox import bubblewrap, landlock, launch, resources, seccomp
 from everloop.sandbox.confinement import Confinement, Limits, command_environment, confinement
 from everloop.sandbox.launch import Backend, NoSandbox, choose_backend, prepare
-from everloop.sandbox.paths import within
+from everloop.sandbox.reach import within
 from everloop.sandbox.system import System, system, without
 from everloop.tools.base import ToolError
 from everloop.tools.context import CallContext, current

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from everloop.config.dsn import DSN
+from everloop.config.sources import DSN
 from everloop.store.base import Store
 from everloop.store.opening import store_at
 from everloop.store.sqlite import SQLiteStore

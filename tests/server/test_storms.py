@@ -11,8 +11,7 @@ from pathlib import Path
 
 from everloop.server.sse import AnswerStream
 from everloop.tools.context import CallContext, current
-from everloop.tools.shell.running import ShellSettings
-from everloop.tools.shell.shell import shell_tools
+from everloop.tools.shell.shell import ShellSettings, shell_tools
 
 from .serving import CHAT, Serving, call, serving
 from .test_life import until

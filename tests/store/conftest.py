@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everloop.store.base import Store
-from everloop.store.workers import new_worker, retire
+from everloop.store.peers import new_worker, retire
 
 from .postgres.fixtures import database as database
 from .postgres.fixtures import postgres as postgres

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everloop.bus import InboundMessage
-from everloop.store.workers import new_worker, retire
+from everloop.store.peers import new_worker, retire
 
 from .steps import answer, begun, finish, message
 

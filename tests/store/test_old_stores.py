@@ -22,10 +22,10 @@ from everloop.config import Config, Rule
 from everloop.log import CallEnded, CallsDecided, Compacted
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.base import Store
+from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of
-from everloop.store.workers import new_worker, retire
 from everloop.testing import ScriptedProvider
 
 from .postgres.server import Server

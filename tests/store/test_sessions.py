@@ -10,7 +10,7 @@ from everloop.bus import InboundMessage
 from everloop.errors import StoreError
 from everloop.log import Call, CallEnded, Cleared, Compacted, ModelAnswered, Noted, TurnEnded, UserSaid
 from everloop.store.base import Busy, new_turn_id
-from everloop.store.workers import new_worker
+from everloop.store.peers import new_worker
 
 from .steps import begun, finish, log_of
 

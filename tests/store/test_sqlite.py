@@ -18,10 +18,10 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
 from everloop.log import ModelAnswered, Noted, TurnEnded, UserSaid
+from everloop.store.peers import alive, new_worker, process_of, retire
 from everloop.store.sqlite import SQLiteStore, queries
 from everloop.store.sqlite import transactions as tx
 from everloop.store.sqlite.schema import MIGRATIONS, migrate
-from everloop.store.workers import alive, new_worker, process_of, retire
 
 from ..support import unflushed
 
@@ -445,7 +445,7 @@ def test_nobody_is_left_when_the_machine_was_started_again_and_a_stranger_counts
 
 def test_a_worker_is_alive_in_the_eyes_of_another_process():
     worker = new_worker()
-    code = f"from everloop.store.workers import alive; print(alive({worker!r}))"
+    code = f"from everloop.store.peers import alive; print(alive({worker!r}))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == "True"

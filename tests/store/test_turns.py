@@ -10,7 +10,7 @@ from everloop.bus import InboundMessage, OutboundMessage
 from everloop.errors import StaleLease
 from everloop.log import Call, CallEnded, CallsBegun, Cleared, Entry, ModelAnswered, TurnEnded, UserSaid
 from everloop.store.base import Busy, Claim
-from everloop.store.workers import retire
+from everloop.store.peers import retire
 
 from .steps import answer, begun, finish, log_of, message
 

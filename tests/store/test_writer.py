@@ -15,8 +15,8 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
 from everloop.log import ModelAnswered, TurnEnded, UserSaid
+from everloop.store.peers import new_worker
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.workers import new_worker
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from everloop import AgentLoop, MessageBus
 from everloop.bus import InboundMessage, OutboundMessage
 from everloop.config import Config
 from everloop.log import Call, CallEnded, ModelAnswered
-from everloop.store.workers import new_worker
+from everloop.store.peers import new_worker
 from everloop.testing import ScriptedProvider, call
 
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from everloop.tools import outputs
-from everloop.tools.outputs import keep_output, outputs_folder
+from everloop.tools import registry
+from everloop.tools.registry import keep_output, outputs_folder
 
 
 @pytest.fixture
@@ -25,27 +25,27 @@ def test_a_text_is_kept_where_only_its_session_finds_it(tmp_path, folder):
 
 
 def test_a_text_is_cut_at_its_limit(folder, monkeypatch):
-    monkeypatch.setattr(outputs, "MAX_BYTES", 10)
+    monkeypatch.setattr(registry, "MAX_BYTES", 10)
     assert keep_output(folder, "a", b"x" * 50).stat().st_size == 10
 
 
 def test_the_oldest_texts_of_a_session_go_first(folder, monkeypatch):
-    monkeypatch.setattr(outputs, "MAX_FILES", 3)
+    monkeypatch.setattr(registry, "MAX_FILES", 3)
     for number in range(6):
         os.utime(keep_output(folder, f"text{number}", b"x"), (number, number))
     assert sorted(path.name for path in folder.iterdir()) == ["text3.txt", "text4.txt", "text5.txt"]
 
 
 def test_a_session_keeps_only_so_many_bytes(folder, monkeypatch):
-    monkeypatch.setattr(outputs, "MAX_BYTES", 100)
-    monkeypatch.setattr(outputs, "MAX_SESSION_BYTES", 250)
+    monkeypatch.setattr(registry, "MAX_BYTES", 100)
+    monkeypatch.setattr(registry, "MAX_SESSION_BYTES", 250)
     for number in range(9):
         os.utime(keep_output(folder, f"text{number}", b"x" * 100), (number, number))
         assert sum(path.stat().st_size for path in folder.iterdir()) <= 250
 
 
 def test_sessions_that_were_not_used_for_long_go_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(outputs, "MAX_SESSIONS", 3)
+    monkeypatch.setattr(registry, "MAX_SESSIONS", 3)
     for number in range(6):
         folder = outputs_folder(tmp_path, "me", f"cli:{number}")
         keep_output(folder, "text", b"x")

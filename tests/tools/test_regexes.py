@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from everloop.tools.schema import InvalidArguments, compile_schema
-from everloop.tools.schema.checks import read_pattern
+from everloop.tools.schema import InvalidArguments, compile_schema, read_pattern
 
 
 def fits(pattern: str, value: object) -> bool:

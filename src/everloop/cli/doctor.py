@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .._version import __version__
 from ..config import Config
-from ..config.dsn import DSN
+from ..config.sources import DSN
 from ..errors import EverloopError
 from ..text import printable
 from .common import OWNER, load_with_store, reading

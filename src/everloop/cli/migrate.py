@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..config.dsn import DSN, is_dsn
+from ..config.sources import DSN, is_dsn
 from ..errors import EverloopError
 
 

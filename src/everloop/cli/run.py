@@ -19,7 +19,7 @@ from .setup import with_model
 if TYPE_CHECKING:
     from .. import events
     from ..config import Config
-    from ..runtime.results import TurnResult
+    from ..runtime.agent import TurnResult
 
 
 def command(options: argparse.Namespace) -> int:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from . import sources
-from .dsn import DSN
 from .keys import Key, UnderHome, key, keys_of
+from .sources import DSN
 
 DEFAULT_STORE = "everloop.db"
 Agent = Literal["own", "client"]

@@ -25,7 +25,7 @@ from typing import Any, Self
 from .. import events
 from ..bus import EXECUTOR, InboundMessage, MessageBus, SubagentTask
 from ..config import Config
-from ..config.dsn import DSN
+from ..config.sources import DSN
 from ..log import Call, Entry, Logged, ModelAnswered, TurnEnded, day_in_words
 from ..messages import Conversation
 from ..providers.base import LLMProvider, LLMResponse, ProviderError, option_keywords

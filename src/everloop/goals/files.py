@@ -66,14 +66,19 @@ def load_definitions(workspace: str | Path) -> dict[str, AgentDefinition]:
 
 
 def read_definitions(reach: Reach, shipped: Path = SHIPPED, *, trusted: bool = True) -> Definitions:
-    """Return the agents and the problems of a workspace. `reach` says what of it may be read; an untrusted workspace is
-    not read at all."""
-    found = Definitions(dict(_shipped(shipped)))
-    if not trusted:
-        return found
+    """Return the agents and the problems of a workspace, with the shipped agents. `reach` says what of it may be read;
+    an untrusted workspace is not read at all."""
+    found = read_own_definitions(reach) if trusted else Definitions()
+    others = {name: agent for name, agent in _shipped(shipped).items() if name not in found.broken}
+    found.known = others | found.known
+    return found
+
+
+def read_own_definitions(reach: Reach) -> Definitions:
+    """Return the agents and the problems of the workspace alone."""
+    found = Definitions()
     try:
         for name, text in _files(reach, found):
-            found.known.pop(name, None)
             try:
                 found.known[name] = _checked(name, text, f"{FOLDER_NAME}/{name}.md")
                 found.own.append(name)
@@ -158,7 +163,6 @@ def _files(reach: Reach, found: Definitions) -> Iterator[tuple[str, str]]:
         try:
             yield agent, _read(f"{FOLDER_NAME}/{name}", reach)
         except DefinitionError as error:
-            found.known.pop(agent, None)
             found.broken[agent] = str(error)
 
 

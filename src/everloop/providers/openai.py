@@ -324,10 +324,13 @@ class Answer:
         if odd or self._half:
             text, thoughts = self._mend(text), clean(thoughts)
         if thoughts:
-            thoughts = self._keep(1, thoughts)
+            thoughts = thoughts if self._fits(1, len(thoughts)) else self._fitting(1, thoughts)
             self._thoughts.append(thoughts)
         if text:
-            text = "" if self._full else self._keep(0, text)
+            if self._full:
+                text = ""
+            elif not self._fits(0, len(text)):
+                text = self._fitting(0, text)
             self._text.append(text)
         for call in piece.tool_calls or ():
             if call is not None and not self._full:
@@ -356,7 +359,7 @@ class Answer:
         partial.id = partial.id or id
         partial.name = partial.name or name  # a name is never split, but some servers repeat it
         if arguments:
-            partial.parts.append(self._keep(2, arguments))
+            partial.parts.append(arguments if self._fits(2, len(arguments)) else self._fitting(2, arguments))
 
     def _begun(self, index: Any, id: str, name: str, more: bool) -> PartialCall | None:
         """The call that a delta continues, or None when it begins one.
@@ -375,15 +378,18 @@ class Answer:
             return None
         return last
 
-    def _keep(self, kind: int, text: str) -> str:
-        """The part of the text that the limit still allows; reaching the limit ends the answer."""
-        size = self._sizes[kind] + len(text)
-        self._sizes[kind] = size
-        if size <= self._limit:
-            return text
+    def _fits(self, kind: int, length: int) -> bool:
+        """Count characters, and return whether the limit still allows them; reaching the limit ends the answer."""
+        self._sizes[kind] += length
+        if self._sizes[kind] <= self._limit:
+            return True
         self._full = True
         self.finish_reason = "length"
-        return text[: len(text) - (size - self._limit)] if size - len(text) < self._limit else ""
+        return False
+
+    def _fitting(self, kind: int, text: str) -> str:
+        """The part of a text, counted already, that the limit allows."""
+        return text[: max(len(text) - (self._sizes[kind] - self._limit), 0)]
 
     def _cut(self, text: str) -> str:
         """End the answer with a line that says where it was cut; return what is left to show."""

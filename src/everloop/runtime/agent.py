@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -17,7 +18,7 @@ from ..actions import Limits, Park, next_action
 from ..bus import InboundMessage, MessageBus, OutboundMessage
 from ..commands import answer_of, command_of, kind_of
 from ..config import Config
-from ..config.dsn import DSN
+from ..config.sources import DSN
 from ..context.prompt import ContextBuilder
 from ..context.window import weigh, weigh_tools
 from ..cron.heartbeat import Heartbeat
@@ -25,7 +26,7 @@ from ..cron.service import CronService
 from ..engine import Left, Parked
 from ..errors import StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
-from ..log import Cleared, Entry, apology
+from ..log import Cleared, Entry, ModelAnswered, Reason, TurnEnded, apology
 from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
@@ -36,6 +37,7 @@ from ..store.peers import ENDED, WORK
 from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore
 from ..text import clean
+from ..threads import BackgroundTasks
 from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
@@ -51,11 +53,9 @@ from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
 from .outbox import make_outbox, reply
 from .peers import OwnProcess, Process
-from .results import TurnResult
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
 from .subagents import SubagentManager
-from .tasks import BackgroundTasks
 from .turn_runner import Models, TurnRunner, TurnSpecs
 from .workspace import Workspace
 
@@ -641,3 +641,33 @@ def tracer(settings: Config, store: Store, model: str) -> Tracer | None:
     return Tracer(
         store, settings.telemetry_endpoint, content=settings.telemetry_content, provider=provider, model=model
     )
+
+
+@dataclass(slots=True, frozen=True)
+class TurnResult:
+    """The outcome of `AgentLoop.ask`.
+
+    `reason` is why the turn ended, "answer" where the model answered; "question" while the turn waits for a person's
+    approval, and "command" for a command such as /status, which begins no turn. `error` is None unless the turn failed.
+    """
+
+    text: str
+    reason: Reason | Literal["question", "command"] = "command"
+    error: str | None = None
+    usage: dict[str, int] = field(default_factory=dict)  # tokens of all its model calls
+    turn: str | None = None
+    rounds: int = 0
+
+    @classmethod
+    def of(cls, text: str, turn: str | None, entries: Sequence[Entry]) -> TurnResult:
+        """Read the result from the turn's log; `text` is what the caller was answered."""
+        answers = [entry for entry in entries if isinstance(entry, ModelAnswered)]
+        usage: dict[str, int] = {}
+        for answer in answers:
+            for name, count in answer.usage.items():
+                usage[name] = usage.get(name, 0) + count
+        ended = next((entry for entry in reversed(entries) if isinstance(entry, TurnEnded)), None)
+        if ended is None:
+            return cls(text, "question", None, usage, turn, len(answers))
+        error = (ended.error or ended.text) if ended.reason == "error" else None
+        return cls(text, ended.reason, error, usage, turn, len(answers))

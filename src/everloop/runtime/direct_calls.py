@@ -13,9 +13,8 @@ from ..log import Call
 from ..messages import Conversation
 from ..tools.base import ToolError
 from ..tools.context import CallContext
-from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
-from ..tools.registry import ToolRegistry
+from ..tools.registry import ToolRegistry, outputs_folder
 from .tool_calls import DENIED_ADVICE, judged, refusal
 from .workspace import Workspace
 

@@ -12,7 +12,7 @@ from ..bus import EXECUTOR, InboundMessage, Kind
 from ..errors import StoreError
 from ..log import Reason
 from ..store.base import Claim, Store
-from ..store.workers import new_worker, retire
+from ..store.peers import new_worker, retire
 from .session import Host, Session, Stopped, StopTarget, Submission, Waiters, Worker, fail
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ from collections import deque
 from ..bus import InboundMessage, MessageBus, OutboundMessage
 from ..commands import kind_of
 from ..store.base import Outgoing, Store
-from ..store.peers import ANY, SENDING, WORK, Notice, Peer
-from ..store.workers import new_worker, retire
+from ..store.peers import ANY, SENDING, WORK, Notice, Peer, new_worker, retire
 
 AT_ONCE = 10  # messages taken for sending; all of them count as possible repeats when this process dies
 

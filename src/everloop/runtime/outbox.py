@@ -9,9 +9,9 @@ from typing import Protocol
 from ..bus import PULLED, InboundMessage, MessageBus, OutboundMessage
 from ..store.base import Claim, Store
 from ..store.peers import SENDING
+from ..threads import BackgroundTasks
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
-from .tasks import BackgroundTasks
 
 
 class Outbox(Protocol):

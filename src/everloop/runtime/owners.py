@@ -13,8 +13,7 @@ from ..config import Config
 from ..errors import StoreError
 from ..providers.base import LLMProvider
 from ..store.base import Incoming, Store
-from ..store.peers import ANY, ENDED, TIMERS, WORK, Notice
-from ..store.workers import new_worker, retire
+from ..store.peers import ANY, ENDED, TIMERS, WORK, Notice, new_worker, retire
 from ..threads import in_thread
 from .agent import AgentLoop
 from .dispatcher import RETRY_SECONDS

@@ -13,7 +13,7 @@ from ..errors import StoreError
 from ..providers.base import LLMProvider
 from ..store.base import SessionInfo, Store
 from ..store.peers import ANY, ENDED, WORK, Notice, Peer
-from .tasks import BackgroundTasks
+from ..threads import BackgroundTasks
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters

@@ -394,6 +394,7 @@ class TurnSubscriber:
         self._turn: str | None = None
         self._at = 0  # the log's last entry that was shown; the running round began there
         self._cursor = TextCursor()  # in the text of the running round
+        self._texts: list[str] = []  # of the running round, shown while the turn ran here; the cursor takes them later
         self._has_reasoning = False  # some of the running round was shown
         self._calls: dict[str, Call] = {}
         self._started: set[str] = set()
@@ -405,7 +406,7 @@ class TurnSubscriber:
         if seq != self._at:
             self._begin_round(seq)
         if isinstance(event, events.Text):
-            self._cursor.feed(event.text)
+            self._texts.append(event.text)
             self._show(seq, event)
         elif isinstance(event, events.Restarted):
             self._begin_round(seq)
@@ -416,6 +417,9 @@ class TurnSubscriber:
     def follow(self, row: int) -> None:
         """Follow the turn of this inbox row, which runs or ran elsewhere, until `close`."""
         self._row = row
+        for text in self._texts:
+            self._cursor.feed(text)
+        self._texts = []
         self._link = self._streams.connect(*self._where, self.receive)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -468,7 +472,7 @@ class TurnSubscriber:
         self._turn, self._at = turn, max(self._at, first - 1)
 
     def _begin_round(self, seq: int) -> None:
-        self._at, self._cursor, self._has_reasoning = seq, TextCursor(), False
+        self._at, self._cursor, self._texts, self._has_reasoning = seq, TextCursor(), [], False
 
     def _replay(self, logged: Iterable[Logged]) -> None:
         for one in logged:

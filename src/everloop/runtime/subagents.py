@@ -23,7 +23,7 @@ from ..engine import Parked
 from ..errors import StoreError
 from ..goals import phases
 from ..goals.definitions import AgentDefinition, DefinitionError
-from ..goals.files import Catalogue, Definitions, read_definitions
+from ..goals.files import Catalogue, Definitions, read_definitions, read_own_definitions
 from ..goals.phases import CHANNEL, HOW, Outcome, report
 from ..log import SAYS_ORIGIN, Logged, TurnEnded
 from ..sandbox.reach import Reach
@@ -343,10 +343,11 @@ class SubagentManager:
         return min(bounds, default=None)
 
     async def tell_broken(self) -> None:
-        """Log once which definitions cannot be used."""
+        """Log once which definitions cannot be used. Those of the package can."""
         if not self._told_broken:
             self._told_broken = True
-            for problem in await in_thread(lambda: self._definitions().problems):
+            found = await in_thread(lambda: read_own_definitions(self._reach())) if self._config.trusted else None
+            for problem in found.problems if found is not None else ():
                 log.warning("%s", problem)
 
     def _definitions(self) -> Definitions:

@@ -31,16 +31,14 @@ from ..messages import Conversation
 from ..providers.base import LLMProvider
 from ..store.base import Claim, FileMark, Finished, SessionInfo, Store
 from ..text import clean
-from ..threads import in_thread
+from ..threads import BackgroundTasks, in_thread
 from ..tools.context import CallContext
-from ..tools.outputs import outputs_folder
 from ..tools.policy.policy import Policy
-from ..tools.registry import ToolRegistry
+from ..tools.registry import ToolRegistry, outputs_folder
 from ..tools.trust import Mark
 from .api_requests import ABANDONED, ClientTools, error_for, is_abandoned, request_of, spec_of
 from .budgets import Budgets
-from .compactor import Compactor, Window
-from .histories import Histories, read_conversation, read_shown
+from .compactor import Compactor, Histories, Window, read_conversation, read_shown
 from .images import Free, plain_images
 from .model_call import TurnModelCall
 from .outbox import Outbox, reply
@@ -48,7 +46,6 @@ from .session import Session
 from .steps import SteppedModelCall, SteppedTools, StoppableTools
 from .streaming import TurnStreams
 from .subagents import SubagentManager
-from .tasks import BackgroundTasks
 from .tool_calls import Tools, free_addresses
 from .turn_spec import TurnSpec, stopping
 from .workspace import Places, Workspace, WorkspaceError

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from .confinement import Confinement
-from .paths import within, within_any
+from .reach import within, within_any
 
 _CANDIDATES = ("/usr/bin/bwrap", "/bin/bwrap", "/usr/local/bin/bwrap", "/run/current-system/sw/bin/bwrap")
 HOME = "/tmp/home"

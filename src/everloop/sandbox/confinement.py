@@ -7,22 +7,10 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .paths import within
+from .reach import STEERING, within
 from .system import system, without
 
-# Workspace files that instruct the agent, and files in .git that git executes: read-only for commands.
-STEERING = (
-    "AGENTS.md",
-    "SOUL.md",
-    "USER.md",
-    "TOOLS.md",
-    "IDENTITY.md",
-    "HEARTBEAT.md",
-    "memory",
-    "skills",
-    "agents",
-    ".everloop",
-)
+# Files in .git that git executes: read-only for commands, as STEERING is.
 GIT_STEERING = ("hooks", "config", "config.worktree", "commondir")
 _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "SHELL", "COLUMNS", "LINES")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")

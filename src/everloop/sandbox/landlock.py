@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 
 from .confinement import Confinement
-from .paths import within
+from .reach import within
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system call numbers, the same on every architecture
 NEEDED = 3  # older versions cannot prevent truncation

@@ -10,15 +10,47 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .confinement import STEERING
-from .paths import normalized, within
+from ..text import clean
+
+# Workspace files that instruct the agent: read-only for commands.
+STEERING = (
+    "AGENTS.md",
+    "SOUL.md",
+    "USER.md",
+    "TOOLS.md",
+    "IDENTITY.md",
+    "HEARTBEAT.md",
+    "memory",
+    "skills",
+    "agents",
+    ".everloop",
+)
+
+
+def normalized(path: str, workspace: Path) -> str:
+    """Return an absolute path without "..". A leading "~" is the home folder; "~user" is not expanded."""
+    text = clean(path)
+    if text == "~" or text.startswith("~/"):
+        text = os.path.expanduser("~") + text[1:]
+    root = str(workspace) if workspace.is_absolute() else os.path.abspath(workspace)
+    return "/" + os.path.normpath(os.path.join(root, text)).lstrip("/")
+
+
+def within(path: str, folder: str) -> bool:
+    """Return whether a path is a folder or inside it. Both must be real paths, or both as they were written."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def within_any(path: str, folders: Iterable[str]) -> bool:
+    return any(within(path, folder) for folder in folders)
+
 
 # O_NONBLOCK: opening a pipe without a writer would block for ever.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

@@ -23,7 +23,7 @@ from typing import Any
 
 from .folders import ASIDE, FolderTree, Part, lstat, move_aside, opened_folder, put_back, read_part
 from .git_config import safe_subset, settings, unsafe_settings
-from .paths import within
+from .reach import within
 
 _MAX_HOOKS = 200
 _TRIES = 3

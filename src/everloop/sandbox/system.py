@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .paths import within, within_any
+from .reach import within, within_any
 
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 # Parts of /etc that programs read. Whole folders only if they never contain secrets, so not /etc/ssl.

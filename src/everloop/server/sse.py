@@ -54,6 +54,8 @@ class AnswerStream:
         self._ping_seconds = ping_seconds
         self._waiting: list[Part] = []
         self._more = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._written_at = 0.0
         self._gap = False  # there was text before the tools that ran
         self._again = False  # the client has text of another turn than this one
         self._over = False
@@ -74,7 +76,8 @@ class AnswerStream:
                     gap, text = gap and not self._known.chars, self._unseen(self._known, seq, text)
                 if text:
                     lead, self._again = RESTARTED if self._again else "\n\n" if gap else "", False
-                    self._put("text", lead + text)
+                    self._waiting.append(Part("text", lead + text, self._id()))
+                    self._wake()
             case events.Restarted():
                 self._restart(seq)
             case events.ToolStarted(call, name, arguments):
@@ -102,23 +105,31 @@ class AnswerStream:
             run.exception()
         self._over = True
         self._more.set()
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield what to write, as it comes; during a long silence, pings."""
-        while True:
-            if not self._waiting and not self._over:
+        clock = asyncio.get_running_loop().time
+        self._written_at = clock()
+        self._ping()
+        while self._waiting or not self._over:
+            if not self._waiting:
                 self._more.clear()
-                try:
-                    async with asyncio.timeout(self._ping_seconds):
-                        await self._more.wait()
-                except TimeoutError:
-                    yield self._encoded([Part("comment", "ping", b"")])
-                    continue
-            if self._waiting:
-                waiting, self._waiting = self._waiting, []
-                yield self._encoded(waiting)
-            elif self._over:
-                return
+                await self._more.wait()
+                continue
+            waiting, self._waiting = self._waiting, []
+            written: list[bytes] = []
+            # In a resumable stream adjacent texts are joined: it needs fewer positions.
+            for kind, text, id in waiting if self._place is None else _joined(waiting):
+                if kind == "text":
+                    written += id, self._chunks.text(text)
+                elif kind == "reasoning":
+                    written += id, self._chunks.reasoning(text)
+                else:
+                    written += id, self._chunks.comment(text, alone=self._place is None)
+            yield b"".join(written)
+            self._written_at = clock()
 
     # ------------------------------------------------------------------------------------------ what is new
 
@@ -158,23 +169,29 @@ class AnswerStream:
             self._put("comment", f"{what} {encode_json(facts).decode()}")
 
     def _put(self, kind: Kind, text: str) -> None:
-        id = self._place.line() if kind == "text" and self._place is not None else b""
-        self._waiting.append(Part(kind, text, id))
+        self._waiting.append(Part(kind, text, self._id() if kind == "text" else b""))
+        self._wake()
+
+    def _id(self) -> bytes:
+        """The `id` line of a text that is put now."""
+        return self._place.line() if self._place is not None else b""
+
+    def _wake(self) -> None:
         if len(self._waiting) > MANY:
             self._waiting = _joined(self._waiting)
         self._more.set()
 
-    def _encoded(self, parts: list[Part]) -> bytes:
-        """Encode parts. In a resumable stream adjacent texts are joined: it needs fewer positions."""
-        written: list[bytes] = []
-        for kind, text, id in parts if self._place is None else _joined(parts):
-            if kind == "text":
-                written += id, self._chunks.text(text)
-            elif kind == "reasoning":
-                written += id, self._chunks.reasoning(text)
-            else:
-                written += id, self._chunks.comment(text, alone=self._place is None)
-        return b"".join(written)
+    def _ping(self) -> None:
+        """Put a ping if nothing was written for too long. One timer, seldom rescheduled, costs a text nothing."""
+        if self._over:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._written_at + self._ping_seconds
+        if due <= loop.time():
+            if not self._waiting:  # else the client is slow
+                self._put("comment", "ping")
+            due = loop.time() + self._ping_seconds
+        self._timer = loop.call_at(due, self._ping)
 
 
 def _joined(waiting: list[Part]) -> list[Part]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import Config
-from ..config.dsn import DSN, is_dsn
+from ..config.sources import DSN, is_dsn
 from ..errors import ConfigError
 from ..text import printable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.dsn import DSN
+from ..config.sources import DSN
 from .location import checked
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from .base import Tool
 from .files.files import file_tools
 from .memory import Search, memory_tools
 from .message import MessageTool
-from .shell.running import ShellSettings
-from .shell.shell import shell_tools
+from .shell.shell import ShellSettings, shell_tools
 from .web.web import WebSettings, web_tools
 
 

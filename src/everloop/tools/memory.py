@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..sandbox.paths import normalized
-from ..sandbox.reach import READ
+from ..sandbox.reach import READ, normalized
 from ..text import clean, excerpt
 from ..threads import in_thread
 from .base import Output, Plan, Tool, ToolError, tool

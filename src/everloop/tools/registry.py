@@ -1,16 +1,24 @@
-"""The registry of an agent's tools: their definitions for the model, and how a tool call is run."""
+"""The registry of an agent's tools: their definitions for the model, and how a tool call is run.
+
+Texts too long for a result are saved in a folder of their session, so that the agent can page through them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import difflib
+import hashlib
 import inspect
 import json
 import logging
 import math
+import os
+import re
 import secrets
+import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -21,11 +29,13 @@ from ..text import clean, cut
 from ..threads import in_thread
 from .base import Output, Plan, Tool, ToolError, check_name
 from .context import CallContext, current
-from .outputs import keep_output
 from .schema import InvalidArguments, compile_schema
 from .trust import Trust, trust_of
 
-logger = logging.getLogger(__name__)
+MAX_FILES = 64  # per session; the oldest are deleted first
+MAX_BYTES = 16 * 1024 * 1024  # per text
+MAX_SESSION_BYTES = 64 * 1024 * 1024  # per session
+MAX_SESSIONS = 200  # with saved texts; the least recently used are deleted first
 ADVICE = "Find the cause of the error, then try again with other arguments or in another way."
 _MAX_MESSAGE = 4_000
 _MAX_REPORT = 100_000  # characters of an object that is looked at for a failure
@@ -452,3 +462,53 @@ def as_text(result: Any) -> str:
         return encode_json(result).decode()
     except (TypeError, ValueError, RecursionError):  # it, or a text in it, cannot be encoded as JSON
         return str(result)
+
+
+# ---------------------------------------------------------------------------------------------- saved outputs
+
+
+def outputs_folder(home: Path, owner: str, session: str) -> Path:
+    """Return the folder of a session. It is created on first use; its name does not reveal the session."""
+    name = hashlib.sha256(f"{owner}\0{session}".encode()).hexdigest()[:24]
+    return home / "outputs" / name
+
+
+def keep_output(folder: Path, name: str, data: bytes) -> Path:
+    """Save a text, up to its size limit, and delete the oldest ones to make room."""
+    place = output_place(folder, name)
+    draft = place.with_suffix(".part")
+    try:
+        draft.write_bytes(data[:MAX_BYTES])
+        draft.replace(place)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()  # leave no partial file on a full disk
+        raise
+    return place
+
+
+def output_place(folder: Path, name: str) -> Path:
+    """Return the path for a text of this name, after making room for it."""
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for _, old in _by_age(folder.parent)[:-MAX_SESSIONS]:
+            shutil.rmtree(old, ignore_errors=True)
+    known = _by_age(folder)
+    size = sum(info.st_size for info, _ in known)
+    while known and (len(known) >= MAX_FILES or size + MAX_BYTES > MAX_SESSION_BYTES):
+        info, old = known.pop(0)
+        size -= info.st_size
+        with suppress(FileNotFoundError):
+            os.unlink(old)
+    os.utime(folder)
+    return folder / f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:80]}.txt"
+
+
+def _by_age(folder: Path) -> list[tuple[os.stat_result, str]]:
+    """Return the entries of a folder, oldest first."""
+    with os.scandir(folder) as entries:
+        found = [(entry.stat(follow_symlinks=False), entry.path) for entry in entries]
+    return sorted(found, key=lambda one: one[0].st_mtime_ns)
+
+
+logger = logging.getLogger(__name__)

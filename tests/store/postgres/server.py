@@ -102,7 +102,7 @@ class Server:
 
     def make_template(self) -> None:
         """A database with our tables."""
-        from everloop.config.dsn import DSN
+        from everloop.config.sources import DSN
         from everloop.store.postgres.connections import connect
         from everloop.store.postgres.schema import migrate
 

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from everloop.config.dsn import DSN
+from everloop.config.sources import DSN
 from everloop.errors import StoreError
 from everloop.store.postgres import schema
 from everloop.store.postgres.connections import passwords

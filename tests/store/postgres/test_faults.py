@@ -16,8 +16,8 @@ from everloop.bus import InboundMessage, OutboundMessage
 from everloop.errors import StoreError
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.base import Spent
+from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.store import PostgresStore
-from everloop.store.workers import new_worker, retire
 
 from .proxy import proxied
 from .server import Server, own_server

@@ -18,8 +18,8 @@ from everloop.bus import InboundMessage, OutboundMessage
 from everloop.errors import StaleLease, StoreError
 from everloop.log import CallEnded, ModelAnswered, TurnEnded
 from everloop.store.base import Busy
+from everloop.store.peers import new_worker, process_of, retire
 from everloop.store.postgres.store import PostgresStore
-from everloop.store.workers import new_worker, process_of, retire
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import environment, start, until

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from everloop.bus import InboundMessage, OutboundMessage
-from everloop.config.dsn import DSN
+from everloop.config.sources import DSN
 from everloop.errors import StoreError
 from everloop.log import Call, CallsAsked, Cleared, Compacted, ModelAnswered, Noted, TurnEnded
 from everloop.store.base import Spent, Store, Timer, Waiting
+from everloop.store.peers import new_worker, retire
 from everloop.store.postgres import import_sqlite
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
-from everloop.store.workers import new_worker, retire
 from tests.support.commands import everloop
 
 OWNERS = ("me", "anna")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from everloop.errors import StoreError
+from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.heartbeat import RENEW
 from everloop.store.postgres.notify import NotifiedPeer
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.peers import _socket_path
-from everloop.store.workers import new_worker, retire
 
 from .wrapped import Wrapped
 

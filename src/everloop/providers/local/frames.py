@@ -1,4 +1,4 @@
-"""How the engine and its child talk: a length in four bytes, then so many bytes of JSON."""
+"""The protocol between the engine and its child: a length in four bytes, then that many bytes of JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pack(value: Any) -> bytes:
 
 
 def length(head: bytes) -> int:
-    """How many bytes follow."""
+    """The number of bytes that follow."""
     (size,) = HEAD.unpack(head)
     if size > LONGEST:
         raise ValueError("no frame is so long")

@@ -1,4 +1,4 @@
-"""The head of a GGUF file: the few numbers that say how much memory a model needs."""
+"""Reads the header of a GGUF file: the numbers that determine how much memory a model needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .progress import WeightsError
 
 _SIZES = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-_LONGEST = 1 << 20  # bytes of a text; more is no model
+_LONGEST = 1 << 20  # bytes of a string; a longer one is not of a model
 _MOST_KEYS = 10_000
 _MOST_ITEMS = 4_096  # of an array that is kept, such as a number for each layer
 
@@ -35,7 +35,7 @@ def _read(file: BinaryIO) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for _ in range(keys):
         name = _text(file)
-        if name.startswith("tokenizer."):  # long, and after all that is of use here
+        if name.startswith("tokenizer."):  # long, and everything needed here comes before it
             break
         found[name] = _value(file, *struct.unpack("<I", file.read(4)))
     return found

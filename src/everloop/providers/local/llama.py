@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 SOCKETS = "everloop-engine-"
-_SOCKET = "s.sock"  # in the folder that we are in
-BATCH = 128  # tokens of a prompt that are read at once: a request can be stopped after each
-KEPT_MIB = 256  # of conversations that have lost their slot to another
+_SOCKET = "s.sock"  # in the working folder
+BATCH = 128  # tokens of a prompt per batch: a request can be stopped between two
+KEPT_MIB = 256  # of conversations that were evicted from their slot
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How a model is loaded. `window` is the length of one conversation in tokens."""
+    """How to load a model. `window` is the length of one conversation in tokens."""
 
     weights: str
     window: int
@@ -38,7 +38,7 @@ class Loading:
 
 
 class LlamaError(Exception):
-    """The model's server refused; `body` is what it said."""
+    """The model's server refused a request; `body` is its answer."""
 
     def __init__(self, body: Any) -> None:
         super().__init__(str(body))
@@ -49,14 +49,14 @@ class Llama:
     """One loaded model."""
 
     def __init__(self, loading: Loading) -> None:
-        # Threads that wait would burn the cores that others need: measured, four times slower on a busy machine.
+        # Spinning threads would take the cores that others need: measured, four times slower on a busy machine.
         os.environ["OMP_WAIT_POLICY"] = "passive"
         xllamacpp: Any = import_module("xllamacpp")
         self.version = str(xllamacpp.__version__)
         self._key = secrets.token_hex(16)
         sweep(Path(tempfile.gettempdir()))
         self._folder = tempfile.mkdtemp(prefix=f"{SOCKETS}{os.getpid()}-")  # mode 0700
-        os.chdir(self._folder)  # a socket's whole path may have no more than 107 bytes
+        os.chdir(self._folder)  # the path of a socket may have at most 107 bytes
         params = xllamacpp.CommonParams()
         params.model.path = loading.weights
         params.hostnames = [_SOCKET]
@@ -79,28 +79,28 @@ class Llama:
         self._server = xllamacpp.Server(params)
 
     def complete(self, request: dict[str, Any], on_chunk: Callable[[Any], bool]) -> None:
-        """Answer a chat (`messages`) or go on with a text (`prompt`); ends early once `on_chunk` returns True."""
+        """Answer a chat (`messages`) or complete a text (`prompt`); ends early when `on_chunk` returns True."""
         ask = self._server.handle_chat_completions if "messages" in request else self._server.handle_completions
         ask(request, on_chunk)
 
     def render(self, messages: list[Any], tools: Any) -> str:
-        """The text that the model gets for a conversation."""
+        """Render a conversation with the model's chat template."""
         body = {"messages": messages, **({"tools": tools} if tools else {})}
         return str(self.post("/apply-template", body)["prompt"])
 
     def idle_slots(self) -> list[int]:
-        """The slots that nobody uses, that with least in it first."""
+        """The idle slots, the one with the fewest tokens first."""
         idle = [slot for slot in self.post("/slots", None) if not slot["is_processing"]]
         return [int(slot["id"]) for slot in sorted(idle, key=lambda slot: int(slot.get("n_prompt_tokens") or 0))]
 
     def read_prompt(self, text: str, stopped: Callable[[], bool]) -> tuple[int, int] | None:
-        """Let the model read a text. The slot it did so in and how many tokens it read; None if it was stopped."""
+        """Have the model read a text. Return the slot and the number of tokens read; None if it was stopped."""
         body = {"prompt": text, "n_predict": 0, "cache_prompt": True, "stream": True, "return_progress": True}
         connection = self._ask("/completion", body)
         try:
             for line in connection.getresponse():
                 if stopped():
-                    return None  # closing the connection ends the work
+                    return None  # closing the connection stops the server's work
                 if not line.startswith(b"data: "):
                     continue
                 event = json.loads(line[6:])
@@ -116,11 +116,11 @@ class Llama:
         self.post(f"/slots/{slot}?action=save", {"filename": file})
 
     def restore(self, slot: int, file: str) -> int:
-        """How many tokens there were in the file."""
+        """Restore a saved state, and return its number of tokens."""
         return int(self.post(f"/slots/{slot}?action=restore", {"filename": file})["n_restored"])
 
     def post(self, path: str, body: Any) -> Any:
-        """Ask its server; without a body, to look something up."""
+        """Send a request to the server: a POST, or a GET without a body."""
         connection = self._ask(path, body)
         try:
             response = connection.getresponse()
@@ -149,7 +149,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def sweep(folder: Path) -> None:
-    """Remove the sockets of our own processes that were killed."""
+    """Remove the sockets that killed processes of this user left."""
     for path in folder.glob(f"{SOCKETS}*-*"):
         with suppress(OSError, ValueError):
             if path.stat(follow_symlinks=False).st_uid != os.getuid():

@@ -1,4 +1,4 @@
-"""One pull of a model at a time, over all processes of the machine."""
+"""A lock that allows one pull of a model at a time, across all processes of the machine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .part import disk_error
 
 @contextmanager
 def locked(path: Path, busy: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a file. While somebody else has it, `busy` is called with their process id; it waits or raises.
+    """Hold the lock of a file. While another process has it, `busy` is called with its process id; it waits or raises.
 
-    The kernel frees it when its holder dies, however that happens.
+    The kernel releases the lock when its holder dies.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -24,7 +24,7 @@ def locked(path: Path, busy: Callable[[str], None]) -> Iterator[None]:
     try:
         while not _taken(descriptor):
             busy(os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "?")
-        with suppress(OSError):  # a full disk: then others do not see whom they wait for
+        with suppress(OSError):  # a full disk: other processes do not see who holds the lock
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield

@@ -1,4 +1,4 @@
-"""Whether a model fits into memory, said before it is loaded: the kernel's own way of saying it is to kill."""
+"""Checks whether a model fits into memory before it is loaded: otherwise the kernel would kill a process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..base import ProviderError
 from .gguf import read_head
 from .machine import available_memory
 
-STATE_BYTES = 2  # of a number in the state of a conversation: 16 bits
-RESERVE = 200 << 20  # what it computes in, and the process itself
+STATE_BYTES = 2  # of a number in a conversation's state: 16 bits
+RESERVE = 200 << 20  # for the compute buffers and the process itself
 LEAST_WINDOW = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes that a model needs: its file, a token's state, and how many tokens are kept."""
+    """The memory that a model needs in bytes: its file, the state of a token, and the number of tokens."""
 
     file: int
     token: int
@@ -29,12 +29,12 @@ class Needs:
 
 
 def needs(weights: Path, window: int, slots: int) -> Needs:
-    """What a model needs with so many conversations of this length at once."""
+    """The memory that a model needs for this many concurrent conversations of this length."""
     return Needs(weights.stat().st_size, _token_bytes(read_head(weights)), window * slots)
 
 
 def check_memory(weights: Path, window: int, slots: int, available: int | None = None) -> None:
-    """An error that says how much is missing, and what to do, when the model does not fit."""
+    """Raise an error if the model does not fit; it says how much memory is missing and what to do."""
     needed = needs(weights, window, slots)
     free = available_memory() if available is None else available
     if free is None or needed.total <= free:
@@ -48,7 +48,7 @@ def check_memory(weights: Path, window: int, slots: int, available: int | None =
 
 
 def _window_that_fits(needed: Needs, free: int, slots: int) -> int:
-    """The longest conversation that there is room for, in whole thousands; 0 when even a short one is too much."""
+    """The longest conversation that fits, in whole thousands of tokens; 0 if not even a short one does."""
     room = (free - needed.file - RESERVE) // max(1, needed.token * slots)
     return room // 1_024 * 1_024 if room >= LEAST_WINDOW else 0
 

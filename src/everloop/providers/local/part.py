@@ -1,4 +1,4 @@
-"""The beginning of a model's file, kept from one try to the next, whichever source the next one is."""
+"""A partially downloaded model file, kept between attempts, whichever source the next one uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Part:
-    """A file that grows, with its checksum. Nobody takes it for the model: it gets that name when it is whole."""
+    """A growing file and its checksum. Until it is complete it has another name, and is never loaded."""
 
     def __init__(self, path: Path, total: int, watch: Watch) -> None:
         self._path = path
@@ -33,7 +33,7 @@ class Part:
         self._read_again(os.fstat(descriptor).st_size)
 
     def write(self, data: bytes) -> None:
-        """Append; a disk that is full is an error that says so."""
+        """Append bytes. A full disk raises an error that says so."""
         with self._disk():
             view = memoryview(data)
             while view:
@@ -42,7 +42,7 @@ class Part:
         self.done += len(data)
 
     def cut(self, length: int) -> None:
-        """Keep only the first bytes."""
+        """Truncate the file to its first bytes."""
         if length < self.done:
             with self._disk():
                 self._file.truncate(length)
@@ -59,12 +59,12 @@ class Part:
         self._file.close()
 
     def discard(self) -> None:
-        """Forget all of it."""
+        """Discard the whole file."""
         self.cut(0)
         self._tag.unlink(missing_ok=True)
 
     def become(self, path: Path) -> None:
-        """Take the model's name, in one step and for good."""
+        """Rename the file to the model's name, atomically and durably."""
         with self._disk():
             os.fchmod(self._file.fileno(), 0o644)
             os.fsync(self._file.fileno())
@@ -74,7 +74,7 @@ class Part:
 
     @property
     def tags(self) -> dict[str, str]:
-        """The version of what we have a part of, by the address that it came from."""
+        """The version (ETag) of the partial file, by the address it came from."""
         with suppress(OSError, ValueError):
             found = json.loads(self._tag.read_bytes())
             if isinstance(found, dict) and all(isinstance(text, str) for text in found.values()):
@@ -86,7 +86,7 @@ class Part:
             self._tag.write_text(json.dumps({url: version}))
 
     def _read_again(self, length: int) -> None:
-        """The checksum of what is there. More than the whole cannot be right."""
+        """Compute the checksum of the bytes so far. A file longer than the model cannot be right, and is discarded."""
         self._hash, self.done = hashlib.sha256(), 0
         self._file.seek(0)
         if length > self._total:
@@ -106,7 +106,7 @@ class Part:
 
 
 def disk_error(error: OSError, folder: Path) -> WeightsError:
-    """What a disk that refuses means for the person."""
+    """Explain a failed write to the user."""
     if error.errno in _FULL:
         return WeightsError(
             f"no room left in {folder} ({error.strerror}); what is there is kept: make room and pull again, or let "

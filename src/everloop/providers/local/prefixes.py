@@ -1,4 +1,4 @@
-"""The beginnings of prompts that stay the same: read once, then kept on disk for the next start."""
+"""The stable beginnings of prompts: read by the model once, then saved to disk for the next start."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from .llama import Llama, LlamaError
 from .states import States
 
-SHORTEST = 1_000  # characters that are worth a file
-WARM = 4  # beginnings that the model is taken to know still
+SHORTEST = 1_000  # characters of a beginning that is worth a file
+WARM = 4  # beginnings that the model is assumed to still have in memory
 
 
 class Prefixes:
-    """Sees to it that the model has read the stable beginning of a request, from disk where it can."""
+    """Ensures that the model has read the stable beginning of a request, restored from disk where possible."""
 
     def __init__(self, llama: Llama, states: States | None) -> None:
         self._llama = llama
         self._states = states
-        self._lock = threading.Lock()  # two requests with one beginning: the second waits and finds it read
+        self._lock = threading.Lock()  # of two requests with one beginning, the second waits and finds it read
         self._warm: OrderedDict[str, None] = OrderedDict()
-        self._held: dict[int, str] = {}  # slot: the beginning that was put there last
+        self._held: dict[int, str] = {}  # slot: the beginning that was last loaded into it
         self._texts: OrderedDict[bytes, str] = OrderedDict()
 
     def prepare(self, request: dict[str, Any], stable: int, alone: bool, stopped: Callable[[], bool]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class Prefixes:
         whether no other request is at work, whose slot this one cannot have."""
         if self._states is None or stable <= 0:
             return {}
-        # A template that cannot say where a beginning ends, a full disk: then the prompt is read as any other.
+        # If the template cannot say where the beginning ends, or the disk is full, the prompt is read like any other.
         with suppress(LlamaError, OSError, ValueError, KeyError, TypeError):
             text = self._text(request, stable)
             if len(text) < SHORTEST:
@@ -79,13 +79,13 @@ class Prefixes:
         try:
             self._llama.save(slot, temporary)
             states.written(temporary, name)
-        except (LlamaError, OSError):  # half a state on a full disk would keep the room that others need
+        except (LlamaError, OSError):  # a partial state would take space on a full disk
             states.remove(temporary)
             states.remove(name)
         return {"prefix_read": tokens}
 
     def _text(self, request: dict[str, Any], stable: int) -> str:
-        """The beginning as the model gets it: what two conversations that begin so have in common."""
+        """The rendered beginning: the common prefix of two conversations that begin with it."""
         if "messages" not in request:
             prompt = request.get("prompt")
             return prompt[:stable] if isinstance(prompt, str) else ""

@@ -1,4 +1,4 @@
-"""The child process as its parent sees it: requests go in, pieces of answers come out, and it may die at any time."""
+"""The parent's side of the model process: sends requests, receives answers in pieces, and survives its death."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .llama import Loading
 OnDelta = Callable[[dict[str, Any]], None]
 INSTALL = '`pip install "everloop[local]"`'
 MISSING = f"the local model needs llama.cpp, which is not installed: {INSTALL}"
-SILENCE = 300.0  # seconds without a word from a child that has work to do
-LOADED = 1_800.0  # seconds until a model must be in memory: a large one on a slow disk takes minutes, in silence
-GOODBYE = 2.0  # seconds that it has to end by itself
-_TAIL = 4_096  # bytes of what it says on standard error
+SILENCE = 300.0  # seconds of silence after which a busy child is considered hung
+LOADED = 1_800.0  # seconds to load a model: a large one on a slow disk takes minutes, without output
+GOODBYE = 2.0  # seconds for the child to end by itself
+_TAIL = 4_096  # bytes of standard error that are kept
 _FINAL = frozenset({400, 401, 403, 404, 413, 501})
-# What a program may need to find its libraries and its cores. No keys: a model has no use for them.
+# Environment variables for finding libraries and cores. No API keys: a model does not need them.
 _PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "SYSTEMROOT")
 _PASSED_STARTS = ("OMP_", "GGML_", "CUDA_", "HIP_", "ROCR_", "LC_")
 
 
 @dataclass(eq=False, slots=True)
 class Work:
-    """One request in the child. `ended` is done when the child has no more to do for it."""
+    """One request in the child. `ended` is done when the child has finished working on it."""
 
     id: int
     ended: asyncio.Future[dict[str, Any]]
@@ -58,14 +58,14 @@ class ModelProcess:
 
     @classmethod
     async def start(cls, loading: Loading, silence: float = SILENCE) -> ModelProcess:
-        """Start a child and let it load the model; an error that says why it could not."""
+        """Start a child that loads the model. Raises an error that says why it could not."""
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", f"{__package__}.child", str(os.getpid()),
                 stdin=PIPE, stdout=PIPE, stderr=PIPE, env=_environment(),
-                start_new_session=True,  # an interrupt from the terminal is for us
+                start_new_session=True,  # an interrupt from the terminal is for the parent
             )  # fmt: skip
-        except OSError as error:  # too many processes or files, no memory: later there may be room
+        except OSError as error:  # too many processes or files, or no memory: a retry may succeed
             why = f"the local model's process cannot be started ({error.strerror or error})"
             raise ProviderError(why, retryable=True) from None
         child = cls(process, silence)
@@ -87,7 +87,7 @@ class ModelProcess:
         return self._process.pid
 
     def begin(self, request: dict[str, Any], on_delta: OnDelta | None) -> Work:
-        if self.dead:  # since it was handed out: nobody would end the work
+        if self.dead:  # it died after it was handed out: the work would never end
             raise ProviderError("the local model's process has just ended", retryable=True)
         work = Work(next(self._ids), self._loop.create_future(), on_delta)
         self._send({"id": work.id, "request": request})
@@ -96,14 +96,14 @@ class ModelProcess:
         return work
 
     def cancel(self, work: Work) -> None:
-        """Stop it at its next token. It is over once `ended` is done."""
+        """Stop the work at its next token; it is over once `ended` is done."""
         work.on_delta = None
         self._send({"cancel": work.id})
 
     async def close(self, at_once: bool = False) -> None:
-        """End the child and wait until it is gone."""
+        """End the child and wait for its exit."""
         if not at_once and self._process.stdin is not None:
-            self._process.stdin.close()  # the end of its input is its end
+            self._process.stdin.close()  # the child ends at the end of its input
             await self._ended()
         self._kill()
         await self._process.wait()
@@ -113,7 +113,7 @@ class ModelProcess:
         self._lost("the local model was closed")
 
     async def _ended(self) -> None:
-        """Wait until it has ended by itself, but not for long."""
+        """Wait a short time for the child to end by itself."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), GOODBYE)
 
@@ -123,7 +123,7 @@ class ModelProcess:
             self._process.stdin.write(pack(frame))
 
     async def _listen(self) -> None:
-        """Take in what the child says, until it says no more."""
+        """Read frames from the child until the end of its output."""
         output = self._process.stdout
         assert output is not None
         try:
@@ -131,13 +131,13 @@ class ModelProcess:
                 head = await output.readexactly(HEAD.size)
                 self._take(json.loads(await output.readexactly(length(head))))
         except (asyncio.IncompleteReadError, ValueError, ConnectionError):
-            # Who kills a process that has just ended takes from the event loop the word on how it did.
+            # Killing a process that has just ended would hide its exit status from the event loop.
             await self._ended()
             self._kill()
             status = await self._process.wait()
             await asyncio.wait(self._tasks[1:], timeout=0.5)
             self._lost(_obituary(status, self._said))
-        except asyncio.CancelledError:  # closed, or the event loop ends and nobody could end the child later
+        except asyncio.CancelledError:  # closed, or the event loop ends and the child could not be ended later
             self._kill()
             await self._process.wait()
             self._lost("the local model was closed")
@@ -163,7 +163,7 @@ class ModelProcess:
         if work.on_delta is not None and delta:
             try:
                 work.on_delta(delta)
-            except Exception as error:  # whoever watches has a mistake: it is theirs, and not the other requests'
+            except Exception as error:  # a bug in this request's callback must not affect other requests
                 self.cancel(work)
                 self._fail(work.ended, error)
 
@@ -177,13 +177,13 @@ class ModelProcess:
             self._watch.cancel()
 
     def _heard(self) -> None:
-        """The child is alive: it has as long again until it must say the next word."""
+        """The child has sent something: restart its silence time-out."""
         if self._watch is not None:
             self._watch.cancel()
         self._watch = self._loop.call_later(self._silence, self._kill)
 
     def _lost(self, why: str) -> None:
-        """There is no child any more."""
+        """The child has died: fail all of its requests."""
         self.dead = True
         if self._watch is not None:
             self._watch.cancel()
@@ -211,7 +211,7 @@ class ModelProcess:
     def _fail(future: asyncio.Future[Any], error: Exception) -> None:
         if not future.done():
             future.set_exception(error)
-            future.exception()  # whoever asked may have gone
+            future.exception()  # marks it as retrieved: the caller may have gone
 
 
 def _environment() -> dict[str, str]:
@@ -221,7 +221,7 @@ def _environment() -> dict[str, str]:
 
 
 def _refusal(error: Any) -> ProviderError:
-    """What the model's server says it cannot do."""
+    """The error that the model's server reported."""
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) else None
     return ProviderError(f"the local model: {error_text(error)}", retryable=status not in _FINAL, status=status)

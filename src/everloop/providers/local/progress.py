@@ -1,4 +1,4 @@
-"""What a pull tells while it runs, and how it is told to stop."""
+"""Progress reports of a pull, and how to stop it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Literal
 
 from ...errors import EverloopError
 
-_PAUSE = 0.1  # seconds between two reports: more often than that nobody sees
+_PAUSE = 0.1  # seconds between two reports: more would not be visible
 
 
 class WeightsError(EverloopError):
-    """A model's file cannot be had, and why."""
+    """A model's file is not available; the message says why."""
 
 
 class Stopped(Exception):
-    """The pull was told to stop; what it has is kept for the next one."""
+    """The pull was stopped; its partial file is kept for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a pull is: bytes of the file that are there, and where they come from."""
+    """The state of a pull: how many bytes of the file are there, and where they come from."""
 
     stage: Literal["wait", "check", "download"]
     done: int
     total: int
     source: str = ""
-    holder: str = ""  # the process that has the download, while we wait for it
+    holder: str = ""  # the process that downloads, while this one waits for it
 
 
 class Watch:
-    """Passes reports on, not too many, and ends the work when it is told to stop."""
+    """Forwards reports at a limited rate, and ends the work when it is told to stop."""
 
     def __init__(self, progress: Callable[[Progress], None] | None = None) -> None:
         self._progress = progress
@@ -44,7 +44,7 @@ class Watch:
         self._stop.set()
 
     def report(self, now: Progress) -> None:
-        """Tell how far it is; a new stage, a new source and the end are always told."""
+        """Report progress. A new stage, a new source and the end are always reported."""
         self.check()
         stage, source, at = self._last
         if (stage, source) == (now.stage, now.source) and now.done < now.total and time.monotonic() - at < _PAUSE:

@@ -1,4 +1,4 @@
-"""The `local` provider: our messages to the engine's requests and back, in the model's own or another shape."""
+"""The `local` provider: converts messages to the engine's requests and its answers back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .weights import Weights, own_file
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
-ANSWER_TOKENS = 1_024  # a small model that has lost its way writes until it is stopped
+ANSWER_TOKENS = 1_024  # a small model that rambles writes until it is stopped
 TEMPERATURE = 0.2
 LONGEST_ANSWER = 2_000_000  # characters
 HONOURED = OPTIONS - {"metadata", "reasoning_effort", "safety_identifier", "service_tier", "verbosity"}
@@ -49,11 +49,11 @@ class Shaping(Protocol):
         ...
 
     def visible(self, text: str) -> str:
-        """What a watcher may see of an answer that has come so far. It only ever grows."""
+        """The part of an unfinished answer that a subscriber may be shown. It only grows."""
         ...
 
     def read(self, answer: dict[str, Any], request: dict[str, Any]) -> LLMResponse | dict[str, Any]:
-        """The answer (`choices`, `usage`, `timings`), or another request to make in its place."""
+        """The answer (`choices`, `usage`, `timings`), or another request to make instead."""
         ...
 
 
@@ -184,7 +184,7 @@ class _Deltas:
 
     def __init__(self, shaping: Shaping, shown: TextCursor) -> None:
         self._text = ""
-        self._visible = 0  # characters of it that a person may see
+        self._visible = 0  # characters of it that may be shown
         self._shaping = shaping
         self._shown = shown
         self._pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
@@ -218,7 +218,7 @@ class _Deltas:
 
 
 def local_provider(config: Config, shaping: Shaping | None = None) -> LocalProvider:
-    """The local model that the settings describe. Nothing is loaded before the first request."""
+    """The local model of the settings. Nothing is loaded before the first request."""
     name = config.model or DEFAULT
     extra: dict[str, Any] = {}
     if config.temperature >= 0:
@@ -237,7 +237,7 @@ def local_provider(config: Config, shaping: Shaping | None = None) -> LocalProvi
 
 
 def _size(name: str) -> int:
-    """Bytes of the model's file, as far as that is known before it is there."""
+    """The size of the model's file in bytes, as far as it is known before the pull."""
     if (card := CATALOGUE.get(name)) is not None:
         return card.size
     try:
@@ -247,7 +247,7 @@ def _size(name: str) -> int:
 
 
 def found_weights(config: Config, name: str) -> Path:
-    """The model's file; an error with the command that gets it where it is not there."""
+    """The model's file. If it is missing, an error names the command that pulls it."""
     weights = Weights.of(config)
     if (path := weights.find(name)) is None:
         raise ProviderError(f"{weights.missing(name)}: `everloop model pull {name}` gets it")
@@ -255,7 +255,7 @@ def found_weights(config: Config, name: str) -> Path:
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its content as text: these models read nothing else."""
+    """A message with its content as text: these models take nothing else."""
     content = message.get("content")
     if not isinstance(content, list):
         return message if content is not None else {**message, "content": ""}
@@ -272,6 +272,6 @@ def _leading_system(messages: Messages) -> int:
 
 
 def _conversation(messages: Messages) -> str:
-    """Tells conversations apart by how they begin, so that each has its turn."""
+    """Identify a conversation by its beginning, so that conversations take turns."""
     first = messages[: _leading_system(messages) + 1]
     return hashlib.sha256(repr(first).encode("utf-8", "replace")).hexdigest()

@@ -1,4 +1,4 @@
-"""Who may use the model next: sessions in turn, however many requests each of them has."""
+"""A fair queue for the model: sessions take turns, however many requests each of them has."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import Counter, OrderedDict, deque
 
 from ..base import ProviderError
 
-_REMEMBERED = 1_000  # sessions whose last turn is known
+_REMEMBERED = 1_000  # sessions whose last turn is remembered
 
 
 class FairQueue:
-    """At most `places` requests at work and `limit` that wait.
+    """Runs at most `places` requests at once and lets `limit` wait.
 
-    The next is of the session that has least at work, and of those the one that waits longest for its turn: one that
-    asks ten times does not keep others from asking once.
+    The next request is of the session with the fewest running requests, and among those of the session whose last turn
+    is longest ago: a session with ten requests does not hold up one with a single request.
     """
 
     def __init__(self, places: int, limit: int) -> None:
@@ -30,7 +30,7 @@ class FairQueue:
         return sum(map(len, self._waiting.values()))
 
     async def enter(self, session: str) -> None:
-        """Wait for a place. Whoever has one gives it back with `leave`."""
+        """Wait for a place. The caller gives it back with `leave`."""
         if self._free:
             self._free -= 1
             self._serve(session)
@@ -48,22 +48,22 @@ class FairQueue:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self.leave(session)  # the place came in the same moment
+                self.leave(session)  # the place was granted at the same moment
             else:
                 self._forget(session, place)
             raise
 
     def leave(self, session: str) -> None:
-        """Give the place back, to whoever is next."""
+        """Give the place back; the next waiting request gets it."""
         self._working[session] -= 1
         if not self._working[session]:
             del self._working[session]
         while self._waiting:
-            # Ties go to the one that began to wait first: a dictionary keeps that order.
+            # Ties go to the request that has waited longest: a dictionary keeps that order.
             chosen = min(self._waiting, key=lambda other: (self._working[other], self._served.get(other, 0)))
             place = self._waiting[chosen][0]
             self._forget(chosen, place)
-            if not place.done():  # or it was cancelled, and whoever waited for it has not heard so yet
+            if not place.done():  # else it was cancelled, and its waiter has not run yet
                 self._serve(chosen)
                 place.set_result(None)
                 return

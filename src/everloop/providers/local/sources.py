@@ -1,4 +1,4 @@
-"""Where a model's file comes from over HTTP: the person's own mirror, then the publisher's hub."""
+"""HTTP sources of a model's file: the user's own mirror, then the publisher's hub."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from .part import CHUNK, Part
 from .progress import Progress, Watch
 
 TIMEOUT = 30.0  # seconds without a byte
-REACH = 10.0  # seconds until there must be a connection, over all addresses of a host
-TRIES = 3  # in a row that brought less than a hundredth of the file
+REACH = 10.0  # seconds to connect, over all addresses of a host
+TRIES = 3  # consecutive attempts that each brought less than 1 % of the file
 PAUSES = (0.2, 1.0, 3.0)
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
-_NUMBER = re.compile(r"[0-9]{1,18}")  # longer ones are no sizes, and Python refuses to read very long ones
+_NUMBER = re.compile(r"[0-9]{1,18}")  # longer ones are no sizes, and Python refuses to parse very long ones
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 
 
 class SourceError(Exception):
-    """This source cannot give the file, and why; the next one may."""
+    """This source cannot provide the file; the message says why. Another one may."""
 
 
 class Cut(Exception):
-    """The connection ended before the file did: worth another try."""
+    """The connection ended before the file did: worth a retry."""
 
 
 class Unreached(Cut):
-    """There is no connection: worth another try only where there was one before."""
+    """No connection: worth a retry only if there was one before."""
 
 
 class Source(Protocol):
-    """Something that can fill a part up to the whole file."""
+    """A source that can complete a partial file."""
 
     @property
     def name(self) -> str: ...
 
     def room(self, card: ModelCard) -> int:
-        """Bytes of disk that it needs for itself."""
+        """Bytes of disk space that it needs for itself."""
         ...
 
     def fetch(self, card: ModelCard, part: Part, watch: Watch) -> None:
-        """Fill the part, from where it ends; SourceError if that cannot be done."""
+        """Complete the partial file from its end. Raises SourceError if it cannot."""
         ...
 
 
 class Web:
-    """A file at an address. A download that was cut goes on where it ended, if the server can do that."""
+    """A file at a URL. An interrupted download is resumed if the server supports ranges."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
@@ -83,12 +83,12 @@ class Web:
                 watch.pause(PAUSES[vain])
 
     def _go_on(self, card: ModelCard, part: Part, watch: Watch) -> None:
-        """One request, from where the part ends."""
+        """One request, from the end of the partial file."""
         with self._ask(part) as response:
             self._check(response, card, part)
             while part.done < card.size:
                 try:
-                    data = response.read1(CHUNK)  # what has come, not waiting for more
+                    data = response.read1(CHUNK)  # what has arrived, without waiting for more
                 except (OSError, HTTPException) as error:
                     raise Cut(f"ended after {part.done} of {card.size} bytes ({_why(error)})") from None
                 if not data:
@@ -98,7 +98,7 @@ class Web:
 
     def _ask(self, part: Part) -> HTTPResponse:
         request = urllib.request.Request(self._url, headers={"User-Agent": f"everloop/{__version__}"})
-        if self._secret:  # not sent along to where a redirect leads
+        if self._secret:  # not sent to the target of a redirect
             request.add_unredirected_header("Authorization", self._secret)
         if part.done:
             request.add_header("Range", f"bytes={part.done}-")
@@ -109,7 +109,7 @@ class Web:
             return response
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416:  # it has no such place: what we have is of something else
+            if error.code == 416:  # range not satisfiable: the partial file is of another version
                 part.cut(0)
             said = f"answers {error.code} {' '.join(str(error.reason).split())[:200]}".rstrip()
             if error.code in _MAY_PASS or error.code == 416:
@@ -121,7 +121,7 @@ class Web:
             raise Cut(f"does not answer properly ({_why(error)})") from None
 
     def _check(self, response: HTTPResponse, card: ModelCard, part: Part) -> None:
-        """Refuse what is not the rest of this file before a byte of it is kept."""
+        """Refuse a response that is not the rest of this file, before any byte of it is kept."""
         start, total = 0, response.headers.get("Content-Length", "")
         if _NUMBER.fullmatch(total) is None:
             total = ""
@@ -137,14 +137,14 @@ class Web:
             raise SourceError(f"answers {response.status}")
         if total != str(card.size):
             raise SourceError(f"has {total or 'an unknown number of'} bytes there, not {card.size}: another file")
-        part.cut(start)  # a server that cannot go on starts again
+        part.cut(start)  # a server without ranges starts from the beginning
         version = response.headers.get("ETag", "")
-        if version and not version.startswith("W/"):  # a weak one says nothing about the bytes
+        if version and not version.startswith("W/"):  # a weak ETag does not identify the bytes
             part.tag(self._url, version)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """To other hosts, as hubs do, but not out of HTTPS and not to other kinds of address."""
+    """Follows redirects to other hosts, as hubs use them, but not out of HTTPS and not to other schemes."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -152,16 +152,16 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         scheme = urllib.parse.urlsplit(newurl).scheme
         if scheme != "https" and (req.type == "https" or scheme != "http"):
             raise SourceError(f"leads away from {req.type} to {scheme}")
-        fp.close()  # what else it says would be read to its end, and need not have one
+        fp.close()  # the rest of its body would be read to the end, and may be endless
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _reach(url: str) -> None:
-    """Give up early on a host that does not answer at all: a firewall that swallows packets costs minutes otherwise."""
+    """Give up early on a host that does not answer: a firewall that drops packets would cost minutes."""
     parts = urllib.parse.urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
-        return  # the proxy is what must be reached
+        return  # only the proxy must be reachable
     end = time.monotonic() + REACH
     try:
         found = socket.getaddrinfo(host, parts.port or parts.scheme, type=socket.SOCK_STREAM)
@@ -180,7 +180,7 @@ def _reach(url: str) -> None:
 
 
 def mirrored(mirror: str, card: ModelCard) -> Web:
-    """The card's file in the folder that the person's own mirror is."""
+    """The card's file on the user's own mirror."""
     try:
         parts = urllib.parse.urlsplit(mirror)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -197,7 +197,7 @@ def hub(card: ModelCard) -> Web:
 
 
 def _without_secret(url: str) -> tuple[str, str]:
-    """The address without the name and password in it, and those as a header."""
+    """The URL without its user name and password, and those as a header."""
     parts = urllib.parse.urlsplit(url)
     if parts.username is None:
         return url, ""

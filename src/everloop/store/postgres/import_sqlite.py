@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...config.dsn import DSN
+from ...config.sources import DSN
 from ...errors import StoreError
+from ..peers import alive
 from ..sqlite.schema import NewerSchema
 from ..sqlite.schema import migrate as migrate_file
-from ..workers import alive
 from .connections import connect, explain
 from .schema import migrate
 

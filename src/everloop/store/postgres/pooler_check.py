@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...config.dsn import DSN
+from ...config.sources import DSN
 from ...errors import StoreError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..claims import INBOX_COLUMNS
 from ..overview import MOST, PATIENCE, Lease, Overview, Unheld, WorkerSeen
+from ..peers import process_of
 from ..tokens import COLUMNS
-from ..workers import process_of
 from .transactions import FRESH, NOW, living
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...config.dsn import DSN
+from ...config.sources import DSN
 from ...errors import StoreError
 
 if TYPE_CHECKING:

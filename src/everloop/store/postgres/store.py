@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ...bus import InboundMessage, Kind, OutboundMessage
-from ...config.dsn import DSN
+from ...config.sources import DSN
 from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
 from .. import claims

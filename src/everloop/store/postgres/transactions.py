@@ -20,8 +20,8 @@ from .. import claims, outbox
 from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
 from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
 from ..outbox import Outbound, encoded
+from ..peers import gone
 from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
-from ..workers import gone
 
 if TYPE_CHECKING:
     from .connections import Connection, Result

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from ...log import Logged
 from ..claims import INBOX_COLUMNS, logged
 from ..overview import MOST, PATIENCE, Lease, Overview, Unheld, WorkerSeen
+from ..peers import alive, process_of
 from ..tokens import COLUMNS
-from ..workers import alive, process_of
 from .transactions import INBOX_ROW
 
 _INBOX = "i." + INBOX_COLUMNS.replace(", ", ", i.").replace("i.data", "CAST(i.data AS BLOB)")

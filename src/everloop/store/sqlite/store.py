@@ -37,9 +37,8 @@ from ..base import (
     Token,
     TurnInfo,
 )
-from ..peers import ANY, EventRelay, NoRelay, Notice
+from ..peers import ANY, EventRelay, NoRelay, Notice, alive
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from ..workers import alive
 from . import commit_mark, queries, writer
 from . import search as searching
 from . import transactions as tx

@@ -15,8 +15,8 @@ from ...log import CallsAsked, Compacted, Entry, decode_entry
 from .. import claims, outbox
 from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
 from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
+from ..peers import alive
 from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
-from ..workers import alive
 
 INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_INBOX = """INSERT INTO inbox (owner, session, message_id, kind, data, at, turn, first_seq, state, opened)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import OrderedDict
-from threading import Lock
 
 from ..base import ToolError
 from ..children import Child, Ended
 from . import extract
 
 MAX_TEXT_BYTES = 4 * 1024 * 1024
-MAX_KEPT = 4
 SECONDS = 30.0
 MEGABYTES = 768
 PYTHON = (sys.executable, "-I")  # isolated from the working folder and the environment
@@ -27,28 +24,6 @@ def document_kind(head: bytes, path: str) -> str | None:
     if head.startswith(b"%PDF-"):
         return "pdf"
     return _OFFICE.get(os.path.splitext(path)[1].lower()) if head.startswith(b"PK\x03\x04") else None
-
-
-class Documents:
-    """Reads documents and caches the last few texts, since a long one is requested page by page."""
-
-    def __init__(self) -> None:
-        self._texts: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
-        self._lock = Lock()  # tools run in threads
-
-    def read(self, child: Child, descriptor: int, info: os.stat_result, kind: str, path: str) -> bytes:
-        """Return the text of an open document as UTF-8."""
-        key = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
-        with self._lock:
-            text = self._texts.get(key)
-        if text is None:
-            text = read_document(child, descriptor, kind, path)
-        with self._lock:
-            self._texts[key] = text
-            self._texts.move_to_end(key)
-            while len(self._texts) > MAX_KEPT:
-                self._texts.popitem(last=False)
-        return text
 
 
 def read_document(child: Child, descriptor: int, kind: str, path: str, outside: bool = False) -> bytes:

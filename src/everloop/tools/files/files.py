@@ -9,8 +9,10 @@ import hashlib
 import io
 import os
 import stat
+from collections import OrderedDict
 from dataclasses import replace as replace_fields
 from itertools import islice
+from threading import Lock
 from typing import Annotated, Any, BinaryIO
 
 from ...sandbox.reach import FOLDER, Opened, Target
@@ -20,7 +22,7 @@ from ..base import Output, Tool, ToolError
 from ..children import Child, beside_child
 from ..context import current_call
 from ..trust import digest_of, mark_written, named
-from .documents import Documents, document_kind
+from .documents import document_kind, read_document
 from .edit import edit_tool
 from .find import find_tools
 from .images import image_kind, read_image
@@ -45,12 +47,35 @@ MAX_LINES = 2_000
 MAX_OUTPUT = 60_000  # characters of one read
 MAX_LINE = 2_000
 MAX_ENTRIES = 1_000
+MAX_KEPT = 4  # texts of documents
 
 
 def file_tools() -> list[Tool]:
     """Return all file tools. They share the record of the files a session has seen."""
     seen = Seen()
     return [_read_tool(seen, Documents()), _write_tool(seen), edit_tool(seen), list_dir, *find_tools()]
+
+
+class Documents:
+    """Reads documents and caches the last few texts, since a long one is requested page by page."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[tuple[int, ...], bytes] = OrderedDict()
+        self._lock = Lock()  # tools run in threads
+
+    def read(self, child: Child, descriptor: int, info: os.stat_result, kind: str, path: str) -> bytes:
+        """Return the text of an open document as UTF-8."""
+        key = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+        with self._lock:
+            text = self._texts.get(key)
+        if text is None:
+            text = read_document(child, descriptor, kind, path)
+        with self._lock:
+            self._texts[key] = text
+            self._texts.move_to_end(key)
+            while len(self._texts) > MAX_KEPT:
+                self._texts.popitem(last=False)
+        return text
 
 
 def _read_tool(seen: Seen, documents: Documents) -> Tool:

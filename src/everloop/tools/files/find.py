@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from ...sandbox.paths import normalized, within
-from ...sandbox.reach import READ, Opened, OutOfReach, Reach
+from ...sandbox.reach import READ, Opened, OutOfReach, Reach, normalized, within
 from ...text import clean
 from ..base import Output, Tool, ToolError
 from ..children import Child, Ended, beside_child

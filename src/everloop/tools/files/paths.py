@@ -17,8 +17,7 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
-from ...sandbox.paths import normalized, within
-from ...sandbox.reach import FOLDER, OutOfReach, Reach, Target
+from ...sandbox.reach import FOLDER, OutOfReach, Reach, Target, normalized, within
 from ...text import clean
 from ..base import FunctionTool, Output, Plan, Replay, ToolError
 from ..context import current_call

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ...config import Decision, Rule, Taint
 from ...messages import Message
-from ...sandbox.paths import within, within_any
+from ...sandbox.reach import within, within_any
 from ...text import cut_inline, visible
 from ..base import Plan, ToolError
 from ..context import CallContext

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from ...sandbox.confinement import STEERING
+from ...sandbox.reach import STEERING
 
 _AGENT = "it instructs the agent"
 _GIT = "your git reads it"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...text import clean
 from ...threads import in_thread
-from ..outputs import output_place
+from ..registry import output_place
 
 _WRITE_AT = 256 * 1024  # bytes that are buffered for one write
 _PROGRESS_SECONDS = 0.25

@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...sandbox import repositories
-from ...sandbox.confinement import STEERING
 from ...sandbox.folders import ASIDE, FolderTree, Part, aside_name, move_aside, opened_folder, put_back, read_part
-from ...sandbox.paths import within
+from ...sandbox.reach import STEERING, within
 from ..files.paths import written_by_tools
 from ..policy.steering import is_generated, leads_to_steering, planted_by_command
 

@@ -1,7 +1,7 @@
 """Makes small models useful: a short prompt with worked examples, few tools, and answers held to a grammar.
 
 A model of one billion parameters or so loses its way in long prompts and many tools, but copies examples well. So it is
-asked in another way than larger ones, and what it answers is read back into the shapes that everybody else knows.
+asked in another way than larger ones, and its answers are converted back into the usual format.
 The prompt begins with what never changes, then has the conversation, then the examples nearest to the request.
 """
 

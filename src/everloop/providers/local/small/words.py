@@ -67,7 +67,7 @@ def names_key(request: str, line: str) -> bool:
 
 
 def kept(request: str, line: str) -> str:
-    """What a line in the place of another begins with too: its key, or a first word that nobody spoke of."""
+    """What a line keeps when it replaces another: its key, or a first word that the request does not mention."""
     if key := key_of(line):
         return key
     indent = line[: len(line) - len(line.lstrip())]

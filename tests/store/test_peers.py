@@ -9,7 +9,7 @@ import sys
 
 from everloop.log import ModelAnswered, UserSaid
 from everloop.store.base import Busy, Store, Timer
-from everloop.store.workers import retire
+from everloop.store.peers import retire
 
 from .steps import begun, finish, log_of, message
 
@@ -58,7 +58,7 @@ async def test_workers_are_known_while_they_live(store, me, other):
 
 
 async def test_a_worker_of_a_process_that_ended_is_dead(store, me):
-    code = "from everloop.store.workers import new_worker; print(new_worker())"
+    code = "from everloop.store.peers import new_worker; print(new_worker())"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True

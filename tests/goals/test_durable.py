@@ -15,6 +15,7 @@ from everloop.goals.phases import worked
 from everloop.goals.templates import InputError
 from everloop.log import CallEnded, Entry, Logged, ModelAnswered, TurnEnded, UserSaid
 from everloop.providers.base import LLMResponse
+from everloop.replay import replay
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import tool
@@ -149,6 +150,19 @@ async def test_a_run_is_in_the_activity_log(folder, tmp_path):
     assert [one.entry for one in await opened.read_log(info.id)] == list(output.log)
     assert [turn.reason for turn in await opened.turns("me")] == ["answer", "answer"]
     await opened.close()
+
+
+async def test_every_turn_of_a_run_can_be_replayed_also_one_with_an_empty_answer(folder):
+    provider = ScriptedProvider([call("list_dir", path="."), "ok", "", call("list_dir", path="."), "done", "done"])
+    output = await (await executor(folder, provider, tools=["list_dir"])).run({})
+    assert output.terminate_reason == "goal"
+    turns: list[list[Entry]] = [[]]
+    for entry in output.log:
+        turns[-1].append(entry)
+        turns += [[]] if isinstance(entry, TurnEnded) else []
+    ends = [turn[-1] for turn in turns[:-1]]
+    assert [end.reason for end in ends if isinstance(end, TurnEnded)] == ["answer", "empty", "answer"]
+    assert [(await replay(turn)).difference for turn in turns[:-1]] == [None] * 3
 
 
 async def test_a_budget_of_one_token_stops_a_run_before_the_model_is_asked(folder):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+from ..bus import EXECUTOR
 from ..config import Config, Price
 from ..errors import BudgetReached
 from ..store.base import Claim, Spent, Store
@@ -44,10 +45,12 @@ class Budgets:
             if dearest and not self.price(model):
                 raise BudgetReached(NO_PRICE.format(model))
             if most and used + tokens > most:
-                raise BudgetReached(_words(name, f"{most:,} tokens", used and f"{used:,} are", f"about {tokens:,}"))
+                shown = f"{used:,} are" if used else ""
+                raise BudgetReached(_words(name, f"{most:,} tokens", shown, f"about {tokens:,}", _is_run(claim)))
             needed = self.cost(model, {"prompt_tokens": tokens})
             if dearest and cost + needed > dearest:
-                raise BudgetReached(_words(name, f"{dearest:g}", cost and f"{cost:.4f} is", f"about {needed:.4f}"))
+                shown = f"{cost:.4f} is" if cost else ""
+                raise BudgetReached(_words(name, f"{dearest:g}", shown, f"about {needed:.4f}", _is_run(claim)))
 
     def spend(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
         """Note what an answer has cost; it is written with the turn's next entries. `estimate` counts where the
@@ -104,7 +107,11 @@ NO_PRICE = (
 )
 
 
-def _words(name: str, limit: str, used: str | float, needed: str) -> str:
+def _is_run(claim: Claim) -> bool:
+    return claim.message.channel == EXECUTOR
+
+
+def _words(name: str, limit: str, used: str, needed: str, is_run: bool) -> str:
     if name == "sub":
         used = f"{used} used, and " if used else ""
         return f"I stopped: the {limit} that I was given are not enough ({used}{needed} more would be needed)."
@@ -113,8 +120,9 @@ def _words(name: str, limit: str, used: str | float, needed: str) -> str:
             f"I stopped before asking the model: one request takes {needed}, and the budget under [budget] in the "
             f"settings is {limit}. Raise it, or take it out."
         )
-    whose = {"turn": "this turn, with its sub-agents,", "day": "today"}[name]
-    then = {"turn": "Say “go on” to begin a new one", "day": "It is renewed at midnight UTC"}[name]
+    whose = {"turn": f"this {'run' if is_run else 'turn'}, with its sub-agents,", "day": "today"}[name]
+    again = "Another run has a new one" if is_run else "Say “go on” to begin a new one"
+    then = {"turn": again, "day": "It is renewed at midnight UTC"}[name]
     return (
         f"I stopped before asking the model: the budget of {limit} for {whose} is used up ({used} used, and {needed} "
         f"more would be needed). The work so far is kept. {then}; the settings under [budget] say how much there is."

@@ -1,7 +1,7 @@
 """One side of one measurement, in a process of its own: `driver.py raw|everloop SCENARIO BASE_URL [N] [SIZE]`.
 
 `raw` is the lower bound: a hand-written loop on aiohttp with no framework, no validation and no disk. `everloop` is a
-durable turn, every step fsynced. Prints one JSON line.
+durable turn. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class Raw:
 class Everloop:
     """The same turn, durable."""
 
+    read_only = True  # what the calls are: they change nothing
+
     def __init__(self, base_url: str, model: str) -> None:
         from everloop import AgentLoop, Config, MessageBus, tool
         from everloop.providers.openai import OpenAIProvider
@@ -97,7 +99,7 @@ class Everloop:
         self.agent = AgentLoop(MessageBus(), provider, self.folder.name, config=config, store=store)
         for name in list(self.agent.tools.names):
             self.agent.tools.unregister(name)
-        self.agent.tools.register(tool(echo))
+        self.agent.tools.register(tool(read_only=self.read_only)(echo))
 
     async def turn(self, session: str, text: str) -> str:
         return await self.agent.process_direct(text, session_key=session)
@@ -125,6 +127,12 @@ class Everloop:
         self.folder.cleanup()
 
 
+class Effects(Everloop):
+    """Its calls have effects, so each answer with one is flushed to the disk."""
+
+    read_only = False
+
+
 class Bytes(Raw):
     """Only sends, four times a turn, a body encoded beforehand. What is left is the cost of the bytes."""
 
@@ -142,8 +150,8 @@ class Bytes(Raw):
         return str(answer)
 
 
-Side = Raw | Everloop | Bytes
-SIDES: dict[str, type[Side]] = {"raw": Raw, "everloop": Everloop, "bytes": Bytes}
+Side = Raw | Everloop | Effects | Bytes
+SIDES: dict[str, type[Side]] = {"raw": Raw, "everloop": Everloop, "effects": Effects, "bytes": Bytes}
 
 
 def fixed_work() -> float:

@@ -50,7 +50,7 @@ install_pinned() {
     [ ! -e .venv/.failed ] || fail "the packages could not be installed; see pip's message above (is the network there?)"
 }
 
-sh "$(dirname "$0")/system.sh"
+sh "$(dirname "$0")/system.sh" "${1:-}"
 if [ "${1:-}" = dev ]; then
     install_pinned requirements-dev.lock
     sh scripts/node.sh

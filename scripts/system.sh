@@ -1,11 +1,13 @@
 #!/bin/sh
 # The system's programs that Everloop uses: bubblewrap (the sandbox of commands) and ripgrep (search in files).
+# With the argument "dev" also strace, with which tests watch what is flushed to the disk.
 # Installs what is missing where it may (apt, as root or by sudo without a password); otherwise it says what to install.
 set -eu
 
 missing=
 command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
 command -v rg >/dev/null 2>&1 || missing="$missing ripgrep"
+[ "${1:-}" != dev ] || command -v strace >/dev/null 2>&1 || missing="$missing strace"
 [ -n "$missing" ] || exit 0
 
 ask() {

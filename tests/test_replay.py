@@ -205,7 +205,7 @@ async def test_a_call_that_a_crash_cut_off_is_the_same_again():
     written: list[Entry] = []
 
     class Memory:
-        def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
+        def append(self, entries: Sequence[Entry], flush: bool = True) -> asyncio.Future[None]:
             written.extend(entries)
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)

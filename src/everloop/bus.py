@@ -15,7 +15,8 @@ from .log import Content, Request, UserSaid
 from .text import clean
 
 INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
-PULLED = frozenset({"api"})  # channels whose clients fetch their answers: nothing can be sent there
+EXECUTOR = "executor"  # the channel of runs of `AgentExecutor`
+PULLED = frozenset({"api", EXECUTOR})  # channels whose clients fetch their answers: nothing can be sent there
 # A command waits for its place in the session; an urgent one does not. A "reply" is stored as an urgent one while a
 # question is open in its session, which it answers, and as a message otherwise.
 Kind = Literal["message", "command", "urgent", "reply"]
@@ -23,8 +24,9 @@ _MAY_NAME_A_SKILL = re.compile(r"\$[a-z0-9]")
 
 
 class SubagentTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
-    """The task of a sub-agent, on each of the messages that it is given."""
+    """The task of a sub-agent or of an executor's run, on each of the messages that it is given."""
 
+    id: str = ""  # of the agent; "" where it is the chat id
     label: str = ""
     origin: str = "cli:direct"  # the chat that the report belongs to
     parent: str = ""  # the session that started it
@@ -32,7 +34,8 @@ class SubagentTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     depth: int = 1
     caps: dict[str, int] = {}  # tokens that it and the sub-agents above it may use, by their ids
     rounds: int | None = None
-    ends_at: float | None = None
+    seconds: float | None = None  # that it may be at work; while no process runs it, none pass
+    ends_at: float | None = None  # when its time is up, in tasks of an earlier version
     latest: float | None = None  # when the agent that started it has to end: no phase may go on for longer
     attended: bool = True  # a person is in the chat; a sub-agent itself asks nothing
     report: bool = True  # its result comes to the chat as a message
@@ -119,8 +122,10 @@ class InboundMessage:
     def plain(self) -> bool:
         """Whether its text is all there is to it: nothing attached, no skill named that would have to be read
         first. What comes from inside the system loads nothing."""
-        if self.request is not None and self.request.tools:
+        if self.request is not None and (self.request.tools or self.request.model_only):
             return True
+        if self.task is not None and self.task.definition is not None:  # initial messages, or a program's own step
+            return False
         return not self.media and (
             "$" not in self.content or self.channel in INSIDE or not _MAY_NAME_A_SKILL.search(self.content)
         )

@@ -119,6 +119,10 @@ class Toolbox(Protocol):
         """Whether a call of this tool that was cut off may simply be run again."""
         ...
 
+    def read_only(self, name: str) -> bool:
+        """Whether a call of this tool changes nothing anywhere."""
+        ...
+
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> ToolResult:
         """Run one call. A failure is a result; only cancellation is raised."""
         ...
@@ -127,8 +131,9 @@ class Toolbox(Protocol):
 class Log(Protocol):
     """The session's log, under this worker's lease."""
 
-    def append(self, entries: Sequence[Entry]) -> Written[None]:
-        """Write the entries in one transaction; done when they are on disk. A `TurnEnded` closes the turn."""
+    def append(self, entries: Sequence[Entry], flush: bool = True) -> Written[None]:
+        """Write the entries in one transaction; done when they are written, so that a killed process loses nothing, and
+        with `flush` when they are on disk. A `TurnEnded` closes the turn and is always flushed."""
         ...
 
     def park(self, entries: Sequence[Entry], question: str) -> Written[None]:
@@ -209,24 +214,28 @@ class Turn:
         self.asked_at, self.first_at = time.monotonic(), 0.0
 
     def timed(self, answered: ModelAnswered) -> ModelAnswered:
-        """The answer that has just come, or what there is of it, with how long it took."""
+        """The answer that has just come, or what there is of it, with how long it took and whether the model was shown
+        text from outside that is in no entry: the log must say so when the tools are gone."""
         seconds = round(time.monotonic() - self.asked_at, 4)
         first = round(self.first_at - self.asked_at, 4) if self.first_at else 0.0
         # What came in one piece at the end was not streamed.
-        return replace(answered, seconds=seconds, first_token=first if seconds - first > 0.001 else 0.0)
+        first = first if seconds - first > 0.001 else 0.0
+        outside = self.conversation.described_outside
+        return replace(answered, seconds=seconds, first_token=first, untrusted=outside)
 
     def steered(self) -> Sequence[UserSaid]:
         return self._log.steered()
 
-    async def append(self, *further: Entry) -> None:
-        """Put the outcome, and what follows from it, on disk.
+    async def append(self, *further: Entry, flush: bool = True) -> None:
+        """Write the outcome, and what follows from it.
 
-        A write that is under way is waited for even when the turn is being stopped: what is on disk and what the
-        turn knows must never differ.
+        Without `flush` a power loss may undo it: that is for steps that can be repeated without harm. A write that is
+        under way is waited for even when the turn is being stopped: what is written and what the turn knows must never
+        differ.
         """
         entries, self.outcome = [*self.outcome, *further], []
         if entries:
-            await self._written(self._log.append(entries), entries)
+            await self._written(self._log.append(entries, flush), entries)
 
     async def park(self, question: str) -> None:
         """Put the outcome on disk and let go of the turn until the question is answered."""
@@ -297,12 +306,12 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
             raise asyncio.CancelledError
         action = _decide(turn, limits)
         if turn.leaves and isinstance(action, CallModel | RunTools):
-            await turn.append()
+            await turn.append(flush=False)
             return Left()
         # The choice is pure, so the outcome of one step and the intent of the next are one write.
         match action:
             case CallModel():
-                await turn.append()
+                await turn.append(flush=False)  # results: after a power loss their calls are run again, or reported
                 if window is not None:
                     await window.fit(turn)
                 if (failed := await _call_model(turn, model, limits, window)) is not None:
@@ -400,7 +409,9 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
 async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> None:
     """Run the calls side by side. Each result goes to disk as it comes; the last one with what follows from it."""
     unsafe = tuple(call.id for call in calls if not toolbox.replay_safe(call.name))
-    await turn.append(*([CallsBegun(unsafe)] if unsafe else []))
+    # A call that is repeated by its id needs the flush too: the model, asked again, would give it another id.
+    flush = not all(toolbox.read_only(call.name) for call in calls)
+    await turn.append(*([CallsBegun(unsafe)] if unsafe else []), flush=flush)
     if len(calls) == 1:
         ended = await _run_call(turn, toolbox, calls[0])
         turn.outcome.append(ended)
@@ -413,7 +424,7 @@ async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> Non
         turn.outcome.append(ended)  # the list of now: another call's write has taken the one of before
         running -= 1
         if running:
-            await turn.append()
+            await turn.append(flush=False)
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -44,6 +44,15 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
+class ResponseFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request of OpenAI's Responses API is shown with when its answer is read again."""
+
+    previous: str = ""  # the response that it continues
+    background: bool = False
+    names: dict[str, str] = {}  # the client's, of tools that the model knows by another name
+    custom: tuple[str, ...] = ()  # tools that take a text instead of arguments
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an API client sent along with what was said: its side of the conversation, its tools, its wishes."""
 
@@ -55,6 +64,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, str] = {}  # the client's own notes
     kept: bool = False  # the session goes on after it; otherwise the request is all there is
     answer_only: bool = False  # no tool may be called, so none is offered
+    model_only: bool = False  # the agent takes no part: neither its prompt nor its tools are used
+    response: ResponseFacts | None = None  # it came by the Responses API, which keeps it
     via: str = ""  # the worker that has the client's connection, where another one runs the turn
 
     @property
@@ -73,6 +84,7 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     loaded: str = ""  # skills that it names, read when it came: no word of the person
     request: Request | None = None  # it came by the API; with no words of its own, results of the client's tools did
     own_files: bool = False  # it is untrusted only because of files that the agent did not write
+    before: tuple[Message, ...] = ()  # messages of an agent's definition that stand before it
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
@@ -84,10 +96,16 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     model: str = ""
     seconds: float = 0.0  # that the model took, with every try
     first_token: float = 0.0  # seconds until the first piece of it, where it came in pieces and somebody watched
+    untrusted: bool = False  # the model was shown tools whose descriptions came from outside
 
     @property
     def empty(self) -> bool:
         return not self.calls and not (self.content or "").strip()
+
+    @property
+    def own_files(self) -> bool:
+        """Whether it is untrusted only because of files that the agent did not write: never."""
+        return False
 
 
 class CallsBegun(msgspec.Struct, frozen=True, tag="begun"):
@@ -188,6 +206,8 @@ Entry = (
     | Compacted
 )
 
+SAYS_ORIGIN = UserSaid | ModelAnswered | CallEnded  # entries that say whether text from outside came with them
+
 
 class Logged(msgspec.Struct, frozen=True):
     """An entry with its place in the log."""
@@ -248,7 +268,7 @@ class Transcript:
     def _read(self, entry: Entry) -> list[Message]:
         match entry:
             case UserSaid():
-                before = entry.request.before if entry.request is not None else ()
+                before = entry.request.before if entry.request is not None else entry.before
                 said = [{"role": "user", "content": _whole(entry)}] if entry.content or not before else []
                 return [*before, *said]
             case ModelAnswered():
@@ -304,7 +324,7 @@ def _away(ended: TurnEnded) -> bool:
 def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
     """Add what an entry completes to a conversation, with what is to be known of it."""
     messages = transcript.add(entry)
-    if isinstance(entry, CallEnded | UserSaid) and entry.untrusted:
+    if isinstance(entry, SAYS_ORIGIN) and entry.untrusted:
         conversation.untrusted = True
         conversation.outside |= not entry.own_files
     if isinstance(entry, UserSaid) and (entry.inside or entry.loaded):

@@ -47,6 +47,7 @@ class Conversation(list[Message]):
         self._size = 0
         self.untrusted = False  # whether something in it came from outside, or from files of unknown origin
         self.outside = False  # whether something came from beyond the person's own files
+        self.described_outside = False  # whether the last request offered tools that text from outside describes
         self.blind = blind
         self.summary: Message | None = None  # of what stood before
         # Of user's messages that are no person's word, or not all of them: what a person said, by their place.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import msgspec
 
@@ -112,6 +113,10 @@ def _limits(recorded: Sequence[Entry]) -> Limits:
     """The limits are not in the log: the rounds are as many as it took, and one more if they were not the end."""
     rounds = sum(isinstance(entry, ModelAnswered) for entry in recorded)
     last = recorded[-1]
+    if isinstance(last, TurnEnded) and last.reason == "empty":
+        answers = [entry for entry in recorded if isinstance(entry, ModelAnswered)]
+        empty = len(list(takewhile(lambda answer: answer.empty, reversed(answers))))
+        return Limits(rounds=max(rounds + 1, DEFAULT_LIMITS.rounds), empty_answers=max(empty, 1))
     if isinstance(last, TurnEnded) and last.reason == "max_rounds":
         request = recorded[0].request if isinstance(recorded[0], UserSaid) else None
         return Limits(rounds=rounds, kept=request is None or request.kept)
@@ -177,6 +182,7 @@ class _Tape:
         if not isinstance(entry, ModelAnswered):
             raise _Apart("the engine asks the model here")
         self.at += 1
+        conversation.described_outside = entry.untrusted
         calls = [ToolCallRequest(call.id, call.name, call.arguments, call.error) for call in entry.calls]
         return LLMResponse(entry.content, calls, entry.finish_reason, entry.usage, entry.reasoning, entry.model)
 
@@ -214,6 +220,9 @@ class _Tape:
     def replay_safe(self, name: str) -> bool:
         return True  # no intents: a replay cannot be cut off
 
+    def read_only(self, name: str) -> bool:
+        return True
+
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> _Result:
         entry = self.next
         assert isinstance(entry, CallEnded)
@@ -234,7 +243,7 @@ class _Tape:
     def park(self, entries: Sequence[Entry], question: str) -> Written[None]:
         return self.append(entries)
 
-    def append(self, entries: Sequence[Entry]) -> Written[None]:
+    def append(self, entries: Sequence[Entry], flush: bool = True) -> Written[None]:
         self.written += entries
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)

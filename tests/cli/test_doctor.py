@@ -8,22 +8,25 @@ import json
 import os
 import socket
 import sqlite3
+from asyncio.subprocess import PIPE
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everloop.bus import InboundMessage
+from everloop.bus import InboundMessage, OutboundMessage
 from everloop.cli.doctor import work_in
 from everloop.providers.local.catalogue import CATALOGUE, DEFAULT
+from everloop.sandbox.confinement import Confinement
+from everloop.sandbox.launch import choose_backend, prepare
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.workers import new_worker, retire
 from everloop.testing.openai_server import FakeOpenAI
 
 from ..providers.local.servers import CARD
 from ..providers.local.test_engine_memory import FACTS, gguf
-from ..support.commands import Done, environment, everloop, finished, start
+from ..support.commands import COMMAND, Done, environment, everloop, finished, start
 from ..test_docs import DOCS
 
 SECRET = "canary-77d0b3"
@@ -327,3 +330,50 @@ async def test_one_json_object_is_all_that_is_printed():
     done = await doctor(**ENDPOINT, EVERLOOP_BASE_URL="http://127.0.0.1:9/v1")
     assert json.loads(done.out)["ok"] is False
     assert done.err == ""
+
+
+# ------------------------------------------------------------------------------------------------ limits of commands
+
+
+@pytest.mark.parametrize(
+    ("controllers", "said"),
+    [
+        ("cpu memory pids", "memory_mb is enforced by the kernel for a command as a whole (control group)"),
+        ("", "memory_mb is enforced by summing up a command's processes several times a second (no cgroup v2 here)"),
+    ],
+)
+async def test_it_says_how_the_memory_limit_of_commands_is_enforced_here(tmp_path, controllers, said):
+    mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
+    point = next(mount[1] for mount in mounts if mount[2] == "cgroup2")
+    (tmp_path / "cgroup.subtree_control").write_text(controllers)
+    machine = ["bwrap", "--dev-bind", "/", "/", "--tmpfs", "/sys/fs/cgroup", "--bind", str(tmp_path), point]
+    process = await asyncio.create_subprocess_exec(
+        *machine, *COMMAND, "doctor", "--json", env=environment(), stdout=PIPE, stderr=PIPE, stdin=PIPE
+    )
+    assert said in checks(await finished(process))["sandbox"]["found"]
+
+
+async def test_what_it_says_of_the_memory_limit_is_what_happens_to_a_command(tmp_path):
+    backend = await asyncio.to_thread(choose_backend, "auto")
+    world = Confinement(str(tmp_path))
+    launch = await asyncio.to_thread(prepare, backend, world, str(tmp_path), "true", outer={"PATH": os.defpath})
+    summed = launch.memory is not None
+    await asyncio.to_thread(launch.close)
+    await asyncio.to_thread(launch.clean_up)
+    assert ("summing up" in checks(await doctor())["sandbox"]["found"]) is summed
+
+
+# ------------------------------------------------------------------------------------------------ damaged rows
+
+
+@pytest.mark.parametrize(("table", "fate"), [("inbox", "answered"), ("outbox", "sent")])
+async def test_a_row_that_was_set_aside_is_a_problem_until_it_is_repaired(tmp_path, table, fate):
+    store = SQLiteStore(tmp_path / "store.db")
+    row = await store.accept(InboundMessage("cli", "user", "direct", "hi").addressed())
+    await store.answer(row, [OutboundMessage("cli", "direct", "hello")])
+    damaged = "UPDATE inbox SET damaged = 'torn'" if table == "inbox" else "UPDATE outbox SET damaged = 'torn'"
+    await store.writer.submit(lambda db: db.execute(damaged).rowcount)
+    await store.close()
+    found = checks(await doctor(EVERLOOP_STORE=str(tmp_path / "store.db")))[table]
+    assert (found["ok"], found["found"]) == (False, f"1 row cannot be decoded and will not be {fate}")
+    assert f"FROM {table} WHERE damaged IS NOT NULL" in found["fix"]

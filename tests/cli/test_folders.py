@@ -236,32 +236,130 @@ async def test_a_copy_of_a_folder_begins_without_sessions(server, tmp_path):
     assert [seen.messages for seen in server.requests] == [2, 2, 4]
 
 
-async def test_a_folder_that_only_looks_like_a_lost_one_adopts_nothing_unasked(server, tmp_path):
-    old, new = tmp_path / "here" / "garden", tmp_path / "there" / "garden"
+def gone_and_back(tmp_path: Path, how: str) -> tuple[Path, Path]:
+    """A folder to have sessions in, and where `bring_back` brings it back as another one on disk."""
+    old = tmp_path / "here" / "garden"
     old.mkdir(parents=True)
-    await run_in(old, server)
-    shutil.copytree(old, new)
+    return old, old if how == "made anew" else tmp_path / "there" / "garden"
+
+
+def bring_back(old: Path, new: Path) -> None:
+    """As a restored backup or a move to another file system does it."""
+    kept = old.with_name("kept")
+    shutil.copytree(old, kept)
     shutil.rmtree(old)
+    shutil.copytree(kept, new)
+
+
+HOW = pytest.mark.parametrize("how", ["moved to another disk", "made anew"])
+
+
+@HOW
+async def test_a_folder_that_only_looks_like_a_lost_one_adopts_nothing_unasked(server, tmp_path, how):
+    old, new = gone_and_back(tmp_path, how)
+    await run_in(old, server)
+    bring_back(old, new)
+    listed = await everloop("sessions", "--workspace", str(new))
+    assert "my:work" not in listed.out
     said = await run_in(new, server)
-    assert f"the sessions of {old}, which is gone, are kept and not used" in said
+    command = f"everloop sessions --adopt {old} --workspace {new}"
+    for line in (listed.err.splitlines()[0] + "\n", said):
+        assert line.startswith(f"everloop: {new} begins without sessions; those of ")
+        assert line.endswith(f"are kept: `{command}` continues them here\n")
     assert server.requests[-1].messages == 2
+    assert await run_in(new, server) == ""  # it has sessions of its own now
+    assert server.requests[-1].messages == 4
 
 
-@pytest.mark.parametrize(("key", "messages"), [("y\r", 4), ("\r", 2)])
-async def test_a_person_is_asked_whether_a_folder_is_the_one_that_is_gone(server, tmp_path, key, messages):
-    old, new = tmp_path / "here" / "garden", tmp_path / "there" / "garden"
-    old.mkdir(parents=True)
+@HOW
+async def test_the_line_says_how_to_continue_the_sessions_and_how_to_go_back(server, tmp_path, how):
+    old, new = gone_and_back(tmp_path, how)
+    await run_in(old, server, "before", "my:before")
+    bring_back(old, new)
+    await run_in(new, server, "since", "my:since")  # without a person: in a store of its own
+    for session, other in (("my:before", "my:since"), ("my:since", "my:before")):
+        done = await everloop("sessions", "--adopt", str(old), "--workspace", str(new))
+        assert (done.status, done.err) == (0, "")
+        assert session in done.out
+        assert other not in done.out
+        assert await run_in(new, server, "again", session) == ""
+    assert [seen.messages for seen in server.requests] == [2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("command", [["run", "hi"], ["cron", "add", "hi", "--every", "1h"], ["token", "add", "ada"]])
+async def test_a_command_that_writes_first_adopts_nothing_and_says_so(server, tmp_path, command):
+    old, new = gone_and_back(tmp_path, "made anew")
     await run_in(old, server)
-    shutil.copytree(old, new)
-    shutil.rmtree(old)
+    bring_back(old, new)
+    server.reply("hello")
+    done = await everloop(*command, "--workspace", str(new), server=server)
+    assert done.status == 0
+    assert f"everloop sessions --adopt {old} --workspace {new}" in done.err
+    assert "my:work" not in (await everloop("sessions", "--workspace", str(new))).out
+
+
+async def test_sessions_of_a_folder_that_is_still_there_are_not_adopted(server, tmp_path):
+    (tmp_path / "old").mkdir()
+    await run_in(tmp_path / "old", server)
+    subprocess.run(["cp", "-a", str(tmp_path / "old"), str(tmp_path / "copy")], check=True)
+    for folder, said in (("old", "is still there"), ("nowhere", "there are no sessions of")):
+        done = await everloop("sessions", "--adopt", f"{tmp_path}/{folder}", "--workspace", f"{tmp_path}/copy")
+        assert (done.status, done.out) == (2, "")
+        assert said in done.err
+        assert done.err.count("\n") == 1
+    await run_in(tmp_path / "old", server)
+    assert server.requests[-1].messages == 4
+
+
+@HOW
+@pytest.mark.parametrize(("key", "messages"), [("y\r", 4), ("\r", 2)])
+async def test_a_person_is_asked_whether_a_folder_is_the_one_that_is_gone(server, tmp_path, how, key, messages):
+    old, new = gone_and_back(tmp_path, how)
+    await run_in(old, server)
+    bring_back(old, new)
     async with terminal(str(new), "--session", "my:work", server=server) as screen:
         await screen.sees("do they continue here? [y/N]")
+        assert f"{old} had s" in screen.text.replace("\r\n", "")
         screen.type(key)
         await screen.sees(PROMPT)
         screen.type("\x04")
         await screen.ends()
-    await run_in(new, server)
+    assert await run_in(new, server) == ""
     assert server.requests[-1].messages == messages
+
+
+async def test_another_folder_at_the_path_of_a_trusted_one_is_not_trusted(server, cloned):
+    async with terminal(str(cloned), server=server) as screen:
+        await screen.sees(QUESTION)
+        screen.type("y\r")
+        await screen.sees(PROMPT)
+        screen.type("\x04")
+        await screen.ends()
+    moved = cloned.with_name("moved")
+    cloned.rename(moved)
+    server.reply("hello")
+    assert (await everloop("run", "hi", "--workspace", str(moved), server=server)).err == ""
+    assert CANARY in sent(server)  # it is the same folder
+    shutil.copytree(moved, cloned)
+    server.requests.clear()
+    server.reply("hello")
+    done = await everloop("run", "hi", "--workspace", str(cloned), server=server)
+    assert "AGENTS.md, SOUL.md" in done.err
+    assert CANARY not in sent(server)
+    async with terminal(str(cloned), server=server) as screen:
+        await screen.sees(QUESTION)
+
+
+async def test_a_program_adopts_nothing_of_another_folder_at_the_same_path(tmp_path, caplog):
+    folder = tmp_path / "w"
+    for replies in ("first", "second"):
+        folder.mkdir()
+        provider = ScriptedProvider([replies])
+        async with AgentLoop(MessageBus(), provider, folder) as agent:
+            await agent.process_direct("hi")
+        assert len(provider.requests[0].messages) == 2
+        shutil.rmtree(folder)
+    assert f"everloop sessions --adopt {folder} --workspace {folder}" in caplog.text
 
 
 async def test_a_store_from_before_there_were_records_is_still_found(tmp_path):

@@ -78,6 +78,14 @@ async def test_rights_are_given_by_a_flag_and_listed():
     assert (await token("create", "another", "--admin")).status == 0
 
 
+async def test_whose_tools_are_used_is_given_by_a_flag_and_listed():
+    for name, flags in {"plain": (), "editor": ("--agent", "client"), "desk": ("--agent", "own")}.items():
+        await added(name, *flags)
+    assert [json.loads(line)["agent"] for line in (await token("list", "--json")).lines] == ["", "client", "own"]
+    assert [line.split()[3] for line in (await token("list")).lines] == ["agent", "-", "client", "own"]
+    is_one_error(await token("add", "wrong", "--agent", "both"))
+
+
 async def test_with_the_first_token_it_is_said_that_everyone_needs_one_now():
     said = [(await token("add", name)).err for name in ("anna", "berta")]
     assert ["every request needs a token" in err for err in said] == [True, False]

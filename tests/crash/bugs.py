@@ -62,10 +62,10 @@ def _settle_early() -> None:
     """Whoever waits for a write is told before it is on disk."""
     finish: Callable[..., None] = writer.Writer._finish
 
-    def early(self: writer.Writer, connection: sqlite3.Connection, done: Any, mark: Any) -> None:
-        jobs.settle(done)
+    def early(self: writer.Writer, writing: Any, batch: Any, flush: bool) -> None:
+        jobs.settle(batch)
         time.sleep(0.1)
-        finish(self, connection, done, mark)
+        finish(self, writing, batch, flush)
 
     settle: Callable[..., None] = jobs.Job.settle
     writer.Writer._finish = early  # type: ignore[method-assign]

@@ -27,8 +27,8 @@ def _late_report() -> None:
     late: dict[tuple[str, str], list[InboundMessage]] = {}
     tasks: set[asyncio.Task[None]] = set()
 
-    def without(self: Any, claim: Any) -> Any:
-        made = turn_spec(self, claim)
+    async def without(self: Any, claim: Any) -> Any:
+        made = await turn_spec(self, claim)
         if made is None:
             return None
 

@@ -110,12 +110,13 @@ class Forge:
 def main() -> None:
     """Fork what is asked for on standard input; tell pids and exit statuses on standard output."""
     from ..support.unflushed import leave_out_flushes
-    from . import company, family, programs
+    from . import company, family, goals, programs
 
-    known = vars(programs) | vars(family) | vars(company)
+    known = vars(programs) | vars(family) | vars(company) | vars(goals)
     leave_out_flushes()
     for name in LATER:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # or each child copies what its collector goes through
     woken, wake = os.pipe()

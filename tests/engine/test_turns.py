@@ -191,6 +191,9 @@ async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(r
         def replay_safe(self, name):
             return True
 
+        def read_only(self, name):
+            return True
+
         async def review(self, calls, conversation):
             return Review()
 

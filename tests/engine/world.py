@@ -65,7 +65,7 @@ class WorldLog:
         self.handed: set[Any] = set()  # what was steered into the turn, by its text
         self._hops = hops
 
-    def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
+    def append(self, entries: Sequence[Entry], flush: bool = True) -> asyncio.Future[None]:
         future: asyncio.Future[None] = Uncancellable()
         entries = [decode_entry(encode_entry(entry)) for entry in entries]
         self._later(self._hops, lambda: self._settle(entries, future))
@@ -163,6 +163,9 @@ class WorldToolbox:
 
     def replay_safe(self, name: str) -> bool:
         return self.tools[name].safe
+
+    def read_only(self, name: str) -> bool:
+        return False
 
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> Any:
         plan, world = self.tools[call.name], self.world

@@ -30,7 +30,9 @@ async def executor(
 ) -> AgentExecutor:
     """An executor; `options` are those of its definition. It may use all the tools that are given."""
     names = options.pop("tools", [tool.name for tool in tools])
-    created = {key: options.pop(key) for key in ("config", "restrict_to_workspace", "on_activity") if key in options}
+    created = {
+        key: options.pop(key) for key in ("config", "restrict_to_workspace", "on_activity", "store") if key in options
+    }
     if seen is not None:
         created["on_activity"] = seen.append
     return await kind.create(

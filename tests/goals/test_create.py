@@ -40,6 +40,25 @@ async def test_unknown_tools_are_refused_with_the_nearest_name(folder):
     assert "mine" in text
 
 
+@pytest.mark.parametrize("name", ["message", "cron"])
+async def test_a_tool_that_writes_to_a_chat_is_refused(folder, name):
+    text = await refused(definition(tools=[name]), provider=ScriptedProvider([]), workspace=folder)
+    assert text == f"agent worker: tools: {name} writes to a chat, and an executor has none: take it off the list"
+
+
+async def test_a_workspace_that_is_not_there_is_refused(folder):
+    text = await refused(definition(), provider=ScriptedProvider([]), workspace=folder / "gone")
+    assert "does not exist" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({"temperature": 0.5}, "temperature"), ({"reasoning": "low"}, "reasoning")]
+)
+async def test_an_option_that_the_provider_does_not_take_is_refused(folder, options, name):
+    text = await refused(definition(**options), provider=ScriptedProvider([]), workspace=folder)
+    assert text == f"agent worker: this model's provider does not take {name}: leave it out"
+
+
 async def test_what_is_no_definition_registry_config_or_folder_is_refused(folder):
     provider = ScriptedProvider([])
     assert "AgentDefinition" in await refused({"name": "x"}, provider=provider, workspace=folder)
@@ -198,7 +217,7 @@ async def test_further_tools_are_not_closed_by_a_run_and_hear_of_its_end(folder)
 
     provider = ScriptedProvider([call("count"), "ok", "done"])
     await (await executor(folder, provider, Counting())).run({})
-    assert heard == ["end_turn"]
+    assert set(heard) == {"end_turn"}
 
 
 async def test_two_runs_one_after_the_other_use_the_same_executor(folder):

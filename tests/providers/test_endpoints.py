@@ -9,7 +9,7 @@ import pytest
 
 from everloop.providers.base import OPTIONS
 from everloop.providers.endpoints import ENDPOINTS, USUAL, endpoints_table, known_at, quirks_of
-from everloop.providers.http_client import origin_of
+from everloop.providers.http import origin_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "providers.md"
 

@@ -19,6 +19,7 @@ from everloop.providers.base import LLMProvider, LLMResponse, ToolCallRequest
 from everloop.providers.openai import OpenAIProvider
 from everloop.providers.retry import Resilient
 from everloop.runtime import dispatcher as local
+from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import FakeOpenAI, ScriptedProvider, call, check_conversation
 
@@ -383,6 +384,24 @@ async def test_a_damaged_store_is_said_in_one_line_and_left_as_it_is(begin, tmp_
     with pytest.raises(StoreError, match="damaged or not a database"):
         await agent.run()
     assert (tmp_path / "store.db").read_bytes() == content
+
+
+async def test_a_damaged_message_keeps_no_other_from_being_answered(tmp_path):
+    store = SQLiteStore(tmp_path / "store.db")
+    for chat, text in (("1", "torn"), ("1", "one"), ("2", "two")):
+        await store.accept(InboundMessage("test", "u", chat, text).addressed())
+    for text in ("/stop torn", "/status"):
+        await store.accept(InboundMessage("test", "u", "3", text).addressed(), "urgent")
+    await store.writer.submit(lambda db: db.execute("UPDATE inbox SET data = '{' WHERE data LIKE '%torn%'").rowcount)
+    bus = DurableBus(store)
+    async with AgentLoop(bus, ScriptedProvider(["hello"], repeat_last=True), tmp_path, store=store) as agent:
+        task = asyncio.create_task(agent.run())
+        answers = [await asyncio.wait_for(bus.consume_outbound(), 30) for _ in range(3)]
+        assert {answer.chat_id for answer in answers} == {"1", "2", "3"}
+        assert [answer.content for answer in answers].count("hello") == 2
+        assert (await store.overview()).damaged_incoming == 2
+        agent.stop()
+        await task
 
 
 async def test_a_store_that_is_damaged_in_its_middle_is_an_error_in_the_chat(begin, tmp_path):

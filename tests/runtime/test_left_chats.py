@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 from prompt_toolkit.application import create_app_session
+from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
 from everloop.cli.chat_plain import _answer
 from everloop.cli.common import show_undelivered
+from everloop.cli.live_output import LiveOutput
 from everloop.cli.output import Output
 from everloop.cli.render import Renderer
-from everloop.cli.terminal import Chat, LiveOutput
+from everloop.cli.terminal import Chat
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
@@ -217,7 +219,7 @@ async def test_the_chat_at_a_terminal_shows_such_an_answer_too(tmp_path: Path, m
 
         monkeypatch.setattr(agent, "process_direct", elsewhere)
         with create_pipe_input() as keys, create_app_session(keys, DummyOutput()):
-            chat = asyncio.create_task(Chat(agent, "cli:direct", "hello").run())
+            chat = asyncio.create_task(Chat(agent, InMemoryHistory(), "cli:direct", "hello").run())
             keys.send_text("how is it?\r")
             await until(lambda: "a job's answer\n" in out.getvalue())
             await until(lambda: "the answer\n" in out.getvalue())

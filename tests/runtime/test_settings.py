@@ -188,12 +188,19 @@ async def test_a_plain_builder_keeps_the_prefix_and_something_else_is_refused(tm
 
 
 async def test_a_missing_workspace_is_one_clear_line(tmp_path, caplog):
-    agent = AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path / "nowhere")
-    async with agent:
-        result = await agent.ask("hi")
-    assert result.error == f"the workspace {tmp_path}/nowhere does not exist: make the folder, or name another one"
+    (tmp_path / "file").touch()
+    for path, what in (("file", "is not a folder"), ("a/b", "cannot be made (No such file or directory)")):
+        async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path / path, store=tmp_path / "s.db") as agent:
+            result = await agent.ask("hi")
+        assert result.error == f"the workspace {tmp_path}/{path} {what}: make the folder, or name another one"
     assert "Traceback" not in caplog.text
-    assert not (tmp_path / "nowhere").exists()
+    assert not (tmp_path / "a").exists()
+
+
+async def test_a_workspace_that_is_not_there_yet_is_made_in_a_folder_that_is(tmp_path):
+    async with AgentLoop(MessageBus(), ScriptedProvider(["hello"]), tmp_path / "new", store=tmp_path / "s.db") as agent:
+        assert await agent.process_direct("hi") == "hello"
+    assert (tmp_path / "new").is_dir()
 
 
 async def test_a_workspace_that_is_deleted_meanwhile_is_named_by_the_tools(tmp_path):

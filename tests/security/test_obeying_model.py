@@ -67,7 +67,7 @@ class World:
     def config(self) -> Any:
         more = {"mcp": tuple(self.mcp), "message_to": ("mail:*",), **self.options}
         # A person who lets commands have the network, as long as nothing speaks against it.
-        rules = (Rule(do="allow", tool="exec"),)
+        rules = (Rule(do="allow", tool="exec", network=True),)
         return settings(self.evil, *self.servers, policy=rules, **more)
 
     def agent(self) -> AgentLoop:

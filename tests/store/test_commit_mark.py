@@ -14,10 +14,11 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.commit_mark import mark_file
+from everloop.store.sqlite.store import PAGE_BYTES
 
 from ..support.commands import everloop
 
-HEADER, FRAME = 32, 24 + 4096  # of a write-ahead log
+HEADER, FRAME = 32, 24 + PAGE_BYTES  # of a write-ahead log
 
 
 async def killed(folder: Path, messages: int = 5) -> Path:
@@ -109,11 +110,13 @@ async def test_a_mark_that_says_nothing_is_no_loss(tmp_path, caplog):
     assert (seen.lost_at, warnings(caplog)) == (None, [])
 
 
-async def test_every_commit_is_counted(tmp_path):
+async def test_every_flushed_commit_is_counted(tmp_path):
     store = SQLiteStore(tmp_path / "store.db")
     for n in range(3):
         await store.accept(InboundMessage("test", "user", "1", str(n)).addressed())
-    commits = store.writer.commits
+    await store.writer.submit(lambda db: db.execute("DELETE FROM rate"), "written")
+    commits = store.writer.flushes
+    assert store.writer.commits == commits + 1
     await store.close()
     with closing(sqlite3.connect(tmp_path / "store.db")) as db:
         assert db.execute("SELECT number FROM commit_mark").fetchall() == [(commits,)]

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from everloop.bus import InboundMessage
 from everloop.store.workers import new_worker, retire
 
 from .steps import answer, begun, finish, message
 
 # ---------------------------------------------------------------------------------------------- inbox
+
+
+async def test_a_hidden_message_is_found_no_more_and_only_by_its_owner(opened):
+    here, there = await opened(), await opened()
+    await here.accept(InboundMessage("api", "x", "1", "hi", id="m1", owner="anna"))
+    await here.accept(InboundMessage("api", "x", "1", "hi", id="m1", owner="berta"))
+    assert await here.hide("anna", "m1")
+    assert await there.find("anna", "m1") is None
+    assert await there.find("berta", "m1") is not None
+    assert not await there.hide("anna", "m1")
+    assert not await there.hide("anna", "m2")
 
 
 async def test_what_was_accepted_is_there_for_another_process(opened, me):

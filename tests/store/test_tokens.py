@@ -21,6 +21,16 @@ async def test_a_token_is_found_by_its_hash_and_by_no_other(store):
     assert await store.token(token) is None
 
 
+async def test_whose_tools_a_token_uses_is_kept(opened):
+    here, there = await opened(), await opened()
+    hashes = {agent: hash_of(new_token()) for agent in ("", "own", "client")}
+    for agent, hash in hashes.items():
+        assert (await here.add_token(f"t{agent}", "anna", hash, agent=agent)).agent == agent
+    assert {agent: (await there.token(hash)).agent for agent, hash in hashes.items()} == {one: one for one in hashes}
+    with pytest.raises(EverloopError, match="own or client"):
+        await here.add_token("wrong", "anna", hash_of(new_token()), agent="both")
+
+
 async def test_a_revoked_token_is_gone_at_once_also_for_another_process_of_the_store(opened):
     here, there = await opened(), await opened()
     hash = hash_of(new_token())

@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pyte
+
 from everloop.testing.openai_server import FakeOpenAI
 
 from . import warm
@@ -85,18 +87,58 @@ async def until(condition: Callable[[], object]) -> None:
 class Terminal:
     """What a person at a terminal sees and types."""
 
-    def __init__(self, process: Any, descriptor: int) -> None:
+    def __init__(self, process: Any, descriptor: int, columns: int, rows: int) -> None:
         self.process = process
+        self.columns = columns
         self.raw = ""
         self._descriptor = descriptor
         self._unread = b""
         self._closed = False  # on the other side
+        self._screen = pyte.Screen(columns, rows)
+        self._drawing = pyte.Stream(self._screen)
+        self._drawn = 0
+        self._positions = 0  # questions for the cursor's position that were answered
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
     @property
     def text(self) -> str:
         """All that was written, without the escape sequences that draw it."""
         return ESCAPES.sub("", self.raw)
+
+    @property
+    def lines(self) -> list[str]:
+        """The screen as a terminal draws it, without the empty lines at its end."""
+        self._draw()
+        shown = [line.rstrip() for line in self._screen.display]
+        return shown[: max((number for number, line in enumerate(shown, 1) if line), default=0)]
+
+    def look_of(self, text: str) -> Any:
+        """How the first character of a text on the screen looks: a pyte character with `fg`, `bold` and so on."""
+        self._draw()
+        for number, line in enumerate(self._screen.display):
+            if (place := line.find(text)) >= 0:
+                return self._screen.buffer[number][place]
+        raise AssertionError(f"{text!r} is not on the screen:\n" + "\n".join(self.lines))
+
+    def answer_positions(self) -> None:
+        """Answer all new questions of the program for the cursor's position."""
+        self._draw()
+        asked = self.raw.count("\x1b[6n")
+        for _ in range(asked - self._positions):
+            self.type(f"\x1b[{self._screen.cursor.y + 1};{self._screen.cursor.x + 1}R")
+        self._positions = asked
+
+    def _draw(self) -> None:
+        new, self._drawn = self.raw[self._drawn :], len(self.raw)
+        self._drawing.feed(new)
+
+    async def shows(self, text: str) -> list[str]:
+        """Wait until the screen shows a text, and return its lines."""
+        try:
+            await until(lambda: text in "\n".join(self.lines))
+        except TimeoutError:
+            raise AssertionError(f"{text!r} never came on the screen:\n" + "\n".join(self.lines)) from None
+        return self.lines
 
     def type(self, keys: str) -> None:
         os.write(self._descriptor, keys.encode())
@@ -140,10 +182,12 @@ class Terminal:
 
 
 @contextlib.asynccontextmanager
-async def terminal(*arguments: str, server: FakeOpenAI | None = None, **settings: str) -> AsyncIterator[Terminal]:
-    """Everloop at a pseudo-terminal of 100 columns."""
+async def terminal(
+    *arguments: str, server: FakeOpenAI | None = None, columns: int = 100, rows: int = 40, **settings: str
+) -> AsyncIterator[Terminal]:
+    """Everloop at a pseudo-terminal."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     env = environment(server, **{"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "", **settings})
 
     def own_terminal() -> None:  # so that it gets Ctrl-C as a signal where it does not read it as a key
@@ -158,7 +202,7 @@ async def terminal(*arguments: str, server: FakeOpenAI | None = None, **settings
             *COMMAND, *arguments, env=env, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=own_terminal
         )
     os.close(theirs)
-    seen = Terminal(process, ours)
+    seen = Terminal(process, ours, columns, rows)
     try:
         yield seen
     finally:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .output import Output
 
 OWNER = "me"
-LEAVE = ("/exit", "/quit")
+LEAVE = ("/exit", "/quit", "exit", "quit")
 LEAVE_HELP = "/exit  leave; a running turn is kept and continues at the next start"
 FLAGS = ("workspace", "provider", "base_url", "model", "store", "host", "port", "metrics")
 LONGEST_KEY = 200
@@ -37,9 +37,11 @@ def load_config(options: argparse.Namespace) -> Config:
     return Config.load({flag: getattr(options, flag, None) for flag in FLAGS})
 
 
-def load_with_store(options: argparse.Namespace) -> Config:
-    """The settings with the store of their workspace, for commands that look at its sessions."""
-    return with_own_store(load_config(options))
+def load_with_store(options: argparse.Namespace, *, claim: bool = False) -> Config:
+    """The settings with the store of their workspace, for commands that look at its sessions; with `claim`, for one
+    that may create it."""
+    person = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    return with_own_store(load_config(options), person=person, claim=claim)
 
 
 def is_trusted(options: argparse.Namespace) -> bool:
@@ -212,7 +214,8 @@ async def reading(config: Config) -> AsyncIterator[Store]:
 
 async def left_behind(store: Store, key: str) -> str:
     """A hint about other sessions that a crash left with unfinished turns; "" if there are none."""
-    others = [other for owner, other in await store.ready("") if (owner, other) != (OWNER, key)]
+    waiting = [place for place in await store.ready("") if place != (OWNER, key)]
+    others = [other for _, other in waiting if not other.startswith("executor:")]  # `run --agent` resumes those
     if not others:
         return ""
     first = f"`everloop --session {shlex.quote(others[0])}` goes on with it"

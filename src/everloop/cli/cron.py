@@ -22,7 +22,7 @@ FIRED_BY = "It fires while `everloop` or `everloop worker` runs on this store."
 
 
 def command(options: argparse.Namespace) -> int:
-    config = load_with_store(options)
+    config = load_with_store(options, claim=options.action == "add")
     return asyncio.run(ACTIONS[options.action](config, options))
 
 

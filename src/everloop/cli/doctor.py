@@ -119,8 +119,7 @@ def _local(config: Config) -> list[Check]:
 async def _reached(name: str, config: Config) -> Check:
     """Whether the provider can be reached. Only a connection is opened; nothing is sent."""
     from ..providers.endpoints import ENDPOINTS, key_for
-    from ..providers.http import proxy_for
-    from ..providers.http_client import origin_of
+    from ..providers.http import origin_of, proxy_for
 
     known = ENDPOINTS.get(name)
     address = config.base_url or (known.base_url if known else "")
@@ -225,6 +224,10 @@ def _checks(work: Overview) -> list[Check]:
         one = "1 row cannot" if work.damaged == 1 else f"{work.damaged} rows cannot"
         repair = "look at SELECT id, damaged, data FROM outbox WHERE damaged IS NOT NULL"
         checks.append(Check("outbox", False, f"{one} be decoded and will not be sent", repair))
+    if work.damaged_incoming:
+        one = "1 row cannot" if work.damaged_incoming == 1 else f"{work.damaged_incoming} rows cannot"
+        repair = "look at SELECT id, damaged, data FROM inbox WHERE damaged IS NOT NULL"
+        checks.append(Check("inbox", False, f"{one} be decoded and will not be answered", repair))
     if work.lost_at is not None:
         count = "1 commit was" if work.lost_commits == 1 else f"{work.lost_commits} commits were"
         lost = f"{count} missing when it was opened on {_date(work.lost_at)}"

@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 
 from ..config import Config
-from ..store.location import find_own, is_home_workspace
+from ..errors import ConfigError
+from ..store.location import OwnStore, find_earlier, find_own, folder_identity, is_home_workspace
 from ..text import printable
 
 STEERING_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md", "HEARTBEAT.md")
@@ -73,8 +74,9 @@ def steering_files(folder: Path) -> list[str]:
 class Trust:
     """The user's answers, by folder: the names that were there when they answered, and what they said.
 
-    A folder is asked about again when it has a name that was not there. Changed contents are not asked about: the user
-    and the agent change these files all the time.
+    A folder is asked about again when it has a name that was not there, and another folder at the path of one that was
+    asked about is a new one. Changed contents are not asked about: the user and the agent change these files all the
+    time.
     """
 
     def __init__(self, home: Path) -> None:
@@ -84,44 +86,67 @@ class Trust:
         """Whether these files are trusted; None when the user has not been asked about all of them."""
         if not found:
             return True
-        entry = self._read().get(str(folder.resolve()))
-        if not isinstance(entry, dict):
+        entry = self._entry(str(folder.resolve()), folder_identity(folder))
+        if entry is None:
             return None
         names = entry.get("names")
         known = isinstance(names, list) and set(found) <= set(map(str, names))
         return entry.get("trusted") is True if known else None
 
     def keep(self, folder: Path, found: list[str], trusted: bool) -> None:
-        answers = self._read()
-        answers[str(folder.resolve())] = {"trusted": trusted, "names": found}
+        identity = folder_identity(folder)
+        others = self._read().items()
+        answers = {path: entry for path, entry in others if not identity or entry.get("folder") != identity}
+        answers[str(folder.resolve())] = {"trusted": trusted, "names": found, "folder": identity}
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
         draft.write_text(json.dumps(answers, indent=1), encoding="utf-8", errors="surrogateescape")
         draft.replace(self._path)
+
+    def _entry(self, path: str, identity: str) -> dict[str, object] | None:
+        """The answer about a folder: by what it keeps when it moves, else by its path."""
+        answers = self._read()
+        if identity:
+            for entry in answers.values():
+                if entry.get("folder") == identity:
+                    return entry
+        found = answers.get(path)
+        return None if found is None or (identity and found.get("folder")) else found
 
     def _read(self) -> dict[str, dict[str, object]]:
         try:
             answers = json.loads(self._path.read_bytes())
         except (OSError, ValueError):
             return {}
-        return answers if isinstance(answers, dict) else {}
+        if not isinstance(answers, dict):
+            return {}
+        return {path: entry for path, entry in answers.items() if isinstance(entry, dict)}
 
 
 def with_own_store(config: Config, *, person: bool = False, claim: bool = False) -> Config:
-    """The settings with the workspace's store, unless they name one. With `claim` it is about to be used: a folder
-    that may have moved here is asked about, and the store is recorded as this folder's."""
+    """The settings with the workspace's store, unless they name one. With `claim` it is about to be used: a `person` is
+    asked about a folder that may have become this one, and the store is recorded as this folder's."""
     if config.store_named or is_home_workspace(config.workspace, config):
         return config
     found = find_own(config.workspace, config.home)
-    if claim and found.new and found.lost is not None:
-        if person and _ask_moved(found.workspace, found.lost):
-            found = found.adopt()
-        elif not person:
-            kept = f"the sessions of {printable(str(found.lost))}, which is gone, are kept and not used"
-            print(f"everloop: {printable(str(found.workspace))} has no sessions yet; {kept}", file=sys.stderr)
+    if found.earlier is not None:
+        if not (claim and person):
+            print(f"everloop: {found.notice}", file=sys.stderr)
+        elif _ask_earlier(found):
+            found = found.adopt(found.earlier)
     if claim or not found.new:
         found.claim()
     return dataclasses.replace(config, store=found.path, store_named=True)
+
+
+def adopt(config: Config, workspace: str) -> None:
+    """Continue the sessions of a folder that is gone in the workspace of the settings."""
+    if config.store_named or is_home_workspace(config.workspace, config):
+        raise ConfigError("--adopt is for a folder with a store of its own: name it with --workspace, without --store")
+    if not config.workspace.is_dir():
+        raise ConfigError(f"workspace: {config.workspace} is not a folder")
+    found = find_own(config.workspace, config.home)
+    found.adopt(find_earlier(config.home, workspace, found))
 
 
 def _ask_trust(folder: Path, found: list[str]) -> bool:
@@ -133,10 +158,14 @@ def _ask_trust(folder: Path, found: list[str]) -> bool:
     return _yes("Use them only if you know who wrote them. Trust this folder? [y/N] ")
 
 
-def _ask_moved(folder: Path, lost: Path) -> bool:
-    print(
-        f"{printable(str(folder))} has no sessions yet. {printable(str(lost))} had some, and is gone.", file=sys.stderr
-    )
+def _ask_earlier(found: OwnStore) -> bool:
+    assert found.earlier is not None
+    here, there = printable(str(found.folder.path)), printable(str(found.earlier.workspace))
+    if found.is_replaced:
+        said = f"{here} had sessions, but the folder that had them is gone and this is another one."
+    else:
+        said = f"{here} has no sessions yet. {there} had some, and is gone."
+    print(said, file=sys.stderr)
     return _yes("Is this the same folder, and do they continue here? [y/N] ")
 
 

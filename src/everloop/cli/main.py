@@ -17,7 +17,7 @@ from everloop._version import __version__
 from everloop.errors import EverloopError
 
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
-VALUED = frozenset({"--workspace", "--provider", "--base-url", "--model", "--store", "--session"})
+VALUED = frozenset({"--workspace", "--provider", "--base-url", "--model", "--store", "--session", "--agent"})
 CLOSED_PIPE = 141  # exit status of a command whose output was closed
 
 
@@ -118,7 +118,10 @@ def _add_work(add: Add, session: Parser) -> None:
     chat = add("chat", "chat", "chat in the terminal, as without a command", session, trust)
     chat.add_argument("workspace", nargs="?", metavar="FOLDER", default=argparse.SUPPRESS, help="the folder to work in")
     run = add("run", "run", "work on one goal and print the answer", session, trust)
-    run.add_argument("goal", help="what to do; - reads it from standard input")
+    run.add_argument(
+        "goal", nargs="*", help="what to do; - reads it from standard input; with --agent, KEY=VALUE inputs"
+    )
+    run.add_argument("--agent", metavar="NAME", help="run an agent of the workspace's agents/ with these inputs")
     run.add_argument("--json", action="store_true", help="print one JSON object instead of the answer")
     run.add_argument("-v", "--verbose", action="store_true", help="show tool calls on standard error")
 
@@ -129,6 +132,9 @@ def _add_work(add: Add, session: Parser) -> None:
 def _add_history(add: Add, session: Parser) -> None:
     sessions = add("sessions", "sessions", "list the sessions, the latest first")
     sessions.add_argument("-n", type=_count, default=100, metavar="N", help="at most so many (default 100)")
+    sessions.add_argument(
+        "--adopt", metavar="FOLDER", help="continue the sessions of FOLDER, which is gone, in the workspace"
+    )
     sessions.add_argument("--json", action="store_true", help="one JSON object a line")
 
     log = add("log", "log", "show what happened in a session, by default the latest", session)
@@ -192,6 +198,12 @@ def _token_actions(token: Parser, common: Parser) -> None:
     rights.add_argument("--rights", metavar="RIGHTS", default="use", help="use, admin or use,admin (default: use)")
     rights.add_argument(
         "--admin", dest="rights", action="store_const", const="use,admin", help="short for --rights use,admin"
+    )
+    token_add.add_argument(
+        "--agent",
+        choices=("own", "client"),
+        default="",
+        help="whose tools a request without `tools` uses: client never the agent's own (default: as the server says)",
     )
     token_list = actions.add_parser("list", help="list the tokens", parents=[common], allow_abbrev=False)
     token_list.add_argument("--json", action="store_true", help="one JSON object a line")

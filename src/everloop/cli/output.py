@@ -69,6 +69,10 @@ class Output:
             self._write(text, style)
             self._at_start = text.endswith("\n")
 
+    def answer(self, text: str) -> None:
+        """Continue an answer, which is Markdown. Here it stays as it was written."""
+        self.put(text)
+
     def fresh(self) -> None:
         """Begin a new line unless at the start of one."""
         if not self._at_start:

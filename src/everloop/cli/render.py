@@ -88,7 +88,7 @@ class Renderer:
             self._reasoning = False
             self.output.fresh()
         self._shown = True
-        self.output.put(text)
+        self.output.answer(text)
 
     def _think(self, text: str) -> None:
         if not self._text:
@@ -127,7 +127,8 @@ class Renderer:
         self.running.clear()
         self.output.fresh()
         if self._text and event.reason == "answer" and not self._shown:
-            self.output.line(event.text)
+            self.output.answer(event.text)
+            self.output.fresh()
         elif self._text and event.reason != "answer":
             self.output.line(event.text, "bad")
         if self._summary and self.busy_since is not None:

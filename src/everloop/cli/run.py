@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 
 def command(options: argparse.Namespace) -> int:
-    goal = read_goal(options.goal)
+    if options.agent is not None:
+        from .run_agent import command as run_agent
+
+        return run_agent(options)
+    if len(options.goal) > 1:
+        raise EverloopError('the goal is one argument: write it in quotes, like everloop run "list the files here"')
+    goal = read_goal(*options.goal)
     key = session_key(options, f"run:{os.urandom(6).hex()}")
     config = with_model(load_config(options))
     check_model(config)
@@ -45,7 +51,7 @@ def command(options: argparse.Namespace) -> int:
     return INTERRUPTED if interrupted else 0 if reason == "answer" else 1
 
 
-def read_goal(goal: str) -> str:
+def read_goal(goal: str = "") -> str:
     """The goal as it was given, or from standard input."""
     if goal == "-":
         try:

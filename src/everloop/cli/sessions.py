@@ -1,4 +1,4 @@
-"""`everloop sessions`: list the sessions."""
+"""`everloop sessions`: list the sessions, or continue those of a folder that is gone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from dataclasses import asdict
 from ..config import Config
 from ..store.base import SessionInfo
 from ..text import printable
-from .common import OWNER, load_with_store, reading
+from .common import OWNER, load_config, load_with_store, reading
+from .folder import adopt
 from .output import as_json
 
 
 def command(options: argparse.Namespace) -> int:
+    if options.adopt is not None:
+        adopt(load_config(options), options.adopt)
     config = load_with_store(options)
     found = asyncio.run(_read(config, options.n)) if config.store.exists() else []
     if options.json:

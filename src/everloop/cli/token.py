@@ -21,7 +21,8 @@ SHORTEST_ID = 4  # so that a mistyped short name is not taken for the start of a
 
 
 def command(options: argparse.Namespace) -> int:
-    return asyncio.run(ACTIONS[options.action](load_with_store(options), options))
+    config = load_with_store(options, claim=options.action == "add")
+    return asyncio.run(ACTIONS[options.action](config, options))
 
 
 @contextlib.asynccontextmanager
@@ -42,7 +43,7 @@ async def _add(config: Config, options: argparse.Namespace) -> int:
     token = new_token()
     async with _opened(config) as store:
         first = not await store.tokens_exist()
-        made = await store.add_token(name, owner, hash_of(token), rights)
+        made = await store.add_token(name, owner, hash_of(token), rights, options.agent)
     print(token)
     whose = "this machine's own person (me)" if owner == "me" else f"the owner {owner}"
     print(
@@ -112,11 +113,13 @@ def _unknown(name: str) -> EverloopError:
 
 
 def _table(tokens: list[Token]) -> str:
-    rows = [("name", "owner", "rights", "id", "made", "last used", "revoked")]
+    rows = [("name", "owner", "rights", "agent", "id", "made", "last used", "revoked")]
     for token in tokens:
         made, used, revoked = _minute(token.created_at), _minute(token.last_used_at), _minute(token.revoked_at)
-        rows.append((token.name, token.owner, joined_rights(token.rights), token.id, made, used, revoked))
-    wide = [max(len(row[column]) for row in rows) for column in range(7)]
+        rows.append(
+            (token.name, token.owner, joined_rights(token.rights), token.agent or "-", token.id, made, used, revoked)
+        )
+    wide = [max(len(row[column]) for row in rows) for column in range(8)]
     return "\n".join("  ".join(f"{cell:<{wide[n]}}" for n, cell in enumerate(row)).rstrip() for row in rows)
 
 

@@ -19,11 +19,13 @@ from .dsn import DSN
 from .keys import Key, UnderHome, key, keys_of
 
 DEFAULT_STORE = "everloop.db"
+Agent = Literal["own", "client"]
 Busy = Literal["queue", "steer", "interrupt"]
 Decision = Literal["allow", "ask", "deny"]
 Sandbox = Literal["auto", "bubblewrap", "landlock", "off"]
 Vision = Literal["auto", "yes", "no"]
 Missed = Literal["run", "drop"]
+Flush = Literal["needed", "always"]
 Small = Literal["auto", "on", "off"]
 Taint = bool | Literal["outside"]
 Search = Literal["auto", "brave", "duckduckgo", "searxng"]
@@ -44,7 +46,7 @@ class Rule:
     arguments: dict[str, str] = key("[policy]", {}, "pattern by argument")
     origin: str = key("[policy]", "", "pattern: `channel:chat_id` that the turn came from")
     network: bool = key(
-        "[policy]", False, "`allow` with a `command`: also with network; `ask`, `deny`: only commands that ask for it"
+        "[policy]", False, "`allow`: also commands with network; `ask`, `deny`: only commands that ask for it"
     )
     tainted: bool = key("[policy]", False, "an `allow` that also holds after untrusted content was read")
     why: str = key("[policy]", "", "the reason, for the model and the user")
@@ -117,6 +119,7 @@ class Config:
     # fmt: off
     workspace: Path = key("", UnderHome("workspace"), "the folder it works in", env="EVERLOOP_WORKSPACE", flag=True)
     store: Path | DSN = key("", UnderHome(DEFAULT_STORE), "the database", env="EVERLOOP_STORE", flag=True)
+    flush: Flush = key("", "needed", "which steps of a turn are flushed to the disk at once", choices=get_args(Flush))
 
     provider: str = key("provider", "", "which model API to use", key="name", env="EVERLOOP_PROVIDER", flag=True)
     base_url: str = key("provider", "", "address of the model API", env="EVERLOOP_BASE_URL", flag=True, url=True)
@@ -184,6 +187,9 @@ class Config:
     host: str = key("server", "127.0.0.1", "the address it listens on", flag=True)
     port: int = key("server", 8002, "the port it listens on; 0 for any free one", flag=True, at_least=0)
     server_rounds: int = key("server", 5, "rounds a request may take", key="rounds", at_least=1)
+    server_agent: Agent = key(
+        "server", "own", "whose tools a request without tools uses", key="agent", choices=get_args(Agent)
+    )
     server_models: tuple[str, ...] = key("server", (), "patterns of further models a client may request", key="models")
     server_hosts: tuple[str, ...] = key("server", (), "further host names of the server", key="hosts", each="host")
     server_origins: tuple[str, ...] = key("server", (), "origins of web pages that may use it", key="origins")

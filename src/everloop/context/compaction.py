@@ -17,6 +17,7 @@ import msgspec
 
 from ..errors import EverloopError
 from ..log import (
+    SAYS_ORIGIN,
     Call,
     CallEnded,
     Compacted,
@@ -165,9 +166,7 @@ class Plan:
         """The log entry of this plan; `places` are the files of the results that become pointers."""
         gone = {one.entry.id for one in self.gone if isinstance(one.entry, CallEnded)}
         older = before or Compacted(0)
-        untrusted = [
-            one.entry for one in self.gone if isinstance(one.entry, CallEnded | UserSaid) and one.entry.untrusted
-        ]
+        untrusted = [one.entry for one in self.gone if isinstance(one.entry, SAYS_ORIGIN) and one.entry.untrusted]
         outside = any(not entry.own_files for entry in untrusted)
         outside = outside or (older.untrusted and not older.own_files)
         return Compacted(

@@ -1,4 +1,4 @@
-"""The heartbeat: from time to time the agent looks at the tasks in the workspace's HEARTBEAT.md."""
+"""The heartbeat: at a fixed interval the agent works on the tasks in the workspace's HEARTBEAT.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 NOTHING_TO_SAY = "HEARTBEAT_OK"  # an answer that is only this is not delivered
 MAX_TASKS = 8_000  # characters
-RETRY_SECONDS = 15.0  # until a store is tried again that could not keep the timer
+RETRY_SECONDS = 15.0  # until the timer is set again after a store error
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.S)
 _NO_TASK = re.compile(r"\s*(?:#{1,6}(?:\s|$)|(?:[-*_]\s*){3,}$|(?:[-*+]|\d+[.)])\s*(?:\[ ?\])?\s*$)")
@@ -31,29 +31,29 @@ _MARKS = "`*_.!\"' \n\t"
 
 
 def heartbeat_message(workspace_text: str) -> str | None:
-    """What the agent is told, from the text of HEARTBEAT.md; None when it holds no task."""
+    """Return the agent's message for the text of HEARTBEAT.md; None if the text has no task."""
     tasks = "\n".join(_tasks(workspace_text))
     if not tasks:
         return None
     if len(tasks) > MAX_TASKS:
         tasks = f"{tasks[:MAX_TASKS]}\n(There is more in the file HEARTBEAT.md.)"
     return (
-        "This is the heartbeat; nobody has written. These tasks stand in HEARTBEAT.md:\n\n"
+        "This is the heartbeat, not a message from a person. These are the tasks in HEARTBEAT.md:\n\n"
         f"{tasks}\n\n"
-        "Do what is due now. What is done once and for all, check off in the file: - [x]. If nobody needs to hear of "
-        f"anything, answer only {NOTHING_TO_SAY}."
+        "Do what is due now. Check off in the file what is done for good: - [x]. If there is nothing to report, answer "
+        f"only {NOTHING_TO_SAY}."
     )
 
 
 def says_nothing(answer: str) -> bool:
-    """Whether an answer is only the word for having nothing to say."""
+    """Return whether an answer is only the word for nothing to report."""
     return answer.strip(_MARKS) == NOTHING_TO_SAY
 
 
 def _tasks(text: str) -> list[str]:
-    """The lines that are no headings, rules, comments, or checked boxes with what belongs to them."""
+    """Return the lines that are not headings, rules, comments, or checked boxes with the lines below them."""
     found: list[str] = []
-    done: int | None = None  # how far the checked box above is indented
+    done: int | None = None  # the indentation of the checked box above
     for line in _COMMENT.sub("", text).expandtabs(4).splitlines():
         indented = len(line) - len(line.lstrip())
         if not line.strip() or (done is not None and indented > done):
@@ -67,9 +67,9 @@ def _tasks(text: str) -> list[str]:
 
 
 class Heartbeat:
-    """Fires like a job, but makes its message when it is due, and keeps silent when there are no tasks.
+    """Fires like a job, but builds its message when it is due, and sends none if there are no tasks.
 
-    `read` gives the text of HEARTBEAT.md, "" when there is none; it is called in a thread.
+    `read` returns the text of HEARTBEAT.md, "" if there is none; it is called in a thread.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Heartbeat:
         session: str | None = None,
     ) -> None:
         if not 1 <= every < math.inf:
-            raise ValueError(f"a heartbeat comes every second at most, not every {every} s")
+            raise ValueError(f"a heartbeat's interval must be at least 1 second, not {every} s")
         self._service = service
         self._read = read
         self._every = math.ceil(every)
@@ -90,14 +90,14 @@ class Heartbeat:
 
     @classmethod
     def of(cls, settings: Config, service: CronService, read: Callable[[], str]) -> Self | None:
-        """The heartbeat of the settings, if there is one."""
+        """Return the heartbeat of the settings, if there is one."""
         if not settings.heartbeat_minutes:
             return None
         channel, _, chat_id = settings.heartbeat_to.partition(":")
         return cls(service, read, max(60 * settings.heartbeat_minutes, 1.0), channel, chat_id or "direct")
 
     async def start(self) -> None:
-        """Be fired by the service. A timer that is there already, for the same interval, goes on."""
+        """Let the service fire the heartbeat. An existing timer with the same interval is kept."""
         store, owner = self._service.store, self._service.owner
         there = [timer for timer in await store.timers(owner) if timer.id == HEARTBEAT]
         if not there or _schedule(there[0]) is None or there[0].data["every"] != self._every:
@@ -108,7 +108,7 @@ class Heartbeat:
         self._service.changed()
 
     async def insist(self) -> None:
-        """Start as soon as the store lets it: a full or locked disk ends no scheduled work."""
+        """Start, and retry after a store error: a full or locked disk must not end scheduled work."""
         while True:
             try:
                 return await self.start()
@@ -117,19 +117,19 @@ class Heartbeat:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def stop(self) -> None:
-        """Be fired no more, by this service or a later one."""
+        """Stop the heartbeat for this service and later ones."""
         self._service.beat = None
         await self._service.store.cancel_timer(self._service.owner, HEARTBEAT)
 
     async def _fire(self, timer: Timer, now: float) -> tuple[InboundMessage | None, float | None]:
         schedule = _schedule(timer)
-        if schedule is None:  # damaged: the next start makes it anew
+        if schedule is None:  # damaged: the next start sets it again
             return None, None
         next_due = next_after(schedule, now)
         text = await self._message()
         if text is None:
-            # Without a message there is no firing to be won. Should another service fire this slot meanwhile, its
-            # message has the slot's id, and none with that id is taken again.
+            # There is no message to fire. If another service fires this slot meanwhile, its message has the slot's id,
+            # and a second message with that id is not accepted.
             await self._service.store.set_timer(Timer(timer.owner, timer.id, next_due or now, timer.data))
             return None, next_due
         message = InboundMessage(
@@ -151,7 +151,7 @@ class Heartbeat:
         try:
             return heartbeat_message(await in_thread(self._read))
         except (OSError, UnicodeError) as error:
-            log.error("HEARTBEAT.md cannot be read (%s): the heartbeat is left out this time", error)
+            log.error("HEARTBEAT.md cannot be read (%s): this heartbeat is skipped", error)
             return None
 
 

@@ -1,4 +1,4 @@
-"""What a scheduled job is, how it is kept in the timer table, and what becomes of one that is due."""
+"""Scheduled jobs: how they are stored as timers, and what happens when one is due."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .schedules import At, Cron, Every, Schedule, check_expression, in_words, la
 from .zones import zone
 
 Missed = Literal["run", "drop"]
-HEARTBEAT = "heartbeat"  # the id of the timer that is no job
-LATE_SECONDS = 60.0  # a one-shot that is later than this was missed: nobody was there to fire it
+HEARTBEAT = "heartbeat"  # the id of the heartbeat's timer, which is not a job
+LATE_SECONDS = 60.0  # a one-shot job that is later than this was missed: no service was running
 
 
 class _Kept(msgspec.Struct, omit_defaults=True):
-    """A job as it stands in the data of its timer."""
+    """A job as the data of its timer."""
 
     message: str
     channel: str
     chat_id: str
-    first: float  # when it was due for the first time
+    first: float  # when it was first due
     at: int | None = None
     every: int | None = None
     anchor: int | None = None
@@ -32,12 +32,12 @@ class _Kept(msgspec.Struct, omit_defaults=True):
     session: str | None = None
     name: str = ""
     may_schedule: bool = False
-    key: str = ""  # of the call that made it: the same call makes no second one
+    key: str = ""  # of the call that added it: a repeated call adds no second job
 
 
 @dataclass(slots=True, frozen=True)
 class Job:
-    """Scheduled work: a message that comes later, in the chat that it was asked for in."""
+    """Scheduled work: a message that is sent later, to the chat in which it was requested."""
 
     owner: str
     id: str
@@ -49,7 +49,7 @@ class Job:
     first_due: float
     session: str | None = None
     name: str = ""
-    may_schedule: bool = False  # its turns may make further jobs
+    may_schedule: bool = False  # its turns may add jobs
     key: str = ""
 
     @property
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def last_fired(self) -> float | None:
-        """The slot that was fired last. All before the next one were fired, or made up for by the last of them."""
+        """The last slot that was fired. Missed slots before it were fired with it."""
         if self.next_due <= self.first_due:
             return None
         return latest_until(self.schedule, self.first_due, self.next_due - 1)
@@ -69,26 +69,26 @@ class Job:
 
     @property
     def words(self) -> str:
-        """When it comes."""
+        """The schedule, for a person."""
         return in_words(self.schedule)
 
     @property
     def next_words(self) -> str:
-        """When it comes next, by the clocks of its own zone."""
+        """The next due time, in the job's own time zone."""
         return moment(self.next_due, self.tz)
 
     @property
     def _note(self) -> str:
-        """What the model is told with the message, which is no word of somebody who is there."""
+        """What the model is told with the message, since no person has just written it."""
         who = "the agent, in a turn of this session" if self.key else "the command line or a program"
         name = f" “{self.name}”" if self.name else ""
         return (
-            f"This is scheduled work: the job {self.id}{name}, {self.words}, set up by {who}. Nobody is there to be "
-            "asked; what you answer goes to the chat."
+            f"This is scheduled work: the job {self.id}{name}, {self.words}, added by {who}. Nobody is there to "
+            "answer questions; your answer goes to the chat."
         )
 
     def firing(self, slot: float | str) -> InboundMessage:
-        """The message that begins the turn; its id is the same for everybody who fires this slot."""
+        """Return the message that begins the turn; its id is the same for every service that fires this slot."""
         return InboundMessage(
             self.channel,
             "cron",
@@ -105,7 +105,7 @@ class Job:
 
 @dataclass(slots=True, frozen=True)
 class Fire:
-    """Hand on one message for all slots that have passed, and wait for the next; None: it is over."""
+    """Send one message for all slots that have passed, and wait for the next; None if there is none."""
 
     message: InboundMessage
     next_due: float | None
@@ -113,11 +113,11 @@ class Fire:
 
 @dataclass(slots=True, frozen=True)
 class Drop:
-    """A one-shot that was missed, and is not wanted any more."""
+    """Remove a one-shot job that was missed."""
 
 
 def decide(timer: Timer, now: float, missed: Missed) -> Fire | Drop:
-    """What to do with a job whose time has come; an error as of `job_of` when its data is damaged."""
+    """Decide what to do with a job that is due; raises the errors of `job_of`."""
     job = job_of(timer)
     if isinstance(job.schedule, At) and missed == "drop" and now - timer.due_at > LATE_SECONDS:
         return Drop()
@@ -126,7 +126,7 @@ def decide(timer: Timer, now: float, missed: Missed) -> Fire | Drop:
 
 
 def job_of(timer: Timer) -> Job:
-    """The job that a timer keeps; a ValueError or a BadSchedule when its data is damaged."""
+    """Return the job of a timer; a ValueError or a BadSchedule if its data is damaged."""
     kept = msgspec.convert(timer.data, _Kept)
     schedule: Schedule
     if kept.at is not None:

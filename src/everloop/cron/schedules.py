@@ -1,7 +1,7 @@
 """When scheduled work is due: pure arithmetic on instants, in seconds since 1970.
 
-Cron fields are read and matched by cronsim, on clock times without a zone; what the change between summer and winter
-time does to them is decided here. Zones are read from files: call these functions in a thread.
+cronsim parses and matches cron fields on clock times without a zone; this module decides what daylight saving does to
+them. Time zones are read from files: call these functions in a thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONGEST_EVERY = 366 * 86400
 FARTHEST_AT = 100 * 366 * 86400
 LONGEST_EXPRESSION = 200
 SOME_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - cronsim is given clock times without a zone
-DAY_AND_MORE = 25 * 3600  # no clock is put back by more
+DAY_AND_MORE = 25 * 3600  # no clock is set back by more
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _UNIT = r"(?:(s)(?:ec(?:ond)?s?)?|(m)(?:in(?:ute)?s?)?|(h)(?:ours?|rs?)?|(d)(?:ays?)?|(w)(?:eeks?)?)"
@@ -34,12 +34,12 @@ class At:
     """Once."""
 
     at: int
-    tz: str = ""  # for words only
+    tz: str = ""  # only for messages
 
 
 @dataclass(slots=True, frozen=True)
 class Every:
-    """Again and again, by elapsed time from an anchor, so that it never drifts."""
+    """Repeatedly, by elapsed time from an anchor, so that it never drifts."""
 
     seconds: int
     anchor: int
@@ -47,7 +47,7 @@ class Every:
 
 @dataclass(slots=True, frozen=True)
 class Cron:
-    """By the calendar and the clocks of a zone."""
+    """By the calendar and the clocks of a time zone."""
 
     expression: str
     tz: str = ""
@@ -60,7 +60,7 @@ Schedule = At | Every | Cron
 
 
 def next_after(schedule: Schedule, after: float) -> float | None:
-    """The first instant strictly after this one at which it is due; None when it is over."""
+    """Return the first instant after this one at which it is due; None if there is none."""
     whole = math.floor(after)  # slots are whole seconds
     match schedule:
         case At(at):
@@ -75,8 +75,8 @@ def next_after(schedule: Schedule, after: float) -> float | None:
 
 
 def latest_until(schedule: Schedule, since: float, until: float) -> float:
-    """The last slot that is not after `until`, given that it was due at `since`. So it is no matter how many slots were
-    missed: they are never counted through."""
+    """Return the last slot up to `until`, given that one was due at `since`. It bisects, so the number of missed slots
+    does not matter."""
     if isinstance(schedule, Every):
         return schedule.anchor + max(1, (math.floor(until) - schedule.anchor) // schedule.seconds) * schedule.seconds
     before, beyond = math.floor(since) - 1, math.floor(until)
@@ -88,18 +88,18 @@ def latest_until(schedule: Schedule, since: float, until: float) -> float:
             before, found = middle, later
         else:
             beyond = middle
-    # The rules of a zone may have changed since then, so that `since` is no slot any more: then it is the one.
+    # If the zone's rules have changed since, `since` may no longer be a slot; it still counts as one.
     return since if found is None or found > until else found
 
 
 def _is_fixed(expression: str) -> bool:
-    """Whether it names clock times, such as 2:30, rather than going on from hour to hour or minute to minute."""
+    """Return whether it names clock times, such as 2:30, instead of every hour or minute."""
     minute, hour, *_ = expression.split()
     return not minute.startswith("*") and not hour.startswith("*")
 
 
 def _next_fixed(expression: str, tz: str, after: int) -> float | None:
-    """A clock time that is skipped is due when the clocks are put forward, one that comes twice the first time."""
+    """A time that daylight saving skips is due when the clocks are set forward; a repeated one, the first time."""
     from cronsim import CronSim
 
     place = zone(tz)
@@ -110,11 +110,11 @@ def _next_fixed(expression: str, tz: str, after: int) -> float | None:
 
 
 def _next_running(expression: str, tz: str, after: int) -> float | None:
-    """Due whenever the clocks show a time that matches: what is skipped is not due, what comes twice is due twice."""
+    """Due whenever the clocks show a matching time: a skipped time is not due, a repeated one is due twice."""
     from cronsim import CronSim
 
     place = zone(tz)
-    # Where the clocks are put back soon, times that they show already come once more.
+    # If the clocks are about to be set back, times that have passed occur once more.
     back = place.wall(after) - place.wall(after + DAY_AND_MORE) + timedelta(seconds=DAY_AND_MORE)
     again: float | None = None
     for wall in CronSim(expression, place.wall(after) - max(back, timedelta(0))):
@@ -142,11 +142,11 @@ def parse_schedule(
     now: float,
     shortest: int = 1,
 ) -> Schedule:
-    """What a person or a model wrote, as a schedule; `shortest` is the least number of seconds for `every`."""
+    """Parse what a person or a model wrote; `shortest` is the minimum for `every`, in seconds."""
     given = [name for name, value in (("at", at), ("every", every), ("cron", cron)) if value not in (None, "")]
     if len(given) != 1:
-        wrong = f"{' and '.join(given)} are given" if given else "nothing is given"
-        raise BadSchedule(f"say when with exactly one of at, every and cron: {wrong}")
+        wrong = f"{' and '.join(given)} are given" if given else "none is given"
+        raise BadSchedule(f"give exactly one of at, every and cron: {wrong}")
     if tz and given == ["every"]:
         raise BadSchedule("a time zone goes with at or cron, not with every: leave it out")
     if every is not None and given == ["every"]:
@@ -157,7 +157,7 @@ def parse_schedule(
 
 
 def duration(text: str) -> int | None:
-    """The seconds of a text like "20m", "1h30m" or "2 days"; None if it is none."""
+    """Return the seconds of a duration like "20m", "1h30m" or "2 days"; None if the text is not one."""
     text, seconds, found = " ".join(text.lower().split()), 0, 0
     place, seen = 0, set()
     while place < len(text) and (part := _PART.match(text, place)):
@@ -173,7 +173,7 @@ def _every(every: str | float, shortest: int) -> int:
     text = str(every).strip().lower().removeprefix("every ")
     seconds = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else duration(text)
     if seconds is None:
-        raise BadSchedule(f'every: "{str(every)[:60]}" is no span of time: write it like 10m, 1h30m or 2 days')
+        raise BadSchedule(f'every: "{str(every)[:60]}" is not a duration: write it like 10m, 1h30m or 2 days')
     if not shortest <= seconds <= LONGEST_EVERY:
         raise BadSchedule(f"every: at least {span(shortest)} and at most {span(LONGEST_EVERY)}, not {span(seconds)}")
     return seconds
@@ -204,14 +204,14 @@ def _clock_time(text: str, tz: str, now: float) -> float | None:
 
 
 def _date_time(text: str, tz: str, asked: str | None) -> float:
-    """A date with a time; its own offset, if it has one, must be that of the zone that was asked for."""
+    """Parse a date with a time; its own UTC offset, if it has one, must match the requested time zone."""
     try:
         if _DATE_TIME.fullmatch(text) is None:
             raise ValueError
         found = datetime.fromisoformat(text.upper().replace(" +", "+").replace(" -", "-").replace(" Z", "Z"))
     except ValueError:
         raise BadSchedule(
-            f'at: "{text[:60]}" is no time that I can read for sure: write it like 2031-05-02T18:00, "in 20 minutes", '
+            f'at: "{text[:60]}" is not an unambiguous time: write it like 2031-05-02T18:00, "in 20 minutes", '
             '"18:00" or "tomorrow 9:00"'
         ) from None
     try:
@@ -231,12 +231,12 @@ def _cron(text: str, tz: str, now: float) -> Cron:
     check_expression(expression)
     schedule = Cron(expression, tz)
     if next_after(schedule, now) is None:
-        raise BadSchedule(f'cron: "{expression}" never comes: there is no such day in 50 years')
+        raise BadSchedule(f'cron: "{expression}" is never due: there is no such day in 50 years')
     return schedule
 
 
 def check_expression(expression: str) -> None:
-    """Refuse what is no cron expression of five fields."""
+    """Raise a BadSchedule for anything but a cron expression with five fields."""
     from cronsim import CronSim, CronSimError
 
     wrong = ""
@@ -248,14 +248,14 @@ def check_expression(expression: str) -> None:
         except (CronSimError, ValueError, AssertionError, TypeError) as error:
             wrong = f"{str(error).lower() or 'bad field'}; fields are like 0, */15, 8-17, 1,15 or MON-FRI"
     if wrong:
-        raise BadSchedule(f'cron: "{expression[:60]}" cannot be read: {wrong}')
+        raise BadSchedule(f'cron: "{expression[:60]}" is not a cron expression: {wrong}')
 
 
 # ---------------------------------------------------------------------------------------------- words
 
 
 def in_words(schedule: Schedule) -> str:
-    """For a person: once at …, every …, or the cron expression with what it means."""
+    """Describe a schedule for a person: once at …, every …, or the cron expression with its meaning."""
     match schedule:
         case At(at, tz):
             return f"once, {moment(at, tz)}"
@@ -271,12 +271,12 @@ def in_words(schedule: Schedule) -> str:
 
 
 def moment(at: float, tz: str = "") -> str:
-    """An instant as the clocks of a zone show it."""
+    """Format an instant in a time zone."""
     return zone(tz).wall(at).strftime("%A, %Y-%m-%d %H:%M") + (f" ({tz})" if tz else "")
 
 
 def span(seconds: int) -> str:
-    """A number of seconds in few words: 1 h 30 min."""
+    """Format a duration: 1 h 30 min."""
     parts = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, seconds = divmod(seconds, size)

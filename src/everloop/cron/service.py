@@ -1,4 +1,4 @@
-"""Scheduled work: jobs kept as timers of the store, and the service that fires each slot once."""
+"""CronService: jobs stored as timers, and a service that fires each slot once."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .schedules import At, Schedule, next_after, parse_schedule
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 30.0  # after which the store is looked at again: another process may have added a job
-AT_ONCE = 500  # timers looked at together
-MAX_JOBS = 100  # an owner
+LOOK_SECONDS = 30.0  # until the store is read again: another process may have added a job
+AT_ONCE = 500  # timers read at once
+MAX_JOBS = 100  # for each owner
 MAX_MESSAGE = 4_000  # characters
 
 Fired = Callable[[str, str], None]
@@ -34,8 +34,8 @@ Beat = Callable[[Timer, float], Awaitable[tuple[InboundMessage | None, float | N
 class CronService:
     """Adds, lists and removes jobs, and fires them while `serve` runs.
 
-    Any number of services may serve one store: each slot is fired by one of them. `missed` says what becomes of a
-    one-shot whose time came while nobody served.
+    Any number of services may serve one store: one of them fires each slot. `missed` says what happens to a one-shot
+    job that was due while no service was running.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class CronService:
         self.owner = owner
         self.missed: Missed = missed
         self.clock = clock
-        self.beat: Beat | None = None  # fires the timer of the heartbeat, where there is one, and says when it is next
+        self.beat: Beat | None = None  # fires the heartbeat's timer, if there is one, and returns when it is due next
         self._changed = asyncio.Event()
         self._adding = asyncio.Lock()
         self._firing = asyncio.Lock()
         self._rests = False
         self._fired: Fired | None = None
-        self._damaged: set[tuple[str, str]] = set()  # those that were reported
+        self._damaged: set[tuple[str, str]] = set()  # damaged jobs that were logged
 
     # ------------------------------------------------------------------------------------------ jobs
 
@@ -74,16 +74,18 @@ class CronService:
         key: str = "",
         shortest: int = 1,
     ) -> Job:
-        """Keep a job; `EverloopError` says what is wrong with it.
+        """Add a job; an `EverloopError` says what is wrong with it.
 
-        `key` names the call that makes it: the same call makes one job, however often it is run.
+        `key` identifies the call that adds it: repeating the call adds no second job.
         """
         owner = owner or self.owner
         message = clean(message).strip()
         if not message:
-            raise EverloopError("the message is empty: write what is to be done then")
+            raise EverloopError("the message is empty: write what should be done then")
         if len(message) > MAX_MESSAGE:
-            raise EverloopError(f"the message has {len(message)} characters, and may have {MAX_MESSAGE}: shorten it")
+            raise EverloopError(
+                f"the message has {len(message)} characters, at most {MAX_MESSAGE} are allowed: shorten it"
+            )
         async with self._adding:
             there = {timer.id: timer for timer in await self.store.timers(owner)}
             id, made = _free_id(there, owner, key)
@@ -92,19 +94,19 @@ class CronService:
             if key and (come := await self._come(owner, session or f"{channel}:{chat_id}", id, tz)) is not None:
                 return come
             if sum(id != HEARTBEAT for id in there) >= MAX_JOBS:
-                raise EverloopError(f"there are {MAX_JOBS} jobs, and there may be no more: remove one first")
+                raise EverloopError(f"there are {MAX_JOBS} jobs, the maximum: remove one first")
             now = self.clock()
             schedule, due = await in_thread(_read, now, at=at, every=every, cron=cron, tz=tz, shortest=shortest)
             where = (clean(channel), clean(chat_id), due, due, session and clean(session))
             job = Job(owner, id, schedule, message, *where, clean(name), may_schedule, key)
             await self.store.set_timer(timer_of(job))
         self.changed()
-        if self._fired is None:  # somebody else fires it
+        if self._fired is None:  # another process fires it
             await self.store.wake(TIMERS)
         return job
 
     async def list(self, owner: str | None = None) -> builtins.list[Job]:
-        """The jobs of an owner, the next one due first. Damaged ones are left out and reported."""
+        """Return the jobs of an owner in the order in which they are due. Damaged ones are left out and logged."""
         timers = [one for one in await self.store.timers(owner or self.owner) if one.id != HEARTBEAT]
         found = await in_thread(lambda: [_or_error(job_of, timer) for timer in timers])
         for timer, job in zip(timers, found, strict=True):
@@ -113,28 +115,28 @@ class CronService:
         return [job for job in found if isinstance(job, Job)]
 
     async def remove(self, id: str, owner: str | None = None) -> bool:
-        """Forget a job, also a damaged one; False when there is none."""
+        """Remove a job, even a damaged one. Return False if there is none."""
         return id != HEARTBEAT and await self.store.cancel_timer(owner or self.owner, id)
 
     async def run(self, id: str, owner: str | None = None) -> bool:
-        """Fire a job now, once, besides its schedule; False when there is none."""
+        """Fire a job now, in addition to its schedule. Return False if there is none."""
         for job in await self.list(owner):
             if job.id == id:
                 row = await self.store.accept(job.firing(f"run-{os.urandom(6).hex()}"))
                 self._tell(job.owner, job.session_key)
-                await self.store.wake(WORK, [row.session])  # somebody else may be there to run it
+                await self.store.wake(WORK, [row.session])  # another worker may run it
                 return True
         return False
 
     def changed(self) -> None:
-        """Look at the jobs again: one was added, perhaps by another process."""
+        """Read the jobs again: one was added, perhaps by another process."""
         self._changed.set()
 
     async def _come(self, owner: str, session: str, id: str, tz: str | None) -> Job | None:
-        """A one-shot whose time came before the call that made it had its result, and that is gone from the timers.
+        """Find a one-shot job that was fired before the call that added it had its result.
 
-        Its message still waits, for the turn of that call is open. Without this look, a call that a crash cut off and
-        that is run again would make the job once more.
+        Its timer is gone, but its message still waits behind the open turn of that call. Without this check, a call
+        that is repeated after a crash would add the job a second time.
         """
         for row in await self.store.waiting(owner, session):
             slot = str(row.message.id).removeprefix(f"cron:{id}:")
@@ -147,15 +149,15 @@ class CronService:
     # ------------------------------------------------------------------------------------------ firing
 
     async def serve(self, fired: Fired) -> None:
-        """Fire what is due, until cancelled. `fired` is told the owner and the session of each message."""
+        """Fire due jobs until cancelled. `fired` is called with the owner and the session of each message."""
         self._fired = fired
         try:
             while True:
-                self._changed.clear()  # before looking: what comes meanwhile sets it again
+                self._changed.clear()  # before reading: a change meanwhile sets it again
                 try:
                     async with self._firing:
                         due = await self.fire_due() if not self._rests else None
-                except (StoreError, ValueError) as error:  # a full, locked or damaged disk ends no service
+                except (StoreError, ValueError) as error:  # a full, locked or damaged disk must not end the service
                     log.error("%s", error)
                     due = None
                 await self._sleep(due)
@@ -163,13 +165,13 @@ class CronService:
             self._fired = None
 
     async def rest(self) -> None:
-        """Fire no more while it serves; what is being fired is told of when this returns."""
+        """Stop firing while `serve` runs on. Returns once firings under way are done."""
         self._rests = True
         async with self._firing:
             return
 
     async def fire_due(self) -> float | None:
-        """Fire every job whose time has come; when the next one is due, None when there is none."""
+        """Fire every job that is due. Return when the next one is; None if there is none."""
         now = self.clock()
         due: builtins.list[Timer] = []
         later: builtins.list[float] = []
@@ -179,16 +181,16 @@ class CronService:
             if timer.due_at > now:
                 later.append(timer.due_at)
                 more = False
-                break  # they come in order
+                break  # they are in order
             if timer.id != HEARTBEAT or (self.beat is not None and timer.owner == self.owner):
                 due.append(timer)
         if due:
             later += await self._fire_all(due, now)
-            later += [now] if more else []  # that are due as well
+            later += [now] if more else []  # more are due
         return min(later, default=None)
 
     async def _fire_all(self, due: builtins.list[Timer], now: float) -> builtins.list[float]:
-        """Fire these side by side: one commit for all; when they come next."""
+        """Fire these concurrently, in one commit. Return when they are due next."""
         jobs = [timer for timer in due if timer.id != HEARTBEAT]
         decided = await in_thread(lambda: [_or_error(decide, timer, now, self.missed) for timer in jobs])
         work = [self._fire(timer, what) for timer, what in zip(jobs, decided, strict=True)]
@@ -205,7 +207,9 @@ class CronService:
             return None
         if isinstance(what, Drop):
             if await self.store.cancel_timer(timer.owner, timer.id):
-                log.warning("the job %s was missed and is dropped: its time was %s", timer.id, time.ctime(timer.due_at))
+                log.warning(
+                    "the job %s was missed and is removed: it was due at %s", timer.id, time.ctime(timer.due_at)
+                )
             return None
         if await self.store.fire_timer(timer, what.message, what.next_due):
             self._tell(timer.owner, what.message.session_key)
@@ -240,12 +244,12 @@ class CronService:
 def _read(now: float, **given: Any) -> tuple[Schedule, float]:
     schedule = parse_schedule(now=now, **given)
     due = next_after(schedule, now)
-    assert due is not None  # parse_schedule refuses what never comes
+    assert due is not None  # parse_schedule refuses schedules that are never due
     return schedule, due
 
 
 def _or_error(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function gives; the error, when a job's data is damaged."""
+    """Return the function's result, or its error if a job's data is damaged."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -253,7 +257,7 @@ def _or_error(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _free_id(there: dict[str, Timer], owner: str, key: str) -> tuple[str, Timer | None]:
-    """An id for a new job, and the job itself if this very call has made it before."""
+    """Return an id for a new job, and the timer if this same call has added the job before."""
     number = 0
     while True:
         seed = f"{owner}\n{key}\n{number}".encode() if key else os.urandom(16)

@@ -1,4 +1,4 @@
-"""Time zones: what the clocks of a place show at an instant, and at which instants they show something."""
+"""Time zones: conversion between instants and clock times."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ LOCAL_FILE = "/etc/localtime"
 
 
 class BadSchedule(EverloopError):
-    """A schedule that cannot be read, or that never comes."""
+    """A schedule that is malformed, or never due."""
 
 
 class Zone:
-    """A zone by its IANA name; "" is the one of this machine. Reads files: make it in a thread."""
+    """A time zone by its IANA name; "" is the machine's own. Reads files: construct it in a thread."""
 
     def __init__(self, name: str) -> None:
         self._info = _load(name) if name else None
 
     def wall(self, at: float) -> datetime:
-        """What the clocks show, without a zone."""
+        """Return the clock time of an instant, without a zone."""
         return datetime.fromtimestamp(at, self._info).replace(tzinfo=None, fold=0)
 
     def instants(self, wall: datetime) -> list[float]:
-        """When the clocks show this: mostly once, not at all where they are put forward, twice where back."""
+        """Return the instants of a clock time: usually one, none in a gap of daylight saving, two in an overlap."""
         return sorted({at for at in self._both(wall) if self.wall(at) == wall})
 
     def first(self, wall: datetime) -> float:
-        """When the clocks show this for the first time; where they skip it, the end of the gap."""
+        """Return the first instant of a clock time; in a gap of daylight saving, the end of the gap."""
         found = self.instants(wall)
         if found:
             return found[0]
-        inside, beyond = sorted(self._both(wall))  # on either side of the instant at which they are put forward
+        inside, beyond = sorted(self._both(wall))  # on either side of the change
         while beyond - inside > 1:
             middle = (inside + beyond) // 2
             if self.wall(middle) < wall:
@@ -54,12 +54,12 @@ class Zone:
 
 @lru_cache(64)
 def zone(name: str) -> Zone:
-    """The zone of this name; an error that suggests another when there is none."""
+    """Return the zone of this name; an unknown one is an error with a suggestion."""
     return Zone(name)
 
 
 def local_name() -> str:
-    """The IANA name of this machine's zone; "" when it has none."""
+    """Return the IANA name of this machine's zone; "" if it has none."""
     set_by_hand = os.environ.get("TZ")
     if set_by_hand is not None:
         name = set_by_hand.removeprefix(":") or "UTC"
@@ -79,8 +79,8 @@ def _load(name: str) -> ZoneInfo:
 
     try:
         return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):  # unknown, no name at all, or a folder of names
-        raise BadSchedule(f'"{name[:60]}" is no time zone: {_advice(name)}') from None
+    except (KeyError, ValueError, OSError):  # unknown, malformed, or a folder of names
+        raise BadSchedule(f'"{name[:60]}" is not a time zone: {_advice(name)}') from None
 
 
 def _advice(name: str) -> str:

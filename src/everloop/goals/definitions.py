@@ -1,4 +1,4 @@
-"""What an agent with a goal is: its prompts, its inputs, its tools, its limits and the form of its result."""
+"""AgentDefinition: the prompts, inputs, tools, limits, model options and result of an agent with a goal."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LONGEST_DESCRIPTION = 1024
 MOST_TURNS = 1_000
 MOST_MINUTES = 24 * 60.0
+REASONING = ("none", "minimal", "low", "medium", "high")
 
 
 class DefinitionError(EverloopError, ValueError):
-    """An agent that cannot be: what is wrong with its definition, and where."""
+    """A definition that is wrong or cannot run: what is wrong with it, and where."""
 
     def __init__(self, message: str, path: tuple[str, ...] = (), problem: str = "") -> None:
         super().__init__(message)
-        self.path = path  # the keys that lead to what is wrong
-        self.problem = problem or message  # the same without the name of the agent
+        self.path = path  # the keys that lead to the mistake
+        self.problem = problem or message  # the message without the agent's name
 
 
 @dataclass(frozen=True)
 class AgentDefinition:
     """One kind of agent. `${input}` in its prompts stands for the value of a declared input.
 
-    `inputs` and `output_schema` are JSON schemas; `tools` are the names of all tools that it has.
+    `inputs` and `output_schema` are JSON schemas; `tools` names all tools that the agent has. `initial_messages` stand
+    before the query, each with a `role` (user or assistant) and a `content`. `reasoning` is how long the model thinks.
     """
 
     name: str
     description: str
     system_prompt: str
-    query: str = ""  # what it is asked to do; without one it is handed its inputs
+    query: str = ""  # what it is asked to do; without one it is given its inputs
     inputs: dict[str, Any] = field(default_factory=dict)
     model: str | None = None
     tools: list[str] = field(default_factory=list)
@@ -48,18 +50,22 @@ class AgentDefinition:
     max_time_minutes: float = 10
     output_description: str | None = None
     output_schema: dict[str, Any] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    reasoning: str | None = None  # one of REASONING
+    initial_messages: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for path, problem in _problems(self):
             problem = f"{'.'.join(path)}: {problem}"
             raise DefinitionError(f"agent {_shown_name(self.name)}: {problem}", path, problem)
         object.__setattr__(self, "tools", list(self.tools))
-        for schema in ("inputs", "output_schema"):
-            object.__setattr__(self, schema, copy.deepcopy(getattr(self, schema)))
+        for mutable in ("inputs", "output_schema", "initial_messages"):
+            object.__setattr__(self, mutable, copy.deepcopy(getattr(self, mutable)))
 
     @classmethod
     def from_markdown(cls, text: str, where: str = "agent") -> AgentDefinition:
-        """Read a Markdown text: front matter with the names of the fields, and the system prompt below it.
+        """Read a Markdown text: front matter with the fields, and the system prompt below it.
 
         `where` is its path, for errors like "agents/x.md:3: …".
         """
@@ -76,7 +82,14 @@ class AgentDefinition:
     @property
     def prompts(self) -> list[str]:
         """The texts that inputs are put into."""
-        return [self.system_prompt, self.query, self.output_description or ""]
+        initial = [said["content"] for said in self.initial_messages]
+        return [self.system_prompt, self.query, self.output_description or "", *initial]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of its model calls, by the names that providers have for them."""
+        options = {"temperature": self.temperature, "top_p": self.top_p, "reasoning_effort": self.reasoning}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 _KEYS = tuple(item.name for item in fields(AgentDefinition) if item.name != "system_prompt")
@@ -104,7 +117,7 @@ def _shown_name(name: Any) -> str:
 
 
 def _problems(definition: Any) -> Iterator[Problem]:
-    """What is wrong, field by field."""
+    """Yield what is wrong, field by field."""
     if not isinstance(definition.name, str) or NAME.fullmatch(definition.name) is None:
         yield ("name",), "must be 1 to 64 letters, digits, _ or -"
     for key in ("description", "system_prompt"):
@@ -127,6 +140,8 @@ def _problems(definition: Any) -> Iterator[Problem]:
         yield from (((("output_schema", *path)), problem) for path, problem in found)
     yield from _tool_problems(definition.tools)
     yield from _limit_problems(definition)
+    yield from _option_problems(definition)
+    yield from _message_problems(definition.initial_messages)
 
 
 def _tool_problems(tools: Any) -> Iterator[Problem]:
@@ -137,7 +152,7 @@ def _tool_problems(tools: Any) -> Iterator[Problem]:
         if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
             yield ("tools",), f"{name!r:.80} is not the name of a tool"
         elif name in tools[:place]:
-            yield ("tools",), f"{name} stands there twice"
+            yield ("tools",), f"{name} is listed twice"
 
 
 def _limit_problems(definition: Any) -> Iterator[Problem]:
@@ -149,6 +164,37 @@ def _limit_problems(definition: Any) -> Iterator[Problem]:
         yield ("max_time_minutes",), f"must be a number of minutes, not {_kind(minutes)}"
     elif not (math.isfinite(minutes) and 0 < minutes <= MOST_MINUTES):
         yield ("max_time_minutes",), f"must be above 0 and at most {MOST_MINUTES:g}, not {minutes!r:.60}"
+
+
+def _option_problems(definition: Any) -> Iterator[Problem]:
+    for key, most in (("temperature", 2), ("top_p", 1)):
+        number = getattr(definition, key)
+        if number is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= most:
+            yield (key,), f"must be a number from 0 to {most}, not {number!r:.60}"
+    if definition.reasoning is not None and definition.reasoning not in REASONING:
+        yield ("reasoning",), f"must be one of {', '.join(REASONING)}, not {definition.reasoning!r:.60}"
+
+
+def _message_problems(messages: Any) -> Iterator[Problem]:
+    path = ("initial_messages",)
+    if not isinstance(messages, list | tuple):
+        yield path, f"must be a list of messages, not {_kind(messages)}"
+        return
+    before = ""
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or message.keys() != {"role", "content"}:
+            yield path, f"message {number} must have a role and a content, and nothing else"
+            return
+        role, content = message["role"], message["content"]
+        if role not in ("user", "assistant"):
+            yield path, f"the role of message {number} must be user or assistant, not {role!r:.60}"
+        elif not isinstance(content, str) or not content.strip():
+            yield path, f"the content of message {number} must be a text, not {_kind(content)}"
+        elif role == "assistant" and before != "user":  # chat templates refuse it
+            yield path, f"message {number} is the assistant's: a message of the user must stand before it"
+        before = role
 
 
 def _kind(value: Any) -> str:

@@ -1,63 +1,83 @@
-"""AgentExecutor: takes one goal to its end with nobody there to answer questions, and hands back a result."""
+"""AgentExecutor: runs an agent's definition to its result without a person to ask.
+
+A run is a session `executor:NAME/ID` in the store: its turns go through `AgentLoop`, and the phases between them are in
+`goals.phases`. A run that was interrupted is resumed by running the same definition with the same inputs again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
+import json
+import logging
+import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from .. import events
-from ..actions import Limits
+from ..bus import EXECUTOR, InboundMessage, MessageBus, SubagentTask
 from ..config import Config
-from ..context.pictures import without_pictures
-from ..context.window import model_info
-from ..engine import Turn, run_turn
-from ..log import Call, TurnEnded, UserSaid, day_in_words
+from ..config.dsn import DSN
+from ..log import Call, Entry, Logged, ModelAnswered, TurnEnded, day_in_words
 from ..messages import Conversation
-from ..providers.base import LLMProvider, LLMResponse
+from ..providers.base import LLMProvider, LLMResponse, ProviderError, option_keywords
+from ..runtime.agent import AgentLoop
 from ..runtime.model_call import ModelCall
-from ..runtime.tool_calls import Tools
+from ..runtime.turn_spec import RunCall, TurnSpec
+from ..store.base import Claim, Store
 from ..text import clean
-from ..tools.policy.policy import Policy
-from ..tools.registry import ToolRegistry, ToolResult
+from ..threads import in_thread
+from ..tools.registry import ToolRegistry, ToolResult, error_result
+from . import phases
 from .activities import Activities, OnActivity
-from .clock import Deadline
-from .definitions import AgentDefinition
-from .extraction import (
-    RETRIES,
-    extraction_message,
-    grace_message,
-    grace_seconds,
-    read_output,
-    retry_message,
-    system_prompt,
-    work_message,
-)
-from .ports import GoalModel, GoalTools, RunCall
-from .runs import (
-    STOPPED,
-    Outcome,
-    OutputObject,
-    Run,
-    TerminateReason,
-    WorkLimits,
-    cut_short,
-    stopping,
-    turns_of,
-    usage_of,
-)
+from .definitions import AgentDefinition, DefinitionError
+from .extraction import extraction_message, read_output, system_prompt, work_message
+from .phases import CUT, Outcome, Step, TerminateReason
 from .templates import InputError, check_inputs
-from .tools import Surroundings, goal_registry
-from .window import GoalWindow
 
 __all__ = ["AgentExecutor", "OutputObject"]
 
-_current: ContextVar[Run] = ContextVar("everloop_executor_run")
+log = logging.getLogger(__name__)
+OWNER = "me"
+NO_CHAT = frozenset({"message", "cron"})  # tools that write to a chat
+
+_current: ContextVar[_Run] = ContextVar("everloop_executor_run")
+_running: set[str] = set()  # ids of the runs of this process
+
+
+@dataclass(slots=True, frozen=True)
+class OutputObject:
+    """The outcome of a run. `result` is text, or JSON that fits the output schema; None if there is none."""
+
+    result: Any
+    terminate_reason: TerminateReason
+    turns: int = 0  # answers of the model while it worked
+    duration: float = 0.0  # seconds
+    usage: dict[str, int] = field(default_factory=dict)  # tokens of all model calls, as the provider counted them
+    recovered: bool = False  # the result is the best effort of the grace turn, not the goal
+    recovered_from: str | None = None  # the limit that cut the work short
+    error: str | None = None  # what went wrong, in one line
+    log: tuple[Entry, ...] = field(default=(), repr=False)  # everything that happened
+    session: str = ""  # the key of the run's session in the store
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run under way in this process."""
+
+    inputs: dict[str, Any]
+    signal: asyncio.Event | None
+    activities: Activities
+    began: float = 0.0
+    system: str | None = None  # its system prompt, once it is built
 
 
 class AgentExecutor:
@@ -71,25 +91,23 @@ class AgentExecutor:
         self,
         definition: AgentDefinition,
         provider: LLMProvider,
-        registry: ToolRegistry,
-        policy: Policy,
-        surroundings: Surroundings,
+        workspace: Path,
+        tools: ToolRegistry,
+        make_loop: Callable[[], AgentLoop],
         *,
         model: str | None = None,
         on_activity: OnActivity | None = None,
-        config: Config | None = None,
+        session: str | None = None,
     ) -> None:
+        """`tools` are those of the definition; `make_loop` makes the agent of one run."""
         self.definition = definition
         self.provider = provider
-        self.tools = registry
+        self.workspace = workspace
+        self.tools = tools
         self.model = definition.model or model
-        self._policy = policy
-        self._surroundings = surroundings
+        self._make_loop = make_loop
         self._on_activity = on_activity
-        self._vision = config.vision if config is not None else "auto"
-        self._window = config.window if config is not None else 0
-        self._text_calls = config.text_calls if config is not None else True
-        self._runs = 0
+        self._session = session
 
     @classmethod
     async def create(
@@ -105,190 +123,317 @@ class AgentExecutor:
         model: str | None = None,
         brave_api_key: str | None = None,
         exec_config: Any = None,
+        store: Store | str | Path | DSN | None = None,
+        session: str | None = None,
     ) -> Self:
         """Check that the definition can run here; a DefinitionError says in one line why it cannot.
 
-        `tools` is a registry of further tools that the definition may name, before those that are built in.
+        `tools` is a registry of further tools that the definition may name; they override built-in ones. `store` is
+        where runs are kept, by default the workspace's own store. `session` is the key of the runs' session, by default
+        one for each run.
         """
-        registry, policy, surroundings = await goal_registry(
+        _check_arguments(definition, provider, workspace, tools, config)
+        assert provider is not None
+        assert workspace is not None
+        folder = await in_thread(_folder, definition.name, workspace)
+
+        def make_loop() -> AgentLoop:
+            loop = AgentLoop(
+                MessageBus(),
+                provider,
+                folder,
+                model=model,
+                brave_api_key=brave_api_key,
+                exec_config=exec_config,
+                restrict_to_workspace=restrict_to_workspace,
+                config=config,
+                store=store,
+            )
+            for tool in tools or ():
+                loop.tools.register(tool, borrowed=True)
+            return loop
+
+        loop = make_loop()
+        try:
+            if config is not None and config.mcp:
+                await loop.provide_tools()
+            await _check_tools(definition, loop)
+        finally:
+            await loop.release()
+        return cls(
             definition,
             provider,
-            workspace,
-            tools,
-            config,
-            restricted=restrict_to_workspace,
-            brave_api_key=brave_api_key,
-            exec_config=exec_config,
-        )
-        assert provider is not None
-        return cls(
-            definition, provider, registry, policy, surroundings, model=model, on_activity=on_activity, config=config
+            folder,
+            loop.tools.only(lambda name: name in definition.tools),
+            make_loop,
+            model=loop.model,
+            on_activity=on_activity,
+            session=session,
         )
 
-    # ------------------------------------------------------------------------------------------ the steps
+    # ------------------------------------------------------------------------------------------ steps
 
     def build_system_prompt(self, inputs: Mapping[str, Any]) -> str:
-        """The system prompt of a run with these inputs."""
-        facts = [f"Workspace: {self._surroundings.workspace}"] if self.definition.tools else []
-        return system_prompt(self.definition, inputs, "\n".join([*facts, f"Today is {day_in_words(time.time())}."]))
+        """Return the system prompt of a run with these inputs."""
+        run = _current.get(None)
+        facts = [f"Workspace: {self.workspace}"] if self.definition.tools else []
+        began = run.began if run is not None and run.began else time.time()
+        return system_prompt(self.definition, inputs, "\n".join([*facts, f"Today is {day_in_words(began)}."]))
 
     def build_extraction_message(self) -> str:
-        """The message that asks for the result, once the work has ended by itself."""
+        """Return the message that asks for the result when the work is done."""
         return extraction_message(self.definition, self.inputs)
 
     async def call_model(
         self, conversation: Conversation, tools: list[dict[str, Any]] | None, emit: events.Emit | None = None
     ) -> LLMResponse:
-        """Ask the model once; `tools` are the definitions that it is offered. With `emit` its answer is streamed."""
-        return await ModelCall(self.provider, self.model, text_calls=self._text_calls).ask(conversation, tools, emit)
+        """Ask the model once. `tools` are the definitions that it is offered; with `emit` the answer is streamed."""
+        return await ModelCall(self.provider, self.model, self.definition.options).ask(conversation, tools, emit)
 
     async def process_function_calls(self, calls: Sequence[Call], run: RunCall) -> Sequence[ToolResult]:
-        """Run calls of one answer that may start together, each by `run(call)`; a result for each, in order."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_awaited(run, call)) for call in calls]
-        return [task.result() for task in tasks]
+        """Run the calls of an answer that may start together, each with `run(call)`. Return their results in order."""
+        return await asyncio.gather(*(run(call) for call in calls))
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The inputs of the run that this is called in, for a subclass's steps."""
+        """The inputs of the current run, for the steps of a subclass."""
         run = _current.get(None)
         return run.inputs if run is not None else {}
 
-    @property
-    def clock(self) -> Deadline:
-        """The time of the run that this is called in: `with self.clock.paused():` while a person is asked."""
-        return _current.get().clock
+    # ------------------------------------------------------------------------------------------ runs
 
-    # ------------------------------------------------------------------------------------------ a run
+    async def run(
+        self, inputs: Mapping[str, Any] | None = None, signal: asyncio.Event | None = None, *, key: str | None = None
+    ) -> OutputObject:
+        """Run the definition to its end, or resume an interrupted run with the same inputs.
 
-    async def run(self, inputs: Mapping[str, Any] | None = None, signal: asyncio.Event | None = None) -> OutputObject:
-        """Take the goal to its end. Inputs that are missing or wrong are an InputError; whatever goes wrong later is
-        told in the output. Setting `signal` ends the run at once."""
+        Missing or wrong inputs are an InputError; what goes wrong later is in the output. Setting `signal` ends the run
+        for good; cancelling this call interrupts it. A run with a `key` happens once: with the same key, its output is
+        returned again.
+        """
         started = time.monotonic()
-        activities = Activities(self._on_activity)
+        definition = self.definition
+        activities = Activities(self._on_activity, definition.tools)
+        loop = self._make_loop()
+        id = ""
         try:
-            values = check_inputs(self.definition.name, self.definition.inputs, inputs, self.definition.prompts)
+            values = self._checked(inputs, activities)
+            run = _Run(values, signal, activities)
+            message = await self._message(loop, values, key)
+            id, key = phases.id_of(message), message.session_key
+            if activities.emit is not None:
+                loop.watch(key, activities.emit)
+            logged = await loop.subagents.run(message, partial(self._adapt, run))
+            output = _output(definition, logged, key, time.monotonic() - started)
+            if output.terminate_reason == "error" and not activities.errors:  # no turn could begin
+                activities.error(output.error or "", "error")
+            return output
+        finally:
+            _running.discard(id)
+            await loop.release()
+            await activities.close()
+
+    def _checked(self, inputs: Any, activities: Activities) -> dict[str, Any]:
+        """Return the inputs as the store keeps them."""
+        definition = self.definition
+        try:
+            values = check_inputs(definition.name, definition.inputs, inputs, definition.prompts)
         except InputError as error:
             activities.error(str(error), "inputs")
-            await activities.close()
             raise
-        clock = Deadline(self.definition.max_time_minutes * 60)
-        window = GoalWindow(self._model_name, self.tools, self._window)
-        conversation = Conversation(blind=without_pictures if self._blind() else None)
-        run = Run(secrets.token_hex(8), values, clock, signal, activities, conversation, window)
+        kept: dict[str, Any] = json.loads(json.dumps(values, default=str))
+        return kept
+
+    async def _message(self, loop: AgentLoop, inputs: dict[str, Any], key: str | None) -> InboundMessage:
+        """Return the message of an interrupted run with these inputs, or one that begins a new run."""
+        definition, name = asdict(self.definition), self.definition.name
+        if key is not None:
+            id = hashlib.sha256(f"{name}\0{key}".encode()).hexdigest()[:12]
+            known = await loop.store.find(OWNER, f"spawn:{id}")
+            if known is not None and (task := known.message.task) is not None:
+                if (task.definition, task.inputs) != (definition, inputs):
+                    raise InputError(f'agent {name}: the run "{key[:60]}" had another definition or other inputs')
+                return known.message
+        else:
+            for row in await loop.subagents.open_runs(OWNER):
+                task = row.message.task
+                if task is None or (task.definition, task.inputs) != (definition, inputs):
+                    continue
+                mine = self._session in (None, row.message.session_key) and not await loop.subagents.is_held(row)
+                if mine and task.id not in _running:
+                    _running.add(task.id)
+                    log.info("resuming the run %s, which was interrupted", row.message.session_key)
+                    return row.message
+            id = secrets.token_hex(6)
+        _running.add(id)
+        return InboundMessage(
+            EXECUTOR,
+            "user",
+            name,
+            work_message(self.definition, inputs),
+            id=f"spawn:{id}",
+            owner=OWNER,
+            session=self._session or f"{EXECUTOR}:{name}/{id}",
+            reply=False,
+            attended=False,
+            cause=SubagentTask(
+                id=id,
+                label=name,
+                root=id,  # all its turns use one budget
+                depth=0,
+                seconds=60 * self.definition.max_time_minutes,
+                report=False,
+                definition=definition,
+                inputs=inputs,
+            ),
+        ).addressed()
+
+    async def _adapt(self, run: _Run, claim: Claim, task: SubagentTask, spec: TurnSpec) -> TurnSpec:
+        """Put the executor's steps into the settings of one of the run's turns."""
+        run.began = run.began or claim.began
+        if run.system is None:
+            run.system = clean(await self._text(run, partial(self.build_system_prompt, run.inputs)))
+        system = run.system
+        asks = task.phase == "extract" and not task.tries
+        return replace(
+            spec,
+            system=lambda _: system,
+            dated=False,
+            aborted=run.signal,
+            opening=partial(self._text, run, self.build_extraction_message) if asks else None,
+            ask_model=partial(self._ask_model, run) if self._overrides("call_model") else None,
+            run_calls=partial(self._run_calls, run) if self._overrides("process_function_calls") else None,
+            follow=partial(self._follow, run, task, spec),
+        )
+
+    async def _text(self, run: _Run, build: Callable[[], Any]) -> str:
+        """Return the text that a step builds; a subclass's step may be async."""
         token = _current.set(run)
-        self._runs += 1
         try:
-            outcome, recovered = await self._pursue(run)
+            text = build()
+            return str(await text if inspect.isawaitable(text) else text)
         finally:
             _current.reset(token)
-            self._runs -= 1
-            await self.tools.end_turn(run.id)
-            if not self._runs:
-                await self._surroundings.close()
-            await activities.close()
-        return OutputObject(
-            outcome.result,
-            outcome.reason,
-            turns_of(run.log.entries),
-            round(time.monotonic() - started, 4),
-            usage_of(run.log.entries),
-            recovered,
-            outcome.reason if recovered else None,
-            outcome.error,
-            tuple(run.log.entries),
-        )
 
-    async def _pursue(self, run: Run) -> tuple[Outcome, bool]:
-        """Both phases, and the grace turn where a limit has cut one of them short."""
-        system = await _awaited_text(self.build_system_prompt(run.inputs))
-        run.conversation.append({"role": "system", "content": clean(system)})
-        limits = WorkLimits(rounds=self.definition.max_turns)
-        ended = await self._turn(run, work_message(self.definition, run.inputs), limits, self.tools)
-        outcome = cut_short(ended)
-        if outcome is None:
-            outcome = await self._extract(run)
-        if outcome.told is not None:
-            run.activities.error(outcome.error or "", outcome.told)
-        if outcome.reason not in ("max_turns", "timeout"):
-            return outcome, False
-        result = await self._grace(run, outcome.reason)
-        return Outcome(outcome.reason, result, outcome.error), result is not None
+    async def _ask_model(
+        self, run: _Run, conversation: Conversation, tools: list[dict[str, Any]] | None, emit: events.Emit | None
+    ) -> LLMResponse:
+        token = _current.set(run)
+        try:
+            return await self.call_model(conversation, tools, emit)
+        finally:
+            _current.reset(token)
 
-    async def _extract(self, run: Run) -> Outcome:
-        """Ask for the result until it fits, a few times."""
-        message = await _awaited_text(self.build_extraction_message())
-        problem = ""
-        for _ in range(1 + RETRIES):
-            ended = await self._turn(run, message, Limits(rounds=2, empty_answers=1), None)
-            if ended.reason not in ("answer", "empty", "max_rounds", "repeating"):
-                outcome = cut_short(ended)
-                assert outcome is not None
-                return outcome
-            result, problem = read_output(self.definition, ended.text if ended.reason == "answer" else "")
-            if not problem:
-                return Outcome("goal", result)
-            run.activities.error(problem, "output")
-            message = retry_message(problem)
-        return Outcome("error", error=f"no valid result after {1 + RETRIES} tries: {problem}")
+    async def _run_calls(self, run: _Run, calls: Sequence[Call], run_call: RunCall) -> Sequence[ToolResult]:
+        """Run the step of a subclass. If it fails, each call has an error as its result."""
+        token = _current.set(run)
+        try:
+            return list(await self.process_function_calls(calls, run_call))
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
+            log.exception("process_function_calls failed")
+            problem = clean(str(error)) or type(error).__name__
+            run.activities.error(problem, "tool")
+            return [ToolResult(error_result(f"{call.name} failed: {problem}"), "error") for call in calls]
+        finally:
+            _current.reset(token)
 
-    async def _grace(self, run: Run, reason: TerminateReason) -> Any:
-        """One short turn without tools for the best result that can still be given; None if there is none."""
-        run.clock = Deadline(grace_seconds(run.clock.seconds))
-        message = grace_message(self.definition, reason, run.inputs)
-        ended = await self._turn(run, message, Limits(rounds=1, empty_answers=1), None)
-        if ended.reason != "answer":
-            run.activities.error(f"the grace turn gave no result: {ended.error or ended.text}", "grace")
-            return None
-        result, problem = read_output(self.definition, ended.text)
-        if problem:
-            run.activities.error(problem, "grace")
-        return result
-
-    async def _turn(self, run: Run, message: str, limits: Limits, tools: ToolRegistry | None) -> TurnEnded:
-        """One turn of the engine in the run's conversation; without tools, a call of any is answered with an error."""
-        offered = tools if tools is not None else ToolRegistry()
-        said = UserSaid(clean(message))
-        run.log.entries.append(said)
-        turn = Turn(run.id, [said], run.conversation, run.log, run.activities.emit)
-
-        async def check() -> None:
-            if (due := run.due()) is not None:
-                turn.stop(due, STOPPED[due])
-                await asyncio.sleep(0)  # where the stop takes effect
-
-        model = GoalModel(self.call_model, offered.get_definitions() or None, check, run.window)
-        context = self._surroundings.context(run.id, run.conversation, offered, self._policy)
-        toolbox = GoalTools(
-            offered,
-            Tools(offered, self._policy, context, attended=False),
-            self.process_function_calls,
-            self._overrides("process_function_calls"),
-            run.activities,
-        )
-        async with stopping(turn, run):
-            ended = await run_turn(turn, model, toolbox, limits, run.window)
-        assert isinstance(ended, TurnEnded)
-        return ended
+    def _follow(
+        self, run: _Run, task: SubagentTask, spec: TurnSpec, ended: TurnEnded, untrusted: bool
+    ) -> Sequence[InboundMessage]:
+        """Report how a turn ended, where the events of the turn have not, and return what follows it."""
+        following = phases.after(self.definition, phases.step_of(task), ended)
+        tell = run.activities.error
+        match following:
+            case Step(phase="grace", cut=cut):
+                limit = phases.LIMITS[cut]
+                tell(CUT[limit], limit)
+            case Step(problem=problem) if problem:
+                tell(problem, "output")
+            case Outcome(recovered=False) if task.phase == "grace":
+                problem = read_output(self.definition, ended.text)[1] if ended.reason == "answer" else ""
+                tell(problem or f"the grace turn gave no result: {ended.error or ended.text}", "grace")
+            case Outcome(reason="aborted" | "error" as reason, error=error) if error != run.activities.model_error:
+                tell(error or "", reason)
+        return spec.follow(ended, untrusted)
 
     def _overrides(self, step: str) -> bool:
         return getattr(getattr(self, step), "__func__", None) is not getattr(AgentExecutor, step)
 
-    def _blind(self) -> bool:
-        """Whether the model cannot see pictures."""
-        if self._vision != "auto":
-            return self._vision == "no"
-        return model_info(self._model_name).vision is False
 
-    @property
-    def _model_name(self) -> str:
-        return self.model or getattr(self.provider, "get_default_model", str)() or ""
+def _output(definition: AgentDefinition, logged: Sequence[Logged], key: str, seconds: float) -> OutputObject:
+    """Read the output of a run from its log."""
+    entries = [one.entry for one in logged]
+    outcome = phases.outcome_of(definition, [entry for entry in entries if isinstance(entry, TurnEnded)])
+    turns, works, usage = 0, True, dict[str, int]()
+    for entry in entries:
+        works = works and not isinstance(entry, TurnEnded)
+        if isinstance(entry, ModelAnswered):
+            turns += works and entry.finish_reason != "cancelled"
+            for name, count in entry.usage.items():
+                usage[name] = usage.get(name, 0) + count
+    return OutputObject(
+        outcome.result,
+        outcome.reason,
+        turns,
+        round(seconds, 4),
+        usage,
+        outcome.recovered,
+        outcome.reason if outcome.recovered else None,
+        outcome.error,
+        tuple(entries),
+        key,
+    )
 
 
-async def _awaited(run: RunCall, call: Call) -> ToolResult:
-    return await run(call)
+# ---------------------------------------------------------------------------------------------- checks
 
 
-async def _awaited_text(text: Any) -> str:
-    """What a step gave; one of a subclass may be async."""
-    return str(await text if inspect.isawaitable(text) else text)
+def _check_arguments(definition: Any, provider: Any, workspace: Any, tools: Any, config: Any) -> None:
+    if not isinstance(definition, AgentDefinition):
+        raise DefinitionError(f"the definition must be an AgentDefinition, not {type(definition).__name__}")
+    about = f"agent {definition.name}: "
+    if provider is None:
+        raise DefinitionError(f"{about}provider is None: give one, such as everloop.providers.openai.OpenAIProvider(…)")
+    if isinstance(provider, type) or not callable(getattr(provider, "chat", None)):
+        shown = f"the class {provider.__name__}" if isinstance(provider, type) else type(provider).__name__
+        raise DefinitionError(f"{about}provider must be an LLMProvider with a method chat, not {shown}")
+    if not isinstance(workspace, str | os.PathLike):
+        raise DefinitionError(f"{about}workspace must be the path of a folder, not {type(workspace).__name__}")
+    if tools is not None and not isinstance(tools, ToolRegistry):
+        raise DefinitionError(f"{about}tools must be a ToolRegistry of further tools, not {type(tools).__name__}")
+    if config is not None and not isinstance(config, Config):
+        raise DefinitionError(f"{about}config must be a Config, not {type(config).__name__}")
+    try:
+        option_keywords(provider, definition.options)
+    except ProviderError as error:
+        told = str(error).replace("reasoning_effort", "reasoning")
+        raise DefinitionError(f"{about}{told}") from None
+
+
+def _folder(agent: str, workspace: str | Path) -> Path:
+    folder = Path(os.path.abspath(workspace))
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist: make the folder, or name another one"
+        raise DefinitionError(f"agent {agent}: workspace: {folder} {what}")
+    return folder
+
+
+async def _check_tools(definition: AgentDefinition, loop: AgentLoop) -> None:
+    """Refuse unknown tools, tools that need a chat, and tools that would need a person's approval for every call."""
+    about = f"agent {definition.name}: tools:"
+    known = [name for name in loop.tools.names if name not in NO_CHAT]
+    for name in definition.tools:
+        if name in NO_CHAT:
+            raise DefinitionError(f"{about} {name} writes to a chat, and an executor has none: take it off the list")
+        if name not in loop.tools:
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+            raise DefinitionError(f"{about} there is no tool {name} ({hint})")
+        if why := await loop.refuses(name, EXECUTOR, definition.name):
+            raise DefinitionError(
+                f"{about} {name} would need a person's approval for every call, and nobody is there to give it: "
+                f"{why}. Take it off the list, or change the policy"
+            )

@@ -1,7 +1,4 @@
-"""The words of a goal's phases: what the agent is asked to do, and how its result is asked for and read.
-
-Pure, so that any run of a definition, in memory or on disk, says and reads the same.
-"""
+"""The messages of a goal's phases, and how its result is read from an answer. Pure."""
 
 from __future__ import annotations
 
@@ -15,26 +12,26 @@ from .definitions import AgentDefinition
 from .templates import as_text, fill
 
 GRACE_SECONDS, LEAST_GRACE_SECONDS = 60.0, 6.0
-RETRIES = 3  # that an answer which does not fit gets
-LONGEST = 2_000_000  # characters of an answer that is looked into for JSON
+RETRIES = 3  # after a result that does not fit
+LONGEST = 2_000_000  # characters of an answer that is searched for JSON
 MOST_STARTS = 2_000  # places in it where JSON may begin
 
 RULES = """\
 Nobody is there to answer questions: decide for yourself, and say later what you assumed. Work with your tools until \
 the task is done. When it is, answer without calling a tool; you will then be asked for the result.
-A call that fails tells you why: find the cause, then try something else."""
+When a call fails, its result tells you why: find the cause, then try something else."""
 
 _FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
 _START = re.compile(r"[{\[]")
 
 
 def system_prompt(definition: AgentDefinition, inputs: Mapping[str, Any], surroundings: str) -> str:
-    """The prompt of the whole run; `surroundings` are facts such as the workspace and the date."""
+    """Return the prompt of the whole run; `surroundings` are facts such as the workspace and the date."""
     return f"{fill(definition.system_prompt, inputs)}\n\n---\n\n{RULES}\n\n{surroundings}".strip()
 
 
 def work_message(definition: AgentDefinition, inputs: Mapping[str, Any]) -> str:
-    """The first message: the definition's query, or its inputs where it has none."""
+    """Return the first message: the definition's query, or its inputs if it has none."""
     if definition.query.strip():
         return fill(definition.query, inputs)
     given = [f"{name}: {as_text(value)}" for name, value in inputs.items()]
@@ -42,50 +39,48 @@ def work_message(definition: AgentDefinition, inputs: Mapping[str, Any]) -> str:
 
 
 def extraction_message(definition: AgentDefinition, inputs: Mapping[str, Any] | None = None) -> str:
-    """The last message, once the work has ended by itself."""
-    opening = "Your work is done. Give its result now, as your answer to this message; there are no tools any more."
+    """Return the message that asks for the result of finished work."""
+    opening = "Your work is done. Give its result now, as your answer to this message; you have no tools any more."
     return "\n\n".join([opening, *_wanted(definition, inputs or {})])
 
 
 def grace_message(definition: AgentDefinition, reason: str, inputs: Mapping[str, Any] | None = None) -> str:
-    """The last message, once a limit (`max_turns` or `timeout`) has cut the work short."""
+    """Return the message of the grace turn, after a limit (`max_turns` or `timeout`)."""
     limit = "You have used all your turns" if reason == "max_turns" else "Your time is up"
     opening = (
-        f"{limit}, and the work cannot go on: there are no tools any more. Give the best result that can be given from "
+        f"{limit}, and the work cannot continue: you have no tools any more. Give the best result that you can from "
         "what you know by now, as your answer to this message, and say in it what is missing. Answer at once."
     )
     return "\n\n".join([opening, *_wanted(definition, inputs or {})])
 
 
 def grace_seconds(limit: float) -> float:
-    """How long the grace turn may take after work with a limit of this many seconds: a tenth, within bounds."""
+    """Return the time limit of the grace turn: a tenth of the work's limit, within bounds."""
     return min(GRACE_SECONDS, max(LEAST_GRACE_SECONDS, limit / 10))
 
 
 def retry_message(problem: str) -> str:
-    """What the model is told of an answer that cannot be the result."""
-    return (
-        f"That cannot be taken as the result: {problem}\nGive the whole result once more, corrected, and nothing else."
-    )
+    """Return the message that sends an invalid result back to the model."""
+    return f"That is not a valid result: {problem}\nGive the whole result once more, corrected, and nothing else."
 
 
 def _wanted(definition: AgentDefinition, inputs: Mapping[str, Any]) -> Iterator[str]:
     if definition.output_description:
-        yield f"What the result must be:\n{fill(definition.output_description, inputs)}"
+        yield f"The result must be:\n{fill(definition.output_description, inputs)}"
     if definition.output_schema is not None:
         schema = json.dumps(definition.output_schema, ensure_ascii=False, indent=2)
         yield f"Answer with one JSON value that fits this JSON schema, and with nothing else:\n```json\n{schema}\n```"
     elif not definition.output_description:
-        yield "Whoever reads it sees nothing else of this conversation, so it must be complete."
+        yield "Its reader sees nothing else of this conversation, so it must be complete."
 
 
 # ---------------------------------------------------------------------------------------------- reading
 
 
 def read_output(definition: AgentDefinition, text: str) -> tuple[Any, str]:
-    """(result, problem) of an answer; the problem is "" where there is none.
+    """Return (result, problem) of an answer; the problem is "" if the result is valid.
 
-    With a schema the result is JSON that fits it; of several values in the answer, the first that does.
+    With a schema the result is the first JSON value in the answer that fits it.
     """
     if not text.strip():
         return None, "the answer is empty."
@@ -96,7 +91,7 @@ def read_output(definition: AgentDefinition, text: str) -> tuple[Any, str]:
         try:
             return validate(definition.output_schema, value), ""
         except InvalidArguments as error:
-            if length > longest:  # the one that was meant, most likely
+            if length > longest:  # most likely the one that was meant
                 problem, longest = f"it does not fit the schema: {error}", length
     if definition.output_schema.get("type") == "string":
         try:
@@ -107,7 +102,7 @@ def read_output(definition: AgentDefinition, text: str) -> tuple[Any, str]:
 
 
 def _values(text: str) -> Iterator[tuple[int, Any]]:
-    """(length, value) of the JSON in an answer: the whole of it, or what stands between other words, in order."""
+    """Yield (length, value) of the JSON in an answer: all of it, or each value between other words."""
     decoder = json.JSONDecoder(strict=False, parse_constant=_no_constant)
     whole = text.strip()
     if len(whole) > LONGEST:
@@ -137,4 +132,4 @@ def _decode(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int] | 
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

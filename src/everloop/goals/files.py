@@ -1,4 +1,7 @@
-"""The agents that there are: Markdown files in the workspace's `agents/`, and those shipped with the package."""
+"""Agent definitions in files: Markdown in the workspace's `agents/`, and the agents that ship with the package.
+
+The catalogue tells a model which agents of the workspace it can spawn.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import functools
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ..sandbox.reach import FOLDER, OutOfReach, Reach
 from .definitions import NAME, AgentDefinition, DefinitionError
@@ -21,24 +25,26 @@ SHIPPED = Path(__file__).parent / "shipped"
 FOLDER_NAME = "agents"
 BIGGEST = 64_000  # bytes of a file
 MOST = 200  # files in one folder
-MOST_ENTRIES = 5_000  # of a folder that are looked at
+MOST_ENTRIES = 5_000  # of a folder that are read
+LONGEST_LISTING = 12_000  # characters that a model is told about agents
 
 
 @dataclass(slots=True)
 class Definitions:
-    """Agents by name. One of the workspace stands for one of the package, also when it is broken."""
+    """Agents by name. A file of the workspace overrides a shipped agent of the same name, even if it is broken."""
 
     known: dict[str, AgentDefinition] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)  # what is wrong with a file, by the name of its agent
     problem: str = ""  # with the folder as a whole
+    own: list[str] = field(default_factory=list)  # names of the workspace's agents
 
     @property
     def problems(self) -> list[str]:
-        """A line for each thing that is wrong."""
+        """One line for each problem."""
         return [problem for problem in (self.problem, *self.broken.values()) if problem]
 
     def get(self, name: str) -> AgentDefinition:
-        """The agent of this name; a DefinitionError says why there is none."""
+        """Return the agent of this name; a DefinitionError says why there is none."""
         if name in self.known:
             return self.known[name]
         if name in self.broken:
@@ -49,9 +55,9 @@ class Definitions:
 
 
 def load_definitions(workspace: str | Path) -> dict[str, AgentDefinition]:
-    """All agents that a workspace has, with the shipped ones; a broken file is told to the log, and is no agent.
+    """Return all agents of a workspace, with the shipped ones. Broken files are logged and left out.
 
-    It looks at the disk: call it in a thread.
+    Reads from disk: call it in a thread.
     """
     found = read_definitions(Reach(Path(os.path.abspath(workspace))))
     for problem in found.problems:
@@ -60,8 +66,8 @@ def load_definitions(workspace: str | Path) -> dict[str, AgentDefinition]:
 
 
 def read_definitions(reach: Reach, shipped: Path = SHIPPED, *, trusted: bool = True) -> Definitions:
-    """The same, where a broken file is no more than that. `reach` says what of the workspace may be read; without
-    `trusted` nothing of it is."""
+    """Return the agents and the problems of a workspace. `reach` says what of it may be read; an untrusted workspace is
+    not read at all."""
     found = Definitions(dict(_shipped(shipped)))
     if not trusted:
         return found
@@ -70,22 +76,83 @@ def read_definitions(reach: Reach, shipped: Path = SHIPPED, *, trusted: bool = T
             found.known.pop(name, None)
             try:
                 found.known[name] = _checked(name, text, f"{FOLDER_NAME}/{name}.md")
+                found.own.append(name)
             except DefinitionError as error:
                 found.broken[name] = str(error)
     except FileNotFoundError:
-        pass  # most workspaces have none
+        pass  # most workspaces have no agents
     except (OSError, OutOfReach) as error:
         found.problem = f"{FOLDER_NAME}: {_reason(error)}"
     return found
 
 
+class Catalogue:
+    """What a model is told of the workspace's agents: names, descriptions and inputs.
+
+    The text stays the same object, and the prompt the same bytes, until a file changes.
+    """
+
+    def __init__(self, definitions: Callable[[], Definitions]) -> None:
+        self._definitions = definitions
+        self._versions: list[tuple[str, int, int, int]] | None = None
+        self.text = ""
+
+    def read(self, workspace: Path) -> None:
+        """Read the files again if any has changed. Reads from disk: call it in a thread."""
+        versions = list(_versions(workspace / FOLDER_NAME))
+        if versions == (self._versions or []):
+            return
+        found = self._definitions()
+        self._versions, self.text = versions, describe([found.known[name] for name in found.own])
+
+
+def describe(definitions: list[AgentDefinition]) -> str:
+    """Return what a model is told of these agents; "" without any."""
+    lines: list[str] = []
+    left = LONGEST_LISTING
+    for definition in definitions:
+        line = f"- {definition.name}: {' '.join(definition.description.split())} Inputs: {_inputs(definition)}."
+        if (left := left - len(line)) < 0:
+            lines.append(f"- and {len(definitions) - len(lines)} more in {FOLDER_NAME}/")
+            break
+        lines.append(line)
+    return "\n".join(["Agents of this workspace:", *lines]) if lines else ""
+
+
+def _inputs(definition: AgentDefinition) -> str:
+    required = definition.inputs.get("required", ())
+    declared: dict[str, Any] = definition.inputs.get("properties", {})
+    return "; ".join(_input(name, schema, name in required) for name, schema in declared.items()) or "none, but a task"
+
+
+def _input(name: str, schema: Any, required: bool) -> str:
+    facts = schema if isinstance(schema, dict) else {}
+    kind = facts.get("type", "any")
+    shown = [" or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)]
+    shown += [] if required else ["optional"]
+    about = " ".join(str(facts.get("description", "")).split())
+    return f"{name} ({', '.join(shown)})" + (f" {about}" if about else "")
+
+
+def _versions(folder: Path) -> Iterator[tuple[str, int, int, int]]:
+    """Yield what changes when a file of the folder does, by name."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in sorted(islice(entries, MOST_ENTRIES), key=lambda entry: entry.name):
+                if entry.name.endswith(".md"):
+                    info = entry.stat()
+                    yield entry.name, info.st_mtime_ns, info.st_size, info.st_ino
+    except OSError:  # there is none, or it cannot be read
+        return
+
+
 def _files(reach: Reach, found: Definitions) -> Iterator[tuple[str, str]]:
-    """(name, text) of the workspace's files; those that cannot be read are noted as broken."""
+    """Yield (name, text) of the workspace's files; those that cannot be read are noted as broken."""
     with reach.open(FOLDER_NAME, FOLDER) as opened, os.scandir(opened.descriptor) as entries:
         names = sorted(entry.name for entry in islice(entries, MOST_ENTRIES))
     names = [name for name in names if name.endswith(".md") and not name.startswith(".")]
     if len(names) > MOST:
-        found.problem = f"{FOLDER_NAME}: only the first {MOST} files are taken, by name; there are {len(names)}"
+        found.problem = f"{FOLDER_NAME}: only the first {MOST} of {len(names)} files are used, by name"
     for name in names[:MOST]:
         agent = name.removesuffix(".md")
         try:
@@ -96,11 +163,11 @@ def _files(reach: Reach, found: Definitions) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: str, reach: Reach) -> str:
-    """A file by the rules of the file tools: whoever put it there may have put anything there."""
+    """Read a file by the rules of the file tools: it may be a link, a pipe or endless."""
     try:
         with reach.open(path) as opened:
             if not stat.S_ISREG(os.fstat(opened.descriptor).st_mode):
-                raise DefinitionError(f"{path}:1: it is not an ordinary file")
+                raise DefinitionError(f"{path}:1: it is not a regular file")
             with open(opened.descriptor, "rb", closefd=False) as file:
                 data = file.read(BIGGEST + 1)
     except (OSError, OutOfReach) as error:
@@ -116,16 +183,16 @@ def _read(path: str, reach: Reach) -> str:
 
 def _checked(name: str, text: str, where: str) -> AgentDefinition:
     if NAME.fullmatch(name) is None:
-        raise DefinitionError(f"{where!r}:1: the name of the file must be of letters, digits, _ or -, at most 64")
+        raise DefinitionError(f"{where!r}:1: the file's name must be 1 to 64 letters, digits, _ or -")
     definition = AgentDefinition.from_markdown(text, where)
     if definition.name != name:
-        raise DefinitionError(f'{where}:1: name is "{definition.name}": it must be that of the file, "{name}"')
+        raise DefinitionError(f'{where}:1: name is "{definition.name}": it must be the file\'s, "{name}"')
     return definition
 
 
 @functools.cache
 def _shipped(folder: Path) -> dict[str, AgentDefinition]:
-    """The agents of the package: they do not change while it runs."""
+    """Read the agents of the package, which do not change while it runs."""
     paths = sorted(folder.glob("*.md"))
     return {path.stem: _checked(path.stem, path.read_text(encoding="utf-8"), str(path)) for path in paths}
 

@@ -1,4 +1,4 @@
-"""Whether a JSON schema that a person wrote can mean what it says."""
+"""Checks of the JSON schemas in a definition, which a person wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..tools.schema.values import KINDS
 
 DEEPEST = 30
-# What may stand at the top of the schema of inputs: an input that stands there by mistake is found.
+# Keywords at the top of the schema of inputs. Anything else there is an input in the wrong place.
 AT_THE_TOP = frozenset({
     "$comment", "$defs", "$id", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "default", "definitions",
     "dependencies", "dependentRequired", "dependentSchemas", "description", "else", "examples", "if", "maxProperties",
@@ -21,7 +21,7 @@ Problem = tuple[tuple[str, ...], str]  # (path of keys, what is wrong)
 
 
 def schema_problems(schema: Any, path: tuple[str, ...] = ()) -> Iterator[Problem]:
-    """What is wrong with a schema. Keywords that are not known are let through, as JSON schema wants it."""
+    """Yield what is wrong with a schema. Unknown keywords are ignored, as JSON Schema prescribes."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -50,7 +50,7 @@ def _keyword_problems(schema: dict[str, Any], path: tuple[str, ...]) -> Iterator
             if not isinstance(kind, str) or kind not in KINDS:
                 close = get_close_matches(str(kind), KINDS, n=1, cutoff=0.5)
                 hint = f'did you mean "{close[0]}"?' if close else f"there are: {', '.join(KINDS)}"
-                yield (*path, "type"), f'"{str(kind)[:60]}" is no type ({hint})'
+                yield (*path, "type"), f'"{str(kind)[:60]}" is not a type ({hint})'
     for keyword, kind, words in (
         ("properties", dict, "a mapping of names to schemas"),
         ("required", list, "a list of names"),
@@ -67,7 +67,7 @@ def _keyword_problems(schema: dict[str, Any], path: tuple[str, ...]) -> Iterator
 
 
 def input_problems(schema: Any) -> Iterator[Problem]:
-    """What is wrong with the schema of an agent's inputs: it is one of an object that says which inputs there are."""
+    """Yield what is wrong with the schema of an agent's inputs, which must describe an object."""
     if not isinstance(schema, dict):
         yield (), "must be a JSON schema of type object, a mapping"
         return
@@ -84,4 +84,4 @@ def input_problems(schema: Any) -> Iterator[Problem]:
     required = schema.get("required")
     for name in required if isinstance(required, list) else ():
         if isinstance(name, str) and name not in declared:
-            yield ("required",), f'"{name[:60]}" is required, but properties does not say what it is'
+            yield ("required",), f'"{name[:60]}" is required but not declared under properties'

@@ -1,10 +1,11 @@
-"""`${input}` in the prompts of a definition: what stands for it, and whether all that is needed was given."""
+"""Inputs of an agent: checking them against their schema, and putting them into prompts in place of `${input}`."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from ..errors import EverloopError
@@ -15,14 +16,11 @@ _PLACE = re.compile(r"\$\{([^{}]*)\}")
 
 
 class InputError(EverloopError, ValueError):
-    """Inputs that an agent cannot begin with."""
+    """Inputs that are missing, unknown or of the wrong type."""
 
 
 def fill(text: str, values: Mapping[str, Any]) -> str:
-    """The text with its `${input}`s replaced, once: what a value holds is never looked into.
-
-    Whatever is not among the values stays as it is.
-    """
+    """Replace each `${input}` by its value, once: a `${…}` inside of a value stays, and so does an unknown one."""
     return _PLACE.sub(lambda found: as_text(values[found[1]]) if found[1] in values else found[0], text)
 
 
@@ -31,14 +29,24 @@ def as_text(value: Any) -> str:
 
 
 def names_in(texts: Iterable[str]) -> set[str]:
-    """All that stands in `${…}`."""
+    """Return the names in all `${…}`."""
     return {found[1] for text in texts for found in _PLACE.finditer(text)}
 
 
-def check_inputs(name: str, schema: Mapping[str, Any], inputs: Any, texts: Iterable[str]) -> dict[str, Any]:
-    """The values of an agent's declared inputs: as they were given, or by default.
+def check_names(name: str, schema: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Raise an InputError for an input that the schema does not declare."""
+    declared = schema.get("properties", {})
+    for key in inputs:
+        if key not in declared:
+            close = get_close_matches(key, declared, n=1)
+            hint = f'did you mean "{close[0]}"?' if close else f"there are: {', '.join(declared) or 'none'}"
+            raise InputError(f'agent {name}: unknown input "{key[:60]}" ({hint})')
 
-    `texts` are its prompts: an input that stands in them must have a value too, even where it is not required.
+
+def check_inputs(name: str, schema: Mapping[str, Any], inputs: Any, texts: Iterable[str]) -> dict[str, Any]:
+    """Return the values of an agent's declared inputs, given or default.
+
+    `texts` are its prompts: an input that they name must have a value, even if it is not required.
     """
     if inputs is None:
         inputs = {}

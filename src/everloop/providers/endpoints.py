@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .http_client import Origin, origin_of
+from .http import Origin, origin_of
 
 Api = Literal["openai", "anthropic", "litellm"]
 COMPLETION = {"max_tokens": "max_completion_tokens"}

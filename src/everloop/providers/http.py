@@ -1,37 +1,559 @@
-"""One model endpoint over HTTP: time-outs, bounded reads, streamed answers, and errors that a person can act on."""
+"""Model endpoints over HTTP: pooled connections, time-outs, streamed answers, and errors that a person can act on.
+
+A small HTTP/1.1 client: POST requests, direct or through a proxy, one at a time on a connection. llhttp (httptools)
+parses the protocol, at about half of a general client's CPU time for each streamed call.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import ipaddress
+import json
 import math
+import os
 import re
+import select
+import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
+import httptools
 import msgspec
 
 from ..errors import ConfigError
 from ..text import one_line
+from ..threads import in_thread
 from .base import Delta, LLMResponse, ProviderError
-from .http_client import ConnectionBroke, ConnectTimeout, NoConnection, Origin, Pool, ProxyRefused, Response, origin_of
-from .sse import BYTE_ORDER_MARK, Lines, error_text
 
+SMALL = 1 << 16  # bytes up to which joining parts is cheaper than writing each
+AHEAD = 1 << 18  # unread bytes of a response before reading pauses
+LONGEST_HEAD = 1 << 16
+GOODBYE = 1.0  # seconds for a server to end a stream after its last event
+AT_ONCE = 1 << 16  # bytes of one read
+IDLE_SECONDS = 30.0  # until an unused connection is no longer trusted
+FRAMING = frozenset({"host", "content-length", "transfer-encoding"})  # headers that the client writes itself
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx
 ERROR_BODY = 1 << 16
 ERROR_SECONDS = 5.0
 LAST_WORDS = 5.0  # seconds for a server's last events (usage, [DONE]) after the answer has ended
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ADVICE = {
     401: "check the API key (EVERLOOP_API_KEY)",
     403: "check the API key (EVERLOOP_API_KEY) and what it may use",
     404: "check the model's name (EVERLOOP_MODEL) and the base URL (EVERLOOP_BASE_URL, mostly ending in /v1)",
 }
+
+_is_name = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
+_is_value = re.compile(r"[\t\x20-\x7e\x80-\xff]*").fullmatch
+
+
+# --------------------------------------------------------------------------------------- addresses
+
+
+@dataclass(slots=True, frozen=True)
+class Origin:
+    """A server, and the path and query of every request to it."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+    user: str = ""  # "name:password" of the URL
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+
+def origin_of(url: str) -> Origin:
+    """Parse an http(s) URL; a ValueError says why it cannot be one."""
+    if any(ord(letter) <= 32 for letter in url):  # urlsplit silently removes line ends
+        raise ValueError("a URL has no spaces, line ends or control characters")
+    parts: SplitResult = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("it does not begin with http:// or https:// and a host")
+    host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if any(ord(letter) > 126 for letter in host + target):
+        raise ValueError("it has characters that no URL may have")
+    if any(not 0 < len(label) < 64 for label in host.removesuffix(".").split(".")) and ":" not in host:
+        raise ValueError("it has no possible host name")
+    user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}" if parts.username else ""
+    return Origin(parts.scheme, host, port, target, user)
+
+
+# ---------------------------------------------------------------------------------- one connection
+
+
+class ConnectionBroke(OSError):
+    """The connection ended, or what arrived was not HTTP."""
+
+
+class NoConnection(OSError):
+    """The server could not be reached."""
+
+
+class ProxyRefused(NoConnection):
+    """The proxy refused a tunnel to the server."""
+
+    def __init__(self, proxy: Origin, status: int, reason: str) -> None:
+        super().__init__(f"the proxy {proxy} refused with HTTP {status} {reason}".rstrip())
+        self.status = status
+
+
+class ConnectTimeout(OSError):
+    """The server could not be reached in time."""
+
+
+class Response:
+    """A response: its head, and its body as it arrives. The caller reads it to the end, `leave`s it or `close`s it."""
+
+    def __init__(self, connection: Connection, whole: bool = False) -> None:
+        self.status = 0
+        self.reason = ""
+        self.headers: dict[str, str] = {}
+        self.complete = False
+        self._connection: Connection | None = connection
+        self._body: deque[bytes] = deque()
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._unread = False  # the rest is discarded
+        self._whole = whole  # the reader is woken only for the whole body
+        self._deadline = math.inf  # of the read that waits
+        self._timer: asyncio.TimerHandle | None = None  # seldom rescheduled: it looks at the deadline when it is due
+        self._timer_at = math.inf
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a part of the body has arrived and was not read."""
+        return bool(self._body)
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    async def read(self, deadline: float = math.inf) -> bytes:
+        """All bytes of the body that have arrived since the last read; empty at its end.
+
+        Raises a TimeoutError if it waits until the deadline, a time of the event loop.
+        """
+        while not self._body:
+            if self._error is not None:
+                raise self._error
+            if self.complete:
+                return b""
+            await self.wait(deadline)
+        data = self._body.popleft() if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        if self._size > AHEAD and self._connection is not None:
+            self._connection.resume()
+        self._size = 0
+        return data
+
+    async def wait(self, deadline: float = math.inf) -> None:
+        """Wait until more of the response has arrived."""
+        loop = asyncio.get_running_loop()
+        self._waiter, self._deadline = loop.create_future(), deadline
+        if deadline < self._timer_at:
+            self._set_timer(loop, deadline)
+        try:
+            await self._waiter
+        finally:
+            self._waiter, self._deadline = None, math.inf
+
+    def fail(self, error: Exception) -> None:
+        """Make the current or the next read raise this error."""
+        if self._error is None and not self.complete:
+            self._error = error
+            self._wake()
+
+    def leave(self) -> None:
+        """Discard the rest: the server gets a moment to end the response, so that the connection can be reused."""
+        self._unread = True
+        self._body.clear()
+        self._stop_timer()
+        if not self.complete and self._connection is not None:
+            self._connection.resume()
+            asyncio.get_running_loop().call_later(GOODBYE, self.close)
+
+    def close(self) -> None:
+        """Abort the connection at once."""
+        self._stop_timer()
+        if self._connection is not None:
+            self._connection.abort()
+
+    def _end(self) -> None:
+        self.complete = True
+        self._connection = None
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        enough = self.complete or self._error is not None or self._size > AHEAD or self.status not in (0, 200)
+        if self._whole and not enough:
+            return
+        self._waiter.set_result(None)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        self._stop_timer()
+        self._timer, self._timer_at = loop.call_at(at, self._check_deadline, loop), at
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+
+    def _check_deadline(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer, self._timer_at = None, math.inf
+        if self._deadline <= loop.time():
+            self.fail(TimeoutError())
+        elif self._deadline < math.inf:
+            self._set_timer(loop, self._deadline)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection of a pool, with at most one request in progress."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.idle_since = 0.0  # when its last request ended
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._response: Response | None = None
+        self._head = 0  # bytes received since the last part of a body: the size of the head
+        self._sent = False  # the whole request was written
+        self._until_close = False  # the body ends when the connection does
+        self._ended = False  # by the server
+        self._tunnelling = False  # asking a proxy for a tunnel
+        self._writable: asyncio.Future[None] | None = None
+
+    async def send(self, parts: Sequence[bytes], whole: bool = False, head: bytes = b"") -> Response | None:
+        """Send a request; return when the response's head has arrived, or with `whole` all of it.
+
+        Returns None if the connection was idle and the server closed it just as we wrote to it: take another one.
+        """
+        if self.transport is None:
+            raise ConnectionBroke("it has ended")
+        response = self._response = Response(self, whole)
+        self._head, self._sent = 0, False
+        try:
+            for block in _blocks(head or self._pool.head(parts), parts):
+                if response.status or response._error is not None:  # answered before the whole request was sent
+                    break
+                self.transport.write(block)
+                if self._writable is not None:
+                    await self._writable
+            else:
+                self._sent = True
+            while not response.status:
+                if response._error is not None:
+                    raise response._error
+                await response.wait()
+            return response
+        except BaseException as error:
+            if self._response is response:  # else it is complete, and the connection may serve another request
+                self.abort()
+            unanswered = isinstance(error, ConnectionBroke) and not self._head
+            if unanswered and self.idle_since and not self._pool.is_closed:
+                return None
+            raise
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def silent(self) -> bool:
+        """Whether it is open and has nothing to read: bytes that precede a request are not its response."""
+        if self.transport is None or self.transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
+        return not poll.poll(0)
+
+    def resume(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    # callbacks of asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._pool.buffer
+
+    def buffer_updated(self, size: int) -> None:
+        data = self._pool.buffer[:size]
+        response = self._response
+        if response is None or response.complete:  # no request is in progress
+            self.abort()
+            return
+        self._head += size
+        try:
+            self._parser.feed_data(data)
+            if self._head > LONGEST_HEAD and not response.complete:
+                self.give_up("the server's headers have no end")
+        except httptools.HttpParserUpgrade:
+            self.give_up("the server wants another protocol")
+        except httptools.HttpParserError as error:
+            self.give_up(f"what came back is no HTTP ({error})")
+
+    def eof_received(self) -> None:
+        self._ended = True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.resume_writing()
+        self.transport = None
+        self._pool.forget(self)
+        response, self._response = self._response, None
+        if response is None or response.complete:
+            return
+        if self._until_close and self._ended and error is None and response.status:
+            response._end()
+        else:
+            response.fail(ConnectionBroke(str(error) if error else "the server closed it"))
+            response._connection = None
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    def give_up(self, why: str) -> None:
+        """Fail the request in progress and abort the connection."""
+        if self._response is not None:
+            self._response.fail(ConnectionBroke(why))
+        self.abort()
+
+    # callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        if self._response is None:  # a second response to one request must never be taken for the next one's
+            self.abort()
+
+    def on_status(self, reason: bytes) -> None:
+        if self._response is not None:
+            self._response.reason = reason.decode("latin-1")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._response is not None and not self._response.status:  # not a trailer
+            self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        response, status = self._response, self._parser.get_status_code()
+        if response is None:
+            return
+        if status < 200:  # an interim response; the final one follows
+            response.headers.clear()
+            response.reason = ""
+            return
+        headers = response.headers
+        sized = "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
+        self._until_close = not sized and status not in (204, 304)
+        response.status = status
+        response._wake()
+        if not self._sent:  # the server may not read the rest of the request
+            self.resume_writing()
+
+    def on_body(self, data: bytes) -> None:
+        self._head = 1
+        response = self._response
+        if response is None or response._unread:
+            return
+        response._body.append(data)
+        response._size += len(data)
+        response._wake()
+        if response._size > AHEAD and self.transport is not None:
+            self.transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        response = self._response
+        if response is None or not response.status or self._tunnelling:
+            return
+        reusable = self._parser.should_keep_alive() and self._sent and not self._until_close
+        self._response = None
+        response._end()
+        if reusable:
+            self.resume()
+            self._parser = httptools.HttpResponseParser(self)
+            self._pool.give_back(self)
+        else:
+            self.abort()
+
+
+def _blocks(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
+    """The blocks to write: small neighbours joined, large parts as they are, so that they are never copied."""
+    blocks: list[bytes] = []
+    small = [head]
+    for part in parts:
+        if len(part) > SMALL:
+            blocks += [b"".join(small), part]
+            small = []
+        else:
+            small.append(part)
+    return [*blocks, b"".join(small)] if small else blocks
+
+
+# ---------------------------------------------------------------------------------------- the pool
+
+
+class Pool:
+    """Connections to one origin, for one event loop."""
+
+    def __init__(self, origin: Origin, headers: Mapping[str, str], proxy: str | None = None) -> None:
+        self._origin = origin
+        self._proxy = origin_of(proxy) if proxy else None
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+        self._tls: ssl.SSLContext | None = None
+        self.is_closed = False
+        self._head = self._request_head(headers)
+        # Shared by all connections: each read is parsed before anything else happens in the loop.
+        self.buffer = memoryview(bytearray(AT_ONCE))
+
+    async def take(self, connect_timeout: float) -> Connection:
+        """A connection for one request: an idle one, or a new one."""
+        return self._take_idle() or await self._connect(connect_timeout)
+
+    def head(self, parts: Sequence[bytes]) -> bytes:
+        """The head of a request with this body."""
+        return b"%bContent-Length: %d\r\n\r\n" % (self._head, sum(map(len, parts)))
+
+    def give_back(self, connection: Connection) -> None:
+        if self.is_closed:
+            connection.abort()
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """Remove a connection that has ended."""
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        """Close every connection; requests in progress fail."""
+        self.is_closed = True
+        for connection in self._all:
+            connection.give_up("it was closed on this side")
+        self._all.clear()
+        self._idle.clear()
+
+    def _take_idle(self) -> Connection | None:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            if now - connection.idle_since < IDLE_SECONDS and connection.silent():
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self, seconds: float) -> Connection:
+        try:
+            async with asyncio.timeout(seconds):
+                connection = await self._open()
+        except TimeoutError:
+            raise ConnectTimeout(f"no connection within {seconds:g} s") from None
+        except (ssl.SSLError, ProxyRefused):
+            raise
+        except OSError as error:
+            through = f"through the proxy {self._proxy}: " if self._proxy else ""
+            raise NoConnection(through + _reason(error)) from error
+        if self.is_closed:
+            connection.abort()
+            raise ConnectionBroke("it was closed on this side")
+        self._all.add(connection)
+        return connection
+
+    async def _open(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        first = self._proxy or self._origin
+        if "https" in (first.scheme, self._origin.scheme) and self._tls is None:
+            self._tls = await in_thread(ssl.create_default_context)  # reads the system's certificates
+        tls = self._tls if first.scheme == "https" else None
+        numeric = ":" in first.host or first.host[-1].isdigit()  # a name may have several addresses
+        _, connection = await loop.create_connection(
+            lambda: Connection(self), first.host, first.port, ssl=tls, happy_eyeballs_delay=None if numeric else 0.25
+        )
+        if self._proxy is not None and self._origin.scheme == "https":
+            try:
+                await self._tunnel(connection, self._proxy)
+            except BaseException:
+                connection.abort()
+                raise
+        return connection
+
+    async def _tunnel(self, connection: Connection, proxy: Origin) -> None:
+        """Ask the proxy for a tunnel to the origin, and start TLS over it."""
+        origin = self._origin
+        where = f"{f'[{origin.host}]' if ':' in origin.host else origin.host}:{origin.port}"
+        head = f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\n{self._proxy_authorization()}\r\n".encode()
+        connection._tunnelling = True  # the response has no body, whatever its headers say
+        response = await connection.send((), head=head)
+        assert response is not None  # it was never idle
+        if not 200 <= response.status < 300:
+            raise ProxyRefused(proxy, response.status, response.reason)
+        if connection.transport is None or response.waiting:
+            raise NoConnection("what came back is no way through")
+        connection._response, connection._parser = None, httptools.HttpResponseParser(connection)
+        connection._tunnelling = False
+        loop = asyncio.get_running_loop()
+        tls = await loop.start_tls(connection.transport, connection, self._tls, server_hostname=origin.host)  # type: ignore[arg-type]
+        if tls is None:
+            raise NoConnection("the connection ended while it was made safe")
+        connection.transport = tls
+
+    def _proxy_authorization(self) -> str:
+        if self._proxy is None or not self._proxy.user:
+            return ""
+        return f"Proxy-Authorization: Basic {base64.b64encode(self._proxy.user.encode()).decode()}\r\n"
+
+    def _request_head(self, headers: Mapping[str, str]) -> bytes:
+        """A request's head without its length: it is the same for every request."""
+        origin = self._origin
+        plain_proxy = self._proxy is not None and origin.scheme == "http"
+        lines = [f"POST {f'{origin}{origin.target}' if plain_proxy else origin.target} HTTP/1.1\r\n"]
+        lines += [f"Host: {origin.authority}\r\n", self._proxy_authorization() if plain_proxy else ""]
+        given = {name.lower(): (name, value) for name, value in headers.items()}  # each once, the last one wins
+        if origin.user and "authorization" not in given:
+            lines.append(f"Authorization: Basic {base64.b64encode(origin.user.encode()).decode()}\r\n")
+        for key, (name, value) in given.items():
+            if not _is_name(name) or key in FRAMING:
+                raise ValueError(f"{name!r} cannot be a header of a request")
+            if not _is_value(value):
+                raise ValueError(f"the header {name} has a line end or another character that no header may have")
+            lines.append(f"{name}: {value}\r\n")
+        return "".join(lines).encode("latin-1")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, NoConnection | socket.gaierror) or not error.errno:
+        return error.strerror or str(error) or "the connection was closed"
+    return os.strerror(error.errno)
+
+
+# ---------------------------------------------------------------------------------- the endpoint
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,37 +601,73 @@ class Endpoint:
                 with suppress(RuntimeError):  # it was closed meanwhile
                     loop.call_soon_threadsafe(pool.close)
 
-    @property
-    def _pool(self) -> Pool | None:
-        return self._pools.get(asyncio.get_running_loop())
-
     async def fetch(self, body: Sequence[bytes], limit: int) -> bytes:
         """Send a request and read its whole answer, which may have up to `limit` bytes."""
         try:
             async with asyncio.timeout(self.timeouts.total):
-                return await self._read_whole(await self._post(body, whole=True), limit)
-        except OSError as error:
-            raise self._failure(error, f"gave no answer within {self.timeouts.total:g} s") from error
-
-    async def read_whole(self, response: Response, limit: int) -> bytes:
-        """Read the body of an open response that turned out not to be a stream."""
-        try:
-            async with asyncio.timeout(self.timeouts.total):
+                response = None
+                while response is None:
+                    connection = await self._pool.take(self.timeouts.connect)
+                    response = await connection.send(body, whole=True)
+                await self._check(response)
                 return await self._read_whole(response, limit)
         except OSError as error:
             raise self._failure(error, f"gave no answer within {self.timeouts.total:g} s") from error
 
-    async def open(self, body: Sequence[bytes]) -> Response:
-        """Send a request whose answer will be streamed; the caller must `leave` or `close` the response."""
+    async def stream(
+        self, body: Sequence[bytes], answer: StreamedAnswer, limit: int
+    ) -> AsyncGenerator[Delta | LLMResponse, None]:
+        """Send a request and stream its answer; `limit` is the size of a whole answer or a line in bytes."""
+        clock = asyncio.get_running_loop().time
+        patience = Patience(self.timeouts, clock())
         try:
             async with asyncio.timeout(self.timeouts.first_token):
-                return await self._post(body)
+                response = None
+                while response is None:
+                    connection = await self._pool.take(self.timeouts.connect)
+                    response = await connection.send(body)
+                await self._check(response)
         except OSError as error:
-            raise self._failure(error, f"sent no first token within {self.timeouts.first_token:g} s") from error
+            raise self._failure(error, patience.late()) from error
+        if response.content_type.endswith(("json", "html")):  # a server that does not stream, or no model server
+            if delta := feed_whole(answer, await self._fetch_rest(response, limit), self.where):
+                yield delta
+            yield answer.response()
+            return
+        events = EventReader(limit, patience)
+        try:
+            while not answer.over():
+                try:
+                    data = await response.read(patience.deadline(clock(), bool(answer.finish_reason)))
+                except OSError as error:
+                    if not answer.finish_reason:
+                        raise self._failure(error, patience.late()) from error
+                    data = b""  # the answer has ended, and only its last events are missing
+                for payload in events.feed(data, clock()):
+                    try:
+                        delta = answer.feed(payload) if payload else None
+                    except ProviderError:
+                        if data or not answer.finish_reason:
+                            raise
+                        break  # an event that was cut off after the answer had ended
+                    patience.on_data(clock(), answer.size())
+                    if delta is not None:
+                        yield delta
+                    if answer.over():
+                        break
+                if not data:
+                    break
+        finally:
+            if answer.ended:
+                response.leave()
+            else:
+                response.close()
+        if not (answer.ended or answer.finish_reason):
+            raise ProviderError(f"the stream from {self.where} ended in the middle of the answer", retryable=True)
+        yield answer.response()
 
-    async def _post(self, body: Sequence[bytes], whole: bool = False) -> Response:
-        pool = self._pool or self._new_pool()
-        response = await pool.post(body, self.timeouts.connect, whole)
+    async def _check(self, response: Response) -> None:
+        """Refuse a response that is no answer."""
         if response.status != 200:
             try:
                 raise await self._refusal(response)
@@ -118,7 +676,11 @@ class Endpoint:
         if coding := coding_of(response):
             response.close()
             raise ProviderError(f"{self.where} compressed its answer ({one_line(coding, 40)}) though asked not to")
-        return response
+
+    @property
+    def _pool(self) -> Pool:
+        """The connection pool of the running event loop."""
+        return self._pools.get(asyncio.get_running_loop()) or self._new_pool()
 
     def _new_pool(self) -> Pool:
         for loop in list(self._pools):
@@ -130,6 +692,14 @@ class Endpoint:
             raise ProviderError(f"the proxy for {self._origin} (HTTPS_PROXY, …) is no URL: {error}") from None
         self._pools[asyncio.get_running_loop()] = pool
         return pool
+
+    async def _fetch_rest(self, response: Response, limit: int) -> bytes:
+        """Read the body of an open response that turned out not to be a stream."""
+        try:
+            async with asyncio.timeout(self.timeouts.total):
+                return await self._read_whole(response, limit)
+        except OSError as error:
+            raise self._failure(error, f"gave no answer within {self.timeouts.total:g} s") from error
 
     async def _read_whole(self, response: Response, limit: int) -> bytes:
         try:
@@ -196,65 +766,6 @@ class Endpoint:
         return ProviderError(f"the connection to {self.where} broke: {reason}", retryable=True)
 
 
-class TimedReader:
-    """Reads a stream within its time-outs, with one timer that is seldom rescheduled.
-
-    The caller sets `heard` when it finds data, and calls `alive` for a comment or a ping that should extend the wait.
-    The time-out runs only while a read waits.
-    """
-
-    def __init__(self, endpoint: Endpoint, response: Response, started: float) -> None:
-        self.heard = False
-        self._endpoint = endpoint
-        self._response = response
-        self._loop = asyncio.get_running_loop()
-        self._late = f"sent no first token within {endpoint.timeouts.first_token:g} s"
-        self._due = started + endpoint.timeouts.first_token
-        self._deadline = math.inf  # of the read in progress
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
-
-    async def read(self, patience: float = math.inf) -> bytes:
-        """The next bytes, empty at the end; `patience` is a time-out shorter than the usual one."""
-        if self.heard:
-            self.heard = False
-            seconds = self._endpoint.timeouts.token
-            self._late = f"stopped in the middle of the answer: nothing came for {seconds:g} s"
-            self._due = self._loop.time() + seconds
-        self._wait_until(min(self._due, self._loop.time() + patience))
-        try:
-            return await self._response.read()
-        except OSError as error:
-            raise self._endpoint._failure(error, self._late) from error
-        finally:
-            self._deadline = math.inf
-
-    def alive(self) -> None:
-        """Extend the time-out as if a token had arrived now."""
-        seconds = self._endpoint.timeouts.token
-        due = self._loop.time() + seconds
-        if due > self._due:
-            self._due, self._late = due, f"gave signs of life and no token: nothing came for {seconds:g} s"
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _wait_until(self, deadline: float) -> None:
-        self._deadline = deadline
-        if deadline < self._timer_at:
-            self.stop()
-            self._timer_at = deadline
-            self._timer = self._loop.call_at(deadline, self._check)
-
-    def _check(self) -> None:
-        self._timer_at = math.inf
-        if self._deadline <= self._loop.time():
-            self._response.fail(TimeoutError())
-        elif self._deadline < math.inf:
-            self._wait_until(self._deadline)
-
-
 # -------------------------------------------------------------------------------- streamed answers
 
 
@@ -273,56 +784,95 @@ class StreamedAnswer(Protocol):
     def response(self) -> LLMResponse: ...
 
 
-async def stream_answer(
-    endpoint: Endpoint, body: Sequence[bytes], answer: StreamedAnswer, limit: int
-) -> AsyncGenerator[Delta | LLMResponse, None]:
-    """Send a request and stream its answer; `limit` is the size of a whole answer or a line in bytes."""
-    clock = asyncio.get_running_loop().time
-    started = clock()
-    response = await endpoint.open(body)
-    if response.content_type.endswith(("json", "html")):  # a server that does not stream, or no model server
-        if delta := feed_whole(answer, await endpoint.read_whole(response, limit), endpoint.where):
-            yield delta
-        yield answer.response()
-        return
-    lines, reader = Lines(limit), TimedReader(endpoint, response, started)
-    ping, last = False, -math.inf  # whether the next data belongs to a ping, and when other data last arrived
-    patience = endpoint.timeouts.first_token
-    size, grown = 0, started  # of the answer, and when it last grew: a chunk may be empty
-    try:
-        while not answer.over():
-            data = await _read(reader, answer, grown + LAST_WORDS - clock())
-            for line in lines.feed(data) if data else (lines.rest(),):
-                if line[:5] != b"data:":
-                    if line[:1] != b":":
-                        ping = line[:6] == b"event:" and line[6:].strip() == b"ping"
-                    elif clock() < (started + endpoint.timeouts.total if last < 0 else last + patience):
-                        reader.alive()  # a local server sends comments while it reads a long prompt
-                    continue
-                if ping:
-                    # A model may think silently, so a ping extends the time-out, but not without limit.
-                    if clock() < last + patience:
-                        reader.alive()
-                    continue
-                last = clock()
-                if (payload := line[5:].strip()) and (delta := _feed(answer, payload, cut=not data)):
-                    yield delta
-                if (now := answer.size()) > size:
-                    size, grown = now, last
-                reader.heard = last < grown + endpoint.timeouts.total
-                if answer.over():
-                    break
-            if not data:
-                break
-    finally:
-        reader.stop()
-        if answer.ended:
-            response.leave()
-        else:
-            response.close()
-    if not (answer.ended or answer.finish_reason):
-        raise ProviderError(f"the stream from {endpoint.where} ended in the middle of the answer", retryable=True)
-    yield answer.response()
+class Patience:
+    """How long to wait for more of a streamed answer: for its first token, and then from token to token.
+
+    The wait is extended by comments, which a local server sends while it reads a long prompt, and by pings, as a model
+    may think silently, but not without limit. Neither do chunks without content extend it for ever.
+    """
+
+    def __init__(self, timeouts: Timeouts, now: float) -> None:
+        self._timeouts = timeouts
+        self._started = self._grown = now  # when the answer last grew
+        self._size = 0
+        self._last = -math.inf  # when data last arrived, pings aside
+        self._heard = False  # data has arrived since the last wait
+        self._due = now + timeouts.first_token
+        self._late = "sent no first token within {0.first_token:g} s"
+
+    def deadline(self, now: float, has_finished: bool) -> float:
+        """Until when to wait from now on; after the model has finished, only for the server's last events."""
+        if self._heard:
+            self._heard = False
+            self._due = now + self._timeouts.token
+            self._late = "stopped in the middle of the answer: nothing came for {0.token:g} s"
+        return min(self._due, self._grown + LAST_WORDS) if has_finished else self._due
+
+    def on_data(self, now: float, size: int) -> None:
+        """Data has arrived, and the answer has this size now."""
+        self._last = now
+        if size > self._size:
+            self._size, self._grown = size, now
+        self._heard = now < self._grown + self._timeouts.total
+
+    def on_comment(self, now: float) -> None:
+        has_data = self._last > -math.inf
+        if now < (self._last + self._timeouts.first_token if has_data else self._started + self._timeouts.total):
+            self._extend(now)
+
+    def on_ping(self, now: float) -> None:
+        if now < self._last + self._timeouts.first_token:
+            self._extend(now)
+
+    def late(self) -> str:
+        """What an answer has done that did not come in time."""
+        return self._late.format(self._timeouts)
+
+    def _extend(self, now: float) -> None:
+        if (due := now + self._timeouts.token) > self._due:
+            self._due, self._late = due, "gave signs of life and no token: nothing came for {0.token:g} s"
+
+
+class EventReader:
+    """Reads the payloads of server-sent events from network chunks, and tells the `patience` of comments and pings.
+
+    An unfinished line is buffered, up to `limit` bytes.
+    """
+
+    def __init__(self, limit: int, patience: Patience) -> None:
+        self._limit = limit
+        self._patience = patience
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._first = True
+        self._ping = False  # the next data belongs to a ping
+
+    def feed(self, data: bytes, now: float) -> list[bytes]:
+        """The payloads that are complete with this chunk; an empty one ends the stream and its last line."""
+        lines = data.split(b"\n")
+        if self._parts and (len(lines) > 1 or not data):
+            self._parts.append(lines[0])
+            lines[0] = b"".join(self._parts)
+            self._parts, self._size = [], 0
+        if self._first and (len(lines) > 1 or not data):
+            self._first, lines[0] = False, lines[0].removeprefix(BYTE_ORDER_MARK)
+        if data and (tail := lines.pop()):
+            self._parts.append(tail)
+            self._size += len(tail)
+            if self._size > self._limit:
+                raise ProviderError(f"one line of the model's stream is longer than {self._limit} bytes")
+        payloads: list[bytes] = []
+        for line in lines:
+            if line[:5] == b"data:":
+                if self._ping:
+                    self._patience.on_ping(now)
+                else:
+                    payloads.append(line[5:].strip())
+            elif line[:1] == b":":
+                self._patience.on_comment(now)
+            else:
+                self._ping = line[:6] == b"event:" and line[6:].strip() == b"ping"
+        return payloads
 
 
 def feed_whole(answer: StreamedAnswer, data: bytes, where: str) -> Delta | None:
@@ -335,26 +885,6 @@ def feed_whole(answer: StreamedAnswer, data: bytes, where: str) -> Delta | None:
             f"{one_line(data[:300].decode('utf-8', 'replace'))}"
         )
     return answer.feed(data)
-
-
-def _feed(answer: StreamedAnswer, payload: bytes, cut: bool) -> Delta | None:
-    """Add one event. One that is `cut` off does not matter after the answer has ended."""
-    try:
-        return answer.feed(payload)
-    except ProviderError:
-        if cut and answer.finish_reason:
-            return None
-        raise
-
-
-async def _read(reader: TimedReader, answer: StreamedAnswer, patience: float) -> bytes:
-    """The next bytes. After the answer has ended, a broken connection is its end, and `patience` limits the wait."""
-    if not answer.finish_reason:
-        return await reader.read()
-    try:
-        return await reader.read(patience)
-    except ProviderError:
-        return b""
 
 
 # ---------------------------------------------------------------------------- requests and headers
@@ -420,3 +950,13 @@ def proxy_for(origin: Origin) -> str | None:
     if "://" not in proxy:
         return f"http://{proxy}" if proxy else None
     return proxy if proxy.startswith("http") else None
+
+
+def error_text(error: Any) -> str:
+    """The message of an error body, in any of the usual shapes."""
+    while isinstance(error, dict):
+        inner = error.get("error") or error.get("message") or error.get("detail")
+        if not inner:
+            return one_line(json.dumps(error, ensure_ascii=False))
+        error = inner
+    return one_line(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..text import one_line
 from .base import OPTIONS, Delta, LLMProvider, LLMResponse, Messages, Options, ProviderError, Tools, option_keywords
 from .http import ADVICE, RETRYABLE, Timeouts, retry_after
-from .sse import Answer, encode
+from .openai import Answer, encode
 
 INSTALL = 'pip install "everloop[litellm]"'
 # Set before its import: no downloads (it ships copies of what it would fetch), and no settings from a `.env` file of

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from .endpoints import ENDPOINTS
-from .http_client import Origin, origin_of
+from .http import Origin, origin_of
 
 SECONDS = 5.0  # for a busy machine; where no Ollama runs, the connection is refused at once
 LARGEST = 1 << 20  # bytes of a list of models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..text_cursor import TextCursor
@@ -68,7 +68,8 @@ class Resilient(LLMProvider):
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
         keywords = option_keywords(self, options)
         failed: list[str] = []
-        shown = ShownAnswer()
+        said: list[Delta] = []  # by the first attempt
+        shown: ShownAnswer | None = None  # once it has failed
         for place, (provider, own) in enumerate(self._providers):
             for attempt in range(self._retries + 1):
                 items: AsyncIterator[Delta | LLMResponse] | None = None
@@ -76,18 +77,23 @@ class Resilient(LLMProvider):
                     items = _stream_of(provider, messages, tools, own if place else model or own, keywords)
                     async for item in items:
                         if isinstance(item, LLMResponse):
-                            for delta in shown.finish():
+                            for delta in shown.finish() if shown is not None else ():
                                 yield delta
                             yield self._with_model(item, place)
                             return
-                        for delta in shown.show(item):
-                            yield delta
+                        if shown is None:
+                            said.append(item)
+                            yield item
+                        else:
+                            for delta in shown.show(item):
+                                yield delta
                     raise ProviderError("the stream ended without an answer", retryable=True)
                 except FAILURES as error:
                     last = error
                 finally:
                     if (close := getattr(items, "aclose", None)) is not None:
                         await close()
+                shown = shown or ShownAnswer(said)
                 shown.fail(str(last))
                 if (wait := self._retry_delay(last, attempt)) is None:
                     break
@@ -151,13 +157,15 @@ class ShownAnswer:
     """What has been shown of an answer that may have to be asked for again: its text and its reasoning.
 
     While an attempt repeats what was shown, nothing is shown; beyond it, only the new part. When it differs, one
-    `restart` comes first and then the attempt from its start.
+    `restart` comes first and then the attempt from its start. `said` is what the first attempt has shown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, said: Iterable[Delta]) -> None:
         self._text = TextCursor()
         self._reasoning = TextCursor()
         self._reason = ""
+        for delta in said:
+            self.show(delta)
 
     def show(self, delta: Delta) -> tuple[Delta, ...]:
         """What to show for this piece of the running attempt."""

@@ -19,12 +19,14 @@ from ..commands import answer_of, command_of, kind_of
 from ..config import Config
 from ..config.dsn import DSN
 from ..context.prompt import ContextBuilder
+from ..context.window import weigh, weigh_tools
 from ..cron.heartbeat import Heartbeat
 from ..cron.service import CronService
 from ..engine import Left, Parked
 from ..errors import StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..log import Cleared, Entry, apology
+from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
 from ..store.base import Claim, Incoming, Outgoing, Store
@@ -116,9 +118,12 @@ class AgentLoop:
         self.store = open_store(store, config, self.workspace)
         self._policy = Policy(settings.policy, taint=settings.taint, addresses=settings.addresses)
         self._places = Workspace(self.workspace, settings.home, self.restrict_to_workspace, self.store)
-        direct = AgentCalls(self._policy, self._places, owner or "me")
+        self._direct = AgentCalls(self._policy, self._places, owner or "me")
         self.tools = ToolRegistry(
-            timeout=settings.tool_timeout, result_limit=settings.result_limit, direct=direct, hint=self._what_it_is
+            timeout=settings.tool_timeout,
+            result_limit=settings.result_limit,
+            direct=self._direct,
+            hint=self._what_it_is,
         )
         self.context = context or ContextBuilder(
             self.workspace,
@@ -210,6 +215,11 @@ class AgentLoop:
         """The name of the model that answers an API client who asks for this one."""
         return self._turns.specs.allowed_model(wish) or self._compactor.model
 
+    def count_tokens(self, messages: Sequence[Message], tools: Sequence[Message], model: str = "") -> int:
+        """Estimate the tokens of a request to a model."""
+        units = sum(map(weigh, messages)) + (weigh_tools(tools) if tools else 0)
+        return self._compactor.measure(model or None).in_tokens(units)
+
     @property
     def sessions(self) -> SessionManager:
         """The sessions of this loop's store, for plain code."""
@@ -257,6 +267,11 @@ class AgentLoop:
 
     async def close(self) -> None:
         """Close everything: turns under way, the store's file, the provider's connections."""
+        await self.release()
+        await self._process.close_provider()
+
+    async def release(self) -> None:
+        """Close everything but the provider, which may be in use elsewhere. Open turns stay open on disk."""
         if self._feed is not None:
             self.stop()
         await self._outbox.close()
@@ -264,7 +279,6 @@ class AgentLoop:
         if self._mcp is not None:
             await self._mcp.close()
         self._dispatcher.retire()
-        await self._process.close_provider()
 
     async def __aenter__(self) -> Self:
         return self
@@ -461,8 +475,9 @@ class AgentLoop:
         if claim.command:
             return await self._run_command(claim, session)
         await self.subagents.tell_broken()
-        if self._mcp is not None:
-            await self._mcp.provide(self.tools)
+        if session.system is not None:
+            await session.system  # it has read the agents, too
+        await self.provide_tools()
         ended, session_log = await self._turns.run(claim, session)
         if isinstance(ended, Left):
             raise HandedOff
@@ -472,6 +487,19 @@ class AgentLoop:
         for follows in session_log.incoming:
             self._dispatcher.kick(follows.owner, follows.session_key)
         return ended.question if isinstance(ended, Parked) else ended.text
+
+    async def provide_tools(self) -> None:
+        """Register the tools that may have changed: those of MCP servers, and `spawn` with the agents that it names."""
+        if self._mcp is not None:
+            await self._mcp.provide(self.tools)
+        spawn, agents = self.tools.get("spawn"), self.subagents.catalogue.text
+        if isinstance(spawn, SpawnTool) and spawn.agents != agents:
+            self.tools.register(SpawnTool(self.subagents, agents))
+
+    async def refuses(self, tool: str, channel: str, chat_id: str) -> str | None:
+        """Return why every call of a tool from this chat would be refused while no person is there; None if some would
+        run."""
+        return await self._direct.refuses(tool, self.tools, channel, chat_id)
 
     async def _run_command(self, claim: Claim, session: Session) -> str:
         """A command that waits for its place in the session: `/new` or `/compact`."""
@@ -517,6 +545,7 @@ class AgentLoop:
         self._process.on_subagent(self._dispatcher.worker)
 
     def system_prompt(self) -> str:
+        self.subagents.catalogue.read(self.workspace)
         return self.context.shared_prompt()
 
     def on_held(self, worker: str, awaited: bool) -> None:
@@ -569,7 +598,9 @@ def open_store(store: Store | str | Path | DSN | None, config: Config | None, wo
     if not store:
         store = config.store if config is not None and config.store_named else os.environ.get("EVERLOOP_STORE")
     if not store:
-        return SQLiteStore(partial(_default_store, workspace, config))  # off the event loop: it looks at the disk
+        flush_always = config is not None and config.flush == "always"
+        # The path is found off the event loop: that looks at the disk.
+        return SQLiteStore(partial(_default_store, workspace, config), flush_always=flush_always)
     return store_at(store, config) if isinstance(store, str | Path | DSN) else store
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..actions import Limits
-from ..bus import InboundMessage
-from ..commands import kind_of
+from ..bus import InboundMessage, StopRequest
+from ..commands import answer_of, kind_of
 from ..context.prompt import PARTING
 from ..context.window import is_overflow
 from ..errors import StoreError
@@ -77,11 +77,12 @@ def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable
     """The spec of a request's turn.
 
     A client that brings tools is the agent, and we are its model: it gets no prompt but its own. Otherwise the agent
-    works with its own tools, and the client's system message follows the agent's prompt.
+    works with its own tools, and the client's system message follows the agent's prompt; unless the request is for the
+    model only, which gets no tools then.
     """
     limits = Limits(rounds=rounds, kept=request.kept)
     model = models(request.model)
-    if request.tools:
+    if request.tools or request.model_only:
         client = ClientTools(() if request.answer_only else request.tools)
         return TurnSpec(client, limits, model, lambda _: request.system or PLAIN, dated=False, options=request.options)
     tools = ToolRegistry() if request.answer_only else tools
@@ -191,15 +192,18 @@ class Requests:
         self._waiting: Counter[tuple[str, str]] = Counter()  # requests that wait here, by the message's owner and id
         self._dropping: set[asyncio.Task[None]] = set()  # removals of messages whose clients have gone
 
-    async def run(self, message: InboundMessage, show: Show | None = None) -> Outcome:
+    async def run(self, message: InboundMessage, show: Show | None = None, commands: bool = True) -> Outcome:
         """Run a request's turn, wherever that is, and return its outcome. One whose id is known does not run again: its
-        outcome is returned. `show` is told every event of the turn, from its start, with its place in the log.
+        outcome is returned. `show` is told every event of the turn, from its start, with its place in the log. Without
+        `commands` a text such as /stop goes to the model.
 
         Cancelling it only stops waiting: `withdraw` stops the turn.
         """
         id, kept = message.id, message.request is not None and message.request.kept
         assert id is not None
-        kind = kind_of(message) if kept else "message"
+        kind = kind_of(message) if kept and commands else "message"
+        if message.request is not None and message.request.model_only and answer_of(message.content) is not None:
+            kind = "message"  # it may not answer what the agent has asked a person
         message = message.addressed()
         shown = _without_place(show) if show is not None else None
         if kind == "urgent":
@@ -229,6 +233,26 @@ class Requests:
         if subscriber is not None:
             subscriber.finish(logged)
         return Outcome(text, [one.entry for one in logged])
+
+    async def enqueue(self, message: InboundMessage) -> None:
+        """Take a request whose answer is read later. It is on disk when this returns, and runs whoever waits for it."""
+        message = message.addressed()
+        await self._store.accept(message, "message")
+        self._dispatcher.kick(message.owner, message.session_key)
+
+    async def cancel(self, owner: str, id: str) -> None:
+        """Stop a request's turn, wherever it runs; one that has not begun does not begin any more."""
+        row = await self._store.find(owner, id)
+        if row is None or row.done:
+            return
+        stop = InboundMessage(
+            row.message.channel, row.message.sender_id, row.message.chat_id, "/stop", owner=owner,
+            session=row.message.session_key, reply=False, cause=StopRequest(row.id),
+        )  # fmt: skip
+        if row.turn is None:
+            await self._store.answer(row, [])
+            await self._dispatcher.settle([row.id])
+        await self._commands.answer(stop)
 
     async def earlier(self, owner: str, id: str) -> Earlier | None:
         """The earlier request with this id, if there was one."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 
+from ..config import Rule
 from ..context.skills import SHIPPED
 from ..log import Call
 from ..messages import Conversation
@@ -18,6 +20,8 @@ from .tool_calls import DENIED_ADVICE, judged, refusal
 from .workspace import Workspace
 
 SESSION = "cli:direct"
+# Calls that show what the defaults of the policy say about any call of a tool.
+_PROBES = {"exec": {"command": "true"}}
 
 
 class AgentCalls:
@@ -50,6 +54,23 @@ class AgentCalls:
             raise failure
         raise ToolError(refusal(call.name, verdict), DENIED_ADVICE)
 
+    async def refuses(self, name: str, registry: ToolRegistry, channel: str, chat_id: str) -> str | None:
+        """Return why every call of a tool from this chat would be asked for or denied; None if some would run."""
+        for number, rule in self._policy.rules:
+            if not _concerns(rule, name, f"{channel}:{chat_id}"):
+                continue
+            if rule.do == "allow":
+                return None
+            if not rule.arguments and not rule.path and not rule.network and rule.command in ("", "*"):
+                what = "denies it" if rule.do == "deny" else "wants a person to be asked for it"
+                return f"rule {number} of the policy {what}" + (f" ({rule.why})" if rule.why else "")
+        probe = Call("probe", name, dict(_PROBES.get(name, {})))
+        context = replace(await self._context(probe), channel=channel, chat_id=chat_id)
+        if name not in _PROBES or (planned := registry.plan(probe, context)) is None:
+            return None
+        verdict = await judged(self._policy, name, *planned, context, Conversation())
+        return None if verdict.decision == "allow" else verdict.why
+
     async def _context(self, call: Call) -> CallContext:
         places = await self._workspace.places()
         channel, _, chat_id = SESSION.partition(":")
@@ -76,6 +97,12 @@ class AgentCalls:
 def _paths(registry: ToolRegistry, call: Call, context: CallContext) -> Sequence[str]:
     planned = registry.plan(call, context)
     return planned[1].paths if planned is not None else ()
+
+
+def _concerns(rule: Rule, name: str, origin: str) -> bool:
+    if rule.command and name != "exec":
+        return False
+    return (not rule.tool or fnmatchcase(name, rule.tool)) and (not rule.origin or fnmatchcase(origin, rule.origin))
 
 
 def _unwatched(text: str) -> None:

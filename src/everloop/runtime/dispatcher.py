@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from .. import events
-from ..bus import InboundMessage, Kind
+from ..bus import EXECUTOR, InboundMessage, Kind
 from ..errors import StoreError
 from ..log import Reason
 from ..store.base import Claim, Store
@@ -128,6 +128,8 @@ class Dispatcher:
     async def take_up(self, sessions: Sequence[tuple[str, str]]) -> None:
         """There is something in the inbox of these sessions."""
         for owner, key in sessions:
+            if key.startswith(f"{EXECUTOR}:"):  # only its program has the tools and steps of a run, and resumes it
+                continue
             session = self.session(owner, key)
             if self._worker.busy != "queue" and session is not None and session.running:
                 await session.take_from_inbox()

@@ -64,9 +64,9 @@ class ModelCall:
     async def ask(self, conversation: Conversation, tools: Tools, emit: events.Emit | None) -> LLMResponse:
         """Return the model's whole answer. `emit` is told of it as it comes."""
         options = option_keywords(self._provider, self._options)
-        reader = AnswerReader(conversation, tools if self._text_calls else None, emit, self._brought)
+        answer = AnswerReader(conversation, tools if self._text_calls else None, emit, self._brought)
         if emit is None or not isinstance(self._provider, StreamingProvider):
-            return await reader.whole(
+            return await answer.whole(
                 await self._provider.chat(conversation, tools=tools, model=self._model, **options)
             )
         whole: LLMResponse | None = None
@@ -75,13 +75,17 @@ class ModelCall:
                 whole = item
                 continue
             if item.restart:
-                reader.restart()
+                answer.restart()
                 emit(events.Restarted(item.restart))
             if item.reasoning:
                 emit(events.Reasoning(item.reasoning))
-            if item.text and not reader.take(item.text):
-                await reader.read()
-        return await reader.end(whole)
+            if text := item.text:
+                if answer.reader is None and _SUSPICIOUS.search(text) is None:
+                    answer.texts.append(text)
+                    emit(events.Text(text))
+                else:
+                    await answer.read(text)
+        return await answer.end(whole)
 
 
 def _all_free(conversation: Conversation) -> Free | None:
@@ -158,18 +162,21 @@ async def read_text_calls(
 
 
 class AnswerReader:
-    """Reads an answer as it comes, and emits what of it is certain to be text or reasoning."""
+    """Reads an answer as it comes, and emits what of it is certain to be text or reasoning.
+
+    Text without a character that a call could begin with needs no `reader`: it is only kept in `texts`.
+    """
 
     def __init__(
         self, conversation: Conversation, tools: Tools, emit: events.Emit | None, brought: Sequence[str] = ()
     ) -> None:
+        self.texts: list[str] = []  # all that has come
+        self.reader: Reader | None = None
         self._conversation = conversation
         self._brought = brought
         self._tools = tools
         self._emit = emit or _ignore
         self._long = _is_long(conversation)
-        self._texts: list[str] = []
-        self._reader: Reader | None = None
 
     async def whole(self, response: LLMResponse) -> LLMResponse:
         """Read an answer that came whole."""
@@ -181,43 +188,30 @@ class AnswerReader:
                 self._emit(events.Text(response.content))
         return response
 
-    def take(self, text: str) -> bool:
-        """Take the next piece of the text. Return False if it waits for `read`."""
-        self._texts.append(text)
-        if self._reader is None:
-            if _SUSPICIOUS.search(text) is not None:
-                return False
-            self._emit(events.Text(text))
-        elif self._is_slow(self._reader, text):
-            return False
-        else:
-            self._show(self._reader.feed(text))
-        return True
-
-    async def read(self) -> None:
-        """Read the piece that was taken last: it may hold more than text."""
-        reader = self._reader
-        if reader is None:
+    async def read(self, text: str) -> None:
+        """Read the next piece of the text, which may hold more than text, and emit what is certain by now."""
+        if self.reader is None:
             await _load()
             from ..providers.text_calls import Reader
 
-            reader = self._reader = Reader(self._tools, quoted_from(self._conversation, self._brought))
-            reader.feed("".join(self._texts[:-1]))  # all of it was emitted: it was only text
-        text = self._texts[-1]
-        self._show(await in_thread(reader.feed, text) if self._is_slow(reader, text) else reader.feed(text))
+            self.reader = Reader(self._tools, quoted_from(self._conversation, self._brought))
+            self.reader.feed("".join(self.texts))  # all of it was emitted: it was only text
+        self.texts.append(text)
+        feed = self.reader.feed
+        self._show(await in_thread(feed, text) if self._is_slow(self.reader, text) else feed(text))
 
     def restart(self) -> None:
         """Forget what came so far: the answer starts again."""
-        self._texts.clear()
-        self._reader = None
+        self.texts.clear()
+        self.reader = None
 
     async def end(self, whole: LLMResponse | None) -> LLMResponse:
         """Return the answer, once all of it has come."""
-        text = "".join(self._texts)
+        text = "".join(self.texts)
         response = whole if whole is not None else LLMResponse(text)
-        if self._reader is None:
+        if self.reader is None:
             return await read_text_calls(response, self._conversation, self._tools, self._brought)
-        reading = await in_thread(self._reader.finish) if self._is_slow(self._reader) else self._reader.finish()
+        reading = await in_thread(self.reader.finish) if self._is_slow(self.reader) else self.reader.finish()
         self._show(reading.pieces)
         if not _is_answer(response) or response.tool_calls or response.content != text:
             return await read_text_calls(response, self._conversation, self._tools, self._brought)

@@ -184,6 +184,8 @@ class Sessions(Protocol):
 
     def wait_for(self, row: int, message: InboundMessage) -> asyncio.Future[str]: ...
 
+    def follow(self, row: int, message: InboundMessage) -> asyncio.Future[str]: ...
+
 
 async def runs_elsewhere(store: Store, sessions: Sessions, info: SessionInfo | None) -> bool:
     """Whether another process runs the session's turn, and so must stop it."""

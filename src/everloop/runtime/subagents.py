@@ -2,6 +2,7 @@
 
 A sub-agent is an ordinary session with the key `sub:ID`. Its task is a message in the inbox. The report to the agent
 that gave the task is written in the same transaction as the end of its turn, so a crash neither loses nor doubles it.
+A run of `AgentExecutor` is the same in a session `executor:NAME/ID`; the program that started it reads the result.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from ..actions import Limits
-from ..bus import InboundMessage, SubagentTask
+from ..bus import EXECUTOR, InboundMessage, SubagentTask
 from ..config import Config
 from ..context.prompt import PARTING
 from ..engine import Parked
 from ..errors import StoreError
 from ..goals import phases
 from ..goals.definitions import AgentDefinition, DefinitionError
-from ..goals.extraction import read_output
-from ..goals.files import Definitions, read_definitions
-from ..goals.phases import CHANNEL, HOW, LIMITS, report
-from ..log import CallEnded, Reason, TurnEnded, UserSaid
+from ..goals.files import Catalogue, Definitions, read_definitions
+from ..goals.phases import CHANNEL, HOW, Outcome, report
+from ..log import SAYS_ORIGIN, Logged, TurnEnded
 from ..sandbox.reach import Reach
 from ..store.base import Claim, Incoming, Store
 from ..threads import in_thread
@@ -46,8 +47,6 @@ You are a sub-agent. Another agent gives you one task; work on it alone with you
 final answer goes to that agent: give the result, short and complete, with paths and sources, and say plainly what you
 could not do or are not sure of."""
 STOPPED = "The sub-agent was stopped before it had finished."
-
-
 NO_ROUND = "No round of this turn is left that a sub-agent could have: answer, or do it in your next turn."
 
 
@@ -62,6 +61,10 @@ class Running:
     started: bool
     awaited: bool = False  # its result is that of the call that started it, so it sends no report
     root: str = ""  # the turn that began it all
+
+
+# Changes the settings of a run's turns: the steps of its program.
+Adapt = Callable[[Claim, SubagentTask, TurnSpec], Awaitable[TurnSpec]]
 
 
 def _ignore() -> None:
@@ -93,8 +96,12 @@ class SubagentManager:
         self._one_by_one = asyncio.Lock()
         self._told_broken = False
         self._at_work: dict[tuple[str, str], SubagentTask] = {}  # by session: the tasks of those that run here
+        self._programs: dict[str, Adapt] = {}  # by id: the runs of programs of this process
+        self.catalogue = Catalogue(self._definitions)
 
-    async def start(self, task: str, agent: str, report: bool, tokens: int = 0) -> str:
+    async def start(
+        self, task: str, agent: str, report: bool, tokens: int = 0, inputs: Mapping[str, Any] | None = None
+    ) -> str:
         """Start a sub-agent for the tool call that is running, with a part of what its turn has left."""
         call = current_call()
         above = self._at_work.get((call.owner, call.session)) or SubagentTask(depth=0)
@@ -107,6 +114,7 @@ class SubagentManager:
         return await self.spawn(
             task,
             definition=definition,
+            inputs=inputs,
             channel=call.channel,
             chat_id=call.chat_id,
             session=call.session,
@@ -129,6 +137,7 @@ class SubagentManager:
         task: str,
         *,
         definition: AgentDefinition | None = None,
+        inputs: Mapping[str, Any] | None = None,
         channel: str = "cli",
         chat_id: str = "direct",
         session: str | None = None,
@@ -148,13 +157,14 @@ class SubagentManager:
     ) -> str:
         """Start a sub-agent and return its id; the same `key` starts one only once.
 
-        With a definition it is that agent, and the task is its input. Its result comes to the chat as a message of the
-        channel `system`, unless `report` is off. `rounds` and `ends_at` are what its starter has left; `tokens`
-        is the most that it may use with all that it starts, within the same `caps` of those above it.
+        With a definition it is that agent with these inputs; the task is the input that is missing. Its result comes to
+        the chat as a message of the channel `system`, unless `report` is off. `rounds` and `ends_at` are what its
+        starter has left; `tokens` is the most that it may use with all that it starts, within the same `caps` of those
+        above it.
         """
         id = hashlib.sha256(f"{owner}\0{key or time.time_ns()}".encode()).hexdigest()[:12]
-        content, inputs = phases.begin(definition, task) if definition is not None else (task, {})
-        most, until = self._limits(definition, rounds, ends_at)
+        content, values = phases.begin(definition, task, inputs or {}) if definition is not None else (task, {})
+        most, seconds = self._limits(definition, rounds)
         message = InboundMessage(
             CHANNEL,
             "agent",
@@ -172,12 +182,12 @@ class SubagentManager:
                 depth=depth,
                 caps={**(caps or {}), **({id: tokens} if tokens else {})},
                 rounds=most,
-                ends_at=until,
+                seconds=seconds,
                 latest=ends_at,
                 attended=attended,
                 report=report,
                 definition=asdict(definition) if definition is not None else None,
-                inputs=inputs,
+                inputs=values,
             ),
             untrusted=untrusted,
             own_files=own_files,
@@ -188,14 +198,41 @@ class SubagentManager:
         self._sessions.kick(owner, message.session_key)
         return id
 
-    def _limits(
-        self, definition: AgentDefinition | None, rounds: int | None, ends_at: float | None
-    ) -> tuple[int, float]:
-        """How many rounds it has and when its time is up, within what is left to the agent that starts it."""
+    def _limits(self, definition: AgentDefinition | None, rounds: int | None) -> tuple[int, float]:
+        """How many rounds and seconds it has, within what is left to the agent that starts it."""
         minutes = definition.max_time_minutes if definition is not None else self._config.subagent_minutes
         most = definition.max_turns if definition is not None else self._config.subagent_rounds
-        until = time.time() + 60 * minutes
-        return most if rounds is None else min(most, rounds), min(until, ends_at or until)
+        return most if rounds is None else min(most, rounds), 60 * minutes
+
+    # ------------------------------------------------------------------------------------------ runs of programs
+
+    async def run(self, message: InboundMessage, adapt: Adapt) -> list[Logged]:
+        """Run an agent for a program of this process, and return the log of the run once it has ended.
+
+        `message` begins the run, or is one of a run that was interrupted. `adapt` changes the settings of its turns.
+        """
+        owner, key, id = message.owner, message.session_key, phases.id_of(message)
+        self._programs[id] = adapt
+        try:
+            await self._store.accept(message)
+            await self.resume(owner, key)
+            while rows := [row for row in await self.open_runs(owner) if phases.id_of(row.message) == id]:
+                await self._sessions.follow(rows[0].id, rows[0].message)
+        finally:
+            del self._programs[id]
+        first = await self._store.find(owner, f"spawn:{id}")
+        if first is None or first.first_seq is None:
+            return []
+        return await self._store.read_log(first.session, first.first_seq - 1)
+
+    async def open_runs(self, owner: str) -> list[Incoming]:
+        """The messages of programs' runs that have not ended."""
+        return await self._store.unfinished(owner, EXECUTOR)
+
+    async def is_held(self, row: Incoming) -> bool:
+        """Whether another living worker has the session of this message."""
+        info = await self._store.session(row.message.owner, row.message.session_key)
+        return await runs_elsewhere(self._store, self._sessions, info)
 
     async def result(self, id: str, owner: str = "me") -> str:
         """Wait for a sub-agent to end and return what it says; raise a `ToolError` if it failed."""
@@ -271,24 +308,39 @@ class SubagentManager:
             for event in events:
                 event.set()
 
-    def turn_spec(self, claim: Claim) -> TurnSpec | None:
-        """What the turn of a sub-agent works with; None for any other turn."""
+    async def turn_spec(self, claim: Claim) -> TurnSpec | None:
+        """What the turn of a sub-agent, or of a program's run, works with; None for any other turn."""
         message = claim.message
-        if message.channel != CHANNEL:
+        if message.channel not in (CHANNEL, EXECUTOR):
             return None
         if (task := message.task) is None:
             raise ValueError(f"the task of the sub-agent {message.chat_id} cannot be read")
         self._at_work[claim.owner, claim.key] = task
         self._on_work()
+        ends_at = await self._ends_at(claim, task)
         if (definition := phases.definition_of(task)) is not None:
-            return phases.turn_spec(message, task, definition, self._tools)
+            spec = phases.turn_spec(message, task, definition, self._tools, ends_at)
+            adapt = self._programs.get(phases.id_of(message))
+            return await adapt(claim, task, spec) if adapt is not None else spec
         return TurnSpec(
             tools=self._tools.only(lambda name: name not in WITHHELD),
             limits=Limits(rounds=self._config.subagent_rounds if task.rounds is None else task.rounds),
             system=lambda standing: f"{standing}{PARTING}{NOTE}",
-            ends_at=task.ends_at,
+            ends_at=ends_at,
             follow=lambda ended, untrusted: report(message, ended, untrusted),
         )
+
+    async def _ends_at(self, claim: Claim, task: SubagentTask) -> float | None:
+        """When the time of a sub-agent's turn is up."""
+        bounds = [bound for bound in (task.ends_at, task.latest) if bound is not None]
+        if task.seconds is not None:
+            first: int | None = claim.first_seq
+            if task.phase == "extract":  # it has what the work has left
+                began = await self._store.find(claim.owner, f"spawn:{phases.id_of(claim.message)}")
+                first = began.first_seq if began is not None else None
+            logged = await self._store.read_log(claim.session, first - 1) if first and claim.next_seq > first else []
+            bounds.append(time.time() + task.seconds - phases.worked(logged))
+        return min(bounds, default=None)
 
     async def tell_broken(self) -> None:
         """Log once which definitions cannot be used."""
@@ -335,19 +387,23 @@ class SubagentManager:
         ends = [entry for entry in entries if isinstance(entry, TurnEnded)]
         if not ends:
             return None
-        untrusted = [entry for entry in entries if isinstance(entry, CallEnded | UserSaid) and entry.untrusted]
+        untrusted = [entry for entry in entries if isinstance(entry, SAYS_ORIGIN) and entry.untrusted]
         own_files = bool(untrusted) and all(entry.own_files for entry in untrusted)
-        reason, text = next((end.reason for end in ends if end.reason in LIMITS), ends[-1].reason), ends[-1].text
-        if reason == "answer" and (began := await self._store.find(owner, f"spawn:{id}")) is not None:
-            definition = phases.definition_of(began.message.task)
-            if definition is not None and (problem := read_output(definition, text)[1]):
-                reason, text = "error", f"No result of it fits: {problem} What it said last:\n\n{text}"
-        output = _told(reason, text, bool(untrusted))
+        began = await self._store.find(owner, f"spawn:{id}")
+        # One whose first turn failed may have a definition that cannot be read.
+        definition = phases.definition_of(began.message.task) if began is not None and len(ends) > 1 else None
+        outcome = phases.outcome_of(definition, ends) if definition is not None else None
+        output = _told(ends[-1], outcome, bool(untrusted))
         return replace(output, untrusted=False, contents=(UNKNOWN,)) if own_files else output
 
 
-def _told(reason: Reason, text: str, untrusted: bool) -> Output:
-    """What the waiting agent is told."""
+def _told(last: TurnEnded, outcome: Outcome | None, untrusted: bool) -> Output:
+    """What the waiting agent is told of the last turn, and of the outcome of an agent with a definition."""
+    reason, text = str(last.reason), last.text
+    if outcome is not None and outcome.reason in phases.CUT:
+        reason = "max_rounds" if outcome.reason == "max_turns" else outcome.reason
+    elif outcome is not None and outcome.reason == "error" and reason == "answer":
+        reason, text = "error", f"{outcome.error} What it said last:\n\n{text}"
     if reason != "answer":
         text = f"The sub-agent {HOW.get(reason, 'ended')}. {text}"
     if reason == "error" and not untrusted:

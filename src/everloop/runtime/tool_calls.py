@@ -55,7 +55,7 @@ class Tools:
         self._failed: dict[str, ToolResult] = {}  # calls that will not run, because no plan of them could be made
         self._unknown: set[str] = set()  # calls of tools that did not exist when they were reviewed
         self.batch = registry.batch
-        self.replay_safe = registry.replay_safe
+        self.replay_safe, self.read_only = registry.replay_safe, registry.read_only
 
     async def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
         asked: dict[str, Verdict] = {}

@@ -22,7 +22,7 @@ from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
 from ..cron.heartbeat import says_nothing
 from ..cron.jobs import HEARTBEAT
-from ..engine import Ending, Turn, fail_turn, run_turn
+from ..engine import Ending, Toolbox, Turn, fail_turn, run_turn
 from ..errors import StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
@@ -45,11 +45,12 @@ from .images import Free, plain_images
 from .model_call import TurnModelCall
 from .outbox import Outbox, reply
 from .session import Session
+from .steps import SteppedModelCall, SteppedTools, StoppableTools
 from .streaming import TurnStreams
 from .subagents import SubagentManager
 from .tasks import BackgroundTasks
 from .tool_calls import Tools, free_addresses
-from .turn_spec import TurnSpec, deadline
+from .turn_spec import TurnSpec, stopping
 from .workspace import Places, Workspace, WorkspaceError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class TurnSpecs:
     async def of(self, claim: Claim, session: Session) -> TurnSpec:
         """The spec of a claimed turn. That of a request whose client has gone is stopped."""
         if (request := request_of(claim)) is None:
-            return self.subagents.turn_spec(claim) or TurnSpec(self.tools, self.limits)
+            return await self.subagents.turn_spec(claim) or TurnSpec(self.tools, self.limits)
         if await is_abandoned(self.store, claim, request):
             session.stop("abandoned", ABANDONED)
         return spec_of(request, self.tools, self.request_rounds, self.allowed_model)
@@ -108,7 +109,8 @@ class Models:
         compose: Composer | None,
         free: Callable[[Conversation], Free | None],
     ) -> TurnModelCall:
-        return TurnModelCall(
+        kind = TurnModelCall if spec.ask_model is None else partial(SteppedModelCall, spec.ask_model)
+        return kind(
             self.provider,
             spec.model or self.model,
             spec.tools,
@@ -165,7 +167,7 @@ class TurnRunner:
             places = await self.workspace.places()
             conversation = await self._conversation(claim, session, spec)
             if not claim.entries:
-                claim.entries = [await self._said(claim)]
+                claim.entries = [await self._said(claim, spec)]
                 await session_log.append(claim.entries)
             before = len(conversation)
             turn = Turn(claim.turn, claim.entries, conversation, session_log)
@@ -177,11 +179,11 @@ class TurnRunner:
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             toolbox = self._toolbox(claim, spec, turn, places)
-            with deadline(turn, spec.ends_at):
+            with stopping(turn, spec):
                 free = partial(self._free_addresses, spec.tools)
                 model, window = self.models.call(claim, spec, compose, free), self.models.window(claim, spec)
                 ended = await run_turn(turn, model, toolbox, spec.limits, window)
-            if isinstance(ended, TurnEnded) and _goes_on(claim):
+            if isinstance(ended, TurnEnded) and _goes_on(claim, session_log.incoming):
                 self._histories.keep(claim, conversation)
                 self.models.compactor.consider(claim, conversation)
         except StoreError as error:
@@ -216,17 +218,20 @@ class TurnRunner:
     def _composer(self, claim: Claim, conversation: Conversation, before: int) -> Composer | None:
         """What builds the turn's requests, where a subclass of the context builder has its own `build_messages`."""
         message = claim.message
-        own = message.channel != SUBAGENTS and request_of(claim) is None  # others come with a prompt of their own
+        own = message.task is None and request_of(claim) is None  # others come with a prompt of their own
         if not own or not self.context.builds_messages or len(conversation) == before:
             return None
         return Composer(self.context, conversation[before], message.content, message.media)
 
-    async def _said(self, claim: Claim) -> UserSaid:
+    async def _said(self, claim: Claim, spec: TurnSpec) -> UserSaid:
         """What opens the turn. Attachments and skills are read here, once, and stay in the log."""
         message = claim.message
-        content = await in_thread(self.context.user_content, message.content, message.media)
-        skills = await in_thread(self.context.skills_in, message.content) if message.by_a_person else ""
-        return msgspec.structs.replace(message.said(content, claim.time_to_tell(time.time())), loaded=skills)
+        text = message.content if spec.opening is None else clean(await spec.opening())
+        content = await in_thread(self.context.user_content, text, message.media)
+        names_skills = message.by_a_person and message.task is None
+        skills = await in_thread(self.context.skills_in, message.content) if names_skills else ""
+        said = message.said(content, claim.time_to_tell(time.time()))
+        return msgspec.structs.replace(said, loaded=skills, before=spec.before)
 
     async def compact(self, claim: Claim, session: Session) -> tuple[Compacted | None, str]:
         """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""
@@ -273,7 +278,7 @@ class TurnRunner:
         summary = ", older turns as a summary" if kept.summary is not None else ""
         return f"about {measure.tokens(kept):,} of {window}{summary}"
 
-    def _toolbox(self, claim: Claim, spec: TurnSpec, turn: Turn, own: Places) -> Tools:
+    def _toolbox(self, claim: Claim, spec: TurnSpec, turn: Turn, own: Places) -> Toolbox:
         message, conversation = claim.message, turn.conversation
         channel, chat_id = message.origin
         outputs = outputs_folder(self.workspace.home, claim.owner, claim.key)
@@ -311,7 +316,10 @@ class TurnRunner:
             return made if guard is None else replace(made, guard=guard)
 
         grants = partial(self.store.grants, claim.owner, claim.key)
-        return Tools(spec.tools, self.policy, context, message.attended, grants)
+        tools = Tools(spec.tools, self.policy, context, message.attended, grants)
+        if spec.run_calls is not None:
+            return SteppedTools(tools, spec.run_calls)
+        return tools if spec.ends_at is None else StoppableTools(tools)
 
     def _paths(self, call: Call, context: CallContext) -> Sequence[str]:
         planned = self.tools.plan(call, context)
@@ -320,6 +328,7 @@ class TurnRunner:
     def _free_addresses(self, tools: ToolRegistry, conversation: Conversation) -> Free | None:
         """Which images an answer may show; None for all: also for a client that brings its own tools, which is the
         agent itself and gets the model's own words."""
+        conversation.described_outside = tools.described_outside
         if tools.described_outside:  # they may have come while the turn ran
             conversation.untrusted = conversation.outside = True
         return None if isinstance(tools, ClientTools) else free_addresses(self.policy, conversation)
@@ -356,10 +365,10 @@ class SessionLog:
         self._outgoing: Sequence[OutboundMessage] = ()
         self._finished: Written[Finished] | None = None
 
-    def append(self, entries: Sequence[Entry]) -> Written[Any]:
+    def append(self, entries: Sequence[Entry], flush: bool = True) -> Written[Any]:
         took, self._took = self._took, []
         if not isinstance(last := entries[-1], TurnEnded):
-            return self._store.append(self._claim, entries, took)
+            return self._store.append(self._claim, entries, took, flush)
         self._outgoing, self.incoming = self._answer(last), self._follow(last)
         self._finished = self._store.finish(self._claim, entries, self._outgoing, self._sender, took, self.incoming)
         return self._finished
@@ -409,8 +418,10 @@ def _following(spec: TurnSpec, ended: TurnEnded, turn: Turn | None) -> Sequence[
     return [replace(message, own_files=True) for message in messages]
 
 
-def _goes_on(claim: Claim) -> bool:
-    """Whether the session may have another turn: not that of a request which is all there is."""
+def _goes_on(claim: Claim, following: Sequence[InboundMessage]) -> bool:
+    """Whether the session has another turn: not that of a request which is all there is, nor of a finished agent."""
+    if claim.message.task is not None:
+        return any(message.session_key == claim.key for message in following)
     return (request := request_of(claim)) is None or request.kept
 
 

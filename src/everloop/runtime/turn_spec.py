@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from .. import events
 from ..actions import Limits
 from ..bus import InboundMessage
 from ..engine import Turn
-from ..log import TurnEnded
-from ..tools.registry import ToolRegistry
+from ..log import Call, TurnEnded
+from ..messages import Conversation, Message
+from ..providers.base import LLMResponse
+from ..tools.registry import ToolRegistry, ToolResult
 
 TIME_IS_UP = "I stopped because my time was up. The work so far is kept."
+ABORTED = "The run was aborted."
+
+RunCall = Callable[[Call], Awaitable[ToolResult]]
+# Runs calls that may start together, each with the function that is passed in; a result for each, in order.
+RunCalls = Callable[[Sequence[Call], RunCall], Awaitable[Sequence[ToolResult]]]
+
+
+class AskModel(Protocol):
+    """Asks the model once. With `emit` the answer is streamed to it."""
+
+    async def __call__(
+        self, conversation: Conversation, tools: list[dict[str, Any]] | None, emit: events.Emit | None
+    ) -> LLMResponse: ...
 
 
 def _unchanged(prompt: str) -> str:
@@ -36,20 +52,44 @@ class TurnSpec:
     system: Callable[[str], str] = _unchanged  # makes the system prompt from the agent's own
     dated: bool = True  # the system prompt ends with the date
     ends_at: float | None = None  # when its time is up
+    aborted: asyncio.Event | None = None  # stops the turn when it is set
     options: Mapping[str, Any] = field(default_factory=dict)  # of each model call
+    before: tuple[Message, ...] = ()  # messages that stand before the one that opens the turn
     # Messages that follow from the turn's end and are written with it; told whether it has read something from outside.
     follow: Callable[[TurnEnded, bool], Sequence[InboundMessage]] = _nothing
+    # Steps that a program has changed.
+    opening: Callable[[], Awaitable[str]] | None = None  # makes the text that opens the turn
+    ask_model: AskModel | None = None
+    run_calls: RunCalls | None = None
 
 
 @contextmanager
-def deadline(turn: Turn, ends_at: float | None) -> Iterator[None]:
-    """Stop the turn when its time is up, whatever it is doing."""
-    if ends_at is None:
-        yield
-        return
-    left = max(ends_at - time.time(), 0.0)
-    timer = asyncio.get_running_loop().call_later(left, turn.stop, "timeout", TIME_IS_UP)
+def stopping(turn: Turn, spec: TurnSpec) -> Iterator[None]:
+    """Stop the turn when its time is up or it is aborted, whatever it is doing."""
+    loop = asyncio.get_running_loop()
+    _stop_if_due(turn, spec)
+    timer = watcher = None
+    if spec.ends_at is not None:
+        timer = loop.call_later(max(spec.ends_at - time.time(), 0), turn.stop, "timeout", TIME_IS_UP)
+    if spec.aborted is not None:
+        watcher = loop.create_task(_abort(turn, spec, spec.aborted))
     try:
         yield
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
+
+
+async def _abort(turn: Turn, spec: TurnSpec, aborted: asyncio.Event) -> None:
+    await aborted.wait()
+    _stop_if_due(turn, spec)
+
+
+def _stop_if_due(turn: Turn, spec: TurnSpec) -> None:
+    """Stop a turn whose time is up, and otherwise one that is aborted."""
+    if spec.ends_at is not None and time.time() >= spec.ends_at:
+        turn.stop("timeout", TIME_IS_UP)
+    elif spec.aborted is not None and spec.aborted.is_set():
+        turn.stop("aborted", ABORTED)

@@ -43,7 +43,7 @@ class Workspace:
         return f"{self.path}{' (restricted)' if self.restricted else ''}"
 
     async def check(self) -> None:
-        """Raise a `WorkspaceError` if the workspace is not there at the first use."""
+        """At the first use: make the folder where only it is missing, or raise a `WorkspaceError`."""
         if not self._is_checked:
             await in_thread(self._check)
             self._is_checked = True
@@ -59,10 +59,12 @@ class Workspace:
         return Reach(places.workspace, self.restricted, protected=places.protected)
 
     def _check(self) -> None:
-        if not self.path.is_dir():
-            what = "is not a folder" if self.path.exists() else "does not exist"
+        try:
+            self.path.mkdir(exist_ok=True)
+        except OSError as error:
+            what = "is not a folder" if self.path.exists() else f"cannot be made ({error.strerror})"
             where = os.path.abspath(self.path)
-            raise WorkspaceError(f"the workspace {where} {what}: make the folder, or name another one")
+            raise WorkspaceError(f"the workspace {where} {what}: make the folder, or name another one") from None
 
     def _resolve(self) -> Places:
         protected = [self.home.resolve(), *self.store.files()]

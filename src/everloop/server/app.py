@@ -13,13 +13,17 @@ from ..errors import StoreError
 from ..messages import encode_json
 from ..observability.metrics import Meters
 from ..runtime.owners import Owners
+from .agent_choice import MODELS
+from .anthropic_messages import MessagesHandler
 from .connections import Runner, connection_limit
 from .errors import not_found, unavailable
 from .guard import Guard
 from .metrics import MetricsHandler
 from .openai_chat import ChatHandler
+from .openai_responses import ResponsesHandler
 from .origins import check_bind
 from .responses import health, model, models
+from .turns import Turns
 
 log = logging.getLogger("everloop.server")
 READY_SECONDS = 3.0  # for the store to accept a write; load balancers do not wait much longer
@@ -33,11 +37,12 @@ class Server:
         self._config = config
         self._owners = owners
         self._metrics = MetricsHandler(owners.store, meters or Meters())
-        self._chat = ChatHandler(
+        self._turns = Turns(
             owners,
             messages_limit=config.messages_limit,
             ping_seconds=config.ping_seconds,
             per_minute=config.requests_per_minute,
+            agent=config.server_agent,
         )
         self._runner: Runner | None = None
         self._guard: Guard | None = None
@@ -77,7 +82,7 @@ class Server:
         not over by then stay open on disk."""
         if self._runner is None or self._guard is None:
             return
-        self._guard.closing = self._chat.stopping = True
+        self._guard.closing = self._turns.stopping = True
         cleanup = asyncio.ensure_future(self._runner.cleanup())
         if hurry is not None:
             hurried = asyncio.ensure_future(hurry.wait())
@@ -88,7 +93,15 @@ class Server:
 
     def _app(self) -> web.Application:
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._chat.handle)
+        app.router.add_post("/v1/chat/completions", ChatHandler(self._turns).handle)
+        messages = MessagesHandler(self._turns)
+        app.router.add_post("/v1/messages", messages.handle)
+        app.router.add_post("/v1/messages/count_tokens", messages.count)
+        responses = ResponsesHandler(self._turns)
+        app.router.add_post("/v1/responses", responses.create)
+        app.router.add_get("/v1/responses/{id}", responses.get)
+        app.router.add_delete("/v1/responses/{id}", responses.delete)
+        app.router.add_post("/v1/responses/{id}/cancel", responses.cancel)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_get("/healthz", self._healthz)
@@ -111,7 +124,7 @@ class Server:
 
     async def _readyz(self, request: web.Request) -> web.Response:
         """Whether a request would succeed now: the store accepts writes, and the server is not shutting down."""
-        if self._chat.stopping:
+        if self._turns.stopping:
             raise unavailable("the server is shutting down")
         now = asyncio.get_running_loop().time()
         if self._probe is None or (self._probe.done() and now - self._probed_at > READY_FRESH):
@@ -143,7 +156,7 @@ class Server:
         config = self._config
         named = [name for name in config.server_models if not any(c in name for c in "*?[")]
         first = config.model or self._owners.provider.get_default_model()
-        return list(dict.fromkeys(filter(None, (first, *config.fallbacks, *named))))
+        return list(dict.fromkeys(filter(None, (first, *config.fallbacks, *named, *MODELS))))
 
 
 def _json(body: bytes) -> web.Response:

@@ -37,6 +37,37 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
+def body_for(path: str, error: ApiError) -> dict[str, Any]:
+    """The body of an error in the shape of the API that a path belongs to."""
+    if path.startswith("/v1/messages"):
+        return anthropic_body(error)
+    return {"error": error.message} if path.startswith("/api/") else error.body()
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """The JSON object of an error in Anthropic's API."""
+    return {"type": "error", "error": {"type": _anthropic_type(error.status), "message": error.message}}
+
+
+def _anthropic_type(status: int) -> str:
+    match status:
+        case 401:
+            return "authentication_error"
+        case 403:
+            return "permission_error"
+        case 404:
+            return "not_found_error"
+        case 413:
+            return "request_too_large"
+        case 429:
+            return "rate_limit_error"
+        case 503:
+            return "overloaded_error"
+        case 504:
+            return "timeout_error"
+    return "invalid_request_error" if status < 500 else "api_error"
+
+
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 

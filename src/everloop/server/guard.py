@@ -43,6 +43,8 @@ ONCE = (
     "Content-Type",
     "Content-Encoding",
     "X-Session",
+    "X-Agent",
+    "X-Api-Key",
     "Idempotency-Key",
     "Last-Event-ID",
 )
@@ -171,7 +173,9 @@ class Guard:
         """The response for an error. Once another response has started, the connection can only be closed."""
         if request.writer.output_size > 0:
             raise ConnectionError("the response had started")
-        response = web.json_response(error.body(), status=error.status, headers=error.headers)
+        response = web.json_response(
+            errors.body_for(request.rel_url.raw_path, error), status=error.status, headers=error.headers
+        )
         if close or error.status in (408, 413) or self.closing or request.method == "CONNECT":
             # The rest of a body, or data for a tunnel, must not be parsed as the next request.
             response.force_close()
@@ -236,6 +240,8 @@ class Guard:
     async def _token(self, request: web.Request) -> Token | None:
         """The request's token, read from the store each time so that revoking one takes effect at once."""
         sent = request.headers.get("Authorization")
+        if sent is None and (key := request.headers.get("X-Api-Key")) is not None:  # as Anthropic's clients send it
+            sent = f"Bearer {key}"
         try:
             if sent is None:
                 if await self._is_local_person(request):
@@ -365,6 +371,12 @@ def needs(right: str) -> Callable[[H], H]:
     return mark
 
 
+def without_body(handler: H) -> H:
+    """Declare that a handler needs no body: a request without one needs no Content-Type either."""
+    handler.without_body = True  # type: ignore[attr-defined]
+    return handler
+
+
 def is_proxied(headers: Iterable[str]) -> bool:
     """Whether one of these headers shows that the request came through a proxy."""
     return any(PROXY.fullmatch(name.replace("_", "-")) for name in headers)
@@ -381,6 +393,9 @@ def _check_right(request: web.Request) -> None:
 
 def _check_content_type(request: web.Request) -> None:
     """Require JSON: a browser sends a form of any page without a preflight request, but not JSON."""
+    bare = not request.can_read_body and "Content-Type" not in request.headers
+    if bare and getattr(request.match_info.handler, "without_body", False):
+        return  # of other origins it is refused by its Origin
     if request.method in WRITING:
         kind, _, parameters = request.headers.get("Content-Type", "").lower().partition(";")
         charset = parameters.replace(" ", "").replace('"', "")

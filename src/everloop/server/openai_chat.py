@@ -1,326 +1,50 @@
-"""POST /v1/chat/completions: a request becomes a turn of the agent, answered whole or as a stream."""
+"""`POST /v1/chat/completions`: OpenAI's chat completions."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import secrets
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from ..bus import INSIDE, InboundMessage
-from ..commands import kind_of
-from ..errors import StoreError
-from ..log import Content, Request, text_of
-from ..messages import Message
-from ..providers.base import honours
-from ..runtime.agent import AgentLoop
 from ..runtime.api_requests import Outcome
-from ..runtime.owners import OWN, Owners
-from ..store.base import Store
-from ..threads import in_thread
-from ..tools.registry import marked
-from .errors import ApiError, bad_request, failure_of, internal_error, too_many_requests, unavailable
-from .guard import OWNER, TOKEN
-from .requests import ChatRequest, read_chat
+from .requests import read_chat
 from .responses import Chunks, completion
-from .resume import HEADER as LAST_ID
-from .resume import Position, position_of
-from .sse import AnswerStream
-
-log = logging.getLogger(__name__)
-CHANNEL = "api"
-SESSION = "X-Session"
-KEY = "Idempotency-Key"
-MAX_KEY_LENGTH = 200
-LARGE = 100_000  # bytes of a body that is parsed in a thread
-RATE, RATE_SECONDS = "requests", 60.0
-FINISH_REASONS = frozenset({"length", "content_filter"})  # of the model's API, which the client gets, too
-
-
-class Known(NamedTuple):
-    """What is known of a request that can be repeated."""
-
-    id: str | None = None  # of its message; None for a request that cannot be repeated
-    repeated: bool = False  # an earlier request has or gets the answer: no model is called for this one
-    stopped: bool = False  # the client resumed a stopped turn; a new one starts
-
-
-@dataclass(slots=True, frozen=True)
-class Asked:
-    """A request that is being answered: the agent that answers it, and its message."""
-
-    agent: AgentLoop
-    message: InboundMessage
-    chat: ChatRequest
-    model: str
-    id: str
-    created: int
-    known: Known
-    position: Position | None = None  # where the client resumes the answer
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether it counts against the rate limit. Repeated requests and session commands do not."""
-        request = self.message.request
-        command = request is not None and request.kept and kind_of(self.message) not in ("message", "reply")
-        return not command and not self.known.repeated
-
-
-class RateLimit:
-    """Limits the requests of an owner per minute, over all server processes of a store.
-
-    Each accepted request costs one write; without a limit nothing is written. An owner at the limit is remembered until
-    the minute is over, so that a flood of requests costs the store nothing.
-    """
-
-    def __init__(self, store: Store, per_minute: int) -> None:
-        self._store = store
-        self._most = per_minute
-        self._blocked: dict[str, float] = {}  # by owner: until when
-
-    async def check(self, owner: str) -> None:
-        """Count a request, or refuse it."""
-        if not self._most:
-            return
-        clock = asyncio.get_running_loop().time
-        left = self._blocked.get(owner, 0.0) - clock()
-        if left <= 0:
-            self._blocked.pop(owner, None)
-            left = await self._store.admit(owner, RATE, self._most, RATE_SECONDS)
-        if left > 0:
-            self._blocked[owner] = clock() + left
-            raise too_many_requests(
-                f"Rate limit reached: at most {self._most:,} requests a minute; try again in {left:.1f} s", left
-            )
+from .turns import Asked, Turns, finish_of
 
 
 class ChatHandler:
-    """`POST /v1/chat/completions`."""
-
-    def __init__(self, owners: Owners, *, messages_limit: int, ping_seconds: float, per_minute: int = 0) -> None:
-        self._owners = owners
-        self._rate_limit = RateLimit(owners.store, per_minute)
-        self._messages_limit = messages_limit
-        self._ping_seconds = ping_seconds
-        self._honours = honours(owners.provider)
-        self.stopping = False  # the server is shutting down: unfinished turns stay open on disk
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._read = partial(read_chat, honours=turns.honours, messages_limit=turns.messages_limit)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        asked = await self._read(request)
-        if asked.is_counted:
-            await self._count(asked)
-        if asked.chat.stream:
-            return await self._stream(request, asked)
-        outcome = await self._run(asked)
-        return web.Response(body=_whole(asked, outcome), content_type="application/json")
+        return await self._turns.answer(request, self._read, ChatWire, "chatcmpl-")
 
-    async def _read(self, request: web.Request) -> Asked:
-        body = await request.read()
-        read = partial(read_chat, body, honours=self._honours, messages_limit=self._messages_limit)
-        chat = await in_thread(read) if len(body) > LARGE else read()
-        agent = await self._owners.agent(request[OWNER])
-        id = f"chatcmpl-{secrets.token_hex(12)}"
-        session, position = session_of(request.headers), position_of(request.headers)
-        said, parts, before = said_in(chat.messages, kept=session is not None)
-        known = await self._known(agent, request, session, text_of(said), position)
-        if position is not None and not (known.id and chat.stream):
-            raise bad_request(f"{LAST_ID}: only allowed for a stream that is repeated with its {KEY}", LAST_ID)
-        message = InboundMessage(
-            CHANNEL,
-            token.name if (token := request[TOKEN]) is not None else "client",
-            session or id,
-            text_of(said),
-            untrusted=any(one["role"] == "tool" for one in chat.messages),
-            id=known.id or id,
-            owner=request[OWNER],
-            session=session or f"{CHANNEL}:{id}",
-            reply=False,
-            attended=False,
-            request=Request(
-                before=tuple(before),
-                system=chat.system,
-                tools=tuple(chat.tools),
-                options=chat.options,
-                model=chat.model or "",
-                metadata=chat.metadata,
-                kept=session is not None,
-                answer_only=chat.answer_only,
-            ),
-            parts=parts,
+
+class ChatWire(Chunks):
+    """Writes one answer."""
+
+    content_type = "text/event-stream"
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked.id, asked.created, asked.model, asked.chat.include_usage)
+        self._asked = asked
+
+    def start(self) -> bytes:
+        return self.role()
+
+    def end(self, outcome: Outcome) -> bytes:
+        usage = self.usage(outcome.usage) if self.include_usage else b""
+        return b"".join((self.calls(outcome.calls), self.finish(finish_of(outcome)), usage, self.done()))
+
+    def whole(self, outcome: Outcome) -> bytes:
+        return completion(
+            self._asked.id,
+            self._asked.created,
+            outcome.model or self._asked.model,
+            content=None if outcome.calls and not outcome.text else outcome.text,
+            finish_reason=finish_of(outcome),
+            calls=outcome.calls,
+            reasoning=outcome.reasoning,
+            usage=outcome.usage,
         )
-        return Asked(agent, message, chat, agent.model_for(chat.model or ""), id, int(time.time()), known, position)
-
-    async def _count(self, asked: Asked) -> None:
-        try:
-            await self._rate_limit.check(asked.message.owner)
-        except StoreError as error:
-            log.error("%s", error)
-            raise unavailable("the server cannot check the rate limit now; try again") from error
-
-    async def _known(
-        self, agent: AgentLoop, request: web.Request, session: str | None, said: str, position: Position | None
-    ) -> Known:
-        """Find the earlier request with the same key. One that ended without an answer is run again."""
-        key, owner = checked_key(request.headers, KEY), request[OWNER]
-        if key is None or session is None:
-            return Known()
-        about = f"{CHANNEL}:{len(session)}:{session}:{key}"  # with the length, because both may contain colons
-        number, place = 1, ""
-        while (earlier := await agent.requests.earlier(owner, id := f"{about}:{number}")) is not None:
-            if earlier.said != said:  # the client would get the answer to another message
-                raise bad_request(f"{KEY}: was used for another message in this session", KEY, "idempotency_key_reused")
-            if position is not None and await agent.requests.holds(owner, id, position.seq, position.least):
-                place = id
-            if not earlier.unanswered:
-                break
-            number += 1
-        if position is not None and not place:
-            raise bad_request(f"{LAST_ID}: the answer to this request has no such position", LAST_ID)
-        return Known(id, earlier is not None, bool(place) and place != id)
-
-    async def _stream(self, request: web.Request, asked: Asked) -> web.StreamResponse:
-        """Nothing is sent before there is something to say: until then an error still has its own status."""
-        chunks = Chunks(asked.id, asked.created, asked.model, asked.chat.include_usage)
-        stream = AnswerStream(chunks, self._ping_seconds, asked.known.id is not None, asked.position)
-        if asked.known.stopped:
-            stream.begin_again()
-        run = asyncio.ensure_future(self._run(asked, stream))
-        run.add_done_callback(stream.end)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
-        try:
-            async for data in stream.chunks():
-                if not response.prepared:
-                    await response.prepare(request)
-                    data = chunks.role() + data
-                await response.write(data)
-            last = _last(chunks, stream, run.result())
-        except ApiError as error:
-            if not response.prepared:
-                raise
-            last = chunks.error(error)
-        finally:
-            run.cancel()
-        if not response.prepared:
-            await response.prepare(request)
-            last = chunks.role() + last
-        await response.write(last)
-        await response.write_eof()
-        return response
-
-    async def _run(self, asked: Asked, stream: AnswerStream | None = None) -> Outcome:
-        """What came of the turn; an ApiError if it has no answer. Cancelled, the client is gone."""
-        own, message, show = asked.message.owner == OWN, asked.message, stream.show if stream is not None else None
-        try:
-            outcome = await asked.agent.requests.run(message, show)
-            while outcome.left and asked.known.id:  # who asked before was just leaving, and this one is there
-                await self._count(asked)
-                message = replace(message, id=_next(message.id or ""))
-                if stream is not None:
-                    stream.begin_again()
-                outcome = await asked.agent.requests.run(message, show)
-        except asyncio.CancelledError:
-            if not self.stopping:
-                asked.agent.requests.withdraw(message, known=asked.known.id is not None)
-            raise
-        except ApiError:
-            raise
-        except StoreError as error:
-            log.error("%s", error)
-            raise unavailable(f"the server cannot keep its log{f': {error}' if own else ''}") from error
-        except Exception as error:
-            log.exception("request %s failed", asked.id)
-            raise internal_error(asked.id) from error
-        if (failure := failure_of(outcome, own)) is not None:
-            raise failure
-        return outcome
-
-
-# ---------------------------------------------------------------------------------------------- the session
-
-
-def checked_key(headers: Mapping[str, str], header: str) -> str | None:
-    """The key in a header, if there is one."""
-    key = headers.get(header)
-    if key is not None and (not key.strip() or len(key) > MAX_KEY_LENGTH or not key.isprintable()):
-        raise bad_request(f"{header}: must be 1 to {MAX_KEY_LENGTH} printable characters", header)
-    return key
-
-
-def session_of(headers: Mapping[str, str]) -> str | None:
-    """The session that the request continues; None for a request that brings its whole history."""
-    key = checked_key(headers, SESSION)
-    if key is not None and key.partition(":")[0] in INSIDE:
-        raise bad_request(f"{SESSION}: {key.partition(':')[0]}: is reserved for internal sessions", SESSION)
-    return key
-
-
-def said_in(messages: Sequence[Message], kept: bool) -> tuple[Content, list[dict[str, Any]] | None, list[Message]]:
-    """(the user's message, its parts if it is more than text, the messages before it) of a request.
-
-    A stored session has the history: only the last message of the request counts, and results of the client's tools.
-    """
-    behind = [message for message in messages if message["role"] != "system"] if kept else messages  # without reminders
-    last = behind[-1]
-    said: Content = last["content"] if last["role"] == "user" else ""
-    before = list(behind[:-1] if last["role"] == "user" else behind)
-    if kept:
-        before = _results(before)
-    return said, said if isinstance(said, list) else None, before
-
-
-def _results(messages: Sequence[Message]) -> list[Message]:
-    """The trailing tool results as one user message: in the log, their calls have ended. It is marked as untrusted,
-    because nothing in it was said by the user."""
-    start = len(messages)
-    while start and messages[start - 1]["role"] == "tool":
-        start -= 1
-    if start == len(messages):
-        return []
-    called = messages[start - 1].get("tool_calls") or () if start else ()
-    names = {call["id"]: call["function"]["name"] for call in called}
-    texts = [
-        f"[Result of {names.get(one['tool_call_id'], 'a tool')}]\n{text_of(one['content'])}" for one in messages[start:]
-    ]
-    return [{"role": "user", "content": marked("\n\n".join(texts), "the client's tools")}]
-
-
-# ---------------------------------------------------------------------------------------------- the answer
-
-
-def finish_of(outcome: Outcome) -> str:
-    """The finish_reason of an answer. A turn that reached a limit says so in its text, and the reason is "stop"."""
-    if outcome.reason == "handed":
-        return "tool_calls"
-    return outcome.finish_reason if outcome.reason == "answer" and outcome.finish_reason in FINISH_REASONS else "stop"
-
-
-def _next(id: str) -> str:
-    about, _, number = id.rpartition(":")
-    return f"{about}:{int(number) + 1}"
-
-
-def _last(chunks: Chunks, stream: AnswerStream, outcome: Outcome) -> bytes:
-    """What ends a stream: words that were not streamed, calls for the client, the reason, the tokens."""
-    said = b"" if stream.said and outcome.reason in ("answer", "handed") else stream.unsaid(outcome.text)
-    finish = chunks.finish(finish_of(outcome))
-    usage = chunks.usage(outcome.usage) if chunks.include_usage else b""
-    return b"".join((said, chunks.calls(outcome.calls), finish, usage, chunks.done()))
-
-
-def _whole(asked: Asked, outcome: Outcome) -> bytes:
-    return completion(
-        asked.id,
-        asked.created,
-        outcome.model or asked.model,
-        content=None if outcome.calls and not outcome.text else outcome.text,
-        finish_reason=finish_of(outcome),
-        calls=outcome.calls,
-        reasoning=outcome.reasoning,
-        usage=outcome.usage,
-    )

@@ -19,7 +19,7 @@ Effect = Literal["honoured", "passed on", "no effect", "refused"]
 PARAMETERS = {
     "messages": "The conversation; it ends with a user message, a tool result, or a reminder after one of these.",
     "model": "One of `GET /v1/models`; without it, or with another name, the server's default model answers.",
-    "tools": "Up to 128 functions of the client; calls to them are handed back. Without them the agent uses its own.",
+    "tools": "Up to 1,000 functions of the client; calls to them are handed back. Without them the agent uses its own.",
     "tool_choice": '"none", "auto", "required", or one of `tools` by name.',
     "parallel_tool_calls": "Whether the model may make several calls in one answer.",
     "stream": "Whether the answer is sent as server-sent events.",

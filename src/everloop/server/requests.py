@@ -9,15 +9,16 @@ from __future__ import annotations
 import binascii
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Never, assert_never
+from typing import Annotated, Any, Literal, Never, TypeVar, assert_never
 
 import msgspec
 from msgspec import Meta, Struct
 
 from ..messages import Message, encode_json
-from ..providers.sse import parse_arguments
+from ..providers.openai import parse_arguments
 from ..text import clean, one_line
 from .errors import ApiError, bad_request
 
@@ -41,6 +42,7 @@ DEFAULTS: Mapping[str, Any] = {
 # Bookkeeping parameters: they do not change the answer, so they are accepted without effect.
 WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 MAX_SCHEMA_DEPTH = 100
+MAX_TOOLS = 1000
 # Parameters that the server does not support: the values that request nothing. Any other value is refused.
 FIXED: dict[str, tuple[Any, ...]] = {
     "n": (1, None),
@@ -61,7 +63,8 @@ MAX_IMAGES = 20  # in one message
 MAX_URL_LENGTH = 8_192
 
 # In Python "$" also matches before a trailing newline.
-Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}(?!\n)$")]
+Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}(?!\n)$")]
+SAFE_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what every model's server accepts
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 PersonName = Annotated[str, Meta(min_length=1, max_length=64)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -214,7 +217,7 @@ class ChatBody(Struct, forbid_unknown_fields=True):
 
     messages: Annotated[list[AnyMessage], Meta(min_length=1)]
     model: str | None = None
-    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
@@ -260,7 +263,9 @@ class ChatBody(Struct, forbid_unknown_fields=True):
 
 # ---------------------------------------------------------------------------------------------- reading
 
-_decode = msgspec.json.Decoder(ChatBody).decode
+_decoder = msgspec.json.Decoder(ChatBody)
+_keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
+B = TypeVar("B")
 _surrogate = re.compile(rb"\\u[dD][89a-fA-F]").search
 _at = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`", re.S)
 _unknown = re.compile(r"Object contains unknown field `(.*)`", re.S)
@@ -282,6 +287,10 @@ class ChatRequest:
     include_usage: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
     answer_only: bool = False  # no tool may be called, so none is offered
+    client_is_agent: bool = False  # it brought tools, of which none can be offered: it must not get the agent's
+    names: dict[str, str] = field(default_factory=dict)  # the client's, of tools that the model knows by another name
+    hides_reasoning: bool = False  # the client does not want the model's thoughts
+    ignored: tuple[str, ...] = ()  # parameters that have no effect; the client is told in a header
 
 
 def read_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> ChatRequest:
@@ -289,7 +298,21 @@ def read_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> C
 
     `honours` are the options that the model supports. Parsing many megabytes takes a while: call it in a thread.
     """
-    chat = _parse(body)
+    return chat_request(parse_body(body, _decoder), honours=honours, messages_limit=messages_limit)
+
+
+def chat_request(
+    chat: ChatBody,
+    *,
+    honours: frozenset[str],
+    messages_limit: int,
+    places: Sequence[str] = (),
+    ignored: Sequence[str] = (),
+    client_is_agent: bool = False,
+    hides_reasoning: bool = False,
+) -> ChatRequest:
+    """Check a body that is parsed. Other APIs put theirs into this form; `places` are the names of its messages there,
+    for errors."""
     _refuse_fixed(chat)
     if len(chat.messages) > messages_limit:
         raise bad_request(
@@ -299,16 +322,21 @@ def read_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> C
     options = chat.stream_options
     if options is not None and not chat.stream:
         raise bad_request("stream_options: only allowed together with stream", "stream_options")
+    safe = _safe_names(chat)
     return ChatRequest(
-        messages=History(len(leading)).read(messages),
+        messages=History(len(leading), places, safe).read(messages),
         system="\n\n".join(text for message in leading if (text := _text(message.content).strip())),
         model=chat.model or None,
-        tools=_tools(chat),
-        options=_options(chat, honours),
+        tools=_tools(chat, safe),
+        options=_options(chat, honours, safe),
+        names={name: own for own, name in safe.items()},
         stream=bool(chat.stream),
         include_usage=bool(options and options.include_usage),
         metadata=chat.metadata or {},
         answer_only=chat.tool_choice == "none",
+        client_is_agent=client_is_agent,
+        hides_reasoning=hides_reasoning,
+        ignored=tuple(ignored),
     )
 
 
@@ -337,7 +365,7 @@ def _refuse_value(name: str, values: tuple[Any, ...]) -> Never:
     )
 
 
-def _options(chat: ChatBody, honours: frozenset[str]) -> dict[str, Any]:
+def _options(chat: ChatBody, honours: frozenset[str], safe: Mapping[str, str]) -> dict[str, Any]:
     """The options for the model. Unsupported ones are refused, unless they have their default value."""
     if chat.max_completion_tokens is not None:
         if chat.max_tokens not in (None, chat.max_completion_tokens):
@@ -358,6 +386,8 @@ def _options(chat: ChatBody, honours: frozenset[str]) -> dict[str, Any]:
             raise bad_request(
                 f"{sent}: the model of this server does not support it; leave it out", sent, "unsupported_parameter"
             )
+    if isinstance(choice := chat.tool_choice, ToolChoice) and choice.function.name in safe and "tool_choice" in options:
+        options["tool_choice"] = {"type": "function", "function": {"name": safe[choice.function.name]}}
     if isinstance(chat.response_format, TextFormat):
         options.pop("response_format", None)
     if isinstance(chat.response_format, SchemaFormat):
@@ -365,7 +395,24 @@ def _options(chat: ChatBody, honours: frozenset[str]) -> dict[str, Any]:
     return options
 
 
-def _tools(chat: ChatBody) -> list[dict[str, Any]]:
+def _safe_names(chat: ChatBody) -> dict[str, str]:
+    """Names for the tools whose own some models' servers refuse: dotted ones and long ones."""
+    used = [tool.function.name for tool in chat.tools or ()]
+    called = (one.tool_calls or () for one in chat.messages if isinstance(one, AssistantMessage))
+    used += [call.function.name for calls in called for call in calls]
+    taken = {name for name in used if SAFE_NAME.fullmatch(name)}
+    safe: dict[str, str] = {}
+    for name in dict.fromkeys(used):
+        if name in taken:
+            continue
+        made = re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+        if len(made) > 64 or made in taken or made in safe.values():
+            made = f"{made[:55]}_{zlib.crc32(name.encode()):08x}"
+        safe[name] = made
+    return safe
+
+
+def _tools(chat: ChatBody, safe: Mapping[str, str]) -> list[dict[str, Any]]:
     """The client's tools. A `tool_choice` must be one of them."""
     tools, names = [], set()
     for at, tool in enumerate(chat.tools or ()):
@@ -377,7 +424,8 @@ def _tools(chat: ChatBody) -> list[dict[str, Any]]:
             raise bad_request(f'{where}: must be a schema of type "object"', where, "invalid_value")
         _check_depth(function.parameters, f"{where}.parameters")
         names.add(function.name)
-        tools.append({"type": "function", "function": msgspec.to_builtins(function)})
+        made = msgspec.to_builtins(function)
+        tools.append({"type": "function", "function": {**made, "name": safe.get(function.name, function.name)}})
     choice = chat.tool_choice
     if isinstance(choice, ToolChoice) and choice.function.name not in names:
         raise bad_request("tool_choice: names a tool that is not in tools", "tool_choice", "invalid_value")
@@ -416,11 +464,13 @@ def _split(messages: list[AnyMessage]) -> tuple[list[SystemMessage | DeveloperMe
 class History:
     """Converts the messages of a request into a valid conversation for a provider.
 
-    `first` is the index of the first message in the request, for error messages.
+    `first` is the index of the first message in the request and `places` the names of all of them, for error messages.
     """
 
-    def __init__(self, first: int = 0) -> None:
+    def __init__(self, first: int = 0, places: Sequence[str] = (), safe: Mapping[str, str] | None = None) -> None:
         self._at = first
+        self._safe = safe or {}  # the names of tools that have another one for the model
+        self._places = places
         self._calls = 0  # the index of the message whose calls are open
         self._waiting: dict[str, ToolCall] = {}  # calls without a result, by the client's id
         self._renamed: dict[str, str] = {}  # their ids in the conversation, which differ when a client reuses one
@@ -438,8 +488,11 @@ class History:
             self._at += 1
         self._check_no_open_calls()
         if last not in ("user", "tool"):
-            raise _wrong_end(place, last)
+            raise _wrong_end(self._place(place), last)
         return made
+
+    def _place(self, at: int) -> str:
+        return self._places[at] if self._places else f"messages[{at}]"
 
     def _message(self, message: AnyMessage) -> Message:
         if not isinstance(message, ToolMessage):
@@ -470,7 +523,7 @@ class History:
                 parts.append({"type": "text", "text": part.text})
                 continue
             images += 1
-            where = f"messages[{self._at}].content[{number}]"
+            where = f"{self._place(self._at)}.content[{number}]"
             if images > MAX_IMAGES:
                 raise bad_request(f"{where}: a message may have at most {MAX_IMAGES} images", where)
             _check_image(part.image_url.url, f"{where}.image_url.url")
@@ -481,7 +534,7 @@ class History:
         return parts if images else "\n".join(part["text"] for part in parts)
 
     def _assistant(self, message: AssistantMessage) -> Message:
-        where = f"messages[{self._at}]"
+        where = self._place(self._at)
         for name in ("function_call", "audio"):
             if getattr(message, name) is not None:
                 raise bad_request(f"{where}.{name}: not supported; leave it out", f"{where}.{name}")
@@ -496,7 +549,7 @@ class History:
 
     def _call(self, number: int, call: ToolCall) -> dict[str, Any]:
         if call.id in self._waiting:
-            where = f"messages[{self._at}].tool_calls[{number}].id"
+            where = f"{self._place(self._at)}.tool_calls[{number}].id"
             raise bad_request(f"{where}: another call has the same id", where)
         self._waiting[call.id] = call
         id, count = call.id, self._seen.get(call.id, 1)
@@ -509,23 +562,25 @@ class History:
         arguments = call.function.arguments
         if not isinstance(parse_arguments(arguments), dict):  # servers refuse anything but an object
             arguments = encode_json({"text": arguments}).decode() if arguments.strip() else "{}"
-        return {"id": id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+        name = self._safe.get(call.function.name, call.function.name)
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _result(self, message: ToolMessage) -> Message:
         call = self._waiting.pop(message.tool_call_id, None)
         if call is None:
-            where, id = f"messages[{self._at}]", one_line(message.tool_call_id, 80)
+            where, id = self._place(self._at), one_line(message.tool_call_id, 80)
             raise bad_request(
                 f"{where}.tool_call_id: {id!r} is not an open call of the preceding assistant message",
                 f"{where}.tool_call_id",
             )
         id = self._renamed.pop(message.tool_call_id)
         name = message.name or call.function.name
+        name = self._safe.get(name, name)
         return {"role": "tool", "tool_call_id": id, "name": name, "content": _text(message.content)}
 
     def _check_no_open_calls(self) -> None:
         if self._waiting:
-            where, id = f"messages[{self._calls}]", one_line(next(iter(self._waiting)), 80)
+            where, id = self._place(self._calls), one_line(next(iter(self._waiting)), 80)
             raise bad_request(
                 f"{where}.tool_calls: the call {id!r} has no result; each call needs a message of role tool",
                 f"{where}.tool_calls",
@@ -538,9 +593,8 @@ def _text(content: str | Sequence[OnlyPart | TextPart | RefusalPart]) -> str:
     return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
-def _wrong_end(at: int, last: str) -> ApiError:
+def _wrong_end(where: str, last: str) -> ApiError:
     if last == "assistant":
-        where = f"messages[{at}]"
         return bad_request(
             f"{where}: the last message is from the assistant; prefilling an answer is not supported", where
         )
@@ -565,24 +619,48 @@ def _check_image(url: str, where: str) -> None:
 # ---------------------------------------------------------------------------------------------- parsing
 
 
-def _parse(body: bytes) -> ChatBody:
+def parse_body(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
+    """Parse a body as the decoder's type; an ApiError names the place of what is wrong."""
     try:
-        return _decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if _surrogate(body):  # half of a character, from a client that truncated a text
-            return _parse_odd(body)
+            return _parse_odd(body, decoder)
         raise _no_json(error) from None
     except RecursionError:
         raise bad_request("the body is nested too deeply", code="invalid_json") from None
 
 
-def _parse_odd(body: bytes) -> ChatBody:
+def convert_at(value: Any, type: type[B], where: str) -> B:
+    """Convert a part of a body that was parsed before; an ApiError names the place in the body."""
+    try:
+        return msgspec.convert(value, type)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        raise _refusal(text.replace("`$", f"`$.{where}", 1) if "`$" in text else f"{text} - at `$.{where}`") from None
+
+
+def unknown_keys(body: bytes, known: type[Struct]) -> list[str]:
+    """The parameters of a body that its type does not have."""
+    try:
+        keys = _keys.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # it was read with replaced characters
+        return []
+    return [named_in_header(name) for name in keys if name not in known.__struct_fields__]
+
+
+def named_in_header(name: str) -> str:
+    """A name as it may stand in a header."""
+    return "".join(c for c in name[:64] if c.isascii() and c.isprintable() and c not in '"\\')
+
+
+def _parse_odd(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
     """Parse with the standard library, and replace lone surrogates."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
-        return msgspec.convert(_cleaned(value), ChatBody)
+        return msgspec.convert(_cleaned(value), decoder.type)
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except RecursionError:

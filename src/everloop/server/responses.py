@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ..log import Call
 from ..messages import encode_json
-from ..providers.sse import encode
+from ..providers.openai import encode
 from ..text import clean
 from .errors import ApiError
 
@@ -198,7 +198,7 @@ class Chunks:
     def __init__(self, id: str, created: int, model: str, include_usage: bool = False) -> None:
         self.include_usage = include_usage
         facts = {"id": clean(id), "object": "chat.completion.chunk", "created": created, "model": clean(model)}
-        self._head = b"data: " + _one_line(encode_json(facts)[:-1]) + b',"choices":['
+        self._head = b"data: " + one_line(encode_json(facts)[:-1]) + b',"choices":['
         # As in OpenAI's API: with include_usage, all chunks but the last have a null.
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._delta = self._head + b'{"index":0,"delta":{'
@@ -224,7 +224,7 @@ class Chunks:
             first = {"index": index, "id": clean(call.id), "type": "function", "function": opening}
             then = {"index": index, "function": {"arguments": _arguments(call)}}
             for part in (first, then):
-                encoded += self._delta, b'"tool_calls":[', _one_line(encode_json(part)), b"]", self._rest
+                encoded += self._delta, b'"tool_calls":[', one_line(encode_json(part)), b"]", self._rest
         return b"".join(encoded)
 
     def finish(self, reason: str) -> bytes:
@@ -245,7 +245,7 @@ class Chunks:
 
     def error(self, error: ApiError) -> bytes:
         """An error after the response has started, when it is too late for a status."""
-        return b"data: " + _one_line(encode(error.body())) + b"\n\n"
+        return b"data: " + one_line(encode(error.body())) + b"\n\n"
 
 
 def model(id: str, created: int = 0, owned_by: str = "everloop") -> bytes:
@@ -270,10 +270,10 @@ def _string(text: str) -> bytes:
         data = encode_json(text)
     except UnicodeEncodeError:
         data = encode_json(clean(text))
-    return data if text.isascii() else _one_line(data)
+    return data if text.isascii() else one_line(data)
 
 
-def _one_line(data: bytes) -> bytes:
+def one_line(data: bytes) -> bytes:
     for mark, escaped in _LINE_ENDS:
         if mark in data:
             data = data.replace(mark, escaped)

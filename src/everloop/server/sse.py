@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from .. import events
 from ..messages import encode_json
-from ..providers.sse import encode
+from ..providers.openai import encode
 from ..text_cursor import Position, TextCursor
-from .responses import Chunks
 from .resume import Place
 
 LONGEST_ARGUMENT = 200  # characters of a tool's arguments in a comment
@@ -30,6 +29,16 @@ class Part(NamedTuple):
     id: bytes
 
 
+class Encoder(Protocol):
+    """How an API writes what a stream is made of."""
+
+    def text(self, text: str) -> bytes: ...
+
+    def reasoning(self, text: str) -> bytes: ...
+
+    def comment(self, text: str, alone: bool = True) -> bytes: ...
+
+
 class AnswerStream:
     """The bytes of one streamed answer. `show` is told the turn's events; `chunks` returns what to write.
 
@@ -38,7 +47,7 @@ class AnswerStream:
     """
 
     def __init__(
-        self, chunks: Chunks, ping_seconds: float, resumable: bool = False, position: Position | None = None
+        self, chunks: Encoder, ping_seconds: float, resumable: bool = False, position: Position | None = None
     ) -> None:
         self.said = False  # whether some text of the running round was shown
         self._chunks = chunks

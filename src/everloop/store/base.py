@@ -153,6 +153,7 @@ class Token:
     last_used_at: float | None = None  # to the hour
     revoked_at: float | None = None
     rights: frozenset[str] = frozenset({"use"})  # "use", "admin" or both
+    agent: str = ""  # "client": never the agent's own tools; "own": they are the default; "": the server decides
 
 
 @dataclass(slots=True, frozen=True)
@@ -222,7 +223,11 @@ class Store(Protocol):
         ...
 
     async def find(self, owner: str, message_id: str) -> Incoming | None:
-        """The owner's message with this id."""
+        """The owner's message with this id, unless it is hidden."""
+        ...
+
+    async def hide(self, owner: str, message_id: str) -> bool:
+        """Let the owner's message be found no more; its log stays. Return whether it was there."""
         ...
 
     # turns
@@ -236,8 +241,13 @@ class Store(Protocol):
         """
         ...
 
-    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
-        """Append to the turn's log under the claim's fence; `took` are inbox rows that the entries hold."""
+    def append(
+        self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
+    ) -> Written[None]:
+        """Append to the turn's log under the claim's fence; `took` are inbox rows that the entries hold.
+
+        Without `flush` the entries survive the death of the process, and a power loss only from the next flush on.
+        """
         ...
 
     def finish(
@@ -381,7 +391,9 @@ class Store(Protocol):
         ...
 
     # tokens
-    async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = ("use",)) -> Token:
+    async def add_token(
+        self, name: str, owner: str, hash: str, rights: Iterable[str] = ("use",), agent: str = ""
+    ) -> Token:
         """Keep a token by its hash; an `EverloopError` when a valid one has the name."""
         ...
 

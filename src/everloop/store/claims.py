@@ -6,6 +6,7 @@ in nothing else.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from ..log import (
     Compacted,
     Entry,
     Logged,
+    ModelAnswered,
     TurnEnded,
     decode_entry,
     encode_entry,
@@ -32,6 +34,7 @@ from ..log import (
 from .base import Busy, Claim, Incoming, Waiting, new_turn_id
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 INBOX_COLUMNS = "id, session, data, kind, state, turn, first_seq"
 encode = msgspec.json.Encoder().encode
 _decode_inbound = msgspec.json.Decoder(InboundMessage).decode
@@ -124,19 +127,40 @@ def next_work(state: SessionState, claim: Claim, row: Incoming | None = None) ->
     return None if waiting is None else Take(waiting)
 
 
-def resumed(claim: Claim, turn: str, inbox: Sequence[Sequence[Any]]) -> None:
+def resumed(claim: Claim, turn: str, inbox: Sequence[Sequence[Any]]) -> Damaged | None:
     """Fill in an interrupted turn. `inbox` has (id, data, first_seq) of its messages, the one that opened it first."""
+    id, data, first_seq = inbox[0]
+    message = _message(id, data)
+    if isinstance(message, Damaged):
+        return message
     claim.turn, claim.resumed = turn, True
     claim.inbox = [row[0] for row in inbox]
-    claim.message, claim.first_seq = _decode_inbound(inbox[0][1]), inbox[0][2]
+    claim.message, claim.first_seq = message, first_seq
+    return None
 
 
-def took(claim: Claim, row: int, data: str, kind: str) -> bool:
-    """Fill in a waiting message. True if it opens a turn: a command is answered by the write that marks it done."""
-    claim.inbox, claim.message, claim.command = [row], _decode_inbound(data), kind == "command"
+def took(claim: Claim, row: int, data: str | bytes, kind: str) -> Damaged | None:
+    """Fill in a waiting message. It opens a turn unless it is a command, which is answered by the write that marks it
+    done."""
+    message = _message(row, data)
+    if isinstance(message, Damaged):
+        return message
+    claim.inbox, claim.message, claim.command = [row], message, kind == "command"
     if not claim.command:
         claim.turn = new_turn_id()
-    return not claim.command
+    return None
+
+
+def abandoned(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries that end an interrupted turn whose message is damaged: with it went who asked for what and within
+    which limits, so the turn must not continue. Every call has a result afterwards."""
+    calls = {call.id: call.name for entry in entries if isinstance(entry, ModelAnswered) for call in entry.calls}
+    for entry in entries:
+        if isinstance(entry, CallEnded):
+            calls.pop(entry.id, None)
+    why = "the message that opened this turn is damaged in the store"
+    cut = [CallEnded(id, name, f"interrupted, outcome unknown: {why}", "interrupted") for id, name in calls.items()]
+    return [*cut, TurnEnded.failed(why)]
 
 
 def first_entry(claim: Claim, now: float) -> LogRows | None:
@@ -149,6 +173,13 @@ def first_entry(claim: Claim, now: float) -> LogRows | None:
     claim.next_seq += 1
     claim.entries = [said]
     return rows
+
+
+class Begun(NamedTuple):
+    """The result of a begin: what there is to do, and the rows that were set aside on the way to it."""
+
+    work: Claim | Held | Parked | None
+    damaged: Sequence[Damaged] = ()
 
 
 def begun(result: Claim | Held | Parked | None) -> Claim | None:
@@ -230,10 +261,58 @@ INTERRUPTED = "a turn that was cut off and goes on at the next start"  # holds a
 # ---------------------------------------------------------------------------------------------- messages
 
 
-def incoming(row: Sequence[Any]) -> Incoming:
-    """A message from a row of INBOX_COLUMNS."""
-    id, session, data, kind, state, turn, first_seq = row
-    return Incoming(id, session, _decode_inbound(data), kind, state == "done", turn, first_seq)
+class Damaged(NamedTuple):
+    """A row of the inbox that cannot be decoded. It is set aside, so that it stops no other message."""
+
+    id: int
+    why: str
+
+
+def _message(id: int, data: str | bytes) -> InboundMessage | Damaged:
+    try:
+        return _decode_inbound(data)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        return Damaged(id, str(error))
+
+
+def incoming(row: Sequence[Any], instead: InboundMessage | None = None) -> Incoming:
+    """A message from a row of INBOX_COLUMNS; `instead` stands in for one that cannot be decoded."""
+    message = _message(row[0], row[2])
+    if isinstance(message, Damaged):
+        if instead is None:
+            raise StoreError(f"row {row[0]} of the inbox is damaged ({message.why}): repair it or restore a copy")
+        message = instead
+    return _incoming(row, message)
+
+
+def _incoming(row: Sequence[Any], message: InboundMessage) -> Incoming:
+    id, session, _, kind, state, turn, first_seq = row
+    return Incoming(id, session, message, kind, state == "done", turn, first_seq)
+
+
+def readable(rows: Iterable[Sequence[Any]]) -> tuple[list[Incoming], list[Damaged]]:
+    """The messages of rows of INBOX_COLUMNS, and the rows that cannot be decoded."""
+    found: list[Incoming] = []
+    damaged: list[Damaged] = []
+    for row in rows:
+        message = _message(row[0], row[2])
+        if isinstance(message, Damaged):
+            damaged.append(message)
+        else:
+            found.append(_incoming(row, message))
+    return found, damaged
+
+
+def log_damaged(rows: Iterable[Damaged]) -> None:
+    """Warn of each damaged row, once: it is not read again."""
+    for id, why in rows:
+        log.warning(
+            "inbox row %d cannot be decoded (%s) and was set aside; the other messages are answered. Once repaired, it "
+            "is answered after UPDATE inbox SET damaged = NULL, state = 'new' WHERE id = %d",
+            id,
+            why,
+            id,
+        )
 
 
 def inbox_kind(kind: Kind, has_question: bool) -> Kind:

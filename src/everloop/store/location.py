@@ -5,15 +5,24 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import logging
 import os
 import secrets
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import Config
 from ..config.dsn import DSN, is_dsn
+from ..errors import ConfigError
+from ..text import printable
+
+log = logging.getLogger(__name__)
 
 _AT_FDCWD = -100
+# A folder of a lower layer of overlayfs gets another creation time when something is first written to it.
+_OVERLAY = 0x794C7630
 _STATX_INO, _STATX_BTIME = 0x100, 0x800
 
 
@@ -42,8 +51,46 @@ def own_path(workspace: str | Path, home_folder: Path | None = None) -> Path:
     sessions of programs that know nothing of each other.
     """
     found = find_own(workspace, home_folder or home())
+    if found.earlier is not None:
+        log.warning("%s", found.notice)
     found.claim()
     return found.path
+
+
+@dataclass(slots=True, frozen=True)
+class Folder:
+    """A folder on disk."""
+
+    path: Path  # the real path
+    identity: str  # what it keeps when it moves; "" where the file system does not tell
+    device: int = 0
+    exists: bool = True
+
+    @classmethod
+    def at(cls, path: str | Path) -> Folder:
+        real = Path(path).resolve()
+        try:
+            return cls(real, folder_identity(real), real.stat().st_dev)
+        except OSError:
+            return cls(real, "", exists=False)
+
+
+@dataclass(slots=True, frozen=True)
+class Record:
+    """Which folder a store belongs to, as written beside it."""
+
+    store: Path
+    workspace: Path  # where the folder was when the store was last used
+    identity: str
+
+    def write(self) -> None:
+        beside = _record_of(self.store)
+        if _read_record(beside) == self:
+            return
+        beside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = beside.with_name(f"{beside.name}.{secrets.token_hex(4)}")
+        draft.write_text(json.dumps({"workspace": str(self.workspace), "folder": self.identity}))
+        draft.replace(beside)
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,66 +98,91 @@ class OwnStore:
     """The store of a workspace, and the folder that it belongs to."""
 
     path: Path
-    workspace: Path  # the real path
-    identity: str  # of the folder; "" where the file system does not tell
+    folder: Folder
     new: bool = False  # there is no store yet
-    lost: Path | None = None  # a folder of the same name that had sessions and is gone: perhaps it became this one
+    earlier: Record | None = None  # the store of a folder that is gone and may have become this one: a person must say
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the folder with the earlier sessions was at this very path."""
+        return self.earlier is not None and self.earlier.workspace == self.folder.path
+
+    @property
+    def notice(self) -> str:
+        """One line for where there is no person to ask: which sessions are left alone, and how to continue them."""
+        assert self.earlier is not None
+        here, there = self.folder.path, self.earlier.workspace
+        gone = "the folder that was here before" if self.is_replaced else f"{there}, which is gone,"
+        command = f"everloop sessions --adopt {shlex.quote(str(there))} --workspace {shlex.quote(str(here))}"
+        return printable(f"{here} begins without sessions; those of {gone} are kept: `{command}` continues them here")
 
     def claim(self) -> None:
-        """Record that the store belongs to this folder."""
-        record = {"workspace": str(self.workspace), "folder": self.identity}
-        beside = _record_of(self.path)
-        if _read_record(beside) == record:
-            return
-        text = json.dumps(record)
-        beside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = beside.with_name(f"{beside.name}.{secrets.token_hex(4)}")
-        draft.write_text(text)
-        draft.replace(beside)
+        """Record that the store belongs to this folder, if there is one."""
+        if self.folder.exists:
+            Record(self.path, self.folder.path, self.folder.identity).write()
 
-    def adopt(self) -> OwnStore:
-        """The store of the lost folder, as this folder's own."""
-        assert self.lost is not None
-        old = next(path for path, record in _records(self.path.parent) if record["workspace"] == str(self.lost))
-        return OwnStore(old, self.workspace, self.identity)
+    def adopt(self, earlier: Record) -> OwnStore:
+        """The store of an earlier folder, as this folder's own. What this folder has is kept as the earlier one's."""
+        mine = _read_record(_record_of(self.path))
+        if mine is not None:
+            Record(self.path, earlier.workspace, earlier.identity).write()
+        adopted = OwnStore(earlier.store, self.folder)
+        adopted.claim()
+        return adopted
 
 
 def find_own(workspace: str | Path, home_folder: Path) -> OwnStore:
-    """Find a workspace's store, or the place for a new one.
+    """Find a workspace's store, or the place for a new one."""
+    return choose(Folder.at(workspace), _records(home_folder / "stores"), home_folder / "stores", Folder.at)
+
+
+def choose(here: Folder, records: Sequence[Record], stores: Path, look: Callable[[Path], Folder]) -> OwnStore:
+    """The store of a folder, by what is recorded of all of them; `look` tells what is at another's path now.
 
     A folder is known by its inode and the time of its creation, which it keeps when it moves and no copy, clone or
-    file in it can imitate; then by its path, since a folder that was restored from a backup is another one on disk.
+    file in it can imitate. A path alone says nothing: a folder that was deleted and made again, cloned anew or restored
+    from a backup is another one, and only the user knows whether the sessions of the first are meant to continue.
     """
-    real, identity = Path(workspace).resolve(), folder_identity(workspace)
-    folder = home_folder / "stores"
-    records = list(_records(folder))
-    for path, record in records:
-        if identity and record["folder"] == identity:
-            return OwnStore(path, real, identity, new=not path.exists())
-    for path, record in records:
-        if record["workspace"] == str(real):
-            return OwnStore(path, real, identity, new=not path.exists())
-    name = hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
-    path, taken = folder / f"{name}.db", {path for path, _ in records}
+    for record in sorted(records, key=lambda one: one.workspace != here.path):
+        if _belongs(record, here, look):
+            return OwnStore(record.store, here, new=not record.store.exists())
+    name = hashlib.sha256(os.fsencode(here.path)).hexdigest()[:16]
+    path, taken = stores / f"{name}.db", {record.store for record in records}
     number = 1
-    while path in taken:  # the folder that was at this path has moved away, and its store with it
+    while path in taken:  # by the folder that was at this path before
         number += 1
-        path = folder / f"{name}-{number}.db"
+        path = stores / f"{name}-{number}.db"
     if path.exists():  # made before stores had records
-        return OwnStore(path, real, identity)
-    lost = [Path(record["workspace"]) for path, record in records if path.exists()]
-    gone = next((old for old in lost if old.name == real.name and not old.exists()), None)
-    return OwnStore(path, real, identity, new=True, lost=gone)
+        return OwnStore(path, here)
+    alike = [record for record in records if record.workspace.name == here.path.name and record.store.exists()]
+    lost = [record for record in alike if _is_gone(record, look)]
+    # Of several, the one that was at this path, then the one that was used last.
+    earlier = max(lost, key=lambda one: (one.workspace == here.path, one.store.stat().st_mtime), default=None)
+    return OwnStore(path, here, new=True, earlier=earlier)
+
+
+def find_earlier(home_folder: Path, workspace: str | Path, own: OwnStore) -> Record:
+    """The store of a folder that was at `workspace` and is gone; a ConfigError when there is none."""
+    there = Path(workspace).expanduser().resolve()
+    kept = [one for one in _records(home_folder / "stores") if one.store.exists() and one.store != own.path]
+    found = [one for one in kept if one.workspace == there]
+    if not found:
+        raise ConfigError(f"--adopt: there are no sessions of {there}")
+    free = [one for one in found if _is_gone(one, Folder.at)]
+    if not free:
+        raise ConfigError(f"--adopt: {there} is still there, and its sessions with it; a copy begins without any")
+    return max(free, key=lambda one: one.store.stat().st_mtime)
 
 
 def folder_identity(folder: str | Path) -> str:
-    """What stays the same when a folder moves: its inode and creation time; "" where there is no creation time."""
+    """What stays the same when a folder moves: its inode and creation time; "" where there is nothing that lasts."""
     buffer = ctypes.create_string_buffer(256)
-    try:
-        statx = ctypes.CDLL(None).statx
-    except AttributeError:
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "statx") or library.statfs(os.fsencode(folder), buffer) != 0:
         return ""
-    if statx(_AT_FDCWD, os.fsencode(folder), 0, _STATX_INO | _STATX_BTIME, buffer) != 0:
+    if _number(buffer, 0, ctypes.sizeof(ctypes.c_long)) == _OVERLAY:
+        return ""
+    if library.statx(_AT_FDCWD, os.fsencode(folder), 0, _STATX_INO | _STATX_BTIME, buffer) != 0:
         return ""
     mask, inode = _number(buffer, 0, 4), _number(buffer, 32, 8)
     seconds, nanoseconds = _number(buffer, 80, 8), _number(buffer, 88, 4)
@@ -130,20 +202,42 @@ def _number(buffer: ctypes.Array[ctypes.c_char], start: int, length: int) -> int
     return int.from_bytes(buffer.raw[start : start + length], "little")
 
 
-def _records(folder: Path) -> list[tuple[Path, dict[str, str]]]:
-    """(store, record) of all workspaces, in a fixed order."""
-    found = ((path.with_suffix(".db"), _read_record(path)) for path in sorted(folder.glob("*.json")))
-    return [(store, record) for store, record in found if record is not None]
+def _belongs(record: Record, here: Folder, look: Callable[[Path], Folder]) -> bool:
+    """Whether a store is this folder's."""
+    if record.workspace == here.path:
+        return _may_be(record, here)
+    if not here.identity or record.identity != here.identity:
+        return False
+    there = look(record.workspace)
+    # A snapshot of a file system has the identities of its original; another mount of the folder is the folder itself.
+    return there.identity != here.identity or there.device == here.device
+
+
+def _is_gone(record: Record, look: Callable[[Path], Folder]) -> bool:
+    """Whether the folder of a record is no longer at its path."""
+    there = look(record.workspace)
+    return not there.exists or not _may_be(record, there)
+
+
+def _may_be(record: Record, folder: Folder) -> bool:
+    """Whether the folder at a record's path can be the recorded one: it is, or there is nothing to tell by."""
+    return not (record.identity and folder.identity) or record.identity == folder.identity
+
+
+def _records(folder: Path) -> list[Record]:
+    """The records of all workspaces, in a fixed order."""
+    found = (_read_record(path) for path in sorted(folder.glob("*.json")))
+    return [record for record in found if record is not None]
 
 
 def _record_of(store: Path) -> Path:
     return store.with_suffix(".json")
 
 
-def _read_record(path: Path) -> dict[str, str] | None:
+def _read_record(path: Path) -> Record | None:
     try:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
     fits = isinstance(record, dict) and all(isinstance(record.get(name), str) for name in ("workspace", "folder"))
-    return record if fits else None
+    return Record(path.with_suffix(".db"), Path(record["workspace"]), record["folder"]) if fits else None

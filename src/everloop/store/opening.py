@@ -22,4 +22,4 @@ def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | Postg
         return PostgresStore(place, lease_seconds=getattr(config, "lease_seconds", LEASE_SECONDS))
     from .sqlite import SQLiteStore
 
-    return SQLiteStore(place)
+    return SQLiteStore(place, flush_always=getattr(config, "flush", "needed") == "always")

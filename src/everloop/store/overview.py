@@ -61,6 +61,7 @@ class Overview:
     unsent: int  # rows of the outbox
     oldest_unsent: float | None
     damaged: int = 0  # rows of the outbox that were set aside because they could not be decoded
+    damaged_incoming: int = 0  # rows of the inbox
     lost_commits: int = 0  # commits that were missing when the store was opened, the last time that happened
     lost_at: float | None = None  # when that was noticed
 

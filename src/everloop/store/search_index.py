@@ -70,7 +70,7 @@ def _take(batch: Batch, seq: int, at: float, kind: str, data: str) -> int:
     if kind == "new":
         batch.untrusted = False
     message = said(kind, data)
-    if message is None or kind == "user":
+    if message is None or kind in ("user", "answer"):
         batch.untrusted = batch.untrusted or _came_from_outside(data)
     if message is None:
         return 0

@@ -18,8 +18,9 @@ NOTED_EVERY = 3600.0  # seconds; a write for each request would make it wait for
 
 USE, ADMIN = "use", "admin"
 RIGHTS = frozenset({USE, ADMIN})
+AGENTS = ("own", "client")  # whose tools a request without `tools` uses
 
-COLUMNS = "id, name, owner, created_at, last_used_at, revoked_at, rights"
+COLUMNS = "id, name, owner, created_at, last_used_at, revoked_at, rights, agent"
 EXIST = "SELECT EXISTS (SELECT 1 FROM token)"
 
 
@@ -62,6 +63,12 @@ def checked_rights(rights: Iterable[str]) -> frozenset[str]:
     return found
 
 
+def checked_agent(agent: str) -> str:
+    if agent and agent not in AGENTS:
+        raise EverloopError(f"the agent {agent[:60]!r} must be own or client")
+    return agent
+
+
 def name_taken(name: str) -> EverloopError:
     return EverloopError(f'there is a token "{name}" already: choose another name, or revoke that one first')
 
@@ -73,5 +80,5 @@ def joined_rights(rights: Iterable[str]) -> str:
 
 def token_of(row: Sequence[Any]) -> Token:
     """A token from a row of COLUMNS."""
-    id, name, owner, created_at, last_used_at, revoked_at, rights = row
-    return Token(id, name, owner, created_at, last_used_at, revoked_at, frozenset(rights.split(",")))
+    id, name, owner, created_at, last_used_at, revoked_at, rights, agent = row
+    return Token(id, name, owner, created_at, last_used_at, revoked_at, frozenset(rights.split(",")), agent)

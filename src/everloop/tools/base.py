@@ -68,7 +68,8 @@ class Tool:
     text.
     """
 
-    replay: Replay = "never"  # "safe": a call interrupted by a crash may run again
+    read_only: bool = False  # a call changes nothing anywhere, so it may run again and nothing is flushed before it
+    replay: Replay = "never"  # "safe": a call interrupted by a crash may run again with the same id
     parallel: bool = True  # may run at the same time as other calls of its round
     timeout: float | None = None  # seconds; None: the registry's default; inf: no limit
     untrusted: bool = False  # all its results come from outside
@@ -156,6 +157,7 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
+    read_only: bool = False,
     replay: Replay = "never",
     parallel: bool = True,
     timeout: float | None = None,
@@ -168,6 +170,7 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
+    read_only: bool = False,
     replay: Replay = "never",
     parallel: bool = True,
     timeout: float | None = None,
@@ -180,7 +183,7 @@ def tool(
     """
     local = dict(sys._getframe(1).f_locals)
     options = {"name": name, "description": description, "replay": replay, "parallel": parallel, "timeout": timeout}
-    options |= {"untrusted": untrusted, "sends": sends}
+    options |= {"read_only": read_only, "untrusted": untrusted, "sends": sends}
 
     def make(function: Callable[..., Any]) -> FunctionTool[..., Any]:
         return FunctionTool(function, local, **options)

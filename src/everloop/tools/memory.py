@@ -45,7 +45,7 @@ def memory_tools(search: Search, limit: int = 16_000) -> list[Tool]:
 
 
 def _search_tool(search: Search) -> Tool:
-    @tool(replay="safe")
+    @tool(read_only=True)
     async def memory_search(
         query: Annotated[str, "Words to look for; texts that have all of them come first."],
         count: Annotated[int, "How many to show, at most 20."] = 8,

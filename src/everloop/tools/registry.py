@@ -52,6 +52,7 @@ class _Registered:
     execute: Callable[..., Any]
     definition: dict[str, Any]
     planned: bool  # it has a `plan` of its own
+    borrowed: bool = False  # its owner closes it
 
 
 class DirectCalls(Protocol):
@@ -90,11 +91,11 @@ class ToolRegistry:
         for tool in tools:
             self.register(tool)
 
-    def register(self, tool: Tool) -> None:
-        """Add a tool. It replaces one with the same name, at the same position."""
+    def register(self, tool: Tool, *, borrowed: bool = False) -> None:
+        """Add a tool. It replaces one with the same name, at the same position. A `borrowed` one is not closed."""
         if not isinstance(tool, Tool):
             raise TypeError(f"register() takes a tool, not {tool!r}: {_instead(tool)}")
-        registered = _ready(tool)
+        registered = replace(_ready(tool), borrowed=borrowed)
         self._tools[registered.definition["function"]["name"]] = registered
         self._definitions = None
 
@@ -142,7 +143,12 @@ class ToolRegistry:
     def replay_safe(self, name: str) -> bool:
         """Return whether an interrupted call may run again. A call of an unknown tool does nothing, so it may."""
         registered = self._tools.get(name)
-        return registered is None or registered.tool.replay == "safe"
+        return registered is None or registered.tool.read_only or registered.tool.replay == "safe"
+
+    def read_only(self, name: str) -> bool:
+        """Return whether a call changes nothing anywhere. A call of an unknown tool does nothing."""
+        registered = self._tools.get(name)
+        return registered is None or registered.tool.read_only
 
     def batch(self, calls: Sequence[Call]) -> list[Call]:
         """Return which pending calls start now: the leading parallel ones, or one that must run alone."""
@@ -197,7 +203,7 @@ class ToolRegistry:
 
     async def _tell_all(self, what: str, *arguments: str) -> None:
         for registered in list(self._tools.values()):
-            if getattr(type(registered.tool), what) is getattr(Tool, what):
+            if getattr(type(registered.tool), what) is getattr(Tool, what) or (registered.borrowed and what == "close"):
                 continue
             try:
                 await getattr(registered.tool, what)(*arguments)

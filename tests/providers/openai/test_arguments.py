@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from everloop.providers.base import ProviderError
-from everloop.providers.openai import OpenAIProvider
-from everloop.providers.sse import Answer, parse_arguments
+from everloop.providers.openai import Answer, OpenAIProvider, parse_arguments
 from everloop.testing import call
 
 from .streams import ASK, END, piece, sse, until, watch
@@ -110,7 +109,7 @@ def test_pieces_that_all_have_the_name_are_read_in_a_time_that_grows_with_their_
         read.append(len(raw))
         return parse_arguments(raw)
 
-    monkeypatch.setattr("everloop.providers.sse.parse_arguments", counted)
+    monkeypatch.setattr("everloop.providers.openai.parse_arguments", counted)
     answer = Answer(1_000_000, "somewhere")
     texts = [*(['{"text": "'] if end else []), *[piece] * 2000, end]
     for text in texts:

@@ -75,7 +75,11 @@ def test_the_network_is_asked_for_unless_a_rule_allows_it():
     assert run("curl x", Rule(do="allow", command="curl"), network=True) == "ask"
     assert run("curl x", Rule(do="allow", command="curl", network=True), network=True) == "allow"
     assert run("curl x; ls", Rule(do="allow", command="curl", network=True), network=True) == "ask"
-    assert run("ls", Rule(do="allow", tool="exec"), network=True) == "allow"  # the tool, with all it can do
+    for whole in ({"tool": "exec"}, {"tool": "*"}, {}, {"tool": "exec", "arguments": {"command": "*"}}):
+        assert run("curl x", Rule(do="allow", **whole)) == "allow"
+        assert run("curl x", Rule(do="allow", **whole), network=True) == "ask"
+        assert run("curl x", Rule(do="allow", **whole), Rule(do="deny", tool="exec"), network=True) == "deny"
+        assert run("curl x", Rule(do="allow", network=True, **whole), network=True) == "allow"
     named = Rule(do="allow", command="ls", arguments={"network": "true"})
     networked = {"command": "ls", "network": True}
     assert judge(named, name="exec", arguments=networked, command="ls", network=True).decision == "allow"

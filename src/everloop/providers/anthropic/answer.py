@@ -10,7 +10,8 @@ import msgspec
 
 from ...text import clean, one_line
 from ..base import Delta, LLMResponse, ProviderError
-from ..sse import FINAL_ERRORS, Answer, CallDelta, Function, MessageDelta, error_text
+from ..http import error_text
+from ..openai import FINAL_ERRORS, Answer, CallDelta, Function, MessageDelta
 
 MAX_BLOCKS = 4096
 STOP_REASONS = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..base import Delta, LLMProvider, LLMResponse, Messages, Options, Tools
-from ..http import Endpoint, Timeouts, endpoint_of, feed_whole, stream_answer
-from ..sse import encode
+from ..http import Endpoint, Timeouts, endpoint_of, feed_whole
+from ..openai import encode
 from .answer import MessageAnswer
 from .request import HONOURED, NO_CHOICE, NO_TOOLS, Histories, encode_tools, fields_of, forces_a_call
 
@@ -70,7 +70,7 @@ class AnthropicProvider(LLMProvider):
         self, messages: Messages, tools: Tools = None, model: str | None = None, options: Options = None
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
         body, answer = self._request(messages, tools, model, options, stream=True)
-        return stream_answer(self._endpoint, body, answer, self._body_limit)
+        return self._endpoint.stream(body, answer, self._body_limit)
 
     async def close(self) -> None:
         await self._endpoint.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...messages import Conversation, Message
 from ..base import ProviderError, option_keywords
-from ..sse import encode, parse_arguments, text_of
+from ..openai import encode, parse_arguments, text_of
 
 MARKER = b',"cache_control":{"type":"ephemeral"}}'
 PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...text import one_line
 from ..base import ProviderError
-from ..sse import error_text
+from ..http import error_text
 from .frames import HEAD, length, pack
 from .llama import Loading
 

@@ -13,7 +13,7 @@ from ...errors import EverloopError
 from ...text_cursor import TextCursor
 from ...threads import in_thread
 from ..base import OPTIONS, Delta, LLMProvider, LLMResponse, ProviderError, option_keywords
-from ..sse import Answer, encode
+from ..openai import Answer, encode
 from .catalogue import CATALOGUE, DEFAULT
 from .engine import WINDOW, Engine, Settings
 from .small.shaping import shaping_for

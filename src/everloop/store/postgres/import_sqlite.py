@@ -27,12 +27,12 @@ TABLES: dict[str, tuple[str, ...]] = {
     "session": ("id", "owner", "key", "fence", "history_from", "compacted", "created_at", "updated_at"),
     "entry": ("session", "seq", "turn", "kind", "data", "at"),
     "inbox": ("id", "owner", "session", "message_id", "kind", "state", "data", "at", "turn", "first_seq", "opened",
-              "ended_at", "reason"),
+              "ended_at", "reason", "damaged", "hidden"),
     "outbox": ("id", "owner", "session", "turn", "data", "tries", "at", "sent_at", "key", "channel", "chat_id",
                "damaged"),
     "timer": ("owner", "id", "due_at", "data"),
     "spent": ("owner", "scope", "tokens", "cost"),
-    "token": ("id", "hash", "name", "owner", "created_at", "last_used_at", "revoked_at", "rights"),
+    "token": ("id", "hash", "name", "owner", "created_at", "last_used_at", "revoked_at", "rights", "agent"),
     "file_mark": ("owner", "digest", "tainted", "path", "at"),
     "session_grant": ("owner", "key", "name", "at"),
 }  # fmt: skip
@@ -110,7 +110,7 @@ def _copy(
 
 def _fits(table: str, columns: tuple[str, ...], row: tuple[Any, ...], value: Any, n: int) -> Any:
     """A value as PostgreSQL keeps it."""
-    if columns[n] in ("opened", "tainted"):
+    if columns[n] in ("opened", "tainted", "hidden"):
         return bool(value)
     if isinstance(value, str) and "\0" in value:
         raise StoreError(f"{table} {row[0]}: its {columns[n]} holds a NUL, which PostgreSQL cannot keep")

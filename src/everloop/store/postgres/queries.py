@@ -42,7 +42,8 @@ URGENT_OF = f"""SELECT {_INBOX}, s.worker, {FRESH}
 UNFINISHED = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE state <> 'done' AND owner = %s ORDER BY id"
 INCOMING = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE id = %s"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id = ANY(%s)"
-FIND = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = %s AND message_id = %s"
+FIND = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = %s AND message_id = %s AND NOT hidden"
+HIDE = "UPDATE inbox SET hidden = true WHERE owner = %s AND message_id = %s AND NOT hidden"
 LOG = "SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq > %s AND seq <= %s ORDER BY seq"
 TURN = """SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq >= %s
     AND turn IS NOT DISTINCT FROM (SELECT turn FROM entry WHERE session = %s AND seq = %s) ORDER BY seq"""
@@ -102,13 +103,14 @@ SELECT {NOW} AS at,
     (SELECT coalesce(json_agg(json_build_array(owner, key, since)), '[]') FROM
         (SELECT owner, key, since FROM unheld ORDER BY since, id LIMIT %(most)s) u),
     (SELECT count(*) FROM unheld), (SELECT count(*) FROM unheld WHERE since < {NOW} - %(patience)s),
-    o.waiting, o.oldest, o.running, o.parked, m.unsent, m.oldest, m.damaged
+    o.waiting, o.oldest, o.running, o.parked, m.unsent, m.oldest, m.damaged, d.damaged
 FROM (SELECT count(*) FILTER (WHERE state = 'new' AND kind <> 'urgent') AS waiting,
           min(at) FILTER (WHERE state = 'new' AND kind <> 'urgent') AS oldest,
           count(*) FILTER (WHERE state = 'taken' AND opened) AS running,
           count(*) FILTER (WHERE state = 'parked' AND opened) AS parked FROM opened) o,
     (SELECT count(*) FILTER (WHERE damaged IS NULL) AS unsent, min(at) FILTER (WHERE damaged IS NULL) AS oldest,
-          count(*) FILTER (WHERE damaged IS NOT NULL) AS damaged FROM outbox WHERE sent_at IS NULL) m
+          count(*) FILTER (WHERE damaged IS NOT NULL) AS damaged FROM outbox WHERE sent_at IS NULL) m,
+    (SELECT count(*) AS damaged FROM inbox WHERE damaged IS NOT NULL) d
 """
 
 
@@ -117,7 +119,7 @@ def overview(db: Connection, lease: float) -> Overview:
     values = {"living": [row[0] for row in rows], "most": MOST, "counted": COUNTED, "patience": PATIENCE}
     row: Any = db.execute(OVERVIEW, values).fetchone()
     at, sessions, held, leases, unheld, unheld_count, waited_out, *counts = row
-    waiting, oldest_waiting, running, parked, unsent, oldest_unsent, damaged = counts
+    waiting, oldest_waiting, running, parked, unsent, oldest_unsent, damaged, damaged_incoming = counts
     return Overview(
         at=at,
         sessions=sessions,
@@ -134,4 +136,5 @@ def overview(db: Connection, lease: float) -> Overview:
         unsent=unsent,
         oldest_unsent=oldest_unsent,
         damaged=damaged,
+        damaged_incoming=damaged_incoming,
     )

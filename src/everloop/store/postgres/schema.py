@@ -97,7 +97,32 @@ m005_outbox_by_channel = """
 ALTER TABLE outbox ADD COLUMN channel text, ADD COLUMN chat_id text, ADD COLUMN damaged text;
 """
 
-MIGRATIONS: tuple[str, ...] = (m001_core, m002_search, m003_rates, m004_trust, m005_outbox_by_channel)
+# As m010_damaged_incoming of SQLite.
+m006_damaged_incoming = """
+ALTER TABLE inbox ADD COLUMN damaged text;
+CREATE INDEX inbox_damaged ON inbox (id) WHERE damaged IS NOT NULL;
+"""
+
+# As m011_token_agent of SQLite.
+m007_token_agent = """
+ALTER TABLE token ADD COLUMN agent text NOT NULL DEFAULT '';
+"""
+
+# As m012_hidden_messages of SQLite.
+m008_hidden_messages = """
+ALTER TABLE inbox ADD COLUMN hidden boolean NOT NULL DEFAULT false;
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    m001_core,
+    m002_search,
+    m003_rates,
+    m004_trust,
+    m005_outbox_by_channel,
+    m006_damaged_incoming,
+    m007_token_agent,
+    m008_hidden_messages,
+)
 
 
 def migrate(db: Connection, dsn: DSN) -> None:

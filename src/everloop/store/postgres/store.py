@@ -30,7 +30,7 @@ from ..base import (
     Token,
     TurnInfo,
 )
-from ..claims import Held, Parked
+from ..claims import Begun, Held
 from ..outbox import Taken, encoded
 from ..peers import ANY, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
@@ -96,23 +96,32 @@ class PostgresStore:
         these = (queries.READY_OF, queries.URGENT_OF), (self._lease, list(sessions or ()))
         statements, values = everything if sessions is None else these
 
-        def work(db: Connection) -> tuple[list[tuple[str, str]], list[Incoming]]:
+        def work(db: Connection) -> tuple[list[tuple[str, str]], list[Any]]:
             with db.pipeline():
                 ready, urgent = (db.execute(statement, values) for statement in statements)
                 return _ready(ready, worker), _urgent(urgent, worker)
 
-        return await self._in_reader(work)
+        found, rows = await self._in_reader(work)
+        return found, await self._readable(rows)
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
-        return [claims.incoming(row) for row in await self._read(queries.WAITING, owner, key)]
+        return await self._readable(await self._read(queries.WAITING, owner, key))
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
-        return await self._in_reader(
-            lambda db: _urgent(db.execute(queries.URGENT, (self._lease, owner, owner)), worker)
-        )
+        def work(db: Connection) -> list[Any]:
+            return _urgent(db.execute(queries.URGENT, (self._lease, owner, owner)), worker)
+
+        return await self._readable(await self._in_reader(work))
+
+    async def _readable(self, rows: Sequence[Any]) -> list[Incoming]:
+        """The messages of these rows. Waiting ones that cannot be decoded are set aside."""
+        found, damaged = claims.readable(rows)
+        if damaged:
+            claims.log_damaged(await self._write(partial(tx.set_aside, damaged=damaged)))
+        return found
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
-        rows = [claims.incoming(row) for row in await self._read(queries.UNFINISHED, owner)]
+        rows = await self._readable(await self._read(queries.UNFINISHED, owner))
         return [row for row in rows if row.message.channel == channel]
 
     async def incoming(self, id: int) -> Incoming:
@@ -125,20 +134,27 @@ class PostgresStore:
         rows = await self._read(queries.FIND, owner, message_id)
         return claims.incoming(rows[0]) if rows else None
 
+    async def hide(self, owner: str, message_id: str) -> bool:
+        return await self._write(_does(queries.HIDE, owner, message_id)) == 1
+
     # ------------------------------------------------------------------------------------------ turns
 
     async def begin(
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
-        def work(db: Connection) -> Claim | Held | Parked | None:
+        def work(db: Connection) -> Begun:
             return tx.begin(db, owner, key, worker, message, kind, self._lease, not self.heartbeat.knows(worker))
 
-        claim = claims.begun(await self._write(work, (owner, key)))
+        begun = await self._write(work, (owner, key))
+        claims.log_damaged(begun.damaged)
+        claim = claims.begun(begun.work)
         if claim is not None:
             self.heartbeat.keep(worker)
         return claim
 
-    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
+    def append(
+        self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
+    ) -> Written[None]:
         rows = claims.rows_of(claim, entries)
         claim.inbox += took
         spent, claim.spent = claim.spent, []
@@ -303,8 +319,10 @@ class PostgresStore:
 
     # ------------------------------------------------------------------------------------------ tokens
 
-    async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,)) -> Token:
-        return await self._write(partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights))
+    async def add_token(
+        self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,), agent: str = ""
+    ) -> Token:
+        return await self._write(partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights, agent=agent))
 
     async def tokens_exist(self) -> bool:
         return bool((await self._read(EXIST))[0][0])
@@ -452,8 +470,8 @@ def _ready(asked: Result, worker: str) -> list[tuple[str, str]]:
     return [(owner, key) for owner, key, holder, fresh in asked.fetchall() if _free(holder, fresh, worker)]
 
 
-def _urgent(asked: Result, worker: str) -> list[Incoming]:
-    return [claims.incoming(row[:7]) for row in asked.fetchall() if _free(row[7], row[8], worker)]
+def _urgent(asked: Result, worker: str) -> list[Any]:
+    return [row[:7] for row in asked.fetchall() if _free(row[7], row[8], worker)]
 
 
 def _free(holder: str | None, fresh: bool, worker: str) -> bool:

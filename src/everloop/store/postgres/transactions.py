@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import CallsAsked, Compacted, Entry, decode_entry
 from .. import claims, outbox
 from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
-from ..claims import INBOX_COLUMNS, Held, LogRows, Parked, SessionState
+from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
 from ..outbox import Outbound, encoded
-from ..tokens import checked_name, checked_owner, checked_rights, joined_rights, name_taken
+from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
 from ..workers import gone
 
 if TYPE_CHECKING:
@@ -52,6 +53,14 @@ INSERT_INBOX = f"""INSERT INTO inbox (owner, session, message_id, kind, data, at
 TAKE = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s WHERE id = ANY(%s)"
 OPEN = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s, opened = true WHERE id = %s"
 DONE = f"UPDATE inbox SET state = 'done', ended_at = {NOW}, reason = %s WHERE id = ANY(%s) AND coalesce(turn, '') = %s"
+SET_ASIDE = f"""UPDATE inbox SET state = 'done', ended_at = {NOW}, damaged = %s WHERE id = %s AND state = 'new'
+    RETURNING id"""
+# The message came once more, under its id.
+REPAIR = """UPDATE inbox SET data = %s, damaged = NULL, state = CASE WHEN damaged IS NULL THEN state ELSE 'new' END
+    WHERE id = %s RETURNING state"""
+ABANDON = f"""UPDATE inbox SET state = 'done', ended_at = {NOW}, reason = 'error',
+        damaged = CASE WHEN id = %s THEN %s ELSE damaged END
+    WHERE session = %s AND turn = %s"""
 MORE = "SELECT EXISTS (SELECT 1 FROM inbox WHERE session = %s AND state <> 'done' AND kind <> 'urgent')"
 OF_TURN = """SELECT id, data, first_seq FROM inbox WHERE session = %s AND state <> 'done' AND turn = %s
     ORDER BY opened DESC, id"""
@@ -158,7 +167,20 @@ def accept(
         return Incoming(new[0], session, message, kind, False, turn, first_seq)
     known = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = %s AND message_id = %s"
     row: Any = db.execute(known, (message.owner, message.id)).fetchone()
-    return claims.incoming(row)
+    return _known(db, row, message)
+
+
+def _known(db: Connection, row: Sequence[Any], message: InboundMessage) -> Incoming:
+    """A message that was accepted before. If its row is damaged, it is repaired."""
+    if not claims.readable([row])[1]:
+        return claims.incoming(row)
+    repaired: Any = db.execute(REPAIR, (claims.inbox_data(message, None), row[0])).fetchone()
+    return replace(claims.incoming(row, message), done=repaired[0] == "done")
+
+
+def set_aside(db: Connection, damaged: Iterable[Damaged]) -> list[Damaged]:
+    """Take waiting rows that cannot be decoded out of the inbox; return those that were there."""
+    return [row for row in damaged if db.execute(SET_ASIDE, (row.why, row.id)).fetchone() is not None]
 
 
 def _session_id(db: Connection, owner: str, key: str) -> int:
@@ -180,7 +202,7 @@ def begin(
     kind: Kind,
     lease: float,
     renew: bool,
-) -> Claim | Held | Parked | None:
+) -> Begun:
     """Take the lease of a session and its next work: an interrupted turn, else the oldest waiting message.
 
     With `renew`, the worker's row is written first: its heartbeat does not know it yet. Without a message, it does not
@@ -188,7 +210,7 @@ def begin(
     """
     found = _state(db, owner, key, lease) if message is not None else _state_if_free(db, owner, key, lease)
     if found is None or isinstance(found, Held):
-        return found
+        return Begun(found)
     session, (*row, fresh, now) = found
     is_held = session.worker is not None and session.worker != worker and living(session.worker, fresh)
     state = SessionState(is_held, now, *session, *row)
@@ -197,24 +219,52 @@ def begin(
         new_turn = state.new_turn(kind)
         accepted = accept(db, message, kind, state.id, (new_turn, state.next_seq) if new_turn else None)
         claims.accepted(claim, message, accepted, new_turn)
+    damaged: list[Damaged] = []
+    while isinstance(work := _take_up(db, state, claim, accepted), Damaged):
+        damaged.append(work)
+        (*row, _, _), row_id = db.execute(STATE, (lease, owner, key)).fetchone() or (), claim.accepted
+        state = SessionState(is_held, now, *session, *row)
+        claim = state.claim(owner, key)
+        claim.accepted = row_id
+    if isinstance(work, Claim):
+        if renew:
+            db.execute(RENEW, (worker,))
+        db.execute(HOLD, (worker, claim.fence, state.id))
+    return Begun(work, damaged)
+
+
+def _take_up(
+    db: Connection, state: SessionState, claim: Claim, accepted: Incoming | None
+) -> Claim | Held | Parked | Damaged | None:
+    """Take up a session's next work, or set it aside if it is damaged."""
     match claims.next_work(state, claim, accepted):
         case Held() | Parked() | None as nothing:
             return nothing
         case claims.Resume(turn):
-            claims.resumed(claim, turn, db.execute(OF_TURN, (state.id, turn)).fetchall())
+            rows = db.execute(OF_TURN, (state.id, turn)).fetchall()
             log = "SELECT data FROM entry WHERE session = %s AND seq >= %s ORDER BY seq"
-            claim.entries = [decode_entry(data) for (data,) in db.execute(log, (state.id, claim.first_seq)).fetchall()]
+            claim.entries = [decode_entry(data) for (data,) in db.execute(log, (state.id, rows[0][2])).fetchall()]
+            if (damaged := claims.resumed(claim, turn, rows)) is not None:
+                _abandon(db, claim, turn, damaged)
+                return damaged
         case claims.Open():
-            _open(db, claim, now)
+            _open(db, claim, state.now)
         case claims.Take(waiting):
             taken: Any = db.execute("SELECT data, kind FROM inbox WHERE id = %s", (waiting,)).fetchone()
-            if claims.took(claim, waiting, *taken):
+            if (damaged := claims.took(claim, waiting, *taken)) is not None:
+                set_aside(db, [damaged])
+                return damaged
+            if not claim.command:
                 db.execute(OPEN, (claim.turn, claim.first_seq, waiting))
-                _open(db, claim, now)
-    if renew:
-        db.execute(RENEW, (worker,))
-    db.execute(HOLD, (worker, claim.fence, state.id))
+                _open(db, claim, state.now)
     return claim
+
+
+def _abandon(db: Connection, claim: Claim, turn: str, damaged: Damaged) -> None:
+    """End an interrupted turn whose message is damaged. A turn that is not in the log yet leaves nothing there."""
+    if claim.entries:
+        _insert(db, claim.session, turn, claims.rows_from(claim.next_seq, claims.abandoned(claim.entries)))
+    db.execute(ABANDON, (damaged.id, damaged.why, claim.session, turn))
 
 
 def _state(db: Connection, owner: str, key: str, lease: float) -> tuple[Locked, Any]:
@@ -525,19 +575,20 @@ def fire_timer(db: Connection, timer: Timer, message: InboundMessage, next_due: 
     return True
 
 
-def add_token(db: Connection, name: str, owner: str, hash: str, rights: Iterable[str]) -> Token:
+def add_token(db: Connection, name: str, owner: str, hash: str, rights: Iterable[str], agent: str) -> Token:
     """Keep a new token by its hash."""
     checked_name(name)
     checked_owner(owner)
     rights = checked_rights(rights)
+    checked_agent(agent)
     new = db.execute(
-        f"""INSERT INTO token (id, hash, name, owner, rights, created_at) VALUES (%s, %s, %s, %s, %s, {NOW})
+        f"""INSERT INTO token (id, hash, name, owner, rights, agent, created_at) VALUES (%s, %s, %s, %s, %s, %s, {NOW})
             ON CONFLICT (name) WHERE revoked_at IS NULL DO NOTHING RETURNING id, created_at""",
-        (secrets.token_hex(6), hash, name, owner, joined_rights(rights)),
+        (secrets.token_hex(6), hash, name, owner, joined_rights(rights), agent),
     ).fetchone()
     if new is None:
         raise name_taken(name)
-    return Token(new[0], name, owner, new[1], rights=rights)
+    return Token(new[0], name, owner, new[1], rights=rights, agent=agent)
 
 
 def mark_files(db: Connection, owner: str, marks: Sequence[FileMark]) -> None:

@@ -12,8 +12,9 @@ from ..claims import INBOX_COLUMNS, logged
 from ..overview import MOST, PATIENCE, Lease, Overview, Unheld, WorkerSeen
 from ..tokens import COLUMNS
 from ..workers import alive, process_of
+from .transactions import INBOX_ROW
 
-_INBOX = "i." + INBOX_COLUMNS.replace(", ", ", i.")
+_INBOX = "i." + INBOX_COLUMNS.replace(", ", ", i.").replace("i.data", "CAST(i.data AS BLOB)")
 
 SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
@@ -28,10 +29,10 @@ WAITING = f"""SELECT {_INBOX} FROM session s JOIN inbox i ON i.session = s.id
     WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent' ORDER BY i.id"""
 URGENT = f"""SELECT {_INBOX}, s.worker FROM inbox i JOIN session s ON s.id = i.session
     WHERE i.state <> 'done' AND i.kind = 'urgent' AND coalesce(i.owner = ?, 1) ORDER BY i.id"""
-UNFINISHED = f"""SELECT {INBOX_COLUMNS} FROM inbox
-    WHERE state <> 'done' AND owner = ? AND json_extract(data, '$.channel') = ? ORDER BY id"""
-INCOMING = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE id = ?"
-FIND = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = ? AND message_id = ?"
+UNFINISHED = f"SELECT {INBOX_ROW} FROM inbox WHERE state <> 'done' AND owner = ? ORDER BY id"
+INCOMING = f"SELECT {INBOX_ROW} FROM inbox WHERE id = ?"
+FIND = f"SELECT {INBOX_ROW} FROM inbox WHERE owner = ? AND message_id = ? AND NOT hidden"
+HIDE = "UPDATE inbox SET hidden = 1 WHERE owner = ? AND message_id = ? AND NOT hidden"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id IN (SELECT value FROM json_each(?))"
 LOG = "SELECT seq, turn, at, data FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq"
 # From the newest on, so that a recent turn is found at once.
@@ -70,6 +71,7 @@ OPEN = """SELECT s.owner, s.key, s.worker, max(s.updated_at, i.oldest), i.ready 
 UNSENT = """SELECT count(*) FILTER (WHERE damaged IS NULL), min(at) FILTER (WHERE damaged IS NULL),
         count(*) FILTER (WHERE damaged IS NOT NULL)
     FROM outbox WHERE sent_at IS NULL"""
+SET_ASIDE = "SELECT count(*) FROM inbox WHERE damaged IS NOT NULL"
 # Sessions are never deleted, so the last id is their number.
 COUNT = "SELECT coalesce(max(id), 0) FROM session"
 LOST = "SELECT lost, lost_at FROM commit_mark"
@@ -82,6 +84,7 @@ def overview(db: sqlite3.Connection) -> Overview:
         rows = db.execute(OPEN).fetchall()
         joined = {id for (id,) in db.execute("SELECT id FROM worker")}
         unsent, oldest_unsent, damaged = db.execute(UNSENT).fetchone()
+        (damaged_incoming,) = db.execute(SET_ASIDE).fetchone()
         (sessions,) = db.execute(COUNT).fetchone()
         lost, lost_at = db.execute(LOST).fetchone()
     finally:
@@ -107,6 +110,7 @@ def overview(db: sqlite3.Connection) -> Overview:
         unsent=unsent,
         oldest_unsent=oldest_unsent,
         damaged=damaged,
+        damaged_incoming=damaged_incoming,
         lost_commits=lost,
         lost_at=lost_at,
     )

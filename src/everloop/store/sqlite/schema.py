@@ -141,6 +141,22 @@ def m009_outbox_by_channel(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO commit_mark (number) VALUES (0)")
 
 
+def m010_damaged_incoming(db: sqlite3.Connection) -> None:
+    """Why an incoming message was set aside."""
+    db.execute("ALTER TABLE inbox ADD COLUMN damaged TEXT")
+    db.execute("CREATE INDEX inbox_damaged ON inbox (id) WHERE damaged IS NOT NULL")
+
+
+def m011_token_agent(db: sqlite3.Connection) -> None:
+    """Whether a token's requests may use the agent's own tools; '' leaves it to the server's settings."""
+    db.execute("ALTER TABLE token ADD COLUMN agent TEXT NOT NULL DEFAULT ''")
+
+
+def m012_hidden_messages(db: sqlite3.Connection) -> None:
+    """Messages that a client has deleted: they are in the log, and are found by their ids no more."""
+    db.execute("ALTER TABLE inbox ADD COLUMN hidden INTEGER NOT NULL DEFAULT 0")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -151,6 +167,9 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m007_rates,
     m008_trust,
     m009_outbox_by_channel,
+    m010_damaged_incoming,
+    m011_token_agent,
+    m012_hidden_messages,
 )
 
 

@@ -46,11 +46,11 @@ from . import transactions as tx
 from .commit_mark import CommitMark
 from .peers import SocketPeer, send
 from .schema import NewerSchema, migrate
-from .writer import Writer
+from .writer import SYNCHRONOUS, Writer
 
 T = TypeVar("T")
-CHECKPOINT_PAGES = 256
-SYNCHRONOUS = "FULL"  # a commit is on the disk when it returns: what was acknowledged survives a loss of power
+PAGE_BYTES = 1024
+CHECKPOINT_BYTES = 1024 * 1024
 PROBE = "INSERT INTO rate (owner, name, began, number) VALUES ('', ?, 0, 0)"
 PROBE_BYTES = 32 * 1024  # about what a request writes
 LOCK_SECONDS = 30.0  # how long a write waits for another program that has locked the file
@@ -63,10 +63,16 @@ class SQLiteStore:
     connections and never wait for writes.
     """
 
-    def __init__(self, path: str | Path | Callable[[], Path], *, lock_seconds: float = LOCK_SECONDS) -> None:
+    def __init__(
+        self,
+        path: str | Path | Callable[[], Path],
+        *,
+        lock_seconds: float = LOCK_SECONDS,
+        flush_always: bool = False,
+    ) -> None:
         self._path = path
         self._lock_seconds = lock_seconds
-        self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path))
+        self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path), flush_always)
         self.relay: EventRelay = NoRelay()
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
@@ -90,14 +96,13 @@ class SQLiteStore:
         return await self._in_reader(work)
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
-        return [claims.incoming(row) for row in await self._read(queries.WAITING, owner, key)]
+        return await self._readable(await self._read(queries.WAITING, owner, key))
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
-        def work(db: sqlite3.Connection) -> list[Incoming]:
-            rows = db.execute(queries.URGENT, (owner,))
-            return [claims.incoming(row[:-1]) for row in rows if _free(row[-1], worker)]
+        def work(db: sqlite3.Connection) -> list[Any]:
+            return [row[:-1] for row in db.execute(queries.URGENT, (owner,)) if _free(row[-1], worker)]
 
-        return await self._in_reader(work)
+        return await self._readable(await self._in_reader(work))
 
     async def look(
         self, worker: str, sessions: Sequence[int] | None = None
@@ -105,8 +110,16 @@ class SQLiteStore:
         # One machine has few processes: they look at everything.
         return await self.ready(worker), await self.urgent(worker)
 
+    async def _readable(self, rows: Sequence[Any]) -> list[Incoming]:
+        """The messages of these rows. Waiting ones that cannot be decoded are set aside."""
+        found, damaged = claims.readable(rows)
+        if damaged:
+            claims.log_damaged(await self.writer.submit(partial(tx.set_aside, damaged=damaged)))
+        return found
+
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
-        return [claims.incoming(row) for row in await self._read(queries.UNFINISHED, owner, channel)]
+        rows = await self._readable(await self._read(queries.UNFINISHED, owner))
+        return [row for row in rows if row.message.channel == channel]
 
     async def incoming(self, id: int) -> Incoming:
         return claims.incoming((await self._read(queries.INCOMING, id))[0])
@@ -118,21 +131,30 @@ class SQLiteStore:
         rows = await self._read(queries.FIND, owner, message_id)
         return claims.incoming(rows[0]) if rows else None
 
+    async def hide(self, owner: str, message_id: str) -> bool:
+        return await self._write(queries.HIDE, owner, message_id) == 1
+
     # ------------------------------------------------------------------------------------------ turns
 
     async def begin(
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
         work = partial(tx.begin, owner=owner, key=key, worker=worker, message=message, kind=kind)
-        return claims.begun(await self.writer.submit(work))
+        begun = await self.writer.submit(work)
+        claims.log_damaged(begun.damaged)
+        return claims.begun(begun.work)
 
-    def append(self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = ()) -> Written[None]:
+    def append(
+        self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
+    ) -> Written[None]:
         rows = claims.rows_of(claim, entries)
         if not took and not claim.spent and not isinstance(entries[-1], Compacted):
-            return self.writer.submit(lambda db: tx.append(db, claim, rows))
+            return self.writer.submit(lambda db: tx.append(db, claim, rows), "flushed" if flush else "statement")
         claim.inbox += took
         spent, claim.spent = claim.spent, []
-        return self.writer.submit(lambda db: tx.append_taking(db, claim, rows, took, spent))
+        return self.writer.submit(
+            lambda db: tx.append_taking(db, claim, rows, took, spent), "flushed" if flush else "written"
+        )
 
     def finish(
         self,
@@ -280,8 +302,12 @@ class SQLiteStore:
 
     # ------------------------------------------------------------------------------------------ tokens
 
-    async def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,)) -> Token:
-        return await self.writer.submit(partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights))
+    async def add_token(
+        self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,), agent: str = ""
+    ) -> Token:
+        return await self.writer.submit(
+            partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights, agent=agent)
+        )
 
     async def tokens_exist(self) -> bool:
         return bool((await self._read(EXIST))[0][0])
@@ -432,10 +458,12 @@ class SQLiteStore:
             why = "it is a folder: name a file in it" if self.path.is_dir() else error
             raise StoreError(f"cannot open the store {self.path}: {why}") from error
         try:
+            # Of a new file. A commit writes whole pages, and most steps of a turn are shorter than one of these.
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             _use_wal(connection, self._lock_seconds)
-            connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
+            connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[True]}")
             # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
-            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
             migrate(connection)
             commit_mark.verify(connection, self.path)
         except NewerSchema:

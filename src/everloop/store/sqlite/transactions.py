@@ -6,14 +6,16 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import CallsAsked, Compacted, Entry, decode_entry
 from .. import claims, outbox
 from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
-from ..claims import INBOX_COLUMNS, Held, LogRows, Parked, SessionState
-from ..tokens import checked_name, checked_owner, checked_rights, joined_rights, name_taken
+from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
+from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
 from ..workers import alive
 
 INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
@@ -28,9 +30,15 @@ BEGIN = """SELECT id, worker, fence, history_from, compacted, updated_at,
             ORDER BY id LIMIT 1),
         EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
     FROM session s WHERE owner = ? AND key = ?"""
-OF_TURN = """SELECT id, data, first_seq FROM inbox WHERE session = ? AND state <> 'done' AND turn = ?
+# As bytes: SQLite refuses to give text that is no UTF-8 at all, where a damaged row must be read to be set aside.
+INBOX_ROW = INBOX_COLUMNS.replace("data", "CAST(data AS BLOB)")
+OF_TURN = """SELECT id, CAST(data AS BLOB), first_seq FROM inbox WHERE session = ? AND state <> 'done' AND turn = ?
     ORDER BY opened DESC, id"""
 MORE = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND kind <> 'urgent' LIMIT 1"
+SET_ASIDE = "UPDATE inbox SET state = 'done', ended_at = ?, damaged = ? WHERE id = ? AND state = 'new'"
+# The message came once more, under its id.
+REPAIR = """UPDATE inbox SET data = ?, damaged = NULL, state = iif(damaged IS NULL, state, 'new') WHERE id = ?
+    RETURNING state"""
 HAS_PARKED = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state = 'parked' LIMIT 1"
 OPEN_TURN = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1"
 PARKED = """SELECT i.id, i.session, i.turn, i.first_seq FROM session s JOIN inbox i ON i.session = s.id
@@ -41,8 +49,8 @@ PAGE_MARKS = {
 }
 SEND = """INSERT INTO outbox (owner, session, turn, data, channel, chat_id, worker, tries, at, key)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-UNADDRESSED = "SELECT id, data FROM outbox WHERE sent_at IS NULL AND channel IS NULL AND damaged IS NULL"
-UNSENT = """SELECT id, data, turn, tries, worker FROM outbox WHERE sent_at IS NULL AND damaged IS NULL
+UNADDRESSED = "SELECT id, CAST(data AS BLOB) FROM outbox WHERE sent_at IS NULL AND channel IS NULL AND damaged IS NULL"
+UNSENT = """SELECT id, CAST(data AS BLOB), turn, tries, worker FROM outbox WHERE sent_at IS NULL AND damaged IS NULL
     AND (?1 IS NULL OR channel IN (SELECT value FROM json_each(?1))) AND (?2 IS NULL OR chat_id = ?2) ORDER BY id"""
 SPEND = """INSERT INTO spent (owner, scope, tokens, cost) VALUES (?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost"""
@@ -88,10 +96,10 @@ def accept(
     With `opens`, a turn and the position of its first entry, it is taken at once and opens that turn.
     """
     if message.id is not None:
-        known = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = ? AND message_id = ?"
+        known = f"SELECT {INBOX_ROW} FROM inbox WHERE owner = ? AND message_id = ?"
         row = db.execute(known, (message.owner, message.id)).fetchone()
         if row is not None:
-            return claims.incoming(row)
+            return _known(db, row, message)
     if session is None:
         session = session_id(db, message.owner, message.session_key)
     if session is None:
@@ -105,17 +113,31 @@ def accept(
     return Incoming(int(new.lastrowid or 0), session, message, kind, False, turn, first_seq)
 
 
+def _known(db: sqlite3.Connection, row: Sequence[Any], message: InboundMessage) -> Incoming:
+    """A message that was accepted before. If its row is damaged, it is repaired."""
+    if not claims.readable([row])[1]:
+        return claims.incoming(row)
+    (state,) = db.execute(REPAIR, (claims.inbox_data(message, None), row[0])).fetchone()
+    return replace(claims.incoming(row, message), done=state == "done")
+
+
+def set_aside(db: sqlite3.Connection, damaged: Iterable[Damaged]) -> list[Damaged]:
+    """Take waiting rows that cannot be decoded out of the inbox; return those that were there."""
+    now = time.time()
+    return [row for row in damaged if db.execute(SET_ASIDE, (now, row.why, row.id)).rowcount]
+
+
 # ---------------------------------------------------------------------------------------------- turns
 
 
 def begin(
     db: sqlite3.Connection, owner: str, key: str, worker: str, message: InboundMessage | None, kind: Kind
-) -> Claim | Held | Parked | None:
+) -> Begun:
     """Take the lease of a session and its next work: an interrupted turn, else the oldest waiting message."""
     row = db.execute(BEGIN, (owner, key)).fetchone()
     if row is None:
         if message is None:
-            return None
+            return Begun(None)
         row = (new_session(db, owner, key), None, 0, 0, 0, 0.0, None, 1, None, None, 0)
     is_held = row[1] is not None and row[1] != worker and alive(row[1])
     state = SessionState(is_held, time.time(), *row)
@@ -124,24 +146,54 @@ def begin(
         new_turn = state.new_turn(kind)
         accepted = accept(db, message, kind, state.id, (new_turn, state.next_seq) if new_turn else None)
         claims.accepted(claim, message, accepted, new_turn)
+    damaged: list[Damaged] = []
+    while isinstance(work := _take_up(db, state, claim, accepted), Damaged):
+        damaged.append(work)
+        row = db.execute(BEGIN, (owner, key)).fetchone()
+        state, row_id = SessionState(is_held, state.now, *row), claim.accepted
+        claim = state.claim(owner, key)
+        claim.accepted = row_id
+    if isinstance(work, Claim):
+        held = "UPDATE session SET worker = ?, fence = ?, updated_at = ? WHERE id = ?"
+        db.execute(held, (worker, claim.fence, state.now, state.id))
+    return Begun(work, damaged)
+
+
+def _take_up(
+    db: sqlite3.Connection, state: SessionState, claim: Claim, accepted: Incoming | None
+) -> Claim | Held | Parked | Damaged | None:
+    """Take up a session's next work, or set it aside if it is damaged."""
     match claims.next_work(state, claim, accepted):
         case Held() | Parked() | None as nothing:
             return nothing
         case claims.Resume(turn):
-            claims.resumed(claim, turn, db.execute(OF_TURN, (state.id, turn)).fetchall())
+            rows = db.execute(OF_TURN, (state.id, turn)).fetchall()
             log = "SELECT data FROM entry WHERE session = ? AND seq >= ? ORDER BY seq"
-            claim.entries = [decode_entry(data) for (data,) in db.execute(log, (state.id, claim.first_seq))]
+            claim.entries = [decode_entry(data) for (data,) in db.execute(log, (state.id, rows[0][2]))]
+            if (damaged := claims.resumed(claim, turn, rows)) is not None:
+                _abandon(db, claim, turn, damaged, state.now)
+                return damaged
         case claims.Open():
             _open(db, claim, state.now)
         case claims.Take(waiting):
-            data, of_kind = db.execute("SELECT data, kind FROM inbox WHERE id = ?", (waiting,)).fetchone()
-            if claims.took(claim, waiting, data, of_kind):
+            row = "SELECT CAST(data AS BLOB), kind FROM inbox WHERE id = ?"
+            if (damaged := claims.took(claim, waiting, *db.execute(row, (waiting,)).fetchone())) is not None:
+                set_aside(db, [damaged])
+                return damaged
+            if not claim.command:
                 taken = "UPDATE inbox SET state = 'taken', turn = ?, first_seq = ?, opened = 1 WHERE id = ?"
                 db.execute(taken, (claim.turn, claim.first_seq, waiting))
                 _open(db, claim, state.now)
-    held = "UPDATE session SET worker = ?, fence = ?, updated_at = ? WHERE id = ?"
-    db.execute(held, (worker, claim.fence, state.now, state.id))
     return claim
+
+
+def _abandon(db: sqlite3.Connection, claim: Claim, turn: str, damaged: Damaged, now: float) -> None:
+    """End an interrupted turn whose message is damaged. A turn that is not in the log yet leaves nothing there."""
+    if claim.entries:
+        _insert(db, claim.session, turn, claims.rows_from(claim.next_seq, claims.abandoned(claim.entries)))
+    done = "UPDATE inbox SET state = 'done', ended_at = ?, reason = 'error' WHERE session = ? AND turn = ?"
+    db.execute(done, (now, claim.session, turn))
+    db.execute("UPDATE inbox SET damaged = ? WHERE id = ?", (damaged.why, damaged.id))
 
 
 def _open(db: sqlite3.Connection, claim: Claim, now: float) -> None:
@@ -416,17 +468,18 @@ def fire_timer(db: sqlite3.Connection, timer: Timer, message: InboundMessage, ne
     return True
 
 
-def add_token(db: sqlite3.Connection, name: str, owner: str, hash: str, rights: Iterable[str]) -> Token:
+def add_token(db: sqlite3.Connection, name: str, owner: str, hash: str, rights: Iterable[str], agent: str) -> Token:
     """Keep a new token by its hash."""
     checked_name(name)
     checked_owner(owner)
     rights = checked_rights(rights)
+    checked_agent(agent)
     if db.execute("SELECT 1 FROM token WHERE name = ? AND revoked_at IS NULL", (name,)).fetchone():
         raise name_taken(name)
-    made = Token(secrets.token_hex(6), name, owner, time.time(), rights=rights)
+    made = Token(secrets.token_hex(6), name, owner, time.time(), rights=rights, agent=agent)
     db.execute(
-        "INSERT INTO token (id, hash, name, owner, created_at, rights) VALUES (?, ?, ?, ?, ?, ?)",
-        (made.id, hash, name, owner, made.created_at, joined_rights(rights)),
+        "INSERT INTO token (id, hash, name, owner, created_at, rights, agent) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (made.id, hash, name, owner, made.created_at, joined_rights(rights), agent),
     )
     return made
 

@@ -1,4 +1,4 @@
-"""The SQLite writer: one thread with group commit, so that many coroutines share one fsync."""
+"""The SQLite writer: one thread with group commit, so that many coroutines share one flush."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -19,15 +19,19 @@ from .commit_mark import CommitMark
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
-Kind = Literal["writes", "reads"]  # what only reads needs no transaction
+# How a job is written: flushed to the disk before its future is done; only written, which the death of the process
+# survives, in a transaction or as a single statement that is one by itself; or not at all.
+Kind = Literal["flushed", "written", "statement", "reads"]
 BATCH = 256  # jobs in one commit
+SYNCHRONOUS = {True: "FULL", False: "NORMAL"}  # by whether a commit is flushed
 
 
 class Writer:
-    """Runs jobs on one connection in one thread. A job is on disk when its future is done.
+    """Runs jobs on one connection in one thread.
 
-    Jobs that wait together are committed together; one that fails is rolled back to its own savepoint without
-    affecting the others. `hook`, for tests, is called with "before" and "after" around every commit.
+    Jobs that wait together are committed together, with one flush if any of them needs it; one that fails is rolled
+    back to its own savepoint without affecting the others. `flush_always` flushes every commit. `hook`, for tests, is
+    called with "before" and "after" around every commit.
     """
 
     def __init__(
@@ -35,19 +39,22 @@ class Writer:
         connect: Callable[[], sqlite3.Connection],
         explain: Callable[[sqlite3.Error], Exception],
         mark: Callable[[], CommitMark],
+        flush_always: bool = False,
     ) -> None:
         self.hook: Callable[[str], None] | None = None
         self.commits = 0
+        self.flushes = 0
         self._connect = connect
         self._explain = explain
         self._new_mark = mark
+        self._flush_always = flush_always
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None  # the one before, while it writes what was queued for it
         self._wakers = Wakers()
         self._lock = threading.Lock()
 
-    def submit(self, work: Callable[[sqlite3.Connection], T], kind: Kind = "writes") -> Write[T]:
+    def submit(self, work: Callable[[sqlite3.Connection], T], kind: Kind = "flushed") -> Write[T]:
         """Queue a job from a coroutine."""
         job, future = self._wakers.job(kind, work)
         self._put(job)
@@ -56,7 +63,7 @@ class Writer:
     def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run a job from plain code and wait for it."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._put(Job("writes", work, future, None))
+        self._put(Job("flushed", work, future, None))
         return future.result()
 
     async def close(self) -> None:
@@ -83,121 +90,160 @@ class Writer:
             self._jobs.put(job)
 
     def _run(self, jobs: queue.SimpleQueue[Job | None], ending: threading.Thread | None) -> None:
-        connection: sqlite3.Connection | None = None
-        mark: CommitMark | None = None
-        file: tuple[str, int] | None = None
         if ending is not None:
             ending.join()
-        while (job := jobs.get()) is not None:
-            try:
-                connection = connection or self._connect()
-                file = _still_there(connection, file)
-                mark = mark or self._new_mark()
-            except Exception as error:
-                job.error = error
-                settle([job])
-                continue
-            if job.kind == "reads" and jobs.empty():
-                self._attempt_reading(connection, job)
-                done, last = [job], False
-            else:
-                done, last = self._commit(connection, jobs, job, mark)
-            settle(done)
-            if last:
-                break
-        if connection is not None:
-            connection.close()
-        if mark is not None:
-            mark.close()
-
-    def _commit(
-        self, connection: sqlite3.Connection, jobs: queue.SimpleQueue[Job | None], first: Job, mark: CommitMark
-    ) -> tuple[list[Job], bool]:
-        """Run the job and those queued behind it as one transaction; True when told to end."""
-        done: list[Job] = []
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as error:
-            first.error = self._explain(error)
-            return [first], False
-        job: Job | None = first
+        writing: _Writing | None = None
+        file: tuple[str, int] | None = None
         last = False
+        while not last and (first := jobs.get()) is not None:
+            batch, last = _waiting(jobs, first)
+            try:
+                writing = writing or _Writing(self._connect(), self._new_mark())
+                file = _still_there(writing.db, file)
+            except Exception as error:
+                for job in batch:
+                    job.error = error
+                settle(batch)
+                continue
+            while batch:
+                done = self._commit(writing, batch)
+                settle(done)
+                batch = batch[len(done) :]
+        if writing is not None:
+            writing.close()
+
+    def _commit(self, writing: _Writing, batch: Sequence[Job]) -> Sequence[Job]:
+        """Run the jobs as one transaction; those that are returned are over. The others must be tried again."""
+        db = writing.db
+        if all(job.kind == "reads" for job in batch):
+            for job in batch:
+                _attempt_reading(db, job)
+            return batch
+        flush = self._flush_always or any(job.kind == "flushed" for job in batch)
+        try:
+            writing.flush(flush)
+            if len(batch) == 1 and batch[0].kind == "statement" and not flush:
+                self._tell("before")
+                batch[0].result = batch[0].work(db)
+                self._committed(flush)
+                return batch
+            db.execute("BEGIN IMMEDIATE")
+        except Exception as error:
+            for job in batch:  # those that have waited for a locked file do not each wait again
+                job.error = self._explained(error)
+            return batch
         alone = True  # nothing has been written in this transaction yet
-        while job is not None:
-            done.append(job)
+        for number, job in enumerate(batch, 1):
             if job.kind == "reads":
-                self._attempt_reading(connection, job)
-            elif self._attempt(connection, job, alone):
+                _attempt_reading(db, job)
+            elif self._attempt(db, job, alone):
                 alone = False
             else:
-                for other in done:  # SQLite has rolled back the whole transaction
+                for other in batch[:number]:  # SQLite has rolled back the whole transaction
                     other.error = other.error or job.error
-                return done, False
-            if len(done) >= BATCH:
-                break
-            try:
-                job = jobs.get_nowait()
-                last = job is None
-            except queue.Empty:
-                job = None
-        self._finish(connection, done, mark)
-        return done, last
+                return batch[:number]
+        self._finish(writing, batch, flush)
+        return batch
 
-    def _attempt_reading(self, connection: sqlite3.Connection, job: Job) -> None:
-        try:
-            job.result = job.work(connection)
-        except Exception as error:
-            job.error = error
-
-    def _attempt(self, connection: sqlite3.Connection, job: Job, alone: bool) -> bool:
+    def _attempt(self, db: sqlite3.Connection, job: Job, alone: bool) -> bool:
         """Run one job, and undo it if it fails. False when the whole transaction is gone.
 
         The first one of a batch needs no savepoint: with nothing before it, everything is undone.
         """
         try:
             if not alone:
-                connection.execute("SAVEPOINT job")
-            job.result = job.work(connection)
+                db.execute("SAVEPOINT job")
+            job.result = job.work(db)
             if not alone:
-                connection.execute("RELEASE job")
+                db.execute("RELEASE job")
             return True
         except Exception as error:
-            job.error = self._explain(error) if isinstance(error, sqlite3.Error) else error
+            job.error = self._explained(error)
         try:
-            if not connection.in_transaction:
+            if not db.in_transaction:
                 return False
             if alone:
-                connection.execute("ROLLBACK")
-                connection.execute("BEGIN IMMEDIATE")
+                db.execute("ROLLBACK")
+                db.execute("BEGIN IMMEDIATE")
             else:
-                connection.execute("ROLLBACK TO job")
-                connection.execute("RELEASE job")
+                db.execute("ROLLBACK TO job")
+                db.execute("RELEASE job")
             return True
         except sqlite3.Error:
             with contextlib.suppress(sqlite3.Error):  # left open, it would include the next writes
-                connection.execute("ROLLBACK")
+                db.execute("ROLLBACK")
             return False
 
-    def _finish(self, connection: sqlite3.Connection, done: list[Job], mark: CommitMark) -> None:
+    def _finish(self, writing: _Writing, batch: Sequence[Job], flush: bool) -> None:
+        db = writing.db
         try:
-            if all(job.kind == "reads" or job.error is not None for job in done):
-                connection.execute("ROLLBACK")  # nothing was written
+            if all(job.kind == "reads" or job.error is not None for job in batch):
+                db.execute("ROLLBACK")  # nothing was written
                 return
-            number = mark.advance(connection)
+            number = writing.mark.advance(db) if flush else 0
             self._tell("before")
-            connection.execute("COMMIT")
-            self.commits += 1
-            self._tell("after")
-            mark.note(number)
+            db.execute("COMMIT")
+            self._committed(flush)
+            if flush:
+                writing.mark.note(number)
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):  # the error that matters is the commit's
-                connection.execute("ROLLBACK")
-            for job in done:
+                db.execute("ROLLBACK")
+            for job in batch:
                 job.error = job.error or self._explain(error)
+
+    def _committed(self, flush: bool) -> None:
+        self.commits += 1
+        self.flushes += flush
+        self._tell("after")
+
+    def _explained(self, error: Exception) -> Exception:
+        return self._explain(error) if isinstance(error, sqlite3.Error) else error
 
     def _tell(self, when: str) -> None:
         if self.hook is not None:
             self.hook(when)
+
+
+class _Writing:
+    """A writer's connection, whether its commits are flushed, and the mark of those that are."""
+
+    def __init__(self, db: sqlite3.Connection, mark: CommitMark) -> None:
+        self.db = db
+        self.mark = mark
+        self._flushes: bool | None = None
+
+    def flush(self, flush: bool) -> None:
+        """Whether the commits from now on are flushed."""
+        if flush is not self._flushes:
+            # SQLite obeys this pragma when it is compiled, so a statement from the connection's cache would do nothing.
+            self.db.executescript(f"PRAGMA synchronous = {SYNCHRONOUS[flush]}")
+            self._flushes = flush
+
+    def close(self) -> None:
+        self.db.close()
+        self.mark.close()
+
+
+def _waiting(jobs: queue.SimpleQueue[Job | None], first: Job) -> tuple[list[Job], bool]:
+    """The job and those queued behind it; True when there will be no more."""
+    batch = [first]
+    while len(batch) < BATCH:
+        try:
+            job = jobs.get_nowait()
+        except queue.Empty:
+            break
+        if job is None:
+            return batch, True
+        batch.append(job)
+    return batch, False
+
+
+def _attempt_reading(db: sqlite3.Connection, job: Job) -> None:
+    try:
+        job.result = job.work(db)
+    except Exception as error:
+        job.error = error
 
 
 def _still_there(connection: sqlite3.Connection, file: tuple[str, int] | None) -> tuple[str, int]:

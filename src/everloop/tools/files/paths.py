@@ -41,9 +41,15 @@ class PathTool(FunctionTool[..., Any]):
         return Plan(shown=shown, paths=(normalized(path, current_call().workspace),), writes=self.writes)
 
     def _shown(self, arguments: dict[str, Any]) -> str:
-        """Show what would be written where, with texts as they would be in the file."""
-        texts = [f"{name}:\n{value}" for name, value in arguments.items() if name != "path" and isinstance(value, str)]
-        others = [f"{name}: {value}" for name, value in arguments.items() if not isinstance(value, str)]
+        """Show what would be written where, as a diff: with a minus what goes, with a plus what comes."""
+        marks = {"old_text": "-", "new_text": "+", "content": "+"}
+        texts = [
+            f"{marks[name]}{line}"
+            for name, value in arguments.items()
+            if name in marks and isinstance(value, str)
+            for line in value.removesuffix("\n").split("\n")
+        ]
+        others = [f"{name}: {value}" for name, value in arguments.items() if name != "path" and name not in marks]
         return "\n".join([f"{self.name} {arguments['path']}", *texts, *others])
 
 
@@ -51,7 +57,8 @@ def path_tool(
     *, replay: Replay = "safe", parallel: bool = True, writes: bool = False, timeout: float | None = None
 ) -> Callable[[Callable[..., Any]], PathTool]:
     """Like `@tool`, for a function with a `path` parameter."""
-    return lambda function: PathTool(function, {}, replay=replay, parallel=parallel, writes=writes, timeout=timeout)
+    options = {"replay": replay, "parallel": parallel, "writes": writes, "read_only": not writes, "timeout": timeout}
+    return lambda function: PathTool(function, {}, **options)
 
 
 def reach() -> Reach:

@@ -128,14 +128,14 @@ class RemoteTool(Tool):
         from . import results
 
         hints = tool.annotations
-        read_only = bool(hints and hints.read_only_hint)
+        self.read_only = bool(hints and hints.read_only_hint)
         self.name = name
         self.description = results.description_of(tool) or name
         self.parameters = results.parameters_of(tool)
         self.timeout = connection.server.timeout
         self.described_outside = not connection.server.trusted
         self.sends = not _stays(hints, connection.server)
-        self.replay: Replay = "safe" if read_only or (hints and hints.idempotent_hint) else "never"
+        self.replay: Replay = "safe" if self.read_only or (hints and hints.idempotent_hint) else "never"
         self._tool = tool
         self._connection = connection
         self._run = run

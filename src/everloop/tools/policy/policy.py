@@ -53,6 +53,7 @@ class _Unit:
     altered: bool = False  # a variable may change what the command does
     network: bool | None = False  # the call asks for the network; None: not known
     leaves: bool = False  # a redirection to a file outside the workspace, or to one that is not known
+    runs: bool = False  # the call runs a command
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,8 @@ class Policy:
         It is denied unless a rule allows it by these alone, before any other rule that fits or may fit it. Where no
         rule denies it for certain, the failure itself is the reason, and `why` is empty.
         """
-        unit = _Unit(opaque="what the call would do is not known", network=None)
+        runs = name == "exec" and bool(arguments.get("network"))
+        unit = _Unit(opaque="what the call would do is not known", network=runs or None, runs=runs)
         for number, rule in self._candidates(name, arguments, context):
             fit = _fit(rule, unit)
             if fit is Fit.YES and rule.do != "ask":
@@ -167,7 +169,9 @@ class Policy:
         rules = self._candidates(name, arguments, context)
         if not rules:
             return default
-        units = (replace(unit, network=plan.network) for unit in self._units(arguments, plan, context, rules))
+        runs = plan.command is not None
+        units = self._units(arguments, plan, context, rules)
+        units = (replace(unit, network=plan.network, runs=runs) for unit in units)
         return max((_weigh(rules, unit, default) for unit in units), key=_rank)
 
     def _candidates(self, name: str, arguments: dict[str, Any], context: CallContext) -> list[tuple[int, Rule]]:
@@ -297,11 +301,13 @@ def _rank(outcome: _Outcome) -> tuple[int, bool]:
 
 
 def _fit(rule: Rule, unit: _Unit) -> Fit:
-    if rule.do == "allow" and (rule.command or rule.path):
-        # To allow a command is to allow it neither the network nor files outside, unless the rule names them.
-        if unit.network and not (rule.network or "network" in rule.arguments):
+    if rule.do == "allow":
+        # To allow a command is to allow it neither the network nor files outside, unless the rule names them; to allow
+        # the whole tool is to allow it files, but not the network.
+        named = rule.network or "network" in rule.arguments
+        if unit.network and not named and (unit.runs or rule.command or rule.path):
             return Fit.NO
-        if unit.leaves and not rule.path:
+        if unit.leaves and rule.command and not rule.path:
             return Fit.NO
     if rule.do != "allow" and rule.network and not unit.network:
         return Fit.MAYBE if unit.network is None else Fit.NO

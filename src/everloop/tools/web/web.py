@@ -80,7 +80,7 @@ class WebFetch(Tool):
         "properties": {"url": {"type": "string", "description": "The address, with http:// or https://."}},
         "required": ["url"],
     }
-    replay = "safe"
+    read_only = True
     untrusted = True
     sends = True  # an address can carry anything away
 
@@ -138,7 +138,7 @@ class WebSearch(Tool):
         },
         "required": ["query"],
     }
-    replay = "safe"
+    read_only = True
     untrusted = True
 
     def __init__(self, engine: Engine | None, timeout: float) -> None:

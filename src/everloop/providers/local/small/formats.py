@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base import LLMResponse
-from ...sse import read_usage
+from ...openai import read_usage
 from .turn import Message
 
 if TYPE_CHECKING:

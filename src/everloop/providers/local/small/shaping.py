@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from ...base import LLMResponse, ToolCallRequest
-from ...sse import read_usage
+from ...openai import read_usage
 from .asked import about_the_person
 from .claims import claims_work, failed, fingerprint
 from .formats import SmallJson

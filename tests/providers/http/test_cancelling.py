@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from everloop.providers.base import ProviderError
-from everloop.providers.http_client import Connection, ConnectionBroke, Pool, origin_of
+from everloop.providers.http import Connection, ConnectionBroke, Pool, origin_of
 from everloop.providers.openai import OpenAIProvider, Timeouts
 
-from .servers import ASK, MEGABYTE, Peer, Server, answer, client, failure, polite, raw, say, server_tls
+from .servers import ASK, MEGABYTE, Peer, Server, answer, client, failure, polite, posted, raw, say, server_tls
 
 
 def stuck_listener() -> Iterator[int]:
@@ -205,7 +205,7 @@ async def test_closing_while_a_call_runs_is_a_clear_error_and_no_hang(stage):
 async def test_closing_while_a_connection_is_made_leaves_none_behind():
     async with Server(polite) as server:
         pool = Pool(origin_of(server.url), {})
-        task = asyncio.create_task(pool.post([b"{}"], 20))
+        task = asyncio.create_task(posted(pool))
         await asyncio.sleep(0)
         pool.close()
         with pytest.raises(ConnectionBroke, match="closed on this side"):
@@ -220,7 +220,7 @@ async def test_an_answer_that_ends_with_the_connection_is_not_whole_when_we_are_
 
     async with Server(half) as server:
         pool = Pool(origin_of(server.url), {})
-        response = await pool.post([b"{}"], 20)
+        response = await posted(pool)
         assert await response.read() == b"half"
         response.close()
         with pytest.raises(ConnectionBroke):

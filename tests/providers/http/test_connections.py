@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from everloop.providers import http_client
+from everloop.providers import http
 
 from .servers import BODY, LENGTH, Peer, Server, answer, client, failure, once, polite, raw, say
 
@@ -35,7 +35,7 @@ async def test_the_server_says_whether_a_connection_is_used_again(first, connect
 async def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch):
     async with Server(polite) as server, client(server.url) as provider:
         await say(provider)
-        monkeypatch.setattr(http_client, "IDLE_SECONDS", 0.01)
+        monkeypatch.setattr(http, "IDLE_SECONDS", 0.01)
         await asyncio.sleep(0.02)
         await say(provider)
         assert server.connections == 2

@@ -8,11 +8,11 @@ import pytest
 
 from everloop.providers import http
 from everloop.providers.base import ProviderError
-from everloop.providers.http_client import Pool, origin_of
+from everloop.providers.http import Pool, origin_of
 from everloop.providers.openai import OpenAIProvider, Timeouts
 from everloop.testing.openai_server import FakeOpenAI
 
-from .servers import BODY, CHUNKED, MEGABYTE, Peer, Server, answer, chunked, client, failure, once, raw, say
+from .servers import BODY, CHUNKED, MEGABYTE, Peer, Server, answer, chunked, client, failure, once, posted, raw, say
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ async def test_a_slow_reader_makes_the_server_wait_and_the_connection_is_used_ag
 
     async with Server(generous) as server:
         pool = Pool(origin_of(server.url), {})
-        response = await pool.post([b"{}"], 20)
+        response = await posted(pool)
         await asyncio.sleep(0.2)
         assert sent < 20 * MEGABYTE  # the system's buffers hold some of it
         assert response._size < 1 * MEGABYTE
@@ -102,7 +102,7 @@ async def test_a_slow_reader_makes_the_server_wait_and_the_connection_is_used_ag
             size += len(data)
             assert len(data) < 1 * MEGABYTE
         assert size == 20 * MEGABYTE
-        assert b"again" in await (await pool.post([b"{}"], 20)).read()
+        assert b"again" in await (await posted(pool)).read()
         assert server.connections == 1
         pool.close()
         await asyncio.sleep(0)

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from everloop.providers.http_client import Pool, origin_of
+from everloop.providers.http import Pool, origin_of
 from everloop.providers.openai import Timeouts
 
-from .servers import MEGABYTE, Peer, Proxy, Server, answer, client, failure, polite, raw, say, server_tls
+from .servers import MEGABYTE, Peer, Proxy, Server, answer, client, failure, polite, posted, raw, say, server_tls
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
@@ -88,7 +88,7 @@ async def test_a_large_body_over_tls_that_ends_with_the_connection_comes_whole_t
 
     async with Server(generous, server_tls()) as server:
         pool = Pool(origin_of(server.url), {})
-        response = await pool.post([b"{}"], 20)
+        response = await posted(pool)
         size = 0
         while data := await response.read():
             size += len(data)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from everloop.providers.base import ProviderError
+from everloop.providers.http import Pool, Response
 from everloop.providers.openai import OpenAIProvider, Timeouts
 from tests.support.places import CERTIFICATES
 
@@ -197,6 +198,13 @@ async def failure(provider: OpenAIProvider) -> ProviderError:
     with pytest.raises(ProviderError) as caught:
         await provider.chat(ASK)
     return caught.value
+
+
+async def posted(pool: Pool) -> Response:
+    """The response to a request, as soon as its head has come."""
+    response = await (await pool.take(20)).send([b"{}"])
+    assert response is not None
+    return response
 
 
 def chunked(*pieces: bytes, end: bytes = b"0\r\n\r\n", extension: bytes = b"") -> bytes:

@@ -1,0 +1,241 @@
+"""Tool calls as cards: one line while a call runs, and what it did when it has ended, in short or in full."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import events
+from ..text import one_line, printable
+from .output import Output, Style, mark_of, short_arguments, short_result
+from .render import Renderer, Running
+
+SHOWN_LINES = 6  # of a command's output
+SHOWN_BY_USER = 40  # of the output of a command that the user ran
+SHOWN_DIFF = 24  # lines of a diff
+LIVE_LINES = 3  # the latest lines of a running command
+MOST_CARDS = 200  # that can be shown again
+MOST_BYTES = 262_144  # of a file that is compared
+_STATUS = re.compile(r"\n?^\[exit status (\d+)[^\]\n]*\](?:\n\[[^\n]*\])*\s*\Z", re.M)
+Line = tuple[Style, str]
+
+
+@dataclass(slots=True)
+class Card:
+    """A tool call, and what it did."""
+
+    number: int
+    name: str
+    arguments: dict[str, Any]
+    since: float
+    before: str | None = None  # the file that it writes, as it was; None if that is unknown
+    latest: deque[str] = field(default_factory=lambda: deque(maxlen=LIVE_LINES))
+    ended: events.ToolEnded | None = None
+
+    @property
+    def title(self) -> str:
+        match self.name, self.arguments:
+            case "exec", {"command": str(command)}:
+                return f"$ {one_line(command, 200)}"
+            case "write_file" | "edit_file", {"path": str(path)}:
+                return f"{self.name.removesuffix('_file')} {one_line(path, 200)}"
+        return f"{self.name}({short_arguments(self.arguments)})"
+
+    def head(self) -> list[Line]:
+        """The card's first line."""
+        assert self.ended is not None
+        mark = mark_of(self.name, self.ended.status, self.ended.content)
+        look: Style = "good" if mark == "✓" else "bad"
+        status = "" if self.ended.status in ("ok", "error") else f"{self.ended.status}: "
+        if self.name == "exec" and (found := _STATUS.search(self.ended.content)):
+            status = f"exit status {found[1]} " if mark == "✗" else ""
+        parts: list[Line] = [(look, mark), ("" if mark == "✓" else "bad", f" {self.title}")]
+        parts.append(("dim", f"  {self.ended.seconds:.1f} s  {status}{self._summary()}".rstrip()))
+        parts.append(("dim", f"  #{self.number}"))
+        return parts
+
+    def _summary(self) -> str:
+        assert self.ended is not None
+        if self.name == "exec":
+            return ""
+        if self._is_written and (lines := self.diff()):
+            added = sum(look == "good" for look, _ in lines)
+            return f"+{added} −{sum(look == 'bad' for look, _ in lines)}"
+        return short_result(self.ended.content, 80)
+
+    @property
+    def _is_written(self) -> bool:
+        return self.ended is not None and self.ended.status == "ok" and self.name in ("write_file", "edit_file")
+
+    def body(self, most: int = SHOWN_LINES) -> tuple[list[Line], int]:
+        """The lines below the first one in short, and how many were left out."""
+        assert self.ended is not None
+        if self._is_written:
+            lines = self.diff()
+            return lines[:SHOWN_DIFF], max(0, len(lines) - SHOWN_DIFF)
+        if self.name == "exec":
+            text = _STATUS.sub("", self.ended.content)
+            if self.ended.status != "ok":
+                text = short_result(text, 400)
+            lines = [("dim", line) for line in text.splitlines()] if text != "(no output)" else []
+            return lines[:most], max(0, len(lines) - most)
+        return [], 0
+
+    def diff(self) -> list[Line]:
+        """What an edit or a write changed."""
+        match self.name, self.arguments:
+            case "edit_file", {"old_text": str(old), "new_text": str(new)}:
+                return diff_lines(old, new, numbers=False)
+            case "write_file", {"content": str(new)} if self.before is not None:
+                return diff_lines(self.before, new)
+        return []
+
+    def full(self) -> list[Line]:
+        """Everything about the call."""
+        lines: list[Line] = [("bold", f"#{self.number} {self.name}")]
+        for name, value in self.arguments.items():
+            text = value if isinstance(value, str) else repr(value)
+            first, *others = text.splitlines() or [""]
+            lines += [("", f"  {name}: {first}"), *(("", f"    {line}") for line in others)]
+        if self._is_written:
+            lines += [("dim", "  changed:"), *((look, f"  {line}") for look, line in self.diff())]
+        if self.ended is not None:
+            lines += [("dim", "  result:"), *(("", f"  {line}") for line in self.ended.content.splitlines())]
+        return lines
+
+
+def diff_lines(old: str, new: str, *, numbers: bool = True) -> list[Line]:
+    """The lines that differ, with up to two around them."""
+    before, after = old.splitlines(), new.splitlines()
+    lines: list[Line] = []
+    for line in list(difflib.unified_diff(before, after, n=2, lineterm=""))[2:]:
+        if line.startswith("@@"):
+            if numbers and lines:
+                lines.append(("dim", "⋯"))
+            continue
+        look: Style = "good" if line[0] == "+" else "bad" if line[0] == "-" else "dim"
+        lines.append((look, line))
+    return lines
+
+
+def read_before(path: Path) -> str | None:
+    """The text of a small file; "" if there is none, None if it is something else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        return None
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MOST_BYTES:
+            return None
+        return os.read(descriptor, MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+class CardRenderer(Renderer):
+    """Renders the turns of the chat at a terminal, where running calls are redrawn and ended ones become cards."""
+
+    def __init__(self, output: Output, workspace: Path) -> None:
+        super().__init__(output, live=True)
+        self.cards: deque[Card] = deque(maxlen=MOST_CARDS)
+        self._workspace = workspace
+        self._open: dict[str, Card] = {}
+        self._count = 0
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.ToolProgress):
+            if (card := self._open.get(event.call)) is not None:
+                card.latest.extend(line for line in printable(event.text).splitlines() if line.strip())
+            return
+        super().__call__(event)
+        if isinstance(event, events.TurnEnded | events.Asked):
+            self._open.clear()
+
+    def live(self, picture: str, width: int) -> list[Line]:
+        """The running calls, each on one line with the time it has taken, and the latest that it said."""
+        now = time.monotonic()
+        lines: list[Line] = []
+        for card in self._open.values():
+            seconds = f"  {now - card.since:.1f} s"
+            lines.append(("dim", f"{picture} {one_line(card.title, max(8, width - len(seconds) - 3))}{seconds}"))
+            lines += [("dim", one_line(f"  │ {line}", width - 1)) for line in card.latest]
+        return lines
+
+    def show_command(self, command: str, result: str) -> None:
+        """Write the card of a command that the user ran."""
+        self._count += 1
+        card = Card(self._count, "exec", {"command": command}, time.monotonic())
+        status = "error" if result.startswith('{"status":"error"') else "ok"
+        card.ended = events.ToolEnded("", "exec", result, status, 0.0)
+        self._finish(card, most=SHOWN_BY_USER)
+
+    def ask(self, question: str) -> None:
+        """Write a question: what would be written or run, with the colours of a diff, and how to answer."""
+        self.asked = True
+        self.output.fresh()
+        first, *others = question.split("\n")
+        self.output.line(first, "bold")
+        for line in others:
+            self.output.line(line, "good" if line.startswith("+") else "bad" if line.startswith("-") else "")
+
+    def show(self, number: int | None = None) -> bool:
+        """Write a card in full, by default the latest; False if there is none with the number."""
+        for card in reversed(self.cards):
+            if number is None or card.number == number:
+                for look, line in card.full():
+                    self.output.line(line, look)
+                return True
+        return False
+
+    def _start_call(self, event: events.ToolStarted) -> None:
+        self._shown = self._reasoning = False
+        self.output.fresh()
+        self._count += 1
+        card = Card(self._count, event.name, event.arguments, time.monotonic())
+        if event.name == "write_file" and isinstance(path := event.arguments.get("path"), str) and "\0" not in path:
+            card.before = read_before(self._workspace / path)
+        self._open[event.call] = card
+        self.running[event.call] = Running(card.title, card.since)
+
+    def _end_call(self, event: events.ToolEnded) -> None:
+        self.running.pop(event.call, None)
+        card = self._open.pop(event.call, None)
+        if card is None:
+            self._count += 1
+            card = Card(self._count, event.name, {}, time.monotonic())
+        card.ended = event
+        self._finish(card)
+
+    def _ask(self, event: events.Asked) -> None:
+        self.running.clear()
+        self.busy_since = None
+        self.ask(event.question)
+
+    def _finish(self, card: Card, most: int = SHOWN_LINES) -> None:
+        self.cards.append(card)
+        self.output.fresh()
+        for look, text in card.head():
+            self.output.put(text, look)
+        self.output.line_end("")
+        self._write_body(*card.body(most))
+
+    def _write_body(self, lines: Sequence[Line], left_out: int) -> None:
+        for look, line in lines:
+            self.output.put("  │ ", "dim")
+            self.output.line_end(line, look)
+        if left_out:
+            many = "1 more line" if left_out == 1 else f"{left_out} more lines"
+            self.output.line(f"  │ … {many}: Ctrl-O shows all", "dim")

@@ -1,0 +1,52 @@
+"""The commands of the chat in the terminal, besides those that every chat has."""
+
+from __future__ import annotations
+
+import re
+
+from ..commands import COMMANDS, command_of
+
+LOCAL: dict[str, str] = {
+    "show": "show a tool call in full: /show 3, or the latest (also Ctrl-O)",
+    "exit": "leave; a running turn is kept and continues at the next start (also /quit, exit, quit, Ctrl-D)",
+}
+KEYS: dict[str, str] = {
+    "@file": "attach a file of the workspace; Tab completes its path",
+    "!command": "run a command in the sandbox; the agent sees its output",
+    "Alt-Enter": "begin a new line (also Ctrl-J, or \\ before Enter)",
+    "Tab": "complete a command or a file",
+    "Ctrl-R": "search what was typed before, also in earlier chats",
+    "Ctrl-O": "show the latest tool call in full",
+    "Ctrl-C": "stop the running turn; at rest, twice leaves",
+}
+_WORD = re.compile(r"/([A-Za-z][\w-]*)(?:\s|$)")
+
+
+def local_command(line: str) -> tuple[str, str] | None:
+    """The command of the terminal that a line is, and what stands after it."""
+    found = _WORD.match(line)
+    if found is None or (name := found[1].lower()) not in LOCAL:
+        return None
+    return name, line[found.end() :].strip()
+
+
+def unknown_command(line: str) -> str | None:
+    """What to tell a user whose line looks like a command and is none. A path, with a second slash, is a message."""
+    found = _WORD.match(line)
+    if found is None or command_of(line) is not None or (name := found[1].lower()) in LOCAL:
+        return None
+    if name in COMMANDS:
+        return f"/{name} takes nothing after it."
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, [*COMMANDS, *LOCAL], 1, 0.5)
+    meant = f"did you mean /{close[0]}? " if close else ""
+    return f"There is no command /{name}: {meant}/help lists them. Begin with a space to send it as a message."
+
+
+def help_text() -> str:
+    """All commands and keys, in two columns."""
+    commands = [(f"/{name}", text) for name, text in (*COMMANDS.items(), *LOCAL.items())]
+    wide = max(len(name) for name, _ in (*commands, *KEYS.items()))
+    lines = [f"{name:<{wide}}  {text}" for name, text in commands]
+    return "\n".join([*lines, "", *(f"{name:<{wide}}  {text}" for name, text in KEYS.items())])

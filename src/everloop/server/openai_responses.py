@@ -1,0 +1,1000 @@
+"""`/v1/responses`: OpenAI's Responses API.
+
+A body becomes a chat request, and a response that is stored a turn of a stored session: `previous_response_id`
+continues the session, or a copy of it where it has gone on, and the log has all that is needed to show it again.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from ..log import Call, Logged, Request, ResponseFacts, TurnEnded, UserSaid
+from ..messages import encode_json
+from ..providers.openai import encode
+from ..runtime.agent import AgentLoop
+from ..runtime.api_requests import Outcome
+from ..store.base import Incoming
+from ..text import clean, one_line
+from .errors import ApiError, bad_request, failure_of, not_found
+from .guard import OWNER, without_body
+from .requests import (
+    MAX_TOOLS,
+    AnyMessage,
+    AssistantMessage,
+    CalledFunction,
+    ChatBody,
+    ChatRequest,
+    ChosenFunction,
+    DeveloperMessage,
+    Function,
+    Id,
+    ImagePart,
+    ImageUrl,
+    JsonFormat,
+    Name,
+    NamedSchema,
+    Schema,
+    SchemaFormat,
+    SystemMessage,
+    TextPart,
+    Tokens,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolMessage,
+    UserMessage,
+    chat_request,
+    convert_at,
+    named_in_header,
+    parse_body,
+    unknown_keys,
+)
+from .responses import one_line as on_one_line
+from .turns import CHANNEL, SESSION, Asked, Known, Thread, Turns, finish_of, json_response
+
+PREFIX = "resp_"
+ITEM = re.compile(r"(msg|fc|ctc|rs)_([0-9a-f]{24})_(\d{1,4})", re.ASCII)
+INPUT = "input"  # the parameter of a custom tool, for the model
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+# Parameters that ask for nothing that the answer would lack.
+QUIET = frozenset(
+    {"include", "truncation", "service_tier", "stream_options", "prompt_cache_retention", "client_metadata"}
+)
+
+# ---------------------------------------------------------------------------------------------- requests
+
+
+class InputText(Struct, tag="input_text", tag_field="type"):
+    text: str
+
+
+class OutputText(Struct, tag="output_text", tag_field="type"):
+    text: str
+
+
+class PlainText(Struct, tag="text", tag_field="type"):
+    text: str
+
+
+class Refusal(Struct, tag="refusal", tag_field="type"):
+    refusal: str
+
+
+class InputImage(Struct, tag="input_image", tag_field="type"):
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high"] | None = None
+    file_id: str | None = None
+
+
+Part = InputText | OutputText | PlainText | Refusal | InputImage
+
+
+class MessageItem(Struct):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Part]
+    type: Literal["message"] = "message"
+
+
+class FunctionCallItem(Struct):
+    call_id: Id
+    name: Name
+    arguments: str
+    type: Literal["function_call"]
+
+
+class CustomCallItem(Struct):
+    call_id: Id
+    name: Name
+    input: str
+    type: Literal["custom_tool_call"]
+
+
+class OutputItem(Struct):
+    """The result of a call."""
+
+    call_id: Id
+    output: str | list[Part]
+    type: Literal["function_call_output", "custom_tool_call_output"]
+
+
+class ReferenceItem(Struct):
+    """An item of a stored response."""
+
+    id: str
+    type: Literal["item_reference"] | None = None
+
+
+class ReasoningItem(Struct):
+    """The model's own thoughts, which are left out."""
+
+    type: Literal["reasoning"]
+
+
+Item = MessageItem | FunctionCallItem | CustomCallItem | OutputItem | ReferenceItem | ReasoningItem
+ITEMS: Mapping[str | None, type[Item]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallItem,
+    "custom_tool_call": CustomCallItem,
+    "function_call_output": OutputItem,
+    "custom_tool_call_output": OutputItem,
+    "item_reference": ReferenceItem,
+    "reasoning": ReasoningItem,
+}
+
+
+class ResponseTool(Struct):
+    """A tool of the client: a "function", or a "custom" one that takes a text. Others have no effect."""
+
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+
+
+class ChosenTool(Struct):
+    """A tool that the model must call, or the tools that it may call."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class TextFormatParam(Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextParam(Struct):
+    format: TextFormatParam | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningParam(Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesBody(Struct, kw_only=True):
+    """The body of a request."""
+
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextParam | None = None
+    reasoning: ReasoningParam | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_output_tokens: Tokens | None = None
+    metadata: (
+        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+        | None
+    ) = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+
+
+_decoder = msgspec.json.Decoder(ResponsesBody)
+
+
+@dataclass(slots=True)
+class Read:
+    """A body that was parsed, and its parameters that have no effect."""
+
+    body: ResponsesBody
+    ignored: list[str] = field(default_factory=list)
+
+
+def read_body(body: bytes) -> Read:
+    asked = parse_body(body, _decoder)
+    for name in ("conversation", "prompt"):
+        if getattr(asked, name) is not None:
+            raise bad_request(f"{name}: not supported; use previous_response_id", name, "unsupported_parameter")
+    if asked.background and asked.store is False:
+        raise bad_request("background: only allowed for a response that is stored", "background")
+    return Read(asked, [name for name in unknown_keys(body, ResponsesBody) if name not in QUIET])
+
+
+def items_of(body: ResponsesBody) -> list[Item]:
+    """The items of the input, checked."""
+    if isinstance(body.input, str):
+        return [MessageItem("user", body.input)]
+    found: list[Item] = []
+    for number, item in enumerate(body.input):
+        kind = item.get("type") or ("message" if "role" in item else "item_reference")
+        where = f"input[{number}]"
+        if not isinstance(kind, str) or (shape := ITEMS.get(kind)) is None:
+            problem = f"{where}: {one_line(str(kind), 40)!r} is not supported as an item here"
+            raise bad_request(problem, where, "unsupported_value")
+        found.append(convert_at(item, shape, where))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- into a chat request
+
+
+@dataclass(slots=True)
+class Stored:
+    """A stored response."""
+
+    row: Incoming
+    logged: Sequence[Logged]
+
+    @property
+    def id(self) -> str:
+        return self.row.message.id or ""
+
+    @property
+    def request(self) -> Request | None:
+        first = self.logged[0].entry if self.logged else None
+        return first.request if isinstance(first, UserSaid) else self.row.message.request
+
+    @property
+    def facts(self) -> ResponseFacts:
+        request = self.request
+        return request.response or ResponseFacts() if request is not None else ResponseFacts()
+
+    @property
+    def outcome(self) -> Outcome:
+        last = self.logged[-1].entry if self.logged else None
+        return Outcome(last.text if isinstance(last, TurnEnded) else "", [one.entry for one in self.logged])
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls that the client had to run, by its own names."""
+        names = self.facts.names
+        return [msgspec.structs.replace(call, name=names.get(call.name, call.name)) for call in self.outcome.calls]
+
+
+def to_chat(
+    read: Read,
+    items: Sequence[Item],
+    referenced: Mapping[str, Stored],
+    previous: Stored | None,
+    *,
+    honours: frozenset[str],
+    messages_limit: int,
+) -> tuple[ChatRequest, tuple[str, ...]]:
+    """The chat request that a body is, and the names of its custom tools."""
+    body = read.body
+    messages: list[AnyMessage] = []
+    places: list[str] = []
+
+    def add(message: AnyMessage, place: str) -> None:
+        last = messages[-1] if messages else None
+        if not isinstance(message, AssistantMessage) or not isinstance(last, AssistantMessage):
+            messages.append(message)
+            places.append(place)
+        elif message.tool_calls or last.tool_calls:  # the text and the calls of one answer are items of their own
+            last.tool_calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
+            last.content = "\n".join(str(one.content) for one in (last, message) if one.content) or None
+        else:
+            messages.append(message)
+            places.append(place)
+
+    if body.instructions:
+        add(SystemMessage(body.instructions), "instructions")
+    if previous is not None and (answered := _answered(previous, items)):
+        add(AssistantMessage(tool_calls=[_tool_call(call) for call in answered]), "previous_response_id")
+    seen: set[str] = set()
+    pictures: list[TextPart | ImagePart] = []  # of results, behind the last of which they follow
+    for number, item in enumerate(items):
+        place = f"input[{number}]"
+        if isinstance(item, OutputItem):
+            text, shown = _output(item.output, place)
+            add(ToolMessage(text, item.call_id), place)
+            pictures += shown
+            continue
+        if pictures:
+            add(UserMessage(pictures), place)
+            pictures = []
+        for message in _messages(item, place, referenced, seen):
+            add(message, place)
+    if pictures:
+        add(UserMessage(pictures), f"input[{len(items) - 1}]")
+    tools, custom, left_out = _tools(body)
+    chat = ChatBody(messages, model=body.model, tools=tools or None, tool_choice=_choice(body, tools))
+    ignored = [*read.ignored, *left_out, *_set_options(chat, body)]
+    made = chat_request(
+        chat,
+        honours=honours,
+        messages_limit=messages_limit,
+        places=places,
+        ignored=ignored,
+        client_is_agent=bool(body.tools),
+    )
+    return made, custom
+
+
+def _answered(previous: Stored, items: Sequence[Item]) -> list[Call]:
+    """The calls of the previous response whose results the input brings."""
+    own = {item.call_id for item in items if isinstance(item, FunctionCallItem | CustomCallItem)}
+    results = {item.call_id for item in items if isinstance(item, OutputItem)} - own
+    return [call for call in previous.calls if call.id in results]
+
+
+def _messages(
+    item: MessageItem | FunctionCallItem | CustomCallItem | ReferenceItem | ReasoningItem,
+    where: str,
+    referenced: Mapping[str, Stored],
+    seen: set[str],
+) -> Iterator[AnyMessage]:
+    match item:
+        case MessageItem(role, content):
+            yield _message(role, content, where)
+        case FunctionCallItem(call_id, name, arguments):
+            yield AssistantMessage(tool_calls=[ToolCall(call_id, CalledFunction(name, arguments))])
+        case CustomCallItem(call_id, name, text):
+            arguments = encode_json({INPUT: text}).decode()
+            yield AssistantMessage(tool_calls=[ToolCall(call_id, CalledFunction(name, arguments))])
+        case ReferenceItem(id):
+            yield from _referenced(id, referenced.get(id), where, seen)
+        case ReasoningItem():
+            return
+
+
+def _referenced(id: str, stored: Stored | None, where: str, seen: set[str]) -> Iterator[AnyMessage]:
+    found = ITEM.fullmatch(id)
+    if found is None or stored is None:
+        raise not_found(f"{where}.id: there is no item {one_line(id, 80)!r}", f"{where}.id")
+    kind, response, number = found[1], found[2], int(found[3])
+    if kind == "msg" and response not in seen:
+        seen.add(response)
+        yield AssistantMessage(stored.outcome.text)
+    if kind in ("fc", "ctc"):
+        if number >= len(stored.calls):
+            raise not_found(f"{where}.id: there is no item {one_line(id, 80)!r}", f"{where}.id")
+        yield AssistantMessage(tool_calls=[_tool_call(stored.calls[number])])
+
+
+def _message(role: str, content: str | list[Part], where: str) -> AnyMessage:
+    if role == "user":
+        return UserMessage(content if isinstance(content, str) else _parts(content, where) or "")
+    text = content if isinstance(content, str) else "\n".join(_text(part, where) for part in content)
+    if role == "assistant":
+        return AssistantMessage(text)
+    return SystemMessage(text) if role == "system" else DeveloperMessage(text)
+
+
+def _parts(content: list[Part], where: str) -> list[TextPart | ImagePart]:
+    parts: list[TextPart | ImagePart] = []
+    for number, part in enumerate(content):
+        if not isinstance(part, InputImage):
+            parts.append(TextPart(_text(part, where)))
+            continue
+        place = f"{where}.content[{number}].image_url"
+        if part.image_url is None:
+            raise bad_request(f"{place}: is missing; files of the API are not supported", place)
+        parts.append(ImagePart(convert_at({"url": part.image_url, "detail": part.detail}, ImageUrl, place)))
+    return parts
+
+
+def _text(part: Part, where: str) -> str:
+    match part:
+        case Refusal(text) | InputText(text) | OutputText(text) | PlainText(text):
+            return text
+    raise bad_request(f"{where}.content: only a user's message may have images", f"{where}.content")
+
+
+def _output(output: str | list[Part], where: str) -> tuple[str, list[TextPart | ImagePart]]:
+    """The text of a result, and its pictures: a model's API takes only text there, so they follow as the user's."""
+    if isinstance(output, str):
+        return output, []
+    parts = _parts(output, where)
+    text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
+    pictures: list[TextPart | ImagePart] = [part for part in parts if isinstance(part, ImagePart)]
+    return text or ("[a picture, which follows]" if pictures else ""), pictures
+
+
+def _tool_call(call: Call) -> ToolCall:
+    return ToolCall(call.id, CalledFunction(call.name, encode(dict(call.arguments)).decode()))
+
+
+def _tools(body: ResponsesBody) -> tuple[list[Tool], tuple[str, ...], list[str]]:
+    """The tools that the model is offered, the names of custom ones, and those that have no effect."""
+    allowed: set[str] | None = None
+    if isinstance(body.tool_choice, ChosenTool) and body.tool_choice.type == "allowed_tools":
+        allowed = {str(tool.get("name")) for tool in body.tool_choice.tools or ()}
+    made: list[Tool] = []
+    custom: list[str] = []
+    left_out: list[str] = []
+    for number, tool in enumerate(body.tools or ()):
+        if tool.type not in ("function", "custom"):
+            left_out.append(f"tools.{named_in_header(tool.type)}")
+        elif tool.name is None:
+            raise bad_request(f"tools[{number}].name: is missing", f"tools[{number}].name")
+        elif allowed is not None and tool.name not in allowed:
+            continue
+        elif tool.type == "function":
+            made.append(Tool(Function(tool.name, tool.description, tool.parameters, tool.strict)))
+        else:
+            made.append(Tool(Function(tool.name, _custom_description(tool), _custom_parameters())))
+            custom.append(tool.name)
+    return made, tuple(custom), left_out
+
+
+def _custom_description(tool: ResponseTool) -> str | None:
+    """What the model reads of a custom tool, with the grammar of its text if there is one."""
+    grammar = str((tool.format or {}).get("definition") or "")
+    return (
+        f"{tool.description or ''}\n\nThe input follows this grammar:\n{grammar}".strip()
+        if grammar
+        else tool.description
+    )
+
+
+def _custom_parameters() -> dict[str, Any]:
+    return {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+
+
+def _choice(body: ResponsesBody, tools: Sequence[Tool]) -> Literal["none", "auto", "required"] | ToolChoice | None:
+    choice = body.tool_choice
+    if not isinstance(choice, ChosenTool):
+        return choice if tools or choice == "none" else None
+    if choice.type == "allowed_tools":
+        return "required" if choice.mode == "required" and tools else "auto" if tools else None
+    if choice.type in ("function", "custom") and choice.name:
+        return ToolChoice(ChosenFunction(choice.name), "function")
+    raise bad_request(f"tool_choice: {one_line(choice.type, 40)!r} is not supported", "tool_choice")
+
+
+def _set_options(chat: ChatBody, body: ResponsesBody) -> list[str]:
+    """Set the options of the model; return the parameters that have no effect."""
+    ignored: list[str] = []
+    chat.stream, chat.temperature, chat.top_p = body.stream, body.temperature, body.top_p
+    chat.max_tokens, chat.user, chat.metadata = body.max_output_tokens, body.user, body.metadata
+    chat.parallel_tool_calls = body.parallel_tool_calls if chat.tools else None
+    if body.text is not None:
+        chat.verbosity = body.text.verbosity
+        chat.response_format = _format(body.text.format)
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        if body.reasoning.effort in EFFORTS:
+            chat.reasoning_effort = body.reasoning.effort  # type: ignore[assignment]
+        else:
+            ignored.append("reasoning.effort")
+    return ignored
+
+
+def _format(wanted: TextFormatParam | None) -> JsonFormat | SchemaFormat | None:
+    match wanted.type if wanted is not None else "text":
+        case "json_object":
+            return JsonFormat()
+        case "json_schema" if wanted is not None:
+            if wanted.name is None:
+                raise bad_request("text.format.name: is missing", "text.format.name")
+            return SchemaFormat(NamedSchema(wanted.name, wanted.description, wanted.schema, wanted.strict))
+    return None
+
+
+# ---------------------------------------------------------------------------------------------- handlers
+
+
+class ResponsesHandler:
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/responses`."""
+        read = await self._turns.read(request, read_body)
+        agent, body, items = await self._turns.agent(request), read.body, items_of(read.body)
+        owner = request[OWNER]
+        previous = await self._previous(agent, owner, body.previous_response_id)
+        referenced = await self._referenced(agent, owner, items)
+        if "Idempotency-Key" in request.headers and body.store is not False:
+            read.ignored.append("Idempotency-Key")
+        chat, custom = to_chat(
+            read,
+            items,
+            referenced,
+            previous,
+            honours=self._turns.honours,
+            messages_limit=self._turns.messages_limit,
+        )
+        id = f"{PREFIX}{secrets.token_hex(12)}"
+        facts = ResponseFacts(body.previous_response_id or "", bool(body.background), chat.names, custom)
+        thread = await self._thread(agent, request, body, previous, id, facts)
+        asked = await self._turns.ask(request, chat, id, thread)
+        if asked.background and not chat.stream:
+            await self._turns.enqueue(asked)
+            return json_response(encode_json(_shown(asked, facts, status="queued")), chat)
+        return await self._turns.respond(
+            request, asked, lambda made: ResponseWire(made, facts, body.store is not False)
+        )
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """`GET /v1/responses/ID`: as it is now, or as a stream from the beginning or behind an event."""
+        agent, stored = await self._stored(request)
+        if request.query.get("stream", "").lower() not in ("true", "1"):
+            return json_response(encode_json(_shown_again(stored, request[OWNER] == "me")))
+        after = request.query.get("starting_after", "-1")
+        if re.fullmatch(r"-1|[0-9]{1,12}", after, re.ASCII) is None:
+            raise bad_request("starting_after: must be the sequence_number of an event", "starting_after")
+        kept = stored.request or Request()
+        chat = ChatRequest([], model=kept.model, tools=[*kept.tools], options=kept.options, stream=True,
+                           metadata=kept.metadata, names=stored.facts.names, system=kept.system)  # fmt: skip
+        asked = Asked(agent, stored.row.message, chat, agent.model_for(kept.model), stored.id, _created(stored),
+                      Known(repeated=True), commands=False, background=True)  # fmt: skip
+        return await self._turns.respond(
+            request, asked, lambda made: ResponseWire(made, stored.facts, True, int(after))
+        )
+
+    @without_body
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        """`DELETE /v1/responses/ID`: it can be neither read nor continued any more. The activity log keeps it."""
+        agent, stored = await self._stored(request)
+        await agent.requests.cancel(request[OWNER], stored.id)
+        await agent.store.hide(request[OWNER], stored.id)
+        return json_response(encode_json(DeletedResponse(stored.id)))
+
+    @without_body
+    async def cancel(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/responses/ID/cancel`: stop it, wherever it runs."""
+        agent, stored = await self._stored(request)
+        if not stored.facts.background:
+            raise bad_request("only a response that was made with background can be cancelled")
+        await agent.requests.cancel(request[OWNER], stored.id)
+        _, stored = await self._stored(request)
+        shown = _shown_again(stored, request[OWNER] == "me")
+        if shown.status in ("queued", "in_progress"):
+            shown.status = "cancelled"  # it has been told to stop, and does so in a moment
+        return json_response(encode_json(shown))
+
+    async def _stored(self, request: web.Request) -> tuple[AgentLoop, Stored]:
+        agent, id = await self._turns.agent(request), request.match_info["id"]
+        found = await _find(agent, request[OWNER], id)
+        if found is None:
+            raise not_found(f"there is no response {one_line(id, 80)!r}", code="response_not_found")
+        return agent, found
+
+    async def _previous(self, agent: AgentLoop, owner: str, id: str | None) -> Stored | None:
+        if id is None:
+            return None
+        name = "previous_response_id"
+        found = await _find(agent, owner, id)
+        if found is None:
+            problem = f"{name}: there is no response {one_line(id, 80)!r}"
+            raise bad_request(problem, name, "previous_response_not_found")
+        if not found.row.done:
+            raise bad_request(f"{name}: that response is not finished", name)
+        return found
+
+    async def _referenced(self, agent: AgentLoop, owner: str, items: Sequence[Item]) -> dict[str, Stored]:
+        found: dict[str, Stored] = {}
+        for id in [item.id for item in items if isinstance(item, ReferenceItem)]:
+            match = ITEM.fullmatch(id)
+            if match is not None and (stored := await _find(agent, owner, f"{PREFIX}{match[2]}")) is not None:
+                found[id] = stored
+        return found
+
+    async def _thread(
+        self,
+        agent: AgentLoop,
+        request: web.Request,
+        body: ResponsesBody,
+        previous: Stored | None,
+        id: str,
+        facts: ResponseFacts,
+    ) -> Thread | None:
+        """The stored session that a response belongs to; None for one that is not stored."""
+        header = request.headers.get(SESSION)
+        if previous is not None:
+            if header is not None:
+                raise bad_request(f"previous_response_id: not together with {SESSION}", "previous_response_id")
+            stored = body.store is not False
+            key = await _continued(agent, request[OWNER], previous, id, copied=not stored)
+            return Thread(key, False, facts if stored else None)
+        if body.store is False:
+            return None
+        return Thread(header or f"{CHANNEL}:{id}", header is None, facts)
+
+
+async def _find(agent: AgentLoop, owner: str, id: str) -> Stored | None:
+    """The stored response with this id. Requests of other APIs, and those that are not stored, are none."""
+    row = await agent.store.find(owner, id) if id.startswith(PREFIX) else None
+    if row is None:
+        return None
+    logged = await agent.store.read_turn(row.session, row.first_seq) if row.first_seq is not None else []
+    found = Stored(row, logged)
+    request = found.request
+    # A message that was cancelled before it began has neither a log nor a request.
+    return found if (request is not None and request.response is not None) or (row.done and not logged) else None
+
+
+async def _continued(agent: AgentLoop, owner: str, previous: Stored, id: str, copied: bool) -> str:
+    """The key of the session that goes on behind a response: its own, or a copy if that has gone on already."""
+    key, last = previous.row.message.session_key, previous.logged[-1].seq if previous.logged else 0
+    info = await agent.store.session(owner, key)
+    is_last = info is not None and info.entries == last and info.open_turn is None
+    if is_last and not copied and not await agent.store.waiting(owner, key):
+        return key
+    copy = f"{CHANNEL}:{id}"
+    await agent.store.fork(owner, key, last, copy)
+    return copy
+
+
+# ---------------------------------------------------------------------------------------------- responses
+
+
+class ResponseUsage(Struct):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens_details: dict[str, int]
+
+
+class ResponseError(Struct):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Struct):
+    reason: str
+
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class Response(Struct, kw_only=True):
+    """A response, as it is now."""
+
+    id: str
+    created_at: int
+    status: Status
+    model: str
+    output: list[dict[str, Any]]
+    background: bool = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] = {}
+    object: Literal["response"] = "response"
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: dict[str, Any] = {}
+    store: bool = True
+    temperature: float | None = None
+    text: dict[str, Any] = {}
+    tool_choice: Any = "auto"
+    tools: list[dict[str, Any]] = []
+    top_p: float | None = None
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+
+
+class DeletedResponse(Struct):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+def _shown(asked: Asked, facts: ResponseFacts, *, status: Status = "in_progress", store: bool = True) -> Response:
+    """A response that has no output yet."""
+    made = Response(
+        id=asked.id,
+        created_at=asked.created,
+        status=status,
+        model=clean(asked.model),
+        output=[],
+        store=store,
+    )
+    return _shown_facts(made, asked.chat, facts)
+
+
+def _shown_again(stored: Stored, own: bool) -> Response:
+    """A stored response as its log shows it."""
+    request, outcome, facts = stored.request or Request(), stored.outcome, stored.facts
+    chat = ChatRequest([], request.system, request.model, [*request.tools], request.options, metadata=request.metadata)
+    shown = Response(
+        id=stored.id,
+        created_at=_created(stored),
+        status="queued",
+        model=clean(outcome.model or request.model),
+        output=[],
+    )
+    full = _shown_facts(shown, chat, facts)
+    if not stored.row.done:
+        full.status = "in_progress" if stored.logged else "queued"
+        return full
+    if not stored.logged or outcome.reason in ("cancelled", "aborted"):
+        full.status = "cancelled"
+        return full
+    if (failure := failure_of(outcome, own)) is not None:
+        full.status, full.error = "failed", ResponseError(failure.code or "server_error", failure.message)
+        return full
+    calls = stored.calls
+    full.output = items_out(stored.id, outcome, calls, facts)
+    return _completed(full, outcome)
+
+
+def _shown_facts(shown: Response, chat: ChatRequest, facts: ResponseFacts) -> Response:
+    """Add what the request said to a response."""
+    options = chat.options
+    shown.background, shown.previous_response_id = facts.background, facts.previous or None
+    shown.instructions, shown.metadata = clean(chat.system) or None, chat.metadata
+    shown.max_output_tokens, shown.user = options.get("max_tokens"), options.get("user")
+    shown.parallel_tool_calls = options.get("parallel_tool_calls", True)
+    shown.temperature, shown.top_p = options.get("temperature"), options.get("top_p")
+    shown.reasoning = {"effort": options.get("reasoning_effort"), "summary": None}
+    shown.text = {
+        "format": _shown_format(options.get("response_format")),
+        "verbosity": options.get("verbosity", "medium"),
+    }
+    shown.tool_choice = _shown_choice(options.get("tool_choice"), facts)
+    shown.tools = [_shown_tool(tool["function"], facts) for tool in chat.tools]
+    return shown
+
+
+def _created(stored: Stored) -> int:
+    return int(stored.logged[0].at if stored.logged else time.time())
+
+
+def _shown_tool(function: Mapping[str, Any], facts: ResponseFacts) -> dict[str, Any]:
+    name = facts.names.get(function["name"], function["name"])
+    if name in facts.custom:
+        return {"type": "custom", "name": name, "description": function.get("description")}
+    return {
+        "type": "function",
+        "name": name,
+        "description": function.get("description"),
+        "parameters": function.get("parameters") or {"type": "object", "properties": {}},
+        "strict": bool(function.get("strict")),
+    }
+
+
+def _shown_choice(choice: Any, facts: ResponseFacts) -> Any:
+    if not isinstance(choice, dict):
+        return choice or "auto"
+    name = choice["function"]["name"]
+    return {"type": "function", "name": facts.names.get(name, name)}
+
+
+def _shown_format(wanted: Any) -> dict[str, Any]:
+    if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
+        return wanted if isinstance(wanted, dict) else {"type": "text"}
+    return {"type": "json_schema", **wanted["json_schema"]}
+
+
+def _completed(response: Response, outcome: Outcome) -> Response:
+    """The response with how it ended and what it used."""
+    response.status = "completed"
+    if (reason := INCOMPLETE.get(finish_of(outcome))) is not None:
+        response.status, response.incomplete_details = "incomplete", IncompleteDetails(reason)
+    if outcome.model:
+        response.model = clean(outcome.model)
+    if tokens := outcome.usage:
+        read, written = tokens.get("prompt_tokens", 0), tokens.get("completion_tokens", 0)
+        response.usage = ResponseUsage(
+            read,
+            written,
+            tokens.get("total_tokens") or read + written,
+            {"cached_tokens": tokens.get("cached_tokens", 0)},
+            {"reasoning_tokens": tokens.get("reasoning_tokens", 0)},
+        )
+    return response
+
+
+def items_out(id: str, outcome: Outcome, calls: Sequence[Call], facts: ResponseFacts) -> list[dict[str, Any]]:
+    """The output of a whole response: thoughts, the answer, calls for the client."""
+    about = id.removeprefix(PREFIX)
+    output: list[dict[str, Any]] = []
+    if outcome.reasoning:
+        output.append(_reasoning_item(f"rs_{about}_0", clean(outcome.reasoning)))
+    if outcome.text or not calls:
+        output.append(_message_item(f"msg_{about}_0", clean(outcome.text)))
+    return output + [_call_item(about, number, call, facts) for number, call in enumerate(calls)]
+
+
+def _reasoning_item(id: str, text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "id": id, "summary": [{"type": "summary_text", "text": text}] if text else []}
+
+
+def _message_item(id: str, text: str, status: str = "completed") -> dict[str, Any]:
+    content = [_text_part(text)] if status == "completed" else []
+    return {"type": "message", "id": id, "status": status, "role": "assistant", "content": content}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call_item(about: str, number: int, call: Call, facts: ResponseFacts, status: str = "completed") -> dict[str, Any]:
+    id, name, empty = clean(call.id), clean(call.name), status != "completed"
+    if name in facts.custom:
+        text = "" if empty else _input_of(call)
+        return {"type": "custom_tool_call", "id": f"ctc_{about}_{number}", "call_id": id, "name": name, "input": text,
+                "status": status}  # fmt: skip
+    arguments = "" if empty else encode(dict(call.arguments)).decode()
+    return {"type": "function_call", "id": f"fc_{about}_{number}", "call_id": id, "name": name, "arguments": arguments,
+            "status": status}  # fmt: skip
+
+
+def _input_of(call: Call) -> str:
+    """The text that a custom tool is called with."""
+    given = call.arguments.get(INPUT)
+    return clean(given) if isinstance(given, str) else encode(dict(call.arguments)).decode()
+
+
+class ResponseWire:
+    """Writes one response.
+
+    Events are numbered so that a number tells how much of the answer has been sent: a delta counts as many as it has
+    characters, every other event one. A stream that is read again behind `after` then goes on exactly there, in
+    whatever pieces the text comes.
+    """
+
+    content_type = "text/event-stream"
+
+    def __init__(self, asked: Asked, facts: ResponseFacts, store: bool = True, after: int = -1) -> None:
+        self._asked = asked
+        self._facts = facts
+        self._about = asked.id.removeprefix(PREFIX)
+        self._response = _shown(asked, facts, store=store)
+        self._after = after
+        self._number = -1
+        self._kind: Literal["", "message", "reasoning"] = ""
+        self._texts: list[str] = []  # of the open item
+        self._counts = {"message": 0, "reasoning": 0}
+        self._head = b"".join(
+            self._event(f"response.{name}", response=self._response) for name in ("created", "in_progress")
+        )
+
+    def start(self) -> bytes:
+        return self._head
+
+    def text(self, text: str) -> bytes:
+        opened = self._opened("message")
+        return opened + self._delta("response.output_text.delta", clean(text), content_index=0, logprobs=[])
+
+    def reasoning(self, text: str) -> bytes:
+        opened = self._opened("reasoning")
+        return opened + self._delta("response.reasoning_summary_text.delta", clean(text), summary_index=0)
+
+    def comment(self, text: str, alone: bool = True) -> bytes:
+        return b": " + " ".join(clean(text).splitlines()).encode() + b"\n\n"
+
+    def end(self, outcome: Outcome) -> bytes:
+        closed = self._closed()
+        calls = b"".join(self._call(number, call) for number, call in enumerate(outcome.calls))
+        response = _completed(self._response, outcome)
+        name = "response.completed" if response.status == "completed" else "response.incomplete"
+        return closed + calls + self._event(name, response=response)
+
+    def error(self, error: ApiError) -> bytes:
+        closed = self._closed()
+        self._response.status = "failed"
+        self._response.error = ResponseError(error.code or "server_error", clean(error.message))
+        return closed + self._event("response.failed", response=self._response)
+
+    def whole(self, outcome: Outcome) -> bytes:
+        self._response.output = items_out(self._asked.id, outcome, outcome.calls, self._facts)
+        return encode_json(_completed(self._response, outcome))
+
+    def _opened(self, kind: Literal["message", "reasoning"]) -> bytes:
+        """What opens an item of this kind, unless it is open."""
+        if self._kind == kind:
+            return b""
+        closed, self._kind = self._closed(), kind
+        id = self._id()
+        item = _message_item(id, "", "in_progress") if kind == "message" else _reasoning_item(id, "")
+        opened = self._event("response.output_item.added", output_index=self._index, item=item)
+        if kind == "message":
+            return (
+                closed
+                + opened
+                + self._item_event("response.content_part.added", id, content_index=0, part=_text_part(""))
+            )
+        part = {"type": "summary_text", "text": ""}
+        return (
+            closed + opened + self._item_event("response.reasoning_summary_part.added", id, summary_index=0, part=part)
+        )
+
+    def _closed(self) -> bytes:
+        """What closes the open item, if there is one."""
+        kind = self._kind
+        if not kind:
+            return b""
+        id, text = self._id(), "".join(self._texts)
+        if kind == "message":
+            item = _message_item(id, text)
+            done = self._item_event("response.output_text.done", id, content_index=0, text=text, logprobs=[])
+            done += self._item_event("response.content_part.done", id, content_index=0, part=_text_part(text))
+        else:
+            item = _reasoning_item(id, text)
+            done = self._item_event("response.reasoning_summary_text.done", id, summary_index=0, text=text)
+            part = {"type": "summary_text", "text": text}
+            done += self._item_event("response.reasoning_summary_part.done", id, summary_index=0, part=part)
+        done += self._event("response.output_item.done", output_index=self._index, item=item)
+        self._response.output.append(item)
+        self._counts[kind] += 1
+        self._kind, self._texts = "", []
+        return done
+
+    def _call(self, number: int, call: Call) -> bytes:
+        opened = _call_item(self._about, number, call, self._facts, "in_progress")
+        item = _call_item(self._about, number, call, self._facts)
+        events = self._event("response.output_item.added", output_index=self._index, item=opened)
+        if item["type"] == "function_call":
+            what, value = "function_call_arguments", "arguments"
+        else:
+            what, value = "custom_tool_call_input", "input"
+        events += self._item_event(f"response.{what}.delta", item["id"], delta=item[value])
+        done: dict[str, Any] = {value: item[value], **({"name": item["name"]} if value == "arguments" else {})}
+        events += self._item_event(f"response.{what}.done", item["id"], **done)
+        events += self._event("response.output_item.done", output_index=self._index, item=item)
+        self._response.output.append(item)
+        return events
+
+    @property
+    def _index(self) -> int:
+        return len(self._response.output)
+
+    def _id(self) -> str:
+        kind = "msg" if self._kind == "message" else "rs"
+        return f"{kind}_{self._about}_{self._counts[self._kind or 'message']}"
+
+    def _delta(self, name: str, delta: str, /, **facts: Any) -> bytes:
+        self._texts.append(delta)
+        begins, self._number = self._number, self._number + len(delta)
+        new = delta[max(self._after - begins, 0) :]  # the client may have the beginning of it
+        if not new:
+            return b""
+        return self._written(name, item_id=self._id(), output_index=self._index, delta=new, **facts)
+
+    def _item_event(self, name: str, id: str, /, **facts: Any) -> bytes:
+        return self._event(name, item_id=id, output_index=self._index, **facts)
+
+    def _event(self, name: str, /, **facts: Any) -> bytes:
+        self._number += 1
+        return self._written(name, **facts) if self._number > self._after else b""
+
+    def _written(self, name: str, /, **facts: Any) -> bytes:
+        data = encode_json({"type": name, "sequence_number": self._number, **facts})
+        return b"event: " + name.encode() + b"\ndata: " + on_one_line(data) + b"\n\n"

@@ -1,0 +1,425 @@
+"""Requests of all APIs: each becomes a turn of the agent, and is answered whole or as a stream.
+
+An API is a function that reads a body into a `ChatRequest`, and a `Wire` that writes the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from aiohttp import web
+from msgspec import structs
+
+from ..bus import INSIDE, InboundMessage
+from ..commands import kind_of
+from ..config import Agent
+from ..errors import StoreError
+from ..log import Content, ModelAnswered, Request, ResponseFacts, text_of
+from ..messages import Message
+from ..providers.base import honours
+from ..runtime.agent import AgentLoop
+from ..runtime.api_requests import Outcome
+from ..runtime.owners import OWN, Owners
+from ..store.base import Store
+from ..threads import in_thread
+from ..tools.registry import marked
+from .agent_choice import agent_of, model_of
+from .errors import ApiError, bad_request, failure_of, internal_error, too_many_requests, unavailable
+from .guard import OWNER, TOKEN
+from .requests import ChatRequest
+from .resume import HEADER as LAST_ID
+from .resume import Position, position_of
+from .sse import AnswerStream, Encoder
+
+log = logging.getLogger(__name__)
+CHANNEL = "api"
+SESSION = "X-Session"
+KEY = "Idempotency-Key"
+MAX_KEY_LENGTH = 200
+LARGE = 100_000  # bytes of a body that is parsed in a thread
+RATE, RATE_SECONDS = "requests", 60.0
+FINISH_REASONS = frozenset({"length", "content_filter"})  # of the model's API, which the client gets, too
+
+
+class Known(NamedTuple):
+    """What is known of a request that can be repeated."""
+
+    id: str | None = None  # of its message; None for a request that cannot be repeated
+    repeated: bool = False  # an earlier request has or gets the answer: no model is called for this one
+    stopped: bool = False  # the client resumed a stopped turn; a new one starts
+
+
+@dataclass(slots=True, frozen=True)
+class Thread:
+    """A stored session that a request continues or begins, other than by its header."""
+
+    session: str
+    begins: bool  # the request brings the history
+    facts: ResponseFacts | None  # None for a response that is not stored
+
+
+@dataclass(slots=True, frozen=True)
+class Asked:
+    """A request that is being answered: the agent that answers it, and its message."""
+
+    agent: AgentLoop
+    message: InboundMessage
+    chat: ChatRequest
+    model: str
+    id: str
+    created: int
+    known: Known
+    position: Position | None = None  # where the client resumes the answer
+    commands: bool = True  # a text such as /stop is a command
+    background: bool = False  # the turn goes on when the client leaves
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it counts against the rate limit. Repeated requests and session commands do not."""
+        request = self.message.request
+        command = (
+            request is not None and request.kept and self.commands and kind_of(self.message) not in ("message", "reply")
+        )
+        return not command and not self.known.repeated
+
+
+class Wire(Encoder, Protocol):
+    """How an API writes one answer."""
+
+    content_type: str  # of a stream
+
+    def start(self) -> bytes:
+        """What a stream begins with."""
+
+    def end(self, outcome: Outcome) -> bytes:
+        """What a stream ends with: calls for the client, the reason, the tokens."""
+
+    def error(self, error: ApiError) -> bytes:
+        """What a stream ends with when the answer fails after it has begun."""
+
+    def whole(self, outcome: Outcome) -> bytes:
+        """The answer as one body."""
+
+
+B = TypeVar("B")
+Read = Callable[[bytes], ChatRequest]
+MakeWire = Callable[["Asked"], Wire]
+
+
+class RateLimit:
+    """Limits the requests of an owner per minute, over all server processes of a store.
+
+    Each accepted request costs one write; without a limit nothing is written. An owner at the limit is remembered until
+    the minute is over, so that a flood of requests costs the store nothing.
+    """
+
+    def __init__(self, store: Store, per_minute: int) -> None:
+        self._store = store
+        self._most = per_minute
+        self._blocked: dict[str, float] = {}  # by owner: until when
+
+    async def check(self, owner: str) -> None:
+        """Count a request, or refuse it."""
+        if not self._most:
+            return
+        clock = asyncio.get_running_loop().time
+        left = self._blocked.get(owner, 0.0) - clock()
+        if left <= 0:
+            self._blocked.pop(owner, None)
+            left = await self._store.admit(owner, RATE, self._most, RATE_SECONDS)
+        if left > 0:
+            self._blocked[owner] = clock() + left
+            raise too_many_requests(
+                f"Rate limit reached: at most {self._most:,} requests a minute; try again in {left:.1f} s", left
+            )
+
+
+class Turns:
+    """Answers the requests of all APIs."""
+
+    def __init__(
+        self,
+        owners: Owners,
+        *,
+        messages_limit: int,
+        ping_seconds: float,
+        per_minute: int = 0,
+        agent: Agent = "own",
+    ) -> None:
+        self._owners = owners
+        self._agent: Agent = agent
+        self._rate_limit = RateLimit(owners.store, per_minute)
+        self._ping_seconds = ping_seconds
+        self.messages_limit = messages_limit
+        self.honours = honours(owners.provider)
+        self.stopping = False  # the server is shutting down: unfinished turns stay open on disk
+
+    async def answer(self, request: web.Request, read: Read, wire: MakeWire, prefix: str) -> web.StreamResponse:
+        """Answer a request whose body `read` understands. The answer's id begins with the prefix."""
+        asked = await self.ask(request, await self.read(request, read), f"{prefix}{secrets.token_hex(12)}")
+        return await self.respond(request, asked, wire)
+
+    async def respond(self, request: web.Request, asked: Asked, wire: MakeWire) -> web.StreamResponse:
+        """Run the turn and write its answer."""
+        if asked.is_counted:
+            await self._count(asked)
+        if asked.chat.stream:
+            return await self._stream(request, asked, wire(asked))
+        outcome = await self._run(asked)
+        return json_response(wire(asked).whole(outcome), asked.chat)
+
+    async def enqueue(self, asked: Asked) -> None:
+        """Take a request that runs in the background."""
+        await self._count(asked)
+        try:
+            await asked.agent.requests.enqueue(asked.message)
+        except StoreError as error:
+            log.error("%s", error)
+            raise unavailable("the server cannot keep its log") from error
+
+    async def read(self, request: web.Request, read: Callable[[bytes], B]) -> B:
+        body = await request.read()
+        return await in_thread(partial(read, body)) if len(body) > LARGE else read(body)
+
+    async def agent(self, request: web.Request) -> AgentLoop:
+        """The agent of the request's owner."""
+        return await self._owners.agent(request[OWNER])
+
+    async def ask(self, request: web.Request, chat: ChatRequest, id: str, thread: Thread | None = None) -> Asked:
+        """The message that a request is, for the agent of its owner."""
+        agent = await self.agent(request)
+        header, position = session_of(request.headers), position_of(request.headers)
+        session = thread.session if thread is not None else header
+        has_history = session is not None and not (thread is not None and thread.begins)
+        said, parts, before = said_in(chat.messages, kept=has_history)
+        known = await self._known(agent, request, header, text_of(said), position) if thread is None else Known()
+        if position is not None and not (known.id and chat.stream):
+            raise bad_request(f"{LAST_ID}: only allowed for a stream that is repeated with its {KEY}", LAST_ID)
+        token, model = request[TOKEN], model_of(chat.model)
+        chosen = agent_of(chat, request.headers, token.agent if token is not None else "", self._agent)
+        message = InboundMessage(
+            CHANNEL,
+            token.name if token is not None else "client",
+            session or id,
+            text_of(said),
+            untrusted=any(one["role"] == "tool" for one in chat.messages),
+            id=known.id or id,
+            owner=request[OWNER],
+            session=session or f"{CHANNEL}:{id}",
+            reply=False,
+            attended=False,
+            request=Request(
+                before=tuple(before),
+                system=chat.system,
+                tools=tuple(chat.tools),
+                options=chat.options,
+                model=model,
+                metadata=chat.metadata,
+                kept=session is not None,
+                answer_only=chat.answer_only,
+                model_only=chosen == "client",
+                response=thread.facts if thread is not None else None,
+            ),
+            parts=parts,
+        )
+        return Asked(
+            agent,
+            message,
+            chat,
+            agent.model_for(model),
+            id,
+            int(time.time()),
+            known,
+            position,
+            commands=thread is None or header is not None,
+            background=thread is not None and thread.facts is not None and thread.facts.background,
+        )
+
+    async def _count(self, asked: Asked) -> None:
+        try:
+            await self._rate_limit.check(asked.message.owner)
+        except StoreError as error:
+            log.error("%s", error)
+            raise unavailable("the server cannot check the rate limit now; try again") from error
+
+    async def _known(
+        self, agent: AgentLoop, request: web.Request, session: str | None, said: str, position: Position | None
+    ) -> Known:
+        """Find the earlier request with the same key. One that ended without an answer is run again."""
+        key, owner = checked_key(request.headers, KEY), request[OWNER]
+        if key is None or session is None:
+            return Known()
+        about = f"{CHANNEL}:{len(session)}:{session}:{key}"  # with the length, because both may contain colons
+        number, place = 1, ""
+        while (earlier := await agent.requests.earlier(owner, id := f"{about}:{number}")) is not None:
+            if earlier.said != said:  # the client would get the answer to another message
+                raise bad_request(f"{KEY}: was used for another message in this session", KEY, "idempotency_key_reused")
+            if position is not None and await agent.requests.holds(owner, id, position.seq, position.least):
+                place = id
+            if not earlier.unanswered:
+                break
+            number += 1
+        if position is not None and not place:
+            raise bad_request(f"{LAST_ID}: the answer to this request has no such position", LAST_ID)
+        return Known(id, earlier is not None, bool(place) and place != id)
+
+    async def _stream(self, request: web.Request, asked: Asked, wire: Wire) -> web.StreamResponse:
+        """Nothing is sent before there is something to say: until then an error still has its own status."""
+        stream = AnswerStream(wire, self._ping_seconds, asked.known.id is not None, asked.position)
+        if asked.known.stopped:
+            stream.begin_again()
+        run = asyncio.ensure_future(self._run(asked, stream))
+        run.add_done_callback(stream.end)
+        headers = {"Content-Type": wire.content_type, "X-Accel-Buffering": "no", **_warning(asked.chat)}
+        response = web.StreamResponse(headers=headers)
+        try:
+            async for data in stream.chunks():
+                if not data:
+                    continue
+                if not response.prepared:
+                    await response.prepare(request)
+                    data = b"".join((wire.start(), data))
+                await response.write(data)
+            last = _last(wire, stream, run.result())
+        except ApiError as error:
+            if not response.prepared:
+                raise
+            last = wire.error(error)
+        finally:
+            run.cancel()
+        if not response.prepared:
+            await response.prepare(request)
+            last = b"".join((wire.start(), last))
+        if last:
+            await response.write(last)
+        await response.write_eof()
+        return response
+
+    async def _run(self, asked: Asked, stream: AnswerStream | None = None) -> Outcome:
+        """What came of the turn; an ApiError if it has no answer. Cancelled, the client is gone."""
+        own, message, show = asked.message.owner == OWN, asked.message, stream.show if stream is not None else None
+        try:
+            outcome = await asked.agent.requests.run(message, show, asked.commands)
+            while outcome.left and asked.known.id:  # who asked before was just leaving, and this one is there
+                await self._count(asked)
+                message = replace(message, id=_next(message.id or ""))
+                if stream is not None:
+                    stream.begin_again()
+                outcome = await asked.agent.requests.run(message, show)
+        except asyncio.CancelledError:
+            if not self.stopping and not asked.background:
+                asked.agent.requests.withdraw(message, known=asked.known.id is not None)
+            raise
+        except ApiError:
+            raise
+        except StoreError as error:
+            log.error("%s", error)
+            raise unavailable(f"the server cannot keep its log{f': {error}' if own else ''}") from error
+        except Exception as error:
+            log.exception("request %s failed", asked.id)
+            raise internal_error(asked.id) from error
+        if (failure := failure_of(outcome, own)) is not None:
+            raise failure
+        return _renamed(outcome, asked.chat.names)
+
+
+# ---------------------------------------------------------------------------------------------- the session
+
+
+def checked_key(headers: Mapping[str, str], header: str) -> str | None:
+    """The key in a header, if there is one."""
+    key = headers.get(header)
+    if key is not None and (not key.strip() or len(key) > MAX_KEY_LENGTH or not key.isprintable()):
+        raise bad_request(f"{header}: must be 1 to {MAX_KEY_LENGTH} printable characters", header)
+    return key
+
+
+def session_of(headers: Mapping[str, str]) -> str | None:
+    """The session that the request continues; None for a request that brings its whole history."""
+    key = checked_key(headers, SESSION)
+    if key is not None and key.partition(":")[0] in INSIDE:
+        raise bad_request(f"{SESSION}: {key.partition(':')[0]}: is reserved for internal sessions", SESSION)
+    return key
+
+
+def said_in(messages: Sequence[Message], kept: bool) -> tuple[Content, list[dict[str, Any]] | None, list[Message]]:
+    """(the user's message, its parts if it is more than text, the messages before it) of a request.
+
+    A stored session has the history: only the last message of the request counts, and results of the client's tools.
+    """
+    behind = [message for message in messages if message["role"] != "system"] if kept else messages  # without reminders
+    last = behind[-1]
+    said: Content = last["content"] if last["role"] == "user" else ""
+    before = list(behind[:-1] if last["role"] == "user" else behind)
+    if kept:
+        before = _results(before)
+    return said, said if isinstance(said, list) else None, before
+
+
+def _results(messages: Sequence[Message]) -> list[Message]:
+    """The trailing tool results as one user message: in the log, their calls have ended. It is marked as untrusted,
+    because nothing in it was said by the user."""
+    start = len(messages)
+    while start and messages[start - 1]["role"] == "tool":
+        start -= 1
+    if start == len(messages):
+        return []
+    called = messages[start - 1].get("tool_calls") or () if start else ()
+    names = {call["id"]: call["function"]["name"] for call in called}
+    texts = [
+        f"[Result of {names.get(one['tool_call_id'], 'a tool')}]\n{text_of(one['content'])}" for one in messages[start:]
+    ]
+    return [{"role": "user", "content": marked("\n\n".join(texts), "the client's tools")}]
+
+
+# ---------------------------------------------------------------------------------------------- the answer
+
+
+def finish_of(outcome: Outcome) -> str:
+    """Why an answer ended, in OpenAI's words. A turn that reached a limit says so in its text, and it is "stop"."""
+    if outcome.reason == "handed":
+        return "tool_calls"
+    return outcome.finish_reason if outcome.reason == "answer" and outcome.finish_reason in FINISH_REASONS else "stop"
+
+
+def _renamed(outcome: Outcome, names: Mapping[str, str]) -> Outcome:
+    """The outcome with the client's own names of its tools."""
+    if not names or not outcome.calls:
+        return outcome
+    entries = [
+        structs.replace(
+            one, calls=tuple(structs.replace(call, name=names.get(call.name, call.name)) for call in one.calls)
+        )
+        if isinstance(one, ModelAnswered)
+        else one
+        for one in outcome.entries
+    ]
+    return Outcome(outcome.text, entries)
+
+
+def _next(id: str) -> str:
+    about, _, number = id.rpartition(":")
+    return f"{about}:{int(number) + 1}"
+
+
+def _last(wire: Wire, stream: AnswerStream, outcome: Outcome) -> bytes:
+    """What ends a stream: words that were not streamed, then what the API ends it with."""
+    said = b"" if stream.said and outcome.reason in ("answer", "handed") else stream.unsaid(outcome.text)
+    return said + wire.end(outcome)
+
+
+def json_response(body: bytes, chat: ChatRequest | None = None) -> web.Response:
+    headers = _warning(chat) if chat is not None else {}
+    return web.Response(body=body, content_type="application/json", headers=headers)
+
+
+def _warning(chat: ChatRequest) -> dict[str, str]:
+    """The header that names the parameters without effect."""
+    return {"Warning": f'299 everloop "no effect: {", ".join(chat.ignored)}"'} if chat.ignored else {}

@@ -1,0 +1,315 @@
+"""The chat at a terminal, as it looks: the real program in a pseudo-terminal, its screen drawn by an emulator."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everloop.testing import call
+from everloop.testing.openai_server import FakeOpenAI, Reply
+from tests.support.commands import ESCAPES, terminal, until
+from tests.support.held import HeldOpenAI
+
+PROMPT = "shows the commands"
+WIDTHS = [40, 80, 120]
+ANSWER = """\
+# Prime numbers
+A number is **prime** if it has *exactly two* divisors, neither of which needs to be explained here at length.
+
+```python
+def is_prime(n: int) -> bool:
+    # trial division
+    return n > 1
+```
+
+- it stops at the square root of the number, because every larger divisor has a partner
+- it is quick
+
+1. first
+2. second
+
+| number | prime | explanation |
+|---|---|---|
+| 7 | yes | nothing divides seven |
+| 8 | no | antidisestablishmentarianism |
+
+> quoted words, which go on for so long that they have to be wrapped at the edge of any terminal window there is
+
+The <b>end</b>.
+"""
+WORDS = re.findall(r"[A-Za-z]{3,}", re.sub(r"```python|\|---.*", "", ANSWER))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI() as running:
+        yield running
+
+
+@pytest.fixture
+async def held() -> AsyncIterator[HeldOpenAI]:
+    async with HeldOpenAI() as running:
+        yield running
+
+
+@pytest.fixture
+def home() -> Path:
+    return Path(os.environ["EVERLOOP_HOME"])
+
+
+# ------------------------------------------------------------------------------------------------ Markdown
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_markdown_is_rendered_and_no_word_is_broken(server, columns):
+    server.reply(ANSWER)
+    async with terminal(server=server, columns=columns, rows=120) as screen:
+        await screen.shows(PROMPT)
+        screen.type("explain\r")
+        lines = await screen.shows("tokens read")
+        text = "\n".join(lines)
+        for raw in ("**prime**", "```", "|---|", "# Prime", "*exactly"):
+            assert raw not in text
+        assert "<b>end</b>" in text
+        assert screen.look_of("Prime numbers").bold
+        assert screen.look_of("prime if").bold
+        assert screen.look_of("def is_prime").fg != "default"
+        assert screen.look_of("• it stops").bold
+        assert screen.look_of("▌ quoted").fg != "default"
+        assert all(len(line) <= columns for line in lines)
+        shown = set(re.findall(r"[A-Za-z]{3,}", text))
+        assert [word for word in WORDS if word not in shown] == []
+        assert ("number: 7" in text) == (columns == 40)  # a table that does not fit becomes a list of records
+        assert text.count("Prime numbers") == 1  # nothing is left behind of what was drawn while it came
+
+
+async def test_markdown_is_rendered_while_it_streams(held):
+    held.hold(Reply("## Title\n\n**bold** words\n\n```python\nimport os\nimport sys\n"), after_chunks=6)
+    async with terminal(server=held) as screen:
+        await screen.shows(PROMPT)
+        screen.type("go\r")
+        await screen.shows("bold words")
+        assert "**" not in "\n".join(screen.lines)
+        assert screen.look_of("Title").bold
+        held.go.set()
+        await screen.shows("tokens read")
+        text = "\n".join(screen.lines)
+        assert text.count("Title") == text.count("import os") == text.count("import sys") == 1
+
+
+@pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+async def test_an_answer_stays_as_it_was_written_where_colours_are_not_wanted(server, setting):
+    server.reply("# Title\n\n**bold** and `code`")
+    async with terminal(server=server, **setting) as screen:
+        await screen.sees(PROMPT)
+        screen.type("go\r")
+        place = await screen.sees("**bold** and `code`")
+        await screen.sees("tokens read", after=place)
+    assert "# Title" in screen.text
+
+
+async def test_the_prompt_is_never_missing_while_lines_scroll_by(server):
+    server.reply("\n\n".join(f"Paragraph number {number}." for number in range(20)), token_delay=0.002)
+    async with terminal(server=server) as screen:
+        await screen.shows(PROMPT)
+        screen.type("go\r")
+        await screen.shows("tokens read")
+    updates = [part.partition("\x1b[?2026l")[0] for part in screen.raw.split("\x1b[?2026h")[1:]]
+    assert len(updates) > 2
+    assert all(">" in ESCAPES.sub("", update) for update in updates)  # each is drawn at once, with the prompt below
+
+
+@pytest.mark.parametrize(("colour", "heading"), [("ffff/ffff/ffff", "blue"), ("1e1e/1e1e/2e2e", "brightcyan")])
+async def test_the_colours_follow_the_background_of_the_terminal(server, colour, heading):
+    server.reply("## Title\n\nText")
+    async with terminal(server=server, PROMPT_TOOLKIT_NO_CPR="") as screen:
+        await screen.shows(PROMPT)
+        await until(lambda: "\x1b]11;?" in screen.raw)
+        assert screen.raw.index("\x1b]11;?") > screen.raw.index(">")  # the prompt comes first
+        screen.type(f"\x1b]11;rgb:{colour}\x1b\\go\r")
+        async with asyncio.timeout(20):
+            while "tokens read" not in screen.text:
+                screen.answer_positions()
+                await asyncio.sleep(0.01)
+        assert "> go" in screen.lines
+        assert screen.look_of("Title").fg == heading
+
+
+# ------------------------------------------------------------------------------------------------ tool calls
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_a_card_shows_what_a_tool_did_once_and_all_of_it_when_asked(server, home, columns):
+    (home / "workspace").mkdir(parents=True)
+    (home / "workspace" / "list.txt").write_text("milk\neggs\nbread\n")
+    server.calls(call("write_file", path="list.txt", content="milk\nbutter\nbread\n"))
+    server.calls(
+        call("read_file", path="list.txt"), call("edit_file", path="list.txt", old_text="milk", new_text="oat")
+    )
+    server.calls(call("exec", command="seq 101 120"))
+    server.calls(call("exec", command="echo wrong; exit 3"))
+    server.reply("Done.")
+    async with terminal(server=server, columns=columns, rows=200) as screen:
+        await screen.shows(PROMPT)
+        screen.type("go\r")
+        lines = await screen.shows("tokens read")
+        text = "\n".join(lines)
+        assert "  │ -eggs\n  │ +butter\n" in text
+        assert "✓ write list.txt" in text
+        assert "  │ -milk\n  │ +oat\n" in text
+        assert text.count("  │ 101") == text.count("  │ 106") == 1
+        assert "107" not in text
+        assert "14 more lines" in text
+        assert text.count("wrong") == 2  # in the command and in its output
+        assert "exit status 3" in " ".join(text.split())
+        assert screen.look_of("✗ $ echo wrong").fg == "red"
+        assert screen.look_of("+butter").fg == "green"
+        assert screen.look_of("-eggs").fg == "red"
+        screen.type("/show 4\r")
+        await screen.shows("  120")
+        screen.type("\x0f")
+        assert "  result:" in (await screen.shows("command: echo wrong"))
+
+
+async def test_a_running_call_is_one_line_with_its_time_and_the_latest_output(server):
+    server.calls(call("exec", command="echo started; sleep 30"))
+    async with terminal(server=server) as screen:
+        await screen.shows(PROMPT)
+        screen.type("go\r")
+        lines = await screen.shows("│ started")
+        running = [line for line in lines if "$ echo started; sleep 30" in line]
+        assert len(running) == 1
+        assert re.search(r"\d\.\d s$", running[0])
+        screen.type("\x03")
+        await screen.shows("Stopped.")
+        assert screen.look_of("✗ $ echo").fg == "red"
+
+
+async def test_an_unknown_command_is_refused_with_a_suggestion_and_a_path_is_a_message(server):
+    server.reply("A path.")
+    async with terminal(server=server) as screen:
+        await screen.shows(PROMPT)
+        screen.type("/hepl\r")
+        await screen.shows("did you mean /help?")
+        screen.type("/frobnicate the thing\r")
+        await screen.shows("There is no command /frobnicate:")
+        assert server.requests == []
+        screen.type("/usr/bin\r")
+        await screen.shows("A path.")
+        screen.type("/help\r")
+        await screen.shows("/show")
+        assert "Ctrl-O" in "\n".join(screen.lines)
+
+
+# ------------------------------------------------------------------------------------------------ questions
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_a_question_shows_a_diff_first_and_a_sentence_answers_it_as_a_note(server, home, columns):
+    (home / "workspace").mkdir(parents=True)
+    (home / "workspace" / "plan.txt").write_text("beans\npeas\n")
+    (home / "config.toml").write_text('[[policy]]\ntool = "*"\ndo = "ask"\nwhy = "writing is dear"\n')
+    server.calls(call("edit_file", path="plan.txt", old_text="beans", new_text="corn"))
+    server.reply("Then not.")
+    server.calls(call("exec", command="touch made"))
+    server.reply("Made.")
+    async with terminal(server=server, columns=columns, rows=80) as screen:
+        await screen.shows(PROMPT)
+        screen.type("go\r")
+        lines = await screen.shows("Answer y")
+        assert "-beans" in lines
+        assert "+corn" in lines
+        assert screen.look_of("-beans").fg == "red"
+        assert screen.look_of("+corn").fg == "green"
+        screen.type("rather keep the beans\r")
+        await screen.shows("Then not.")
+        assert (home / "workspace" / "plan.txt").read_text() == "beans\npeas\n"
+        assert "rather keep the beans" in str(server.requests[-1].body)
+        assert not (home / "workspace" / "made").exists()
+        screen.type("again\r")
+        await screen.shows("touch made")
+        await until(lambda: screen.text.count("Answer y") == 2)
+        screen.type("y\r")
+        await screen.shows("Made.")
+        assert (home / "workspace" / "made").exists()
+
+
+# ------------------------------------------------------------------------------------------------ input
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_several_lines_are_typed_by_alt_enter_ctrl_j_a_backslash_and_a_paste(server, columns):
+    server.reply("Thanks.")
+    async with terminal(server=server, columns=columns) as screen:
+        await screen.shows(PROMPT)
+        screen.type("one\x1b\rtwo\nthree\\\rfour\x1b[200~\nfive\nsix\x1b[201~")
+        await screen.shows("six")
+        assert server.requests == []
+        screen.type("\r")
+        lines = await screen.shows("Thanks.")
+        assert lines[lines.index("> one") :][:6] == ["> one", "  two", "  three", "  four", "  five", "  six"]
+    assert "one\\ntwo\\nthree\\nfour\\nfive\\nsix" in str(server.requests[0].body["messages"])
+
+
+async def test_history_outlives_the_process_and_is_searched_with_ctrl_r(server, home):
+    for said in ("the first question", "another thing"):
+        server.reply(f"Answer to {said}.")
+    async with terminal(server=server) as screen:
+        await screen.shows(PROMPT)
+        screen.type("the first question\r")
+        await screen.shows("Answer to the first question.")
+        screen.type("another thing\r")
+        await screen.shows("Answer to another thing.")
+        screen.type("exit\r")
+        assert await screen.ends() == 0
+    assert (home / "chat_history").stat().st_mode & 0o777 == 0o600
+    server.reply("Once more.")
+    async with terminal(server=server) as screen:
+        await screen.shows(PROMPT)
+        screen.type("\x1b[A")
+        await screen.shows("> another thing")
+        screen.type("\x15\x12first")
+        await screen.shows("the first question")
+        screen.type("\r\r")
+        await screen.shows("Once more.")
+        screen.type("quit\r")
+        assert await screen.ends() == 0
+    assert server.requests[-1].body["messages"][-1]["content"] == "the first question"
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_tab_completes_commands_and_files_and_a_named_file_is_attached(server, home, columns):
+    notes = home / "workspace" / "deep" / "notes.md"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("hello")
+    server.reply("Read.")
+    async with terminal(server=server, columns=columns) as screen:
+        await screen.shows(PROMPT)
+        screen.type("/sta\t")
+        await screen.shows("> /status")
+        screen.type("\r")
+        await screen.shows("model: scripted")
+        screen.type("look at @dnot\t")
+        await screen.shows("> look at @deep/notes.md")
+        screen.type("\r\r")
+        await screen.shows("Read.")
+    assert "[attachment: deep/notes.md]" in str(server.requests[0].body["messages"])
+
+
+async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_agent_sees_its_output(server, home):
+    server.reply("I saw it.")
+    async with terminal(server=server) as screen:
+        await screen.shows(PROMPT)
+        screen.type("!echo $((6 * 7)); cat ~/.everloop/chat_history\r")
+        await screen.shows("│ 42")
+        await screen.shows("No such file")  # the runtime's own files are out of its reach
+        screen.type("what was it?\r")
+        await screen.shows("I saw it.")
+    said = str(server.requests[0].body["messages"])
+    assert "I ran this command myself" in said
+    assert "42" in said

@@ -20,6 +20,7 @@ PULLED = frozenset({"api", EXECUTOR})  # channels whose clients fetch their answ
 # A command waits for its place in the session; an urgent one does not. A "reply" is stored as an urgent one while a
 # question is open in its session, which it answers, and as a message otherwise.
 Kind = Literal["message", "command", "urgent", "reply"]
+Busy = Literal["queue", "steer", "interrupt"]  # what a message does to the running turn of its session
 _MAY_NAME_A_SKILL = re.compile(r"\$[a-z0-9]")
 
 
@@ -89,6 +90,7 @@ class InboundMessage:
     cause: Cause | None = None  # what made it, where that was the system itself
     untrusted: bool = False  # it holds what came from outside; believed of the system's own messages only
     own_files: bool = False  # it is untrusted only because of files that the agent did not write
+    busy: Busy | None = None  # what it does to a turn that runs; by default what the settings say
 
     def __post_init__(self) -> None:
         if self.metadata and self.cause is None:

@@ -12,7 +12,7 @@ import pytest
 
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI, Reply
-from tests.support.commands import ESCAPES, terminal, until
+from tests.support.commands import ESCAPES, everloop, terminal, until
 from tests.support.held import HeldOpenAI
 
 PROMPT = "shows the commands"
@@ -313,3 +313,121 @@ async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_a
     said = str(server.requests[0].body["messages"])
     assert "I ran this command myself" in said
     assert "42" in said
+
+
+# ------------------------------------------------------------------------------------------------ the session
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_the_status_line_tells_of_the_session_and_commands_tell_more(server, home, columns):
+    server.reply("Paris.")
+    async with terminal(server=server, columns=columns, rows=80, EVERLOOP_MODEL="gpt-4.1-mini") as screen:
+        await screen.shows(PROMPT)
+        screen.type("capital of France?\r")
+        await screen.shows("tokens read")
+        await until(lambda: "% context" in screen.lines[-1])
+        line = screen.lines[-1]
+        assert len(line) < columns
+        assert "gpt-4.1-mini" in line
+        if columns == 120:
+            assert re.fullmatch(
+                r"~/.everloop/workspace · capital of France\? · gpt-4.1-mini · \d+% context"
+                r" · \S+ in, 1 out · \$0.00\d\d · queue",
+                line,
+            )
+        assert "· $0.00" in "\n".join(screen.lines[:-1]).replace("\n", " ")
+        screen.type("/cost\r")
+        text = " ".join(" ".join(await screen.shows("says otherwise")).split())
+        assert re.search(r"gpt-4.1-mini: [\d,]+ tokens read, 1 written · \$0.00", text)
+        screen.type("/context\r")
+        await screen.shows("The conversation has about")
+        screen.type("/rename Geography\r")
+        await screen.shows("“Geography”.")
+        screen.type("\x04")
+        assert await screen.ends() == 0
+    listed = await everloop("sessions", server=server)
+    assert "Geography" in listed.out
+
+
+async def test_a_price_in_the_settings_comes_before_the_shipped_one(server, home):
+    home.mkdir()
+    (home / "config.toml").write_text('[[price]]\nmodel = "gpt-*"\ninput = 1000000.0\n')
+    server.reply("Hi.")
+    async with terminal(server=server, columns=120, EVERLOOP_MODEL="gpt-4.1-mini") as screen:
+        await screen.shows(PROMPT)
+        screen.type("hello\r")
+        lines = await screen.shows("tokens read")
+        summary = next(line for line in lines if "tokens read" in line)
+        read = summary.partition(" tokens")[0].rpartition(" ")[2].replace(",", "")
+        assert f"${read}.00" in summary
+
+
+async def test_another_model_and_another_session_are_chosen_in_the_chat(server):
+    for answer in ("One.", "Two.", "Three."):
+        server.reply(answer)
+    await everloop("run", "--session", "cli:plants", "water the beans", server=server)
+    async with terminal(server=server, rows=80) as screen:
+        await screen.shows(PROMPT)
+        screen.type("/model other-model\r")
+        await screen.shows("Now with other-model")
+        screen.type("hello\r")
+        await screen.shows("Two.")
+        assert server.requests[-1].body["model"] == "other-model"
+        screen.type("/sessions\r")
+        await screen.shows(" water the beans  1 turn")
+        await screen.shows("> /resume")
+        screen.type("beans\r")
+        await screen.shows("Continues “water the beans” (1 turn")
+        screen.type("and now?\r")
+        await screen.shows("Three.")
+    assert "water the beans" in str(server.requests[-1].body["messages"])
+
+
+async def test_changes_of_the_last_turn_are_shown_and_undone_but_never_a_later_one_by_a_person(server, home):
+    workspace = home / "workspace"
+    workspace.mkdir(parents=True)
+    (workspace / "kept.txt").write_text("old\n")
+    (workspace / "mine.txt").write_text("mine\n")
+    (workspace / "gone.txt").write_text("gone\n")
+    server.calls(call("write_file", path="kept.txt", content="new\n"))
+    server.calls(call("write_file", path="mine.txt", content="theirs\n"))
+    server.calls(call("exec", command="rm gone.txt; mkdir d; echo made > d/made.txt"))
+    server.reply("Changed.")
+    server.reply("I see.")
+    async with terminal(server=server, rows=80) as screen:
+        await screen.shows(PROMPT)
+        screen.type("/undo\r")
+        await screen.shows("nothing to undo")
+        screen.type("go\r")
+        await screen.shows("Changed.")
+        await until(lambda: "% context" in screen.lines[-1])
+        screen.type("/diff\r")
+        await screen.shows("  -gone")
+        assert "  +made" in screen.lines
+        (workspace / "mine.txt").write_text("mine again\n")
+        screen.type("/undo\r")
+        await screen.shows("not undone: mine.txt: it was changed since")
+        await screen.shows("↶ gone.txt")
+        assert (workspace / "kept.txt").read_text() == "old\n"
+        assert (workspace / "gone.txt").read_text() == "gone\n"
+        assert (workspace / "mine.txt").read_text() == "mine again\n"
+        assert not (workspace / "d" / "made.txt").exists()
+        screen.type("well?\r")
+        await screen.shows("I see.")
+    assert "I undid your last changes to these files: d/made.txt, gone.txt, kept.txt" in str(server.requests[-1].body)
+
+
+async def test_an_export_has_the_conversation_and_no_secret(server, tmp_path):
+    server.reply("Your key is sk-abcdefghijklmnopqrstuvwx and pass-word-1234.")
+    target = tmp_path / "out.md"
+    async with terminal(server=server, MY_API_TOKEN="pass-word-1234") as screen:
+        await screen.shows(PROMPT)
+        screen.type("hello\r")
+        await screen.shows("tokens read")
+        screen.type(f"/export md {target}\r")
+        await screen.shows("Written to")
+    text = target.read_text()
+    assert "## You\n\nhello" in text
+    assert "sk-abc" not in text
+    assert "pass-word" not in text
+    assert text.count("[secret]") == 2

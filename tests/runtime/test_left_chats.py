@@ -22,7 +22,9 @@ from everloop.cli.common import show_undelivered
 from everloop.cli.live_output import LiveOutput
 from everloop.cli.output import Output
 from everloop.cli.render import Renderer
+from everloop.cli.status import SessionStatus
 from everloop.cli.terminal import Chat
+from everloop.config import Config
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
@@ -219,7 +221,9 @@ async def test_the_chat_at_a_terminal_shows_such_an_answer_too(tmp_path: Path, m
 
         monkeypatch.setattr(agent, "process_direct", elsewhere)
         with create_pipe_input() as keys, create_app_session(keys, DummyOutput()):
-            chat = asyncio.create_task(Chat(agent, InMemoryHistory(), "cli:direct", "hello").run())
+            status = SessionStatus(agent, Config(), "cli:direct")
+            opened = Chat(agent, Config(), InMemoryHistory(), "cli:direct", "hello", status)
+            chat = asyncio.create_task(opened.run())
             keys.send_text("how is it?\r")
             await until(lambda: "a job's answer\n" in out.getvalue())
             await until(lambda: "the answer\n" in out.getvalue())

@@ -298,6 +298,17 @@ def test_a_subscriber_that_reconnects_to_another_text_starts_over():
     assert taken(cursor, "", pieces("abXdefgh", 1)) == ("abXdefgh", 1, False)
 
 
+@pytest.mark.parametrize("ending", ["", " ", "\n", "\n\n"])
+def test_a_subscriber_has_all_of_a_text_whatever_spaces_ended_its_stream(ending: str):
+    shown = "abc" + ending
+    has = Position(1, len(shown), checksum(shown))
+    assert has.is_all_of("abc")
+    assert not has.is_all_of("abd")
+    assert not has.is_all_of("ab")
+    assert not has.is_all_of("abcde")
+    assert Position(1, len(shown)).is_all_of("xyz")  # without a checksum they are taken to be the same
+
+
 @pytest.mark.parametrize(
     ("shown", "logged", "rest"),
     [

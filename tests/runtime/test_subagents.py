@@ -257,6 +257,24 @@ async def test_what_it_read_outside_taints_the_agent_that_is_told(house):
     assert "untrusted data from sub-agent" in str(said[-1].content)
 
 
+async def test_what_only_read_own_files_is_passed_on_as_such(house):
+    model = Both(
+        [call("read_file", path="mine.txt"), call("spawn", task="read"), "ok", "done"],
+        [call("read_file", path="mine.txt"), "it says so"],
+    )
+    agent = house.start(model)
+    (house.folder / "work" / "mine.txt").write_text("my own notes")
+    await say(agent, "read it")
+    await hear(agent)
+    await hear(agent)
+    report = [entry for entry in await house.log("test:1") if isinstance(entry, UserSaid)][-1]
+    assert (report.untrusted, report.own_files) == (True, True)
+    (child,) = [info for info in await agent.store.sessions("me") if info.key.startswith("sub:")]
+    task = (await house.log(child.key))[0]
+    assert isinstance(task, UserSaid)
+    assert (task.untrusted, task.own_files) == (True, True)
+
+
 async def test_addresses_in_a_task_are_not_the_users(house):
     @tool(untrusted=True)
     async def page() -> str:

@@ -277,6 +277,10 @@ async def test_a_link_swapped_in_during_the_check_leads_nowhere(scene, canary, b
     assert (scene.outside / "config").read_text() == mine
 
 
+# For a folder that git takes for a repository because of what is in it. Git heeds it only with the first line.
+NOT_BARE = "[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tworktree = ..\n\tfsmonitor = touch {canary}\n"
+
+
 @pytest.mark.parametrize(
     ("path", "text"),
     [
@@ -285,7 +289,7 @@ async def test_a_link_swapped_in_during_the_check_leads_nowhere(scene, canary, b
         (".git/commondir", "../evil\n"),
         ("sub/.git", "gitdir: ../evil\n"),
         ("sub/.git/config", "[core]\n\tfsmonitor = touch {canary}\n"),
-        ("bare/config", "[core]\n\tbare = false\n\tworktree = ..\n\tfsmonitor = touch {canary}\n"),
+        ("bare/config", NOT_BARE),
         ("bare/hooks/post-index-change", "#!/bin/sh\ntouch {canary}\n"),
     ],
 )
@@ -306,11 +310,16 @@ async def test_the_file_tools_write_nothing_that_git_runs(scene, canary, path, t
 
 async def test_the_file_tools_cannot_build_a_repository_file_by_file(scene, canary):
     files = {
-        "r/config": f"[core]\n\tbare = false\n\tworktree = ..\n\tfsmonitor = touch {canary}\n",
+        "r/config": NOT_BARE.replace("{canary}", str(canary)),
         "r/objects/x": "x",
         "r/refs/x": "x",
         "r/HEAD": "ref: refs/heads/main\n",
     }
+    for path, text in files.items():  # written by other means they do it, so the attack is a real one
+        (scene.outside / path).parent.mkdir(parents=True, exist_ok=True)
+        (scene.outside / path).write_text(text)
+    await asyncio.to_thread(look_everywhere, scene.outside)
+    canary.unlink()
     for order in (files, dict(reversed(files.items()))):
         await scene.run(*(call("write_file", path=path, content=text) for path, text in order.items()))
         await asyncio.to_thread(look_everywhere, scene.workspace)

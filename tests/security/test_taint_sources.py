@@ -19,7 +19,7 @@ from everloop.config import Config, McpServer
 from everloop.log import ModelAnswered
 from everloop.messages import Conversation, tool_message, user_message
 from everloop.replay import replay
-from everloop.runtime.images import PlainImages, plain_images
+from everloop.runtime.images import MAX_HELD, ImageFilter, PlainImages, plain_images
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import Plan
@@ -471,13 +471,39 @@ def test_code_and_links_stay_as_they_are(text):
     assert plain_images(text, lambda url: False) == text
 
 
-@each("form", FORMS)
-@each("size", [1, 2, 3, 7])
-def test_a_text_that_comes_in_pieces_is_shown_as_the_whole_is(form, size):
-    text = "Some `code` and\n```\nmore\n```\n" + form.format("http://a.example/?q=1") + " end!"
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("text", ["```\ncurl http://a.example/x.png\n```\n", "try `http://a.example/x.png`, then stop"])
+def test_code_that_comes_in_pieces_stays_as_it_is(text, size):
     images = PlainImages(lambda url: False)
     pieces = [images.feed(text[place : place + size]) for place in range(0, len(text), size)]
-    assert "".join(pieces) + images.end() == plain_images(text, lambda url: False)
+    assert "".join(pieces) + images.end() == text
+
+
+@each("form", FORMS)
+@each("size", [1, 2, 3, 7])
+@each("allowed", [False, True])
+def test_a_text_that_comes_in_pieces_is_shown_as_the_whole_is(form, size, allowed):
+    text = "Some `code` and\n```\nmore\n```\n" + form.format("http://a.example/?q=1") + " end!"
+    images = PlainImages(lambda url: allowed)
+    pieces = [images.feed(text[place : place + size]) for place in range(0, len(text), size)]
+    assert "".join(pieces) + images.end() == plain_images(text, lambda url: allowed)
+
+
+@pytest.mark.parametrize("beginning", ["![", "<img ", "http://a.example/"])
+def test_a_beginning_that_never_ends_is_not_held_back_for_ever(beginning):
+    images = PlainImages(lambda url: False)
+    shown = images.feed("before " + beginning) + "".join(images.feed("x" * 100) for _ in range(MAX_HELD // 100 + 1))
+    assert shown.startswith("before ")
+    assert shown.count("x") > MAX_HELD / 2
+
+
+def test_what_was_held_back_of_an_attempt_does_not_come_with_the_next():
+    shown: list[events.Event] = []
+    images = ImageFilter(shown.append, lambda url: False)
+    for event in (events.Text("one <im"), events.Restarted("lost"), events.Text("two <b"), events.Text("> three")):
+        images(event)
+    images.end()
+    assert "".join(event.text for event in shown if isinstance(event, events.Text)) == "one two <b> three"
 
 
 async def test_always_covers_a_file_that_other_programs_run_and_no_other_one(scene):

@@ -260,6 +260,23 @@ async def test_a_request_that_would_need_a_persons_word_is_refused_that_and_goes
         assert not (server.owners.config.workspace / "x").exists()
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/api/embed", "/api/embeddings"])
+async def test_what_no_provider_can_do_is_refused_by_name(server: Serving, path: str):
+    async with server.http.post(server.url + path, json={"input": "x", "prompt": "x"}) as response:
+        body, status = await response.text(), response.status
+    assert (status, path in body) == (400, True)
+    assert "/v1/chat/completions" in body
+    assert server.fake.requests == []
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v2/chat/completions", "/chat/completions", "/api/pull"])
+async def test_a_path_that_is_none_names_what_the_server_speaks(server: Serving, path: str):
+    async with server.http.post(server.url + path, json={}) as response:
+        body, status = await response.text(), response.status
+    assert status == 404
+    assert all(name in body for name in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"))
+
+
 async def test_many_at_once_do_not_see_each_other(tmp_path: Path):
     async with serving(tmp_path, model="tools-2x1-flist_dir-n3") as server:
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from .steps import log_of, message
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LEASE_SECONDS = 2.0
+ANNAS_TOKEN = f"""INSERT INTO token (id, hash, name, owner, created_at)
+    VALUES ('anna', '{hash_of("ev_anna")}', 'phone', 'anna', 1)"""
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -38,6 +42,8 @@ async def old(request, tmp_path) -> AsyncIterator[Store]:
     """The store of an earlier version, opened by this one."""
     if request.param == "sqlite":
         (tmp_path / "old.db").write_bytes(gzip.decompress((FIXTURES / "store-v7.db.gz").read_bytes()))
+        with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as db:
+            db.execute(ANNAS_TOKEN)
         store: Any = SQLiteStore(tmp_path / "old.db")
         yield store
         await store.close()
@@ -47,6 +53,7 @@ async def old(request, tmp_path) -> AsyncIterator[Store]:
     server.sql(f'CREATE DATABASE "{name}"')
     try:
         server.sql((FIXTURES / "store-v3.sql").read_text(), database=name)
+        server.sql(ANNAS_TOKEN, database=name)
         store = PostgresStore(server.dsn(name), lease_seconds=LEASE_SECONDS)
         yield store
         await store.close()
@@ -70,9 +77,11 @@ async def test_everything_that_was_kept_is_still_there(old):
     assert (await old.find("me", "m-1")).done
 
 
-async def test_tokens_let_in_and_revoked_ones_do_not(old):
+async def test_tokens_let_in_with_what_they_could_do_and_revoked_ones_do_not(old):
     token = await old.token(hash_of("ev_fixture-token"))
     assert (token.name, token.owner) == ("laptop", "me")
+    assert token.rights == {"use", "admin"}  # the machine's own person saw the numbers of all owners
+    assert (await old.token(hash_of("ev_anna"))).rights == {"use"}
     assert await old.token(hash_of("ev_revoked-token")) is None
 
 

@@ -17,6 +17,7 @@ from .. import events
 from ..text import one_line, printable
 from .output import Output, Style, mark_of, short_arguments, short_result
 from .render import Renderer, Running
+from .status import SessionStatus
 
 SHOWN_LINES = 6  # of a command's output
 SHOWN_BY_USER = 40  # of the output of a command that the user ran
@@ -148,8 +149,9 @@ def read_before(path: Path) -> str | None:
 class CardRenderer(Renderer):
     """Renders the turns of the chat at a terminal, where running calls are redrawn and ended ones become cards."""
 
-    def __init__(self, output: Output, workspace: Path) -> None:
+    def __init__(self, output: Output, workspace: Path, status: SessionStatus) -> None:
         super().__init__(output, live=True)
+        self._status = status
         self.cards: deque[Card] = deque(maxlen=MOST_CARDS)
         self._workspace = workspace
         self._open: dict[str, Card] = {}
@@ -199,6 +201,14 @@ class CardRenderer(Renderer):
                     self.output.line(line, look)
                 return True
         return False
+
+    def _tell_resumed(self) -> None:
+        said = f" “{self._status.cut_off}”" if self._status.cut_off else ""
+        self.output.line(f"An earlier turn was cut off. It goes on now:{said}".removesuffix(":"), "bold")
+
+    def _counted(self) -> str:
+        cost = self._status.cost_of(self._tokens)
+        return super()._counted() + (f" · {cost}" if cost else "")
 
     def _start_call(self, event: events.ToolStarted) -> None:
         self._shown = self._reasoning = False

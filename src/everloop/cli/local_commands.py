@@ -7,6 +7,15 @@ import re
 from ..commands import COMMANDS, command_of
 
 LOCAL: dict[str, str] = {
+    "model": "say which model is used; /model NAME uses another one in this chat",
+    "sessions": "list the sessions, and choose one",
+    "resume": "go on in another session: its key, its number, or words of its title",
+    "rename": "give this session a title",
+    "export": "write this session to a file: /export [md|jsonl|html] [FILE]; secrets are taken out",
+    "diff": "show what the last turn changed in the workspace",
+    "undo": "undo what the last turn changed in the workspace",
+    "cost": "show the tokens and the cost of this session",
+    "context": "show how full the model's window is",
     "show": "show a tool call in full: /show 3, or the latest (also Ctrl-O)",
     "exit": "leave; a running turn is kept and continues at the next start (also /quit, exit, quit, Ctrl-D)",
 }

@@ -130,12 +130,13 @@ def _add_work(add: Add, session: Parser) -> None:
 
 
 def _add_history(add: Add, session: Parser) -> None:
-    sessions = add("sessions", "sessions", "list the sessions, the latest first")
+    sessions = add("sessions", "sessions", "list the sessions, the latest first; show, rename or export one")
     sessions.add_argument("-n", type=_count, default=100, metavar="N", help="at most so many (default 100)")
     sessions.add_argument(
         "--adopt", metavar="FOLDER", help="continue the sessions of FOLDER, which is gone, in the workspace"
     )
     sessions.add_argument("--json", action="store_true", help="one JSON object a line")
+    _session_actions(sessions)
 
     log = add("log", "log", "show what happened in a session, by default the latest", session)
     log.add_argument("--turn", metavar="TURN", help="only this turn, in full; the start of its id is enough")
@@ -170,6 +171,23 @@ def _add_upkeep(add: Add) -> None:
 
     doctor = add("doctor", "doctor", "check the installation: what is in use, what is missing and how to fix it")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _session_actions(sessions: Parser) -> None:
+    sessions.set_defaults(action="list")
+    actions = sessions.add_subparsers(metavar="ACTION", dest="action", parser_class=Parser)
+    flags = _flags()
+
+    def add(name: str, text: str) -> Parser:
+        action: Parser = actions.add_parser(name, help=text, parents=[flags], allow_abbrev=False)
+        action.add_argument("key", metavar="SESSION", help="its key, or words of its title")
+        return action
+
+    add("show", "show what was said and done")
+    add("rename", "give it a title").add_argument("title", metavar="TITLE", help="the title; '' takes it away")
+    export = add("export", "write it as a document, with secrets taken out")
+    export.add_argument("--format", choices=("md", "jsonl", "html"), default="md", help="(default: md)")
+    export.add_argument("-o", "--output", metavar="FILE", help="a new file (default: standard output)")
 
 
 def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:

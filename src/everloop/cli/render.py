@@ -79,7 +79,10 @@ class Renderer:
         self._tokens = {}
         self._shown = self._reasoning = False
         if event.resumed:
-            self.output.line("An earlier turn was cut off. It goes on now.", "bold")
+            self._tell_resumed()
+
+    def _tell_resumed(self) -> None:
+        self.output.line("An earlier turn was cut off. It goes on now.", "bold")
 
     def _answer(self, text: str) -> None:
         if not self._text:
@@ -136,5 +139,11 @@ class Renderer:
         self.busy_since = None
 
     def _counted(self) -> str:
-        read, written = self._tokens.get("prompt_tokens"), self._tokens.get("completion_tokens")
-        return f" · {read or 0} tokens read, {written or 0} written" if read or written else ""
+        read, written = self._tokens.get("prompt_tokens", 0), self._tokens.get("completion_tokens", 0)
+        return f" · {tokens_in_words(read, self._tokens.get('cached_tokens', 0), written)}" if read or written else ""
+
+
+def tokens_in_words(read: int, cached: int, written: int) -> str:
+    """1,200 tokens read (900 cached), 80 written."""
+    share = f" ({cached:,} cached)" if cached else ""
+    return f"{read:,} tokens read{share}, {written:,} written"

@@ -1,46 +1,120 @@
-"""`everloop sessions`: list the sessions, or continue those of a folder that is gone."""
+"""`everloop sessions`: list the sessions, show one, give it a title, export it, or continue those of a folder that is
+gone."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import sys
-import time
 from dataclasses import asdict
 
 from ..config import Config
-from ..store.base import SessionInfo
-from ..text import printable
+from ..errors import EverloopError
+from ..log import Logged
+from ..text import one_line, printable
 from .common import OWNER, load_config, load_with_store, reading
 from .folder import adopt
 from .output import as_json
+from .session_list import TITLE, Listed, Titles, age, first_words, list_sessions, money
+
+MOST_SEARCHED = 1000  # sessions among which one is found by its title
 
 
 def command(options: argparse.Namespace) -> int:
     if options.adopt is not None:
         adopt(load_config(options), options.adopt)
     config = load_with_store(options)
+    match options.action:
+        case "show":
+            _show(asyncio.run(_found(config, options.key)))
+        case "rename":
+            session, _ = asyncio.run(_found(config, options.key))
+            title = one_line(options.title, TITLE)
+            Titles(config).set(session.info.key, title)
+            print(f"{printable(session.info.key)} is now {title!r}" if title else "The title is taken away.")
+        case "export":
+            _export(config, options)
+        case _:
+            return _list(config, options)
+    return 0
+
+
+def _list(config: Config, options: argparse.Namespace) -> int:
     found = asyncio.run(_read(config, options.n)) if config.store.exists() else []
     if options.json:
-        for session in found:
-            print(as_json(asdict(session)))
+        for one in found:
+            print(as_json(_facts(one, config)))
     elif found:
-        print(_table(found))
+        print(_table(found, config))
     else:
         print("everloop: no sessions yet: `everloop` starts one", file=sys.stderr)
     return 0
 
 
-async def _read(config: Config, limit: int) -> list[SessionInfo]:
+async def _read(config: Config, limit: int) -> list[Listed]:
     async with reading(config) as store:
-        return await store.sessions(OWNER, limit)
+        return await list_sessions(store, config, OWNER, limit)
 
 
-def _table(found: list[SessionInfo]) -> str:
-    rows = [("session", "entries", "updated", "open turn")]
-    for session in found:
-        updated = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.updated_at))
-        rows.append((printable(session.key), str(session.entries), updated, session.open_turn or ""))
-    wide = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = (f"{row[0]:<{wide[0]}}  {row[1]:>{wide[1]}}  {row[2]:<{wide[2]}}  {row[3]}" for row in rows)
+def _facts(one: Listed, config: Config) -> dict[str, object]:
+    facts: dict[str, object] = {**asdict(one.info), "title": one.title}
+    if one.totals is not None:
+        facts["turns"] = one.totals.turns
+        facts |= {
+            ours: one.totals.count(name)
+            for ours, name in (
+                ("input_tokens", "prompt_tokens"),
+                ("cached_tokens", "cached_tokens"),
+                ("output_tokens", "completion_tokens"),
+            )
+        }
+        facts["cost"] = one.totals.cost(config)
+    return facts
+
+
+def _table(found: list[Listed], config: Config) -> str:
+    rows = [("session", "title", "turns", "cost", "updated", "")]
+    for one in found:
+        open_turn = "waits for you" if one.info.parked else "cut off or running" if one.info.open_turn else ""
+        turns, cost = ("", "") if one.totals is None else (str(one.totals.turns), money(one.totals.cost(config)))
+        rows.append((printable(one.info.key), one.title, turns, cost, age(one.info.updated_at), open_turn))
+    wide = [max(len(row[column]) for row in rows) for column in range(6)]
+    lines = ("  ".join(f"{cell:<{wide[column]}}" for column, cell in enumerate(row)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+async def _found(config: Config, wanted: str) -> tuple[Listed, list[Logged]]:
+    """The session with this key, or the only one whose title has these words; with its log."""
+    async with reading(config) as store:
+        info = await store.session(OWNER, wanted)
+        if info is not None:
+            entries = await store.read_log(info.id)
+            return Listed(info, Titles(config).all().get(info.key, "") or first_words(entries), None), entries
+        listed = await list_sessions(store, config, OWNER, MOST_SEARCHED)
+        fitting = [one for one in listed if wanted.lower() in one.title.lower()]
+        if len(fitting) != 1:
+            what = "no session" if not fitting else f"more than one session ({len(fitting)})"
+            hint = "`everloop sessions` lists them"
+            raise EverloopError(f'{what} has the key or title "{one_line(wanted, 60)}": {hint}')
+        return fitting[0], await store.read_log(fitting[0].info.id)
+
+
+def _show(found: tuple[Listed, list[Logged]]) -> None:
+    from .format import described
+
+    session, entries = found
+    print(f"{session.title or '(untitled)'} · {printable(session.info.key)} · {age(session.info.updated_at)}\n")
+    for one in entries:
+        print(printable(described(one.entry)))
+
+
+def _export(config: Config, options: argparse.Namespace) -> None:
+    from .export import exported, redactor
+
+    session, entries = asyncio.run(_found(config, options.key))
+    text = exported(entries, session.title or session.info.key, options.format, redactor(config))
+    if options.output is None:
+        sys.stdout.write(text)
+        return
+    with open(options.output, "x", encoding="utf-8") as file:
+        file.write(text)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application
+from prompt_toolkit.filters import is_done
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import History
 from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent, merge_key_bindings
+from prompt_toolkit.layout import ConditionalContainer, FormattedTextControl, HSplit, Window
 from prompt_toolkit.patch_stdout import patch_stdout
 
 from .. import events
@@ -29,7 +33,7 @@ from ..runtime.chat_commands import STOPPED
 from ..store.base import Busy
 from ..text import clean, one_line
 from ..threads import in_thread
-from .cards import CardRenderer
+from .cards import CardRenderer, diff_lines
 from .common import (
     LEAVE,
     OWNER,
@@ -40,25 +44,44 @@ from .common import (
     show_messages,
     show_undelivered,
 )
+from .export import FORMATS, Format, exported, redactor
 from .live_output import STYLES, Background, LiveOutput
 from .local_commands import help_text, local_command, unknown_command
 from .prompt import ChatCompleter, WorkspaceFiles, attachments, chat_history, completes_while_typing, editing_keys
+from .session_list import TITLE, Listed, Titles, age, list_sessions, money
+from .status import SessionStatus
+from .turn_changes import ChangeTracker
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK = 0.1  # seconds between two frames of the spinner
 MIN_REDRAW = 0.03  # seconds between two redraws, however quickly words come
 NO_QUERIES = "PROMPT_TOOLKIT_NO_CPR"  # set to 1 for a terminal that answers no queries
+MOST_SESSIONS = 30  # in the list
+EXPORTS = (("md", "Markdown"), ("jsonl", "one JSON object a line"), ("html", "a page"))
 TWICE = 2.0  # seconds within which a second Ctrl-C leaves
+
+
+class Reopen(NamedTuple):
+    """The chat goes on with another model or in another session."""
+
+    config: Config
+    key: str
 
 
 async def terminal_chat(config: Config, key: str, greeting: str) -> int:
     """Chat until the user leaves. A turn that runs then is kept and continues at the next start."""
-    async with make_agent(config) as agent:
-        # A store that cannot be used is an error before the first prompt.
-        others = await left_behind(agent.store, key)
-        history = await in_thread(chat_history, config.home)
-        with patch_stdout(raw=True):
-            await Chat(agent, history, key, "\n".join(filter(None, (greeting, others)))).run()
+    history = await in_thread(chat_history, config.home)
+    reopen: Reopen | None = Reopen(config, key)
+    while reopen is not None:
+        async with make_agent(reopen.config) as agent:
+            # A store that cannot be used is an error before the first prompt.
+            others = await left_behind(agent.store, reopen.key)
+            status = SessionStatus(agent, reopen.config, reopen.key)
+            await status.read()
+            with patch_stdout(raw=True):
+                said = "\n".join(filter(None, (greeting, status.continues, others)))
+                reopen = await Chat(agent, reopen.config, history, reopen.key, said, status).run()
+        greeting = f"Now with {reopen.config.model} in the session {reopen.key}." if reopen is not None else ""
     return 0
 
 
@@ -92,11 +115,19 @@ _REPLY = re.compile(r"\x1b\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+
 class Chat:
     """One user in one session."""
 
-    def __init__(self, agent: AgentLoop, history: History, key: str, greeting: str) -> None:
+    def __init__(
+        self, agent: AgentLoop, config: Config, history: History, key: str, greeting: str, status: SessionStatus
+    ) -> None:
         self._agent = agent
+        self._config = config
         self._key = key
+        self._status = status
         self._output = LiveOutput(lambda: self._session.app)
-        self._view = CardRenderer(self._output, agent.workspace)
+        self._view = CardRenderer(self._output, agent.workspace, status)
+        self._changes = ChangeTracker(agent.workspace)
+        self._reopen: Reopen | None = None
+        self._sessions: list[Listed] = []  # for completion
+        self._prefill = ""  # what the next prompt begins with
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked = 0  # messages without an answer
         self._left_at = 0.0
@@ -108,10 +139,17 @@ class Chat:
             multiline=True,
             prompt_continuation="  ",
             history=history,
-            completer=ChatCompleter(WorkspaceFiles(agent.workspace), {}),
+            completer=ChatCompleter(
+                WorkspaceFiles(agent.workspace),
+                {"resume": self._session_choices, "model": self._model_choices, "export": lambda: EXPORTS},
+            ),
             complete_in_thread=True,
             complete_while_typing=completes_while_typing,
         )
+        # Not a `bottom_toolbar`, which is shown only on terminals that report where the cursor is.
+        assert isinstance(self._session.layout.container, HSplit)
+        toolbar = Window(FormattedTextControl(self._toolbar), height=1, dont_extend_height=True)
+        self._session.layout.container.children.append(ConditionalContainer(toolbar, ~is_done))
         self._session.app.min_redraw_interval = MIN_REDRAW
         if self._output.colour and isinstance(self._session.input, Vt100Input) and os.environ.get(NO_QUERIES) != "1":
             parser = BackgroundReply(self._session.input.vt100_parser, self._output.set_background)
@@ -119,9 +157,11 @@ class Chat:
             self._session.app.after_render += self._ask_background
         self._output.line(greeting, "dim")
 
-    async def run(self) -> None:
+    async def run(self) -> Reopen | None:
+        """Chat until the user leaves, or wants another model or session."""
         self._agent.watch(self._key, self._see)
         self._start(self._resume())
+        self._start(self._look_around())
         await show_undelivered(self._agent, self._key, self._output)
         self._agent.serve_cron()
         messages = show_messages(self._agent.bus, self._output, self._key)
@@ -141,13 +181,17 @@ class Chat:
                 self._output.line("The turn is kept and goes on when you come back.", "dim")
             self._output.fresh()
             await self._output.print()
+        return self._reopen
 
     # ------------------------------------------------------------------------------------------ input
 
     async def _next_line(self) -> bool:
         """Read one line; return False when the user leaves."""
         try:
-            line = await self._session.prompt_async()
+            start, self._prefill = self._prefill, ""
+            line = await self._session.prompt_async(
+                default=start, pre_run=self._session.default_buffer.start_completion if start else None
+            )
         except EOFError:
             return False
         except KeyboardInterrupt:
@@ -161,7 +205,7 @@ class Chat:
         if line.strip():
             self._output.line(f"> {line.rstrip()}".replace("\n", "\n  "), "bold")
             self._take(line)
-        return True
+        return self._reopen is None
 
     def _take(self, line: str) -> None:
         """Act on a line: a command of the terminal or of the shell, an answer to a question, or a message."""
@@ -198,6 +242,118 @@ class Chat:
         match name:
             case "show":
                 self._show(words)
+            case "model":
+                self._switch_model(words)
+            case "sessions":
+                self._prefill = "/resume "
+                for line in session_lines(self._sessions, self._config):
+                    self._output.line(line, "dim")
+            case "resume":
+                self._switch_session(words)
+            case "rename":
+                self._start(self._rename(words))
+            case "export":
+                self._start(self._export(words))
+            case "diff":
+                self._diff()
+            case "undo":
+                self._start(self._undo())
+            case "cost":
+                self._output.line(self._status.cost_text(), "dim")
+            case "context":
+                self._output.line(self._status.context_text(), "dim")
+
+    @property
+    def _is_busy(self) -> bool:
+        if self._view.busy_since is None and not self._asked:
+            return False
+        self._output.line("A turn is running: wait for its end, or /stop it.", "bad")
+        return True
+
+    def _switch_model(self, name: str) -> None:
+        """Go on with another model of the same provider, or say which one it is."""
+        if not name:
+            self._output.line(f"The model is {self._config.model}. /model NAME changes it for this chat.", "dim")
+        elif " " in name or not name.isprintable():
+            self._output.line("A model's name has no spaces: /model NAME", "bad")
+        elif not self._is_busy:
+            self._reopen = Reopen(dataclasses.replace(self._config, model=name), self._key)
+
+    def _switch_session(self, words: str) -> None:
+        """Go on in another session: by its key, its number in the list, or words of its title."""
+        if not words:
+            self._output.line("Say which one: /resume KEY, a number of /sessions, or words of a title.", "bad")
+            return
+        found = [one for one in self._sessions if one.info.key == words]
+        if not found and words.isdecimal():
+            found = self._sessions[int(words) - 1 : int(words)] if int(words) else []
+        if not found:
+            found = [one for one in self._sessions if words.lower() in one.title.lower()]
+        if len(found) != 1:
+            what = "No session" if not found else f"{len(found)} sessions"
+            self._output.line(f"{what} fits “{one_line(words, 60)}”: /sessions lists them.", "bad")
+        elif not self._is_busy:
+            self._reopen = Reopen(self._config, found[0].info.key)
+
+    async def _rename(self, title: str) -> None:
+        if not title:
+            self._output.line("Say how: /rename TITLE", "bad")
+            return
+        self._status.title = one_line(title, TITLE)
+        await in_thread(Titles(self._config).set, self._key, self._status.title)
+        self._output.line(f"This session is now “{self._status.title}”.", "dim")
+
+    async def _export(self, words: str) -> None:
+        """Write the session to a file, by default Markdown in the current folder."""
+        form, _, name = words.partition(" ")
+        if form not in ("", *FORMATS):
+            self._output.line(f"/export takes md, jsonl or html, not {one_line(form, 30)}", "bad")
+            return
+        kind: Format = form or "md"  # type: ignore[assignment]
+        info = await self._agent.store.session(OWNER, self._key)
+        entries = await self._agent.store.read_log(info.id) if info is not None else []
+        path = name.strip() or f"{self._key.replace(':', '-').replace('/', '-')}.{kind}"
+        text = exported(entries, self._status.title or self._key, kind, redactor(self._config))
+        try:
+            written = await in_thread(_write_new, path, text)
+        except OSError as error:
+            self._output.line(f"{path} cannot be written: {error.strerror}", "bad")
+            return
+        self._output.line(f"Written to {written}; secrets are taken out.", "dim")
+
+    def _diff(self) -> None:
+        """Show what the last turn changed in the workspace."""
+        if not self._changes.turns:
+            self._output.line("No turn of this chat has changed a file.", "dim")
+            return
+        for change in self._changes.turns[-1].changes:
+            old, new = (state.content if state is not None else b"" for state in (change.before, change.after))
+            self._output.line(change.path, "bold")
+            if old is None or new is None or b"\0" in old + new:
+                self._output.line("  too large or binary", "dim")
+                continue
+            for look, line in diff_lines(old.decode("utf-8", "replace"), new.decode("utf-8", "replace")):
+                self._output.line(f"  {line}", look)
+
+    async def _undo(self) -> None:
+        """Undo what the last turn changed, and tell the agent."""
+        if self._is_busy:
+            return
+        if not self._changes.turns:
+            self._output.line("There is nothing to undo: no turn of this chat has changed a file.", "dim")
+            return
+        changes = self._changes.turns.pop()
+        done, kept = await in_thread(changes.undo)
+        for path in done:
+            self._output.line(f"↶ {path}", "good")
+        for problem in kept:
+            self._output.line(f"✗ not undone: {problem}", "bad")
+        if not changes.whole:
+            self._output.line("Not all files could be compared: the workspace has too many.", "dim")
+        self._output.line("What a command did outside of the workspace's files stays as it is.", "dim")
+        if done:
+            said = UserSaid(clean(f"I undid your last changes to these files: {', '.join(done)}"), "user")
+            await self._agent.store.note(OWNER, self._key, [said, TurnEnded("answer")])
 
     def _show(self, words: str) -> None:
         """Show a tool call in full: the one with this number, or the latest."""
@@ -259,6 +415,21 @@ class Chat:
             await self._output.load()
             self._redraw()
 
+    async def _look_around(self) -> None:
+        """Read what the status line and completion need."""
+        await self._status.refresh()
+        self._sessions = await list_sessions(self._agent.store, self._config, OWNER, MOST_SESSIONS)
+        self._redraw()
+
+    def _session_choices(self) -> list[tuple[str, str]]:
+        return [(one.info.key, f"{one.title or '(untitled)'} · {age(one.info.updated_at)}") for one in self._sessions]
+
+    def _model_choices(self) -> list[tuple[str, str]]:
+        from ..config.prices import shipped
+
+        names = [self._config.model, *self._config.fallbacks, *shipped()]
+        return [(name, "in use" if name == self._config.model else "") for name in dict.fromkeys(names)]
+
     async def _resume(self) -> None:
         """Resume the turn that an earlier process left, and repeat its open question."""
         await self._agent.resume(self._key)
@@ -270,6 +441,8 @@ class Chat:
         try:
             channel, chat_id = chat_of(self._key)
             files = await in_thread(attachments, line, self._agent.workspace) if "@" in line else []
+            if command_of(line) is None:
+                await self._changes.begin()
             with seen_ending(self._agent, self._key) as seen:
                 text = await self._agent.process_direct(line, self._key, channel, chat_id, media=files, attended=True)
         except EverloopError as error:
@@ -286,6 +459,10 @@ class Chat:
 
     def _see(self, event: events.Event) -> None:
         self._view(event)
+        self._changes.see(event)
+        if isinstance(event, events.TurnEnded):
+            self._start(self._changes.end())
+            self._start(self._look_around())
         self._redraw()
 
     # ------------------------------------------------------------------------------------------ the screen
@@ -299,6 +476,11 @@ class Chat:
             await asyncio.sleep(TICK)
             if self._asked or self._view.busy_since is not None:
                 self._redraw()
+
+    def _toolbar(self) -> StyleAndTextTuples:
+        """The status line below the prompt."""
+        look = STYLES["dim"] if self._output.colour else ""
+        return [(look, self._status.line(self._session.app.output.get_size().columns))]
 
     def _message(self) -> StyleAndTextTuples:
         """The text at the bottom: what is being written, the running calls, and the prompt."""
@@ -314,3 +496,23 @@ class Chat:
             what = f"{picture} {f'{doing} ' if doing else ''}{seconds:.1f} s · /stop or Ctrl-C stops"
             parts.append((look["dim"], f"{what[: size.columns - 1]}\n"))
         return [*parts, (look["bold"], "> ")]
+
+
+def session_lines(sessions: list[Listed], config: Config) -> list[str]:
+    """The sessions as lines: number, title, turns, age and key."""
+    lines = []
+    for number, one in enumerate(sessions, 1):
+        numbers = [age(one.info.updated_at)]
+        if one.totals is not None:
+            numbers.insert(0, f"{one.totals.turns} turn{'' if one.totals.turns == 1 else 's'}")
+            numbers += [cost] if (cost := money(one.totals.cost(config))) else []
+        lines.append(f"{number:>2} {one.title or '(untitled)'}  {' · '.join(numbers)} · {one.info.key}")
+    return lines
+
+
+def _write_new(name: str, text: str) -> Path:
+    """Write a file that is not there yet, for this user alone; return its path."""
+    path = Path(name).expanduser().absolute()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    return path

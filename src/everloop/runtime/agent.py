@@ -45,6 +45,7 @@ from .api_requests import CLIENT_LEFT, Requests
 from .budgets import Budgets
 from .chat_commands import ChatCommands
 from .compactor import Compactor
+from .conversations import Conversations
 from .direct_calls import AgentCalls
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
@@ -187,6 +188,7 @@ class AgentLoop:
         )
         self._commands = ChatCommands(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
         self.requests = Requests(self.store, self._dispatcher, self._commands, self._streams)
+        self.conversations = Conversations(self.store, self._dispatcher, self._commands, self._streams)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -219,6 +221,10 @@ class AgentLoop:
         """Estimate the tokens of a request to a model."""
         units = sum(map(weigh, messages)) + (weigh_tools(tools) if tools else 0)
         return self._compactor.measure(model or None).in_tokens(units)
+
+    def window_of(self, model: str = "") -> int:
+        """The tokens that a model accepts."""
+        return self._compactor.measure(model or None).window
 
     @property
     def sessions(self) -> SessionManager:
@@ -399,6 +405,10 @@ class AgentLoop:
         logged = await self.store.read_turn(info.id, turns[0].first_seq) if turns else []
         action = next_action([one.entry for one in logged])
         return action.question if isinstance(action, Park) else None
+
+    async def context_use(self, session_key: str = "cli:direct", owner: str = "me") -> tuple[int, int]:
+        """About how many tokens the session's conversation has, and how many the model takes."""
+        return (await self._turns.context_use(await self.store.session(owner, session_key)))[:2]
 
     def watch(self, session_key: str, emit: events.Emit, owner: str = "me") -> Callable[[], None]:
         """Tell `emit` what happens in a session's turns, until the function that comes back is called."""

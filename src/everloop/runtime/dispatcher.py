@@ -131,7 +131,7 @@ class Dispatcher:
             if key.startswith(f"{EXECUTOR}:"):  # only its program has the tools and steps of a run, and resumes it
                 continue
             session = self.session(owner, key)
-            if self._worker.busy != "queue" and session is not None and session.running:
+            if session is not None and session.running:
                 await session.take_from_inbox()
             self.kick(owner, key)
 

@@ -465,9 +465,10 @@ class Session:
         if row.id in self.behind or row.id in self.taken or any(row.id == id for id, _ in self.steering):
             return  # decided already, while it was being read once more
         plain = row.kind == "message" and row.message.plain and row.message.request is None
-        if self._worker.busy == "steer" and plain and not self.behind:
+        busy = row.message.busy or self._worker.busy
+        if busy == "steer" and plain and not self.behind:
             self.steering.append((row.id, row.message.said()))
             return
         self.behind[row.id] = row.kind
-        if self._worker.busy == "interrupt" and row.kind == "message":
+        if busy == "interrupt" and row.kind == "message":
             self.stop("replaced", REPLACED)

@@ -4,7 +4,8 @@ A turn that runs in this process has a `TurnPublisher`. Its events go to three k
 watch the session here (a terminal, the client that started the turn), followers that are told batches with their place
 in the turn, and followers in other processes, which the store's relay carries batches to. A `TurnSubscriber` shows a
 client the turn of its message wherever that runs: from the log, from batches and from this process, without gaps or
-repeats. Events are for watching; the log is the truth.
+repeats. A `SessionSubscriber` shows a client everything in a session from a position of its log on. Events are for
+watching; the log is the truth.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..log import Call, CallEnded, Logged, ModelAnswered, TurnEnded
 from ..store.base import Claim, Store
 from ..store.peers import EventPublisher, EventRelay
 from ..text import clean
-from ..text_cursor import TextCursor
+from ..text_cursor import Position, TextCursor, checksum
 from .session import Session
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ MOVED = "the turn goes on in another process"
 LONGEST = 500  # characters of a tool's arguments and output in batches for other processes
 WAITING = 2_000  # batches that wait to be shown; of more the oldest are dropped, and read from the log instead
 ASK_SECONDS = 0.5  # between two requests for what was missed
+PAGE = 200  # entries of a log that are read at once
+SETTLE_SECONDS = 0.05  # from an event to the entry that it announces
+LOOK_SECONDS = 1.0  # between two looks at a turn that runs in a process from which no batches come
+REST_SECONDS = 5.0  # between two looks at a session in which nothing runs
 
 # ---------------------------------------------------------------------------------------------- batches
 
@@ -549,3 +554,179 @@ class TurnSubscriber:
             case events.TurnEnded():
                 self._over = True
         self._show(self._at, event)
+
+
+@dataclass(slots=True, frozen=True)
+class Streamed:
+    """An event of the running round, which began after this entry of the log."""
+
+    seq: int
+    event: events.Event
+
+
+@dataclass(slots=True, frozen=True)
+class SessionState:
+    """What the log does not say: the open turn, whether it waits for a person, and messages that wait for a turn."""
+
+    turn: str | None = None
+    parked: bool = False
+    waiting: tuple[tuple[str, str], ...] = ()  # id and text
+
+
+Update = Logged | Streamed | SessionState
+
+
+class SessionSubscriber:
+    """Follows a session from a position of its log on: each entry once, and what is streamed of the round after it.
+
+    `next` returns what is new. Batches of events say when to read the log. Where none come, because a process that
+    does not relay them runs the turn, the subscriber looks at the session from time to time.
+    """
+
+    def __init__(
+        self, store: Store, streams: TurnStreams, owner: str, key: str, seen: Position, mark: int | None = None
+    ) -> None:
+        self._store = store
+        self._where = (owner, key)
+        self._session = 0
+        self._at = seen.seq
+        self._mark = mark  # of the entry there; None while it is not known
+        self._cursor = TextCursor(seen if seen.chars else None)
+        self._state: SessionState | None = None
+        self._found: list[Update] = []
+        self._batches: deque[Batch] = deque(maxlen=WAITING)
+        self._more = asyncio.Event()
+        self._look_at = 0.0
+        self._pause = LOOK_SECONDS
+        self._asked_at = 0.0
+        self._over = False
+        self._link = streams.connect(owner, key, self._receive)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is shown, because the log has lost entries that were, or because of `end`."""
+        return self._over
+
+    def end(self) -> None:
+        """Show nothing more, also to a caller that waits."""
+        self._over = True
+        self._more.set()
+
+    def close(self) -> None:
+        """Stop following."""
+        self._link.close()
+
+    def look(self) -> None:
+        """There may be something new in the store."""
+        self._look_at = 0.0
+        self._more.set()
+
+    async def next(self, seconds: float) -> list[Update]:
+        """Return what is new, as soon as there is something; nothing after so many seconds without any."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while not self._found and not self._over:
+            if clock() >= self._look_at:
+                await self._look()
+            elif self._batches:
+                await self._take(self._batches.popleft())
+            elif (now := clock()) >= until:
+                break
+            else:
+                self._more.clear()
+                try:
+                    async with asyncio.timeout(min(until, self._look_at) - now):
+                        await self._more.wait()
+                except TimeoutError:
+                    continue
+        while self._batches and len(self._found) < PAGE and not self._over:
+            await self._take(self._batches.popleft())
+        found, self._found = self._found, []
+        return found
+
+    def _receive(self, batch: Batch) -> None:
+        self._batches.append(batch)
+        self._more.set()
+
+    async def _look(self) -> None:
+        """Read what the store has of the session."""
+        info = await self._store.session(*self._where)
+        before, state = self._at, SessionState()
+        if info is not None:
+            self._session = info.id
+            if info.entries < self._at:
+                self._over = True
+                return
+            more = await self._read_log()
+            waiting = [(row.message.id or "", row.message.content) for row in await self._store.waiting(*self._where)]
+            state = SessionState(info.open_turn, info.parked, tuple(waiting))
+            if more:  # a long log is shown in pages; the state comes with the last one
+                self._look_at = 0.0
+                return
+        if state != self._state:
+            self._state = state
+            self._found.append(state)
+        is_quiet = state.turn is None and before == self._at
+        self._pause = min(self._pause * 1.5, REST_SECONDS) if is_quiet else LOOK_SECONDS
+        self._look_at = asyncio.get_running_loop().time() + self._pause
+
+    async def _read_log(self) -> bool:
+        """Show the entries after the last one that was shown, and return whether there may be more.
+
+        That one is read again: after a power loss its position may have been given to another entry.
+        """
+        if not self._session:
+            return False
+        logged = await self._store.read_log(self._session, max(self._at - 1, 0), self._at + PAGE)
+        if self._at and logged and logged[0].seq == self._at:
+            if self._mark is not None and self._mark != mark_of(logged[0]):
+                self._over = True
+                return False
+            self._mark = mark_of(logged.pop(0))
+        for one in logged:
+            self._found.append(one)
+            self._at, self._mark, self._cursor = one.seq, mark_of(one), TextCursor()
+        return len(logged) >= PAGE
+
+    async def _take(self, batch: Batch) -> None:
+        if batch.seq > self._at:
+            if not self._session and (info := await self._store.session(*self._where)) is not None:
+                self._session = info.id
+            while await self._read_log():
+                pass
+        if any(not isinstance(event, events.Text | events.Reasoning) for event in batch.events):
+            # The entry that an event announces is written right after it.
+            self._look_at = min(self._look_at, asyncio.get_running_loop().time() + SETTLE_SECONDS)
+        if batch.seq != self._at:
+            return
+        offset = batch.chars
+        for event in batch.events:
+            if isinstance(event, events.Text):
+                self._take_text(batch.attempt, offset, event.text)
+                offset += len(event.text)
+            elif not isinstance(event, events.Restarted | events.TurnEnded):  # the cursor and the log show these
+                self._found.append(Streamed(self._at, event))
+
+    def _take_text(self, attempt: str, offset: int, text: str) -> None:
+        """Show what is new of a text that stands at this offset of its attempt."""
+        cursor = self._cursor
+        if attempt != cursor.attempt:
+            cursor.begin(attempt)
+        if offset > cursor.length:
+            if (now := asyncio.get_running_loop().time()) - self._asked_at > ASK_SECONDS:
+                self._asked_at = now
+                self._link.ask()
+            return
+        if not (text := text[cursor.length - offset :]):
+            return
+        new = cursor.feed(text)
+        if new is None:
+            self._found.append(Streamed(self._at, events.Restarted(MOVED)))
+            new = cursor.restart()
+        if new:
+            self._found.append(Streamed(self._at, events.Text(new)))
+
+
+def mark_of(one: Logged) -> int:
+    """A checksum that tells an entry from another one that was written at its position after a power loss."""
+    return checksum(f"{one.turn}:{one.at!r}:{one.seq}")

@@ -267,16 +267,22 @@ class TurnRunner:
 
     async def fullness(self, info: SessionInfo | None) -> str:
         """How full the model's window is with a session's conversation."""
-        measure = self.models.compactor.measure()
-        window = f"{measure.window:,} tokens"
+        used, window, summary = await self.context_use(info)
         if info is None:
-            return f"the model takes {window}"
+            return f"the model takes {window:,} tokens"
+        return f"about {used:,} of {window:,} tokens{', older turns as a summary' if summary else ''}"
+
+    async def context_use(self, info: SessionInfo | None) -> tuple[int, int, bool]:
+        """About how many tokens a session's conversation has, how many the model takes, and whether a summary stands
+        for older turns."""
+        measure = self.models.compactor.measure()
+        if info is None:
+            return 0, measure.window, False
         kept = self._histories.kept(info.id)
         if kept is None:
             system = self.context.conversation_prompt(await in_thread(self.context.shared_prompt), info.created_at)
             kept = conversation_of(system, *await read_shown(self.store, info))
-        summary = ", older turns as a summary" if kept.summary is not None else ""
-        return f"about {measure.tokens(kept):,} of {window}{summary}"
+        return measure.tokens(kept), measure.window, kept.summary is not None
 
     def _toolbox(self, claim: Claim, spec: TurnSpec, turn: Turn, own: Places) -> Toolbox:
         message, conversation = claim.message, turn.conversation

@@ -16,12 +16,14 @@ from ..runtime.owners import Owners
 from .agent_choice import MODELS
 from .anthropic_messages import MessagesHandler
 from .connections import Runner, connection_limit
-from .errors import not_found, unavailable
-from .guard import Guard
+from .errors import ApiError, not_found, unavailable
+from .guard import SPOKEN, Guard
 from .metrics import MetricsHandler
+from .ollama import OllamaHandler
 from .openai_chat import ChatHandler
 from .openai_responses import ResponsesHandler
 from .origins import check_bind
+from .page_api import PageApi
 from .responses import health, model, models
 from .turns import Turns
 
@@ -44,6 +46,7 @@ class Server:
             per_minute=config.requests_per_minute,
             agent=config.server_agent,
         )
+        self._page = PageApi(owners, ping_seconds=config.ping_seconds, per_minute=config.requests_per_minute)
         self._runner: Runner | None = None
         self._guard: Guard | None = None
         self._openapi = b""
@@ -83,6 +86,7 @@ class Server:
         if self._runner is None or self._guard is None:
             return
         self._guard.closing = self._turns.stopping = True
+        self._page.stop()
         cleanup = asyncio.ensure_future(self._runner.cleanup())
         if hurry is not None:
             hurried = asyncio.ensure_future(hurry.wait())
@@ -102,13 +106,30 @@ class Server:
         app.router.add_get("/v1/responses/{id}", responses.get)
         app.router.add_delete("/v1/responses/{id}", responses.delete)
         app.router.add_post("/v1/responses/{id}/cancel", responses.cancel)
+        ollama = OllamaHandler(self._turns, self._names())
+        app.router.add_post("/api/chat", ollama.chat)
+        app.router.add_post("/api/generate", ollama.generate)
+        app.router.add_get("/api/tags", ollama.tags)
+        app.router.add_get("/api/ps", ollama.ps)
+        app.router.add_get("/api/version", ollama.version)
+        app.router.add_post("/api/show", ollama.show)
+        for path in ("/v1/completions", "/v1/embeddings", "/api/embed", "/api/embeddings"):
+            app.router.add_post(path, self._unsupported)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/openapi.json", self._document)
         app.router.add_get("/metrics", self._metrics.handle)
+        self._page.add_routes(app.router)
         return app
+
+    async def _unsupported(self, request: web.Request) -> web.Response:
+        """Refuse what no provider of models can do here, by its name."""
+        what = "text completions" if request.path == "/v1/completions" else "embeddings"
+        raise ApiError(
+            400, f"{request.path}: the model of this server makes no {what}; {SPOKEN}", code="unsupported_endpoint"
+        )
 
     async def _models(self, request: web.Request) -> web.Response:
         return _json(models(self._names()))

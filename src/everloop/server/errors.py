@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,11 +38,17 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
+# Ollama's API shares its prefix with that of the web page.
+_OLLAMA = re.compile(
+    r"/api/(?:chat|generate|tags|show|version|ps|embed|embeddings|pull|push|create|copy|delete|blobs)(?:/|$)"
+)
+
+
 def body_for(path: str, error: ApiError) -> dict[str, Any]:
     """The body of an error in the shape of the API that a path belongs to."""
     if path.startswith("/v1/messages"):
         return anthropic_body(error)
-    return {"error": error.message} if path.startswith("/api/") else error.body()
+    return {"error": error.message} if _OLLAMA.match(path) else error.body()
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:

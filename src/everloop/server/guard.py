@@ -61,6 +61,10 @@ PROXY = re.compile(
 BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/=-]{1,512})", re.I)
 HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+(?: *, *[A-Za-z0-9-]+)*")
 METRICS = "/metrics"
+SPOKEN = (
+    "this server speaks OpenAI's API (/v1/chat/completions, /v1/responses, /v1/models), Anthropic's (/v1/messages) and "
+    "Ollama's (/api/chat, /api/generate, /api/tags, /api/show, /api/version, /api/ps)"
+)
 METRICS_SECONDS = 3.0  # for the store to check a token; Prometheus waits ten seconds
 BODY_SECONDS = 20.0
 LARGE_BODIES = 8  # bodies of the largest size that may be in memory at once, over all requests
@@ -410,7 +414,7 @@ def new_request_id() -> str:
 def _converted(request: web.Request, error: web.HTTPException) -> ApiError:
     """Convert an error of aiohttp to OpenAI's format."""
     if isinstance(error, web.HTTPNotFound):
-        return errors.not_found("there is nothing at this path", code="unknown_url")
+        return errors.not_found(f"there is nothing at this path; {SPOKEN}", code="unknown_url")
     if isinstance(error, web.HTTPMethodNotAllowed):
         return errors.method_not_allowed(request.method, ", ".join(sorted(error.allowed_methods)))
     if isinstance(error, web.HTTPRequestEntityTooLarge):

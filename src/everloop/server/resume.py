@@ -20,22 +20,26 @@ class Place:
     def __init__(self) -> None:
         self.seq = 0
         self.chars = 0
-        self._sum = 0
+        self.sum = 0
+
+    def resume(self, position: Position) -> None:
+        """Go on where a client is."""
+        self.seq, self.chars, self.sum = position.seq, position.chars, position.sum or 0
 
     def add(self, seq: int, text: str) -> None:
         if seq != self.seq:
             self.restart()
             self.seq = seq
         self.chars += len(text)
-        self._sum = checksum(text, self._sum)
+        self.sum = checksum(text, self.sum)
 
     def restart(self) -> None:
         """The round's text starts again."""
-        self.chars = self._sum = 0
+        self.chars = self.sum = 0
 
     def line(self) -> bytes:
         """The `id` line of the next event. A command shows nothing of the log, so its events have none."""
-        return b"" if not self.seq else b"id: %d.%d.%08x\n" % (self.seq, self.chars, self._sum)
+        return b"" if not self.seq else b"id: %d.%d.%08x\n" % (self.seq, self.chars, self.sum)
 
 
 def position_of(headers: Mapping[str, str]) -> Position | None:

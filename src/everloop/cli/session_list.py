@@ -1,0 +1,148 @@
+"""Sessions as a user sees them: their titles, age, turns, tokens and cost."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..config import Config
+from ..log import Cleared, Logged, ModelAnswered, UserSaid, text_of
+from ..store.base import SessionInfo, Store
+from ..text import one_line
+from ..threads import in_thread
+
+TITLE = 60  # characters
+MOST_ENTRIES = 20_000  # of a session that are read for its numbers
+_OTHER = "another model"
+
+
+@dataclass(slots=True)
+class Totals:
+    """Tokens of a session's model calls, by model."""
+
+    turns: int = 0
+    tokens: dict[str, Counter[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entries: Iterable[Logged], usual: str) -> Totals:
+        """Count the model calls in a log. `usual` is the model of answers that name none."""
+        found = cls()
+        turns = set()
+        for one in entries:
+            if one.turn:
+                turns.add(one.turn)
+            if isinstance(one.entry, ModelAnswered):
+                found.add(one.entry.model or usual, one.entry.usage)
+        found.turns = len(turns)
+        return found
+
+    def add(self, model: str, usage: dict[str, int]) -> None:
+        self.tokens.setdefault(model or _OTHER, Counter()).update(usage)
+
+    def count(self, name: str) -> int:
+        return sum(tokens[name] for tokens in self.tokens.values())
+
+    def cost(self, config: Config) -> float | None:
+        """What it cost in all; None if the price of a model is unknown. A model on this machine costs nothing."""
+        if config.provider == "local":
+            return None
+        from ..config.prices import cost_of, price_of
+
+        total = 0.0
+        for model, tokens in self.tokens.items():
+            if (price := price_of(model, config.prices)) is None:
+                return None
+            total += cost_of(price, tokens)
+        return total if self.tokens else None
+
+
+def money(cost: float | None) -> str:
+    """An amount for a person: $0.0012, $1.25; "" if it is unknown."""
+    if cost is None:
+        return ""
+    return f"${cost:.4f}" if cost < 0.1 else f"${cost:.2f}"
+
+
+def age(at: float, now: float | None = None) -> str:
+    """How long ago something was, in one unit."""
+    seconds = max(0.0, (time.time() if now is None else now) - at)
+    for size, unit in ((86_400 * 365, "year"), (86_400 * 30, "month"), (86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"
+
+
+# ---------------------------------------------------------------------------------------------- titles
+
+
+class Titles:
+    """Titles that the user gave to sessions, in a small file in the home, by store and session. It
+    looks at the disk: call it in a thread."""
+
+    def __init__(self, config: Config) -> None:
+        self._path: Path = config.home / "titles.json"
+        self._store = str(config.store)
+
+    def all(self) -> dict[str, str]:
+        """The titles of this store's sessions, by their keys."""
+        return self._read().get(self._store, {})
+
+    def set(self, key: str, title: str) -> None:
+        """Keep a title; an empty one takes it away."""
+        titles = self._read()
+        own = titles.setdefault(self._store, {})
+        if title:
+            own[key] = title
+        else:
+            own.pop(key, None)
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
+        draft.write_text(json.dumps(titles, indent=1, ensure_ascii=False), encoding="utf-8")
+        draft.chmod(0o600)
+        draft.replace(self._path)
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        try:
+            titles = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        known = titles.items() if isinstance(titles, dict) else ()
+        return {store: dict(own) for store, own in known if isinstance(own, dict)}
+
+
+def first_words(entries: Iterable[Logged]) -> str:
+    """The first thing that the user said in the latest conversation."""
+    title = ""
+    for one in entries:
+        if isinstance(one.entry, Cleared):
+            title = ""
+        elif isinstance(one.entry, UserSaid) and not one.entry.inside and not title:
+            title = one_line(text_of(one.entry.content), TITLE)
+    return title
+
+
+@dataclass(slots=True, frozen=True)
+class Listed:
+    """A session in a list."""
+
+    info: SessionInfo
+    title: str
+    totals: Totals | None  # None for one that is too long to be counted
+
+
+async def list_sessions(store: Store, config: Config, owner: str, limit: int) -> list[Listed]:
+    """The latest sessions, each with its title and numbers."""
+    titles = await in_thread(Titles(config).all)
+    listed = []
+    for info in await store.sessions(owner, limit):
+        short = info.entries <= MOST_ENTRIES
+        entries = await store.read_log(info.id, 0 if short else max(0, info.entries - 200))
+        title = titles.get(info.key, "") or first_words(entries)
+        listed.append(Listed(info, title, Totals.of(entries, config.model) if short else None))
+    return listed

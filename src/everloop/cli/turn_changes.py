@@ -1,0 +1,251 @@
+"""What a turn changed in the workspace, and how to undo it.
+
+Before a turn the files of the workspace are read, up to a limit; after it they are compared. A change belongs to the
+turn if a file tool made it, or if it happened while a command of the turn ran; any other was made by someone else. A
+change is undone only while the file is as the turn left it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from .. import events
+from ..threads import in_thread
+from .prompt import SKIPPED
+
+MOST_FILES = 5_000
+MOST_BYTES = 1_000_000  # of a file that is kept
+MOST_IN_ALL = 64_000_000
+MOST_TURNS = 20  # that can be undone
+LEEWAY = 0.05  # seconds by which the times of files are coarse
+
+
+class FileState(NamedTuple):
+    """A regular file: what tells that it has changed, and its content unless it is too large."""
+
+    mtime: int
+    size: int
+    inode: int
+    mode: int
+    content: bytes | None
+
+    def same(self, other: FileState | None) -> bool:
+        if other is None:
+            return False
+        if self.content is not None and other.content is not None:
+            return self.content == other.content
+        return self[:3] == other[:3]
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The files of a folder at one time, by their paths relative to it."""
+
+    files: dict[str, FileState] = field(default_factory=dict)
+    whole: bool = True  # no file was left out
+
+
+def take_snapshot(folder: Path, known: Snapshot | None = None) -> Snapshot:
+    """Read the files of a folder; those that are as they were in the `known` snapshot are not read again."""
+    found = Snapshot()
+    kept = 0
+    for path, info in _regular_files(folder):
+        if len(found.files) == MOST_FILES:
+            found.whole = False
+            break
+        old = known.files.get(path) if known is not None else None
+        facts = (info.st_mtime_ns, info.st_size, info.st_ino)
+        content = old.content if old is not None and old[:3] == facts else None
+        if content is None and info.st_size <= MOST_BYTES and kept + info.st_size <= MOST_IN_ALL:
+            content = _read(folder / path)
+        kept += len(content or b"")
+        found.files[path] = FileState(*facts, stat.S_IMODE(info.st_mode), content)
+    return found
+
+
+def _regular_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    for here, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED)
+        for name in sorted(names):
+            path = os.path.join(here, name)
+            with contextlib.suppress(OSError):
+                info = os.lstat(path)
+                if stat.S_ISREG(info.st_mode):
+                    yield os.path.relpath(path, folder), info
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        data = file.read(MOST_BYTES + 1)
+    return data if len(data) <= MOST_BYTES else None
+
+
+@dataclass(slots=True)
+class Activity:
+    """What a turn did that may change files."""
+
+    written: set[str] = field(default_factory=set)  # paths that file tools wrote
+    commands: list[tuple[float, float]] = field(default_factory=list)  # when commands ran
+
+    def made(self, path: str, after: FileState | None) -> bool:
+        """Whether this turn made the change of a file."""
+        if path in self.written:
+            return True
+        if after is None:  # a removed file has no time
+            return bool(self.commands)
+        changed = after.mtime / 1e9
+        return any(start - LEEWAY <= changed <= end + LEEWAY for start, end in self.commands)
+
+
+class Change(NamedTuple):
+    """A file that a turn changed; None where it is not there."""
+
+    path: str
+    before: FileState | None
+    after: FileState | None
+
+
+@dataclass(slots=True, frozen=True)
+class TurnChanges:
+    """The changes of one turn."""
+
+    folder: Path
+    changes: tuple[Change, ...]
+    whole: bool  # all files of the folder were compared
+
+    @classmethod
+    def between(cls, folder: Path, before: Snapshot, after: Snapshot, activity: Activity) -> TurnChanges:
+        changes = [
+            Change(path, old, new)
+            for path in sorted({*before.files, *after.files})
+            if _differ(old := before.files.get(path), new := after.files.get(path)) and activity.made(path, new)
+        ]
+        return cls(folder, tuple(changes), before.whole and after.whole)
+
+    def undo(self) -> tuple[list[str], list[str]]:
+        """Restore the files; return those that were restored, and what could not be undone and why."""
+        done: list[str] = []
+        kept: list[str] = []
+        for change in self.changes:
+            try:
+                problem = self._undo(change)
+            except OSError as error:
+                problem = error.strerror or str(error)
+            if problem:
+                kept.append(f"{change.path}: {problem}")
+            else:
+                done.append(change.path)
+        return done, kept
+
+    def _undo(self, change: Change) -> str:
+        """Restore one file; return why not."""
+        if change.before is not None and change.before.content is None:
+            return "it was too large to be kept"
+        parent, _, name = change.path.rpartition("/")
+        with _opened(self.folder, parent) as folder:
+            if not _is_as(folder, name, change.after):
+                return "it was changed since, and is left alone"
+            if change.before is None:
+                os.unlink(name, dir_fd=folder)
+                return ""
+            assert change.before.content is not None
+            draft = f".{name[:100]}.{secrets.token_hex(4)}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(draft, flags, 0o600, dir_fd=folder), "wb") as file:
+                file.write(change.before.content)
+                os.fchmod(file.fileno(), change.before.mode)
+            os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+            return ""
+
+
+class ChangeTracker:
+    """Follows the turns of a chat, and keeps what the latest ones changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.turns: deque[TurnChanges] = deque(maxlen=MOST_TURNS)
+        self._folder = folder
+        self._last: Snapshot | None = None
+        self._before: Snapshot | None = None
+        self._turn = ""
+        self._activity = Activity()
+        self._running: dict[str, float] = {}
+
+    async def begin(self) -> None:
+        """Read the workspace before a turn, unless one is running."""
+        if not self._turn:
+            self._last = self._before = await in_thread(take_snapshot, self._folder, self._last)
+
+    def see(self, event: events.Event) -> None:
+        match event:
+            case events.TurnStarted(turn=turn) if turn != self._turn:
+                self._turn, self._activity = turn, Activity()
+            case events.ToolStarted(name="write_file" | "edit_file", arguments={"path": str(path)}):
+                self._activity.written.add(os.path.normpath(os.path.relpath(self._folder / path, self._folder)))
+            case events.ToolStarted(name="exec", call=call):
+                self._running[call] = time.time()
+            case events.ToolEnded(name="exec", call=call) if call in self._running:
+                self._activity.commands.append((self._running.pop(call), time.time()))
+
+    async def end(self) -> None:
+        """Compare the workspace after a turn with what it was before."""
+        before, activity = self._before, self._activity
+        activity.commands += [(since, time.time()) for since in self._running.values()]
+        self._turn, self._running = "", {}
+        if before is None or not (activity.written or activity.commands):
+            return
+        self._last = self._before = after = await in_thread(take_snapshot, self._folder, before)
+        if (found := TurnChanges.between(self._folder, before, after, activity)).changes:
+            self.turns.append(found)
+
+
+def _differ(old: FileState | None, new: FileState | None) -> bool:
+    return new is not None if old is None else not old.same(new)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, inside: str) -> Iterator[int]:
+    """Open a folder below another, making what is missing. Links are not followed: they may lead out of it."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    descriptor = os.open(folder, flags)
+    try:
+        for part in inside.split("/") if inside else ():
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=descriptor)
+            below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_as(folder: int, name: str, state: FileState | None) -> bool:
+    """Whether a file is as it was found after the turn."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return state is None
+    except OSError:
+        return False
+    with open(descriptor, "rb") as file:
+        if state is None or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        if state.content is None:
+            info = os.fstat(descriptor)
+            return (info.st_mtime_ns, info.st_size, info.st_ino) == state[:3]
+        return file.read(MOST_BYTES + 1) == state.content

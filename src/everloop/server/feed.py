@@ -1,0 +1,239 @@
+"""GET /api/sessions/KEY/feed: a session as server-sent events, from a position of its log on.
+
+Every event that a client can resume from has an id: the position of the last entry of the log, a mark that tells this
+entry from another one at the same position, and how much the client has of the text that is being streamed after it.
+The ids hold for every server of the store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from msgspec import structs
+
+from .. import events
+from ..log import CallEnded, Logged, Noted, UserSaid, kind_of, text_of
+from ..providers.openai import encode
+from ..runtime.conversations import Conversations
+from ..runtime.streaming import SessionState, SessionSubscriber, Streamed, Update, mark_of
+from ..store.base import SessionInfo, Store
+from ..text_cursor import Position
+from .errors import bad_request
+from .resume import HEADER as LAST_ID
+from .resume import Place
+
+RETRY = b"retry: 1000\n\n"
+PING = b": ping\n\n"
+LAST = 1_000  # entries from the end that a client may begin with
+_ID = re.compile(r"([0-9]{1,15})(?:-([0-9a-f]{8})(?:\.([0-9]{1,9})\.([0-9a-f]{8}))?)?", re.ASCII)
+
+
+@dataclass(slots=True, frozen=True)
+class Resume:
+    """Where a client goes on: a position, and the mark of the entry there if the client knows it."""
+
+    position: Position
+    mark: int | None = None
+
+
+def read_position(request: web.Request) -> Resume | None:
+    """The position in the request: the id of the last event that the client has, or `after`."""
+    for name, given in ((LAST_ID, request.headers.get(LAST_ID)), ("after", request.query.get("after"))):
+        if given:
+            found = _ID.fullmatch(given)
+            if found is None:
+                raise bad_request(f"{name}: is no position of a feed; send the id of an event or a number", name)
+            seq, mark, chars, sum = found.groups()
+            position = Position(int(seq), int(chars or 0), int(sum, 16) if sum else None)
+            return Resume(position, int(mark, 16) if mark else None)
+    return None
+
+
+async def start_of(store: Store, info: SessionInfo | None, wanted: Resume | None, last: int) -> Resume:
+    """Where a feed begins. Without a position, that is so many entries before the end. A client whose entry is gone,
+    because a power loss has undone it, begins at the turn of that position again."""
+    if info is None:
+        return Resume(Position(0, 0))
+    if wanted is None:
+        return await _marked(store, info, max(info.entries - last, 0))
+    seq = wanted.position.seq
+    if wanted.mark is None:
+        return await _marked(store, info, min(seq, info.entries))
+    there = await store.read_log(info.id, max(seq - 1, 0), seq) if seq else []
+    if not seq or (there and mark_of(there[0]) == wanted.mark):
+        return wanted
+    return await _marked(store, info, await _before_turn(store, info, min(seq, info.entries)))
+
+
+async def _before_turn(store: Store, info: SessionInfo, seq: int) -> int:
+    """The position before the turn that has this entry."""
+    there = await store.read_log(info.id, max(seq - 1, 0), seq)
+    turn = there[0].turn if there else None
+    found = await store.turns(info.owner, session=info.id, prefix=turn, limit=1) if turn else []
+    return max((found[0].first_seq if found else seq) - 1, 0)
+
+
+async def _marked(store: Store, info: SessionInfo, seq: int) -> Resume:
+    there = await store.read_log(info.id, seq - 1, seq) if seq else []
+    return Resume(Position(seq, 0), mark_of(there[0]) if there else None)
+
+
+class FeedHandler:
+    """Serves the feeds of all sessions."""
+
+    def __init__(self, store: Store, ping_seconds: float) -> None:
+        self._store = store
+        self._ping_seconds = ping_seconds
+        self._open: dict[tuple[str, str], set[SessionSubscriber]] = {}
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End all feeds: the server is shutting down."""
+        self._stopping = True
+        for subscribers in self._open.values():
+            for subscriber in subscribers:
+                subscriber.end()
+
+    def look(self, owner: str, key: str) -> None:
+        """Something has changed in a session."""
+        for subscriber in self._open.get((owner, key), ()):
+            subscriber.look()
+
+    async def stream(
+        self, request: web.Request, conversations: Conversations, owner: str, key: str
+    ) -> web.StreamResponse:
+        """Write a session's feed until the client leaves or the server stops."""
+        wanted, last = read_position(request), read_number(request, "last", LAST, LAST)
+        start = await start_of(self._store, await self._store.session(owner, key), wanted, last)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+        feed = Feed(start)
+        subscriber = conversations.follow(owner, key, start.position, start.mark)
+        self._open.setdefault((owner, key), set()).add(subscriber)
+        try:
+            await response.prepare(request)
+            await response.write(RETRY + feed.opening())
+            while not self._stopping and not subscriber.is_over:
+                updates = await subscriber.next(self._ping_seconds)
+                await response.write(b"".join(feed.encode(updates)) or PING)
+            await response.write_eof()
+        finally:
+            subscriber.close()
+            self._open[owner, key].discard(subscriber)
+            if not self._open[owner, key]:
+                del self._open[owner, key]
+        return response
+
+
+class Feed:
+    """Encodes the events of one feed."""
+
+    def __init__(self, start: Resume) -> None:
+        self._start = start
+        self._place = Place()
+        self._place.resume(start.position)
+        self._mark = start.mark
+
+    def opening(self) -> bytes:
+        """The first event: what the client has beyond this position is void."""
+        return _event("start", {"after": self._start.position.seq, "chars": self._start.position.chars}, self._id())
+
+    def encode(self, updates: Sequence[Update]) -> Iterator[bytes]:
+        for update in _joined(updates):
+            match update:
+                case Logged():
+                    self._place.seq, self._mark = update.seq, mark_of(update)
+                    self._place.restart()
+                    yield _event("entry", entry_of(update), self._id())
+                case SessionState(turn, parked, waiting):
+                    texts = [{"id": id, "text": text} for id, text in waiting]
+                    yield _event("state", {"turn": turn, "parked": parked, "waiting": texts})
+                case Streamed(seq, events.Text(text)):
+                    self._place.add(seq, text)
+                    yield _event("text", {"after": seq, "text": text}, self._id())
+                case Streamed(seq, events.Restarted()):
+                    self._place.restart()
+                    yield _event("restart", {"after": seq}, self._id())
+                case Streamed(seq, event):
+                    if (told := _told(event)) is not None:
+                        yield _event(told[0], {"after": seq, **told[1]})
+
+    def _id(self) -> str:
+        place = self._place
+        if not place.seq:
+            return "0" if not place.chars else f"0-00000000.{place.chars}.{place.sum:08x}"
+        at = f"{place.seq}-{self._mark or 0:08x}"
+        return f"{at}.{place.chars}.{place.sum:08x}" if place.chars else at
+
+
+def _told(event: events.Event) -> tuple[str, dict[str, Any]] | None:
+    """The name and the data of an event of the running round; None for one that an entry of the log tells better."""
+    match event:
+        case events.Reasoning(text):
+            return "reasoning", {"text": text}
+        case events.ToolStarted(call, name, _):
+            return "tool", {"call": call, "name": name, "status": "running"}
+        case events.ToolProgress(call, text):
+            return "progress", {"call": call, "text": text}
+        case events.ToolEnded(call, name, _, status, seconds):
+            return "tool", {"call": call, "name": name, "status": status, "seconds": seconds}
+        case events.Compacting(turns):
+            return "compacting", {"turns": turns}
+        case _:
+            return None
+
+
+def _joined(updates: Sequence[Update]) -> Iterator[Update]:
+    """The same with adjacent texts in one."""
+    held: Streamed | None = None
+    for update in updates:
+        if isinstance(update, Streamed) and isinstance(update.event, events.Text):
+            before = held.event.text if held is not None and isinstance(held.event, events.Text) else ""
+            held = Streamed(update.seq, events.Text(before + update.event.text))
+            continue
+        if held is not None:
+            yield held
+            held = None
+        yield update
+    if held is not None:
+        yield held
+
+
+def entry_of(one: Logged) -> dict[str, Any]:
+    """An entry of the log as clients see it: without what only the model reads, and with pictures only named."""
+    entry = one.entry
+    facts: dict[str, Any] = {"seq": one.seq, "turn": one.turn, "at": one.at, "kind": kind_of(entry)}
+    match entry:
+        case UserSaid():
+            return facts | {
+                "text": text_of(entry.content),
+                "sender": entry.sender,
+                "inside": entry.inside,
+                "untrusted": entry.untrusted,
+            }
+        case CallEnded():
+            return facts | {**structs.asdict(entry), "images": len(entry.images)}
+        case Noted():
+            message = entry.message
+            return facts | {"role": str(message.get("role", "")), "text": text_of(message.get("content"))}
+        case _:
+            return facts | structs.asdict(entry)
+
+
+def read_number(request: web.Request, name: str, default: int, most: int) -> int:
+    """A number in the query."""
+    given = request.query.get(name)
+    if given is None:
+        return default
+    if not re.fullmatch(r"[0-9]{1,15}", given, re.ASCII) or not 0 < int(given) <= most:
+        raise bad_request(f"{name}: must be a number from 1 to {most}", name)
+    return int(given)
+
+
+def _event(name: str, data: dict[str, Any], id: str = "") -> bytes:
+    """One server-sent event. JSON has no line breaks, so its data is one line."""
+    head = f"event: {name}\nid: {id}\ndata: " if id else f"event: {name}\ndata: "
+    return head.encode() + encode(data) + b"\n\n"

@@ -115,7 +115,8 @@ def main() -> None:
     known = vars(programs) | vars(family) | vars(company) | vars(goals)
     leave_out_flushes()
     for name in LATER:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # or each child copies what its collector goes through
     woken, wake = os.pipe()

@@ -281,8 +281,8 @@ async def test_thousands_of_opens_during_swaps_leak_nothing(scene, outside):
     (scene.workspace / "far").symlink_to(outside.folder)
     for folder in ("swap", "inside"):
         (scene.workspace / folder / "secret.txt").write_text("harmless")
-    with swapping(scene.workspace, 1.5) as count:
-        leaks, attempts, worked = await asyncio.to_thread(_opens, Reach(scene.workspace), outside.secret.encode(), 1.5)
+    with swapping(scene.workspace, 3) as count:
+        leaks, attempts, worked = await asyncio.to_thread(_opens, Reach(scene.workspace), outside.secret.encode(), 3.0)
         assert count() > 10_000
     assert leaks == 0
     assert attempts > 1_000, "hardly anything was tried"

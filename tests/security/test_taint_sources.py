@@ -26,6 +26,7 @@ from everloop.tools.base import Plan
 from everloop.tools.context import CallContext
 from everloop.tools.policy.policy import Policy, Verdict
 from everloop.tools.registry import marked
+from tests.support.cases import each
 from tests.support.web_servers import answer, redirect
 
 from .scene import Scene, settings
@@ -478,9 +479,9 @@ def test_code_that_comes_in_pieces_stays_as_it_is(text, size):
     assert "".join(pieces) + images.end() == text
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-@pytest.mark.parametrize("allowed", [False, True], ids=["composed", "free"])
+@each("form", FORMS)
+@each("size", [1, 2, 3, 7])
+@each("allowed", [False, True])
 def test_a_text_that_comes_in_pieces_is_shown_as_the_whole_is(form, size, allowed):
     text = "Some `code` and\n```\nmore\n```\n" + form.format("http://a.example/?q=1") + " end!"
     images = PlainImages(lambda url: allowed)

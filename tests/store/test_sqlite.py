@@ -23,7 +23,7 @@ from everloop.store.sqlite import SQLiteStore, queries
 from everloop.store.sqlite import transactions as tx
 from everloop.store.sqlite.schema import MIGRATIONS, migrate
 
-from ..support import unflushed
+from ..support.unflushed import flushed
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def test_only_the_user_can_read_the_store(store):
 
 
 async def test_it_is_a_write_ahead_log_that_is_flushed_at_every_commit(store, monkeypatch):
-    monkeypatch.setattr("everloop.store.sqlite.writer.FLUSHED", unflushed.PRODUCT)
+    flushed(monkeypatch)
     await store.accept(message())
     assert await in_writer(store, "PRAGMA journal_mode") == [("wal",)]
     assert await in_writer(store, "PRAGMA synchronous") == [(2,)]

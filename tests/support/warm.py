@@ -198,7 +198,8 @@ def main() -> int:
     connection = socket.socket(fileno=int(sys.argv[1]))
     commands = [f"everloop.cli.{found.name}" for found in pkgutil.iter_modules([str(ROOT / "src/everloop/cli")])]
     for name in (*commands, *USED):
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # a head start only
+            importlib.import_module(name)
     leave_out_flushes()
     gc.collect()
     gc.freeze()

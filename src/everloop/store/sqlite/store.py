@@ -39,13 +39,13 @@ from ..base import (
 )
 from ..peers import ANY, EventRelay, NoRelay, Notice, alive
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import commit_mark, queries, writer
+from . import commit_mark, queries
 from . import search as searching
 from . import transactions as tx
 from .commit_mark import CommitMark
 from .peers import SocketPeer, send
 from .schema import NewerSchema, migrate
-from .writer import Writer
+from .writer import SYNCHRONOUS, Writer
 
 T = TypeVar("T")
 PAGE_BYTES = 1024
@@ -460,7 +460,7 @@ class SQLiteStore:
             # Of a new file. A commit writes whole pages, and most steps of a turn are shorter than one of these.
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             _use_wal(connection, self._lock_seconds)
-            connection.execute(f"PRAGMA synchronous = {writer.FLUSHED}")
+            connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[True]}")
             # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
             migrate(connection)

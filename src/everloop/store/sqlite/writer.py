@@ -23,8 +23,7 @@ Work = Callable[[sqlite3.Connection], Any]
 # survives, in a transaction or as a single statement that is one by itself; or not at all.
 Kind = Literal["flushed", "written", "statement", "reads"]
 BATCH = 256  # jobs in one commit
-# SQLite's `synchronous` for commits that are flushed, and for those that are only written.
-FLUSHED, WRITTEN = "FULL", "NORMAL"
+SYNCHRONOUS = {True: "FULL", False: "NORMAL"}  # by whether a commit is flushed
 
 
 class Writer:
@@ -218,7 +217,7 @@ class _Writing:
         """Whether the commits from now on are flushed."""
         if flush is not self._flushes:
             # SQLite obeys this pragma when it is compiled, so a statement from the connection's cache would do nothing.
-            self.db.executescript(f"PRAGMA synchronous = {FLUSHED if flush else WRITTEN}")
+            self.db.executescript(f"PRAGMA synchronous = {SYNCHRONOUS[flush]}")
             self._flushes = flush
 
     def close(self) -> None:

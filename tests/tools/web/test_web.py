@@ -201,7 +201,7 @@ async def test_the_reader_knows_no_secret_and_takes_nothing_from_where_it_is_sta
 
 def test_both_may_be_repeated_and_run_side_by_side_and_give_data_from_strangers():
     for tool in Web().tools:
-        assert (tool.replay, tool.parallel, tool.untrusted) == ("safe", True, True)
+        assert (tool.read_only, tool.parallel, tool.untrusted) == (True, True, True)
 
 
 def test_the_key_is_not_shown_with_the_settings():

@@ -310,6 +310,10 @@ async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_a
         await screen.shows("No such file")  # the runtime's own files are out of its reach
         screen.type("what was it?\r")
         await screen.shows("I saw it.")
+        screen.type("!sleep 60\r")
+        await screen.shows("> !sleep 60")
+        screen.type("\x03")
+        await screen.shows("Stopped.")
     said = str(server.requests[0].body["messages"])
     assert "I ran this command myself" in said
     assert "42" in said

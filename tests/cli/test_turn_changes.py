@@ -64,3 +64,12 @@ def test_a_file_that_was_too_large_to_be_kept_is_named(folder):
 def test_a_pipe_in_the_folder_does_not_stop_the_reading(folder):
     os.mkfifo(folder / "pipe")
     assert set(take_snapshot(folder).files) == {"sub/a.txt"}
+
+
+def test_a_later_change_by_a_person_is_left_alone(folder):
+    before = take_snapshot(folder)
+    (folder / "sub" / "a.txt").write_text("the turn's\n")
+    changes = TurnChanges.between(folder, before, take_snapshot(folder, before), now())
+    (folder / "sub" / "a.txt").write_text("a person's\n")
+    assert changes.undo() == ([], ["sub/a.txt: it was changed since, and is left alone"])
+    assert (folder / "sub" / "a.txt").read_text() == "a person's\n"

@@ -40,14 +40,22 @@ pip_install() {
     .venv/bin/python -m pip install --disable-pip-version-check "$@"
 }
 
-# Only the names of new packages are shown; pip's warnings and errors go to standard error untouched.
+# One line counts the packages; pip's own words are shown only if it fails.
 # What must be built is built with the pinned tools of requirements.lock, so nothing unpinned is fetched.
 install_pinned() {
-    echo "Installing the packages of $1 (checked against their hashes)"
+    all=$(grep -c '^[a-zA-Z0-9]' "$1")
     rm -f .venv/.failed
-    { pip_install --require-hashes --no-build-isolation --use-pep517 -r "$1" || touch .venv/.failed; } |
-        awk '/^(Collecting|Processing) / { sub(/.*\//, "", $2); sub(/-(py[23]|cp3).*/, "", $2); print "  " $2; fflush() }'
-    [ ! -e .venv/.failed ] || fail "the packages could not be installed; see pip's message above (is the network there?)"
+    { pip_install --require-hashes --no-build-isolation --use-pep517 -r "$1" 2>.venv/.pip-errors || touch .venv/.failed; } |
+        awk -v all="$all" -v name="$1" -v live="$([ -t 1 ] && echo 1)" '
+            BEGIN { text = "Installing the packages of " name; if (live) printf "%s", text; else print text }
+            /^(Collecting|Requirement already satisfied)/ {
+                if (++count <= all && live) { printf "\r\033[K%s: %d of %d", text, count, all; fflush() }
+            }
+            END { if (live) printf "\r\033[K%s: done\n", text }'
+    if [ -e .venv/.failed ]; then
+        cat .venv/.pip-errors >&2
+        fail "the packages could not be installed; see pip's message above (is the network there?)"
+    fi
 }
 
 sh "$(dirname "$0")/system.sh" "${1:-}"

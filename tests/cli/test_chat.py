@@ -368,6 +368,15 @@ async def test_commands_work_over_a_pipe(server):
     assert len(server.requests) == 1
 
 
+async def test_an_unknown_command_over_a_pipe_is_refused_and_not_sent_to_the_model(server):
+    server.reply("A path.")
+    done = await everloop(server=server, stdin=b"/statsu\n/undo\n/usr/bin\n")
+    assert (done.status, done.out) == (1, "A path.\n")
+    assert "did you mean /status?" in done.err
+    assert "/undo works only" in done.err
+    assert len(server.requests) == 1
+
+
 async def test_ctrl_c_over_a_pipe_stops_the_turn(server):
     server.hang(30)
     process = await start(env=environment(server))

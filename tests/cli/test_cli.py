@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -16,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from everloop import InboundMessage
+from everloop.cli.completion import _words
+from everloop.cli.main import parser
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
@@ -65,17 +69,102 @@ async def test_help_names_the_commands_there_are_and_no_others():
     commands = re.findall(r"^    ([a-z]+) ", done.out, re.M)
     assert commands == [
         "chat", "run", "init", "sessions", "log", "replay", "fork", "cron", "serve", "worker", "token", "model",
-        "migrate", "doctor",
+        "migrate", "completion", "doctor",
     ]  # fmt: skip
 
 
 async def test_an_unknown_command_or_flag_is_one_line():
-    is_one_error(await everloop("srve"), "srve", "--help")
+    is_one_error(await everloop("srve"), "srve", 'did you mean "serve"?', "--help")
+    is_one_error(await everloop("what files are here"), "everloop run")
+    is_one_error(await everloop(".", "--workspace", "x"), "either")
     is_one_error(await everloop("run", "--modle", "x", "goal"), "--modle")
     is_one_error(await everloop("log", "-n", "0"), "above 0")
 
 
+def test_every_help_has_an_example_and_the_flags_of_all_commands_stand_once():
+    known = parser()
+    paths = [path for path, _ in _words(known, "")]
+    assert "cron add" in paths
+    for path in paths:
+        found = known
+        for part in path.split():
+            found = next(a for a in found._actions if isinstance(a, argparse._SubParsersAction)).choices[part]
+        text = found.format_help()
+        assert re.search(r"^examples?:\n  \S", text, re.M), path
+        assert ("--base-url URL" in text) == (path == "")
+
+
+async def test_the_short_flag_tells_the_version():
+    assert re.fullmatch(r"everloop \d\S+\n", (await everloop("-V")).out)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_a_shell_completes_commands_actions_and_flags(shell):
+    script = (await everloop("completion", shell)).out
+    assert "sessions" in script
+    assert "export" in script
+    if shutil.which("bash") is None or shell != "bash":
+        return
+    probe = f"""{script}
+for line in "everloop ses" "everloop cron re" "everloop run --outp" "everloop sessions export --form"; do
+    COMP_WORDS=($line); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _everloop; echo "${{COMPREPLY[*]}}"
+done"""
+    done = subprocess.run(["bash", "--norc", "-c", probe], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["sessions", "remove", "--output", "--format"]
+
+
 # ------------------------------------------------------------------------------------------------ run
+
+
+async def test_what_is_piped_in_is_added_to_the_goal_or_is_all_of_it(server):
+    server.reply("Short.")
+    server.reply("Hello.")
+    done = await everloop("run", "summarise", server=server, stdin=b"a long text\n")
+    assert (done.status, done.out) == (0, "Short.\n")
+    assert server.requests[0].body["messages"][-1]["content"] == "summarise\n\na long text\n"
+    done = await everloop("run", server=server, stdin=b"say hello\n")
+    assert (done.status, done.out) == (0, "Hello.\n")
+    assert server.requests[1].body["messages"][-1]["content"] == "say hello\n"
+
+
+async def test_a_run_goes_on_in_the_latest_session_or_in_one_that_is_named(server):
+    for answer in ("one", "two", "three", "four"):
+        server.reply(answer)
+    await everloop("run", "water the beans", server=server)
+    await everloop("run", "feed the cat", server=server)
+    await everloop("run", "--continue", "and the dog", server=server)
+    assert "feed the cat" in str(server.requests[2].body)
+    await everloop("run", "--resume", "BEANS", "and the peas", server=server)
+    assert "water the beans" in str(server.requests[3].body)
+    assert "feed the cat" not in str(server.requests[3].body)
+    is_one_error(await everloop("run", "--resume", "xyz", "go", server=server), "xyz", "everloop sessions")
+
+
+async def test_events_are_printed_as_they_happen_when_asked(server):
+    server.calls(call("list_dir", path="."))
+    server.reply("Nothing there.")
+    done = await everloop("run", "--output", "jsonl", "look", server=server)
+    told = [json.loads(line) for line in done.lines]
+    kinds = [one["event"] for one in told]
+    assert kinds[0] == "turn_started"
+    assert kinds.index("tool_started") < kinds.index("tool_ended") < kinds.index("text")
+    assert (told[-1]["event"], told[-1]["result"], told[-1]["reason"]) == ("result", "Nothing there.", "answer")
+
+
+async def test_a_session_has_a_title_and_is_shown_renamed_and_exported_without_secrets(server):
+    server.reply("The key is sk-abcdefghijklmnopqrstuvwx.")
+    await everloop("run", "--session", "my:one", "tell me the key please", server=server)
+    listed = (await everloop("sessions")).out
+    assert re.search(r"my:one +tell me the key please +1 .*(just now|ago)", listed)
+    assert "tell me the key" in (await everloop("sessions", "show", "my:one")).out
+    assert (await everloop("sessions", "rename", "my:one", "Keys")).status == 0
+    assert "Keys" in (await everloop("sessions")).out
+    for form, words in (("md", "## You"), ("jsonl", '"seq"'), ("html", "<!doctype html>")):
+        text = (await everloop("sessions", "export", "--format", form, "keys")).out
+        assert words in text
+        assert "tell me the key" in text
+        assert "sk-abc" not in text
+        assert "[secret]" in text
 
 
 async def test_run_prints_the_answer_alone(server):
@@ -171,7 +260,7 @@ async def test_a_command_as_a_goal_is_answered_and_no_turn_is_taken_for_its_own(
 async def test_ctrl_c_stops_a_run_and_closes_its_log():
     async with HeldOpenAI() as server:
         server.hold(Reply("one two three"), after_chunks=2)
-        process = await start("run", "hi", env=environment(server))
+        process = await start("run", "hi", env=environment(server), stdin=asyncio.subprocess.DEVNULL)
         await until(lambda: server.heard)
         process.send_signal(signal.SIGINT)
         done = await finished(process)
@@ -186,7 +275,9 @@ async def test_ctrl_c_stops_a_run_and_closes_its_log():
 async def test_a_run_waits_for_a_session_that_another_process_has(server):
     model = "tools-0x0-d700"
     arguments = ("run", "--json", "--session", "my:work")
-    first = await start(*arguments, "mark:one", env=environment(server, EVERLOOP_MODEL=model))
+    first = await start(
+        *arguments, "mark:one", env=environment(server, EVERLOOP_MODEL=model), stdin=asyncio.subprocess.DEVNULL
+    )
     await until(lambda: server.requests)
     second = await everloop(*arguments, "mark:two", server=server, EVERLOOP_MODEL=model)
     assert (await finished(first)).json["result"] == "done:one"

@@ -185,7 +185,7 @@ async def test_what_happens_is_shown_while_the_turn_runs(server):
     server.replies.append(Reply("done", delay=60))
     async with following() as follower:
         await follower.sees("turn_ended", session="my:before")
-        run = await start("run", "hi", "--session", "my:one", env=environment(server))
+        run = await start("run", "hi", "--session", "my:one", env=environment(server), stdin=asyncio.subprocess.DEVNULL)
         await follower.sees("tool_ended", session="my:one")
         await follower.sees("model_called", 2, session="my:one")
         assert "turn_ended" not in follower.events(session="my:one")
@@ -219,7 +219,7 @@ async def test_only_the_named_session_is_followed_also_before_it_is_there(server
 
 async def test_following_one_turn_ends_with_it(server):
     server.replies.append(Reply("done", delay=1.0))
-    run = await start("run", "hi", "--session", "my:one", env=environment(server))
+    run = await start("run", "hi", "--session", "my:one", env=environment(server), stdin=asyncio.subprocess.DEVNULL)
     async with following("--session", "my:one") as first:
         await first.sees("model_called")
         turn = first.rows[0]["turn"]
@@ -235,7 +235,7 @@ async def test_following_one_turn_ends_with_it(server):
 async def test_a_worker_that_is_killed_and_started_again_is_followed_on(server):
     server.replies.append(Reply("lost", delay=60))
     async with following() as follower:
-        run = await start("run", "hi", "--session", "my:one", env=environment(server))
+        run = await start("run", "hi", "--session", "my:one", env=environment(server), stdin=asyncio.subprocess.DEVNULL)
         await follower.sees("model_called")
         run.kill()
         await run.wait()

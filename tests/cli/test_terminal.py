@@ -310,6 +310,10 @@ async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_a
         await screen.shows("No such file")  # the runtime's own files are out of its reach
         screen.type("what was it?\r")
         await screen.shows("I saw it.")
+        screen.type("!sleep 60\r")
+        await screen.shows("> !sleep 60")
+        screen.type("\x03")
+        await screen.shows("Stopped.")
     said = str(server.requests[0].body["messages"])
     assert "I ran this command myself" in said
     assert "42" in said
@@ -431,3 +435,28 @@ async def test_an_export_has_the_conversation_and_no_secret(server, tmp_path):
     assert "sk-abc" not in text
     assert "pass-word" not in text
     assert text.count("[secret]") == 2
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_a_start_says_where_it_works_and_a_restart_what_it_continues(server, tmp_path, columns):
+    server.reply("Paris.")
+    server.hang(30)
+    async with terminal(server=server, columns=columns) as screen:
+        text = " ".join(" ".join(await screen.shows(PROMPT)).split())
+        assert "your home workspace; `everloop .` works in the current folder" in text
+        screen.type("capital of France?\r")
+        await screen.shows("Paris.")
+        await screen.shows("tokens read")
+        screen.type("and of Spain?\r")
+        await until(lambda: len(server.requests) == 2)
+        screen.process.kill()
+        await screen.process.wait()
+    server.reply("Madrid.")
+    async with terminal(server=server, columns=columns) as screen:
+        text = " ".join(" ".join(await screen.shows("Madrid.")).split())
+        assert "Continues “capital of France?” (2 turns, just now)" in text
+        assert "It goes on now: “and of Spain?”" in text
+    async with terminal(str(tmp_path), server=server, columns=columns) as screen:
+        text = " ".join(" ".join(await screen.shows(PROMPT)).split())
+        assert "home workspace" not in text
+        assert "Continues" not in text

@@ -67,7 +67,7 @@ async def everloop(*arguments: str, server: FakeOpenAI | None = None, stdin: byt
 async def finished(process: Any, stdin: bytes = b"") -> Done:
     try:
         async with asyncio.timeout(40):
-            out, err = await process.communicate(stdin)
+            out, err = await process.communicate(stdin if process.stdin is not None else None)
     finally:
         if process.returncode is None:
             process.kill()

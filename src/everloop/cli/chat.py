@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from ..config import Config
 from ..config.sources import shown
@@ -14,6 +15,8 @@ from .common import check_model, hush, is_trusted, load_config, prepare_workspac
 from .folder import enter
 from .main import INTERRUPTED
 from .setup import SMALL, with_model
+
+HINT_SHOWN = "better_models_shown"  # in the home, once the user was told of better models than the local one
 
 
 def command(options: argparse.Namespace) -> int:
@@ -40,7 +43,21 @@ def command(options: argparse.Namespace) -> int:
 
 
 def greeting(config: Config, key: str) -> str:
-    own = " (your home workspace; `everloop FOLDER` works in another folder)"
+    own = " (your home workspace; `everloop .` works in the current folder, `everloop FOLDER` in another)"
     place = f"{printable(shown(config.workspace))}{own if is_home_workspace(config.workspace, config) else ''}"
     line = f"In {place}\nEverloop · {config.model} · session {key} · /help shows the commands"
-    return f"{line}\n{SMALL.format(config.model)}" if config.provider == "local" else line
+    if config.provider != "local" or not _is_first_time(config.home / HINT_SHOWN):
+        return line
+    return f"{line}\n{SMALL.format(config.model)}"
+
+
+def _is_first_time(mark: Path) -> bool:
+    """Whether a hint was not given yet; it counts as given from now on."""
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # it is given again
+        return True
+    return True

@@ -23,6 +23,7 @@ from .common import (
     show_undelivered,
     with_leaving,
 )
+from .local_commands import plain_refusal
 from .main import INTERRUPTED
 from .output import Output
 from .render import Renderer
@@ -70,7 +71,10 @@ async def plain_chat(config: Config, key: str, greeting: str, prompt: str) -> in
                 ctrl_c.idle = None
             if line is None or line.strip() in LEAVE:
                 break
-            if line.strip():
+            if (refusal := plain_refusal(line)) is not None:
+                print(f"everloop: {refusal}", file=sys.stderr, flush=True)
+                failed = True
+            elif line.strip():
                 failed |= not await _answer(agent, key, line, view, out)
         if not ctrl_c.pressed:
             await agent.resume(key)  # messages that waited behind the last question

@@ -51,6 +51,10 @@ def command(options: argparse.Namespace) -> int:
     for check in checks:
         fix = f": {_fix(check)}" if _fix(check) else ""
         print(printable(f"{'✓' if check.ok else '✗'} {check.name:<{wide}}  {check.found}{fix}"))
+    from .completion import HOW
+
+    shell = os.path.basename(os.environ.get("SHELL", ""))
+    print(f"Tab completion of commands: {HOW.get(shell, HOW['bash'])}")
     return 0 if well else 1
 
 

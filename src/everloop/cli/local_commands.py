@@ -53,6 +53,13 @@ def unknown_command(line: str) -> str | None:
     return f"There is no command /{name}: {meant}/help lists them. Begin with a space to send it as a message."
 
 
+def plain_refusal(line: str) -> str | None:
+    """What to tell a user without a full terminal whose line is none of the commands that every chat has."""
+    if (local := local_command(line)) is not None:
+        return f"/{local[0]} works only in a terminal that can move its cursor."
+    return unknown_command(line)
+
+
 def help_text() -> str:
     """All commands and keys, in two columns."""
     commands = [(f"/{name}", text) for name, text in (*COMMANDS.items(), *LOCAL.items())]

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from everloop._version import __version__
 from everloop.errors import EverloopError
@@ -31,6 +31,16 @@ class Parser(argparse.ArgumentParser):
     """Argparse with errors of one line."""
 
     commands: frozenset[str] = frozenset()  # the names of the commands there are
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+
+    def format_help(self) -> str:
+        """The help, which ends with examples."""
+        from everloop.cli.examples import epilog
+
+        self.epilog = epilog(self.prog.partition(" ")[2])
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"everloop: {_single_line(message)}; `{self.prog} --help` shows what is allowed\n")
@@ -73,25 +83,40 @@ def _with_folder(arguments: list[str], commands: frozenset[str]) -> list[str]:
         if skip or argument.startswith("-"):
             skip = not skip and argument in VALUED
             continue
-        if argument in commands or not (os.sep in argument or os.path.isdir(argument)):
+        if argument in commands:
             return arguments
+        if not (os.sep in argument or argument.startswith("~") or os.path.isdir(argument)):
+            raise EverloopError(_no_command(argument, commands))
         if not os.path.isdir(os.path.expanduser(argument)):
             raise EverloopError(f"{argument} is not a folder: name one that exists, or make it with `everloop init`")
+        if any(one.partition("=")[0] == "--workspace" for one in arguments):
+            raise EverloopError(f"there are two folders: give either {argument} or --workspace")
         return [*arguments[:place], "--workspace", argument, *arguments[place + 1 :]]
     return arguments
 
 
+def _no_command(word: str, commands: frozenset[str]) -> str:
+    """What to tell a user whose first word is neither a command nor a folder."""
+    from difflib import get_close_matches
+
+    if " " in word.strip():
+        return f'"{word[:60]}" is no command: `everloop run "…"` works on a goal; `everloop --help` shows the commands'
+    close = get_close_matches(word, sorted(commands), 1, 0.6)
+    meant = f'did you mean "{close[0]}"? ' if close else ""
+    return f'there is no command or folder "{word[:60]}": {meant}`everloop --help` shows the commands'
+
+
 def parser() -> Parser:
     """Build the parser. Flags may stand before or after the command's name."""
-    common = _flags()
+    common = _flags(hidden=True)
     session = _flags_of_session()
     top = Parser(
         prog="everloop",
         description="An AI agent that never drops a turn. Without a command, or with a folder: chat in the terminal.",
-        parents=[common, session, _flag_of_trust()],
+        parents=[_flags(), session, _flag_of_trust()],
         allow_abbrev=False,
     )
-    top.add_argument("--version", action="version", version=f"everloop {__version__}")
+    top.add_argument("-V", "--version", action="version", version=f"everloop {__version__}")
     top.set_defaults(module="chat")
     commands = top.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
 
@@ -119,10 +144,22 @@ def _add_work(add: Add, session: Parser) -> None:
     chat.add_argument("workspace", nargs="?", metavar="FOLDER", default=argparse.SUPPRESS, help="the folder to work in")
     run = add("run", "run", "work on one goal and print the answer", session, trust)
     run.add_argument(
-        "goal", nargs="*", help="what to do; - reads it from standard input; with --agent, KEY=VALUE inputs"
+        "goal", nargs="*", help="what to do; what is piped in is added to it, or is all of it; with --agent, its inputs"
     )
-    run.add_argument("--agent", metavar="NAME", help="run an agent of the workspace's agents/ with these inputs")
-    run.add_argument("--json", action="store_true", help="print one JSON object instead of the answer")
+    run.add_argument("--agent", metavar="NAME", help="run an agent of the workspace's agents/ with KEY=VALUE inputs")
+    which = run.add_mutually_exclusive_group()
+    which.add_argument("-c", "--continue", dest="latest", action="store_true", help="go on in the latest session")
+    which.add_argument(
+        "-r", "--resume", metavar="SESSION", help="go on in this session: its key, or words of its title"
+    )
+    shape = run.add_mutually_exclusive_group()
+    shape.add_argument(
+        "--output",
+        choices=("text", "json", "jsonl"),
+        default="text",
+        help="the answer (default), one JSON object, or one for each event as it happens",
+    )
+    shape.add_argument("--json", action="store_true", help="short for --output json")
     run.add_argument("-v", "--verbose", action="store_true", help="show tool calls on standard error")
 
     init = add("init", "init", "create a workspace with short starter files; nothing is overwritten")
@@ -169,6 +206,9 @@ def _add_upkeep(add: Add) -> None:
     migrate.add_argument("source", metavar="FILE", help="the SQLite store")
     migrate.add_argument("target", metavar="DSN", help="the database: postgresql://USER:PASSWORD@HOST/DATABASE")
 
+    completion = add("completion", "completion", "print a script that completes commands in your shell")
+    completion.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+
     doctor = add("doctor", "doctor", "check the installation: what is in use, what is missing and how to fix it")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -176,7 +216,7 @@ def _add_upkeep(add: Add) -> None:
 def _session_actions(sessions: Parser) -> None:
     sessions.set_defaults(action="list")
     actions = sessions.add_subparsers(metavar="ACTION", dest="action", parser_class=Parser)
-    flags = _flags()
+    flags = _flags(hidden=True)
 
     def add(name: str, text: str) -> Parser:
         action: Parser = actions.add_parser(name, help=text, parents=[flags], allow_abbrev=False)
@@ -243,14 +283,18 @@ def _model_actions(model: Parser, common: Parser) -> None:
         one.add_argument("name", metavar="NAME", help="the model's name, or the path of a GGUF file of yours")
 
 
-def _flags() -> Parser:
+def _flags(*, hidden: bool = False) -> Parser:
+    """The flags of all commands. In the help of a command they are hidden: `everloop --help` shows them once."""
     # Without defaults, so that a command does not overwrite a flag given before its name.
     flags = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    flags.add_argument("--workspace", metavar="FOLDER", help="the folder it works in")
-    flags.add_argument("--provider", metavar="NAME", help="which model API to use")
-    flags.add_argument("--base-url", metavar="URL", help="address of the model API")
-    flags.add_argument("--model", metavar="NAME", help="the model to ask")
-    flags.add_argument("--store", metavar="FILE", help="the database file")
+    for name, value, text in (
+        ("--workspace", "FOLDER", "the folder it works in"),
+        ("--provider", "NAME", "which model API to use"),
+        ("--base-url", "URL", "address of the model API"),
+        ("--model", "NAME", "the model to ask"),
+        ("--store", "FILE", "the database file"),
+    ):
+        flags.add_argument(name, metavar=value, help=argparse.SUPPRESS if hidden else text)
     return flags
 
 

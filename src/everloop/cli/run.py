@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import select
+import stat
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EverloopError
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..runtime.agent import TurnResult
 
+PATIENCE = 2.0  # seconds after which it says that it waits for standard input
+
 
 def command(options: argparse.Namespace) -> int:
     if options.agent is not None:
@@ -30,7 +36,6 @@ def command(options: argparse.Namespace) -> int:
     if len(options.goal) > 1:
         raise EverloopError('the goal is one argument: write it in quotes, like everloop run "list the files here"')
     goal = read_goal(*options.goal)
-    key = session_key(options, f"run:{os.urandom(6).hex()}")
     config = with_model(load_config(options))
     check_model(config)
     prepare_workspace(config.workspace)
@@ -39,11 +44,15 @@ def command(options: argparse.Namespace) -> int:
     hush()
     import asyncio
 
+    key = session_key(options, asyncio.run(chosen_session(config, options)) or f"run:{os.urandom(6).hex()}")
+    output = "json" if options.json else options.output
     started = time.monotonic()
-    result, interrupted = asyncio.run(run(config, goal, key, options.verbose or sys.stderr.isatty()))
+    tell = _tell_event if output == "jsonl" else None
+    result, interrupted = asyncio.run(run(config, goal, key, options.verbose or sys.stderr.isatty(), tell))
     reason = _reason(goal, result)
-    if options.json:
-        print(as_json(_outcome(key, result, reason, time.monotonic() - started)))
+    if output != "text":
+        outcome = _outcome(key, result, reason, time.monotonic() - started)
+        print(as_json({"event": "result", **outcome} if output == "jsonl" else outcome))
     elif reason == "answer":
         print(printable(result.text) if sys.stdout.isatty() else result.text)
     if reason != "answer":
@@ -51,13 +60,12 @@ def command(options: argparse.Namespace) -> int:
     return INTERRUPTED if interrupted else 0 if reason == "answer" else 1
 
 
-def read_goal(goal: str = "") -> str:
-    """The goal as it was given, or from standard input."""
+def read_goal(goal: str = "-") -> str:
+    """The goal as it was given, with what is piped in after it; without one, or for "-", only that."""
     if goal == "-":
-        try:
-            goal = sys.stdin.buffer.read().decode() if sys.stdin is not None else ""
-        except UnicodeDecodeError as error:
-            raise EverloopError(f"the goal on standard input is not UTF-8 text (byte {error.start})") from None
+        goal = _piped() if _is_piped() or sys.stdin is None or not sys.stdin.isatty() else ""
+    elif goal.strip() and _is_piped() and (piped := _piped()).strip():
+        goal = f"{goal}\n\n{piped}"
     if any("\ud800" <= character <= "\udfff" for character in goal):
         raise EverloopError("the goal is not UTF-8 text: write it in UTF-8")
     if not goal.strip():
@@ -65,8 +73,57 @@ def read_goal(goal: str = "") -> str:
     return goal
 
 
-async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[TurnResult, bool]:
-    """Work on the goal until it ends; its result, and whether Ctrl-C ended it."""
+def _is_piped() -> bool:
+    """Whether standard input is a pipe or a file, and not a terminal, a device or nothing."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _piped() -> str:
+    """All of standard input."""
+    if sys.stdin is None:
+        return ""
+    if _is_piped() and not select.select([0], [], [], PATIENCE)[0]:
+        print("everloop: waiting for the end of standard input; </dev/null is none", file=sys.stderr, flush=True)
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise EverloopError(f"the goal on standard input is not UTF-8 text (byte {error.start})") from None
+
+
+async def chosen_session(config: Config, options: argparse.Namespace) -> str:
+    """The session that --continue or --resume names; "" without them."""
+    if not options.latest and options.resume is None:
+        return ""
+    if hasattr(options, "session"):
+        raise EverloopError("give either --session, --continue or --resume")
+    from .common import OWNER, reading
+    from .sessions import find_session
+
+    if options.resume is not None:
+        return (await find_session(config, options.resume))[0].info.key
+    async with reading(config) as store:
+        latest = await store.sessions(OWNER, 1)
+    if not latest:
+        raise EverloopError("there is no session to continue yet")
+    return latest[0].key
+
+
+def _tell_event(event: events.Event) -> None:
+    """Print an event as a line of JSON: its kind, and its fields."""
+    from dataclasses import asdict
+
+    kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
+    print(as_json({"event": kind, **asdict(event)}), flush=True)
+
+
+async def run(
+    config: Config, goal: str, key: str, watched: bool, tell: Callable[[events.Event], None] | None = None
+) -> tuple[TurnResult, bool]:
+    """Work on the goal until it ends; its result, and whether Ctrl-C ended it. `tell` is told of every event."""
     import asyncio
 
     from .. import events
@@ -81,6 +138,8 @@ async def run(config: Config, goal: str, key: str, watched: bool) -> tuple[TurnR
             ctrl_c.stop()
         if view is not None:
             view(event)
+        if tell is not None:
+            tell(event)
 
     async with make_agent(config) as agent:
         agent.subagents.waits = True  # the process ends with the answer

@@ -39,7 +39,7 @@ def command(options: argparse.Namespace) -> int:
     watched = options.verbose or sys.stderr.isatty()
     output, interrupted = asyncio.run(run(config, definition, inputs, session, watched))
     reached = output.terminate_reason == "goal"
-    if options.json:
+    if options.json or options.output != "text":
         print(as_json(_facts(options.agent, output)))
     elif output.result is not None:
         text = output.result if isinstance(output.result, str) else as_json(output.result)

@@ -26,9 +26,9 @@ def command(options: argparse.Namespace) -> int:
     config = load_with_store(options)
     match options.action:
         case "show":
-            _show(asyncio.run(_found(config, options.key)))
+            _show(asyncio.run(find_session(config, options.key)))
         case "rename":
-            session, _ = asyncio.run(_found(config, options.key))
+            session, _ = asyncio.run(find_session(config, options.key))
             title = one_line(options.title, TITLE)
             Titles(config).set(session.info.key, title)
             print(f"{printable(session.info.key)} is now {title!r}" if title else "The title is taken away.")
@@ -83,7 +83,7 @@ def _table(found: list[Listed], config: Config) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-async def _found(config: Config, wanted: str) -> tuple[Listed, list[Logged]]:
+async def find_session(config: Config, wanted: str) -> tuple[Listed, list[Logged]]:
     """The session with this key, or the only one whose title has these words; with its log."""
     async with reading(config) as store:
         info = await store.session(OWNER, wanted)
@@ -111,7 +111,7 @@ def _show(found: tuple[Listed, list[Logged]]) -> None:
 def _export(config: Config, options: argparse.Namespace) -> None:
     from .export import exported, redactor
 
-    session, entries = asyncio.run(_found(config, options.key))
+    session, entries = asyncio.run(find_session(config, options.key))
     text = exported(entries, session.title or session.info.key, options.format, redactor(config))
     if options.output is None:
         sys.stdout.write(text)

@@ -126,6 +126,7 @@ class Chat:
         self._view = CardRenderer(self._output, agent.workspace, status)
         self._changes = ChangeTracker(agent.workspace)
         self._reopen: Reopen | None = None
+        self._shell: asyncio.Task[Any] | None = None  # a command that the user runs
         self._sessions: list[Listed] = []  # for completion
         self._prefill = ""  # what the next prompt begins with
         self._tasks: set[asyncio.Task[None]] = set()
@@ -225,17 +226,21 @@ class Chat:
     async def _run_shell(self, command: str) -> None:
         """Run a command of the user in the sandbox, and keep it and its output in the conversation."""
         self._asked += 1
+        self._shell = asyncio.current_task()
         try:
             result = await self._agent.tools.execute("exec", {"command": command})
             self._view.show_command(command, result)
             text = f"I ran this command myself: {command}\nIt printed:\n{result}"
             said = UserSaid(clean(text), "user", untrusted=True)
             await self._agent.store.note(OWNER, self._key, [said, TurnEnded("answer")])
+        except asyncio.CancelledError:
+            self._output.line("Stopped.", "bad")
         except Busy:
             self._output.line("The agent is busy and does not see this output: run it again when it is done.", "dim")
         except EverloopError as error:
             self._output.line(f"everloop: {error}", "bad")
         finally:
+            self._shell = None
             self._asked -= 1
 
     def _run_local(self, name: str, words: str) -> None:
@@ -369,8 +374,10 @@ class Chat:
 
         @keys.add("c-c")
         def _(event: KeyPressEvent) -> None:
-            """Stop the turn; without one clear the line; on an empty line leave."""
-            if self._view.busy_since is not None or self._asked:
+            """Stop the user's command or the turn; without one clear the line; on an empty line leave."""
+            if self._shell is not None:
+                self._shell.cancel()
+            elif self._view.busy_since is not None or self._asked:
                 self._start(self._say("/stop"))
             elif event.current_buffer.text:
                 event.current_buffer.reset()

@@ -1,0 +1,64 @@
+"""The examples in the help of each command."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": (
+        "everloop                              chat in your home workspace",
+        "everloop .                            chat in the current folder",
+        'everloop run "summarise README.md"    one goal, one answer',
+    ),
+    "chat": ("everloop chat ~/projects/garden", "everloop chat --session cli:work"),
+    "run": (
+        'everloop run "list the files here"',
+        'cat report.txt | everloop run "summarise this"',
+        'everloop run --continue "and in German?"',
+        'everloop run --output jsonl "run the tests"',
+    ),
+    "init": ("everloop init ~/agent",),
+    "sessions": (
+        "everloop sessions",
+        'everloop sessions rename cli:direct "Garden plans"',
+        "everloop sessions export --format html cli:direct -o garden.html",
+    ),
+    "sessions show": ("everloop sessions show cli:direct",),
+    "sessions rename": ('everloop sessions rename cli:direct "Garden plans"',),
+    "sessions export": ("everloop sessions export cli:direct > garden.md",),
+    "log": ("everloop log", "everloop log --follow", "everloop log --turn 1a1d"),
+    "replay": ("everloop replay 1a1d",),
+    "fork": ("everloop fork cli:direct@12 --as cli:second-try",),
+    "cron": ('everloop cron add "water the beans" --at "tomorrow 9:00"', "everloop cron list"),
+    "cron add": (
+        'everloop cron add "water the beans" --at "tomorrow 9:00"',
+        'everloop cron add "check the news" --cron "0 8 * * 1-5"',
+    ),
+    "cron list": ("everloop cron list",),
+    "cron remove": ("everloop cron remove 9b6c4fba",),
+    "cron run": ("everloop cron run 9b6c4fba",),
+    "serve": ("everloop serve --port 8002",),
+    "worker": ("everloop worker --store postgresql://db/everloop",),
+    "token": ("everloop token add phone --owner me",),
+    "token add": ("everloop token add phone --owner me",),
+    "token create": ("everloop token add phone --owner me",),
+    "token list": ("everloop token list",),
+    "token revoke": ("everloop token revoke phone",),
+    "model": ("everloop model list",),
+    "model list": ("everloop model list --check",),
+    "model pull": ("everloop model pull qwen2.5-coder-0.5b",),
+    "model path": ("everloop model path qwen2.5-coder-0.5b",),
+    "model remove": ("everloop model remove qwen2.5-coder-0.5b",),
+    "migrate": ("everloop migrate ~/.everloop/everloop.db postgresql://db/everloop",),
+    "doctor": ("everloop doctor",),
+    "completion": (
+        'eval "$(everloop completion bash)"',
+        "everloop completion fish > ~/.config/fish/completions/everloop.fish",
+    ),
+}
+
+
+def epilog(path: str) -> str:
+    """The end of a command's help."""
+    shown = EXAMPLES.get(path, ())
+    head = "example" if len(shown) == 1 else "examples"
+    text = f"{head}:\n" + "\n".join(f"  {line}" for line in shown) if shown else ""
+    return f"{text}\n\nFlags of all commands, such as --model: everloop --help" if path else text

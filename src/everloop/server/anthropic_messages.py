@@ -52,6 +52,7 @@ from .turns import Asked, Turns, finish_of
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 # Sent with a thinking block, because clients expect one. It is not read: thoughts that come back are left out.
 SIGNATURE = "ZXZlcmxvb3A="
+VERSION_HEADER = "anthropic-version"  # which every client of the API sends
 
 # ---------------------------------------------------------------------------------------------- requests
 
@@ -386,6 +387,16 @@ class MessagesErrorFacts(Struct):
 class MessagesError(Struct):
     error: MessagesErrorFacts
     type: Literal["error"] = "error"
+
+
+def anthropic_models(names: Sequence[str]) -> bytes:
+    """The list of models as clients of this API expect it."""
+    data = [
+        {"type": "model", "id": clean(name), "display_name": clean(name), "created_at": "1970-01-01T00:00:00Z"}
+        for name in names
+    ]
+    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+    return encode_json({"data": data, "has_more": False, **ends})
 
 
 class MessagesHandler:

@@ -33,6 +33,15 @@ CLIENTS = {
 }
 
 
+# Clients of the other APIs, and what their scripts are told.
+OTHER_CLIENTS = {
+    "responses": ("openai", "run_responses.py"),
+    "responses-node": ("node", "run_responses.mjs"),
+    "litellm-anthropic": ("litellm", "run_litellm.py", "anthropic"),
+    "litellm-ollama": ("litellm", "run_litellm.py", "ollama_chat"),
+}
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something that another process brings about."""
     async with asyncio.timeout(20):
@@ -58,12 +67,12 @@ class Client:
     """A client's script, which does one thing after another as it is told."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        environment, script = CLIENTS[name]
+        environment, script, *arguments = {**CLIENTS, **OTHER_CLIENTS}[name]
         self.name = name
         self._errors = folder / "stderr"
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                _command(environment, script, folder), cwd=folder, env=bare_environment(folder / "home"),
+                [*_command(environment, script, folder), *arguments], cwd=folder, env=bare_environment(folder / "home"),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
 

@@ -260,6 +260,35 @@ async def test_a_request_that_would_need_a_persons_word_is_refused_that_and_goes
         assert not (server.owners.config.workspace / "x").exists()
 
 
+async def test_a_custom_tool_and_a_dotted_one_are_handed_back_as_the_client_knows_them(server: Serving):
+    tools = [{"type": "custom", "custom": {"name": "patch"}}, function("files.read")]
+    made = (call("patch", "c1", input="*** Begin"), call("files_read", "c2"))
+    server.fake.calls(*made)
+    whole = (await server.ask("Go.", tools=tools))["choices"][0]["message"]["tool_calls"]
+    assert whole[0] == {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    assert whole[1]["function"]["name"] == "files.read"
+    server.fake.calls(*made)
+    streamed = await server.stream("Go.", tools=tools)
+    pieces = [
+        piece
+        for chunk in streamed.chunks
+        for choice in chunk["choices"]
+        for piece in choice["delta"].get("tool_calls", ())
+    ]
+    assert [piece.get("custom", {}).get("input") for piece in pieces[:2]] == ["", "*** Begin"]
+    assert (pieces[0]["type"], pieces[2]["function"]["name"]) == ("custom", "files.read")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_parameters_without_effect_are_named_in_a_header(server: Serving, stream: bool):
+    server.fake.reply("hi")
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream, "top_k": 5, "min_p": 0.1}
+    async with server.post(body) as response:
+        assert response.status == 200
+        assert response.headers["Warning"] == '299 everloop "no effect: top_k, min_p"'
+    assert not {"top_k", "min_p"} & (server.fake.requests[-1].body or {}).keys()
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/api/embed", "/api/embeddings"])
 async def test_what_no_provider_can_do_is_refused_by_name(server: Serving, path: str):
     async with server.http.post(server.url + path, json={"input": "x", "prompt": "x"}) as response:

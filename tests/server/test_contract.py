@@ -11,7 +11,7 @@ from tests.clients.environments import python_environment
 from tests.clients.processes import bare_environment, serving
 
 FOLDER = Path(__file__).parent / "contract"
-EXAMPLES = 30  # an operation and a phase
+EXAMPLES = 12  # an operation and a phase
 
 
 @pytest.mark.timeout(300)
@@ -35,5 +35,5 @@ async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_pat
                 process.kill()
                 await process.wait()
         assert process.returncode == 0, said.decode()
-        assert "5 selected / 5 total" in said.decode()
+        assert "17 selected / 17 total" in said.decode()
         assert len(server.behind.requests) > 20  # many of its requests were answered by the model

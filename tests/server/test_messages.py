@@ -328,6 +328,14 @@ async def test_a_long_tool_name_is_the_clients_again_in_the_answer(server):
     assert said["content"][0]["name"] == name
 
 
+async def test_the_models_are_listed_in_anthropics_shape_for_its_clients(server):
+    for headers, shape in (({"anthropic-version": "2023-06-01"}, "has_more"), ({}, "object")):
+        async with server.http.get(f"{server.url}/v1/models", headers=headers) as response:
+            listed = await response.json()
+        assert shape in listed
+        assert listed["data"][0]["id"] == "scripted"
+
+
 async def test_a_key_in_anthropics_header_is_a_token(tmp_path):
     async with serving(tmp_path) as server:
         token = new_token()

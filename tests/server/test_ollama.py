@@ -219,6 +219,24 @@ async def test_a_silent_stream_has_lines_as_signs_of_life(tmp_path):
         assert "".join(line["message"]["content"] for line in lines) == "late"
 
 
+async def test_a_body_without_a_content_type_is_taken_and_one_of_a_page_is_not(server):
+    body = json.dumps({"model": "scripted", "messages": HELLO, "stream": False}).encode()
+
+    async def status(**headers: str) -> int:
+        skipped = ("Content-Type",) if not headers.get("Content-Type") else ()
+        async with server.http.post(
+            f"{server.url}/api/chat", data=body, headers={**server.headers, **headers}, skip_auto_headers=skipped
+        ) as response:
+            return int(response.status)
+
+    server.fake.reply("hi")
+    assert await status() == 200
+    assert await status(Origin="https://elsewhere.example") == 403
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        assert await status(**{"Content-Type": kind}) == 415
+    assert len(server.fake.requests) == 1
+
+
 async def test_a_client_that_leaves_stops_the_model(server):
     server.fake.hang(50, after_chunks=2, text="one two three four")
     body = {"model": "scripted", "messages": HELLO}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from everloop.providers import base as providers
 from everloop.server.requests import DEFAULTS, SAFE_NAME, WITHOUT_EFFECT, ChatBody, ChatRequest
 
-from .chats import ALL, HELLO, NONE, calls, nested, read, refused, result, tool
+from .chats import ALL, HELLO, NONE, PIXEL, calls, nested, parts, read, refused, result, tool
 
 
 def test_the_smallest_request_has_nothing_but_its_messages():
@@ -85,7 +86,7 @@ def test_both_names_of_the_token_limit_must_agree():
 OUT_OF_RANGE = [
     ("temperature", -0.1), ("temperature", 2.1), ("temperature", "1"), ("temperature", True),
     ("top_p", 1.1), ("top_p", -1), ("max_tokens", 0), ("max_tokens", 1.5), ("max_tokens", 2**63), ("max_tokens", True),
-    ("max_completion_tokens", -1), ("stop", ["a"] * 5), ("stop", ""), ("stop", [""]), ("stop", 5), ("stop", {"a": 1}),
+    ("max_completion_tokens", -2), ("stop", ["a"] * 5), ("stop", ""), ("stop", [""]), ("stop", 5), ("stop", {"a": 1}),
     ("seed", 2**63), ("seed", "1"), ("presence_penalty", 2.1), ("frequency_penalty", -2.1),
     ("logit_bias", {"x": 1}), ("logit_bias", {"1": 101}), ("logit_bias", {"1\n": 1}), ("logit_bias", [1]),
     ("reasoning_effort", "huge"), ("verbosity", "loud"), ("user", 5), ("stream", "yes"), ("stream", 1), ("model", 5),
@@ -125,7 +126,7 @@ def test_a_value_that_asks_for_nothing_is_taken(name, value):
     assert read(NONE, **{name: value}) == read()
 
 
-@pytest.mark.parametrize("name", ["top_k", "N", "messages ", "", "é", "a`b", "x" * 1000])
+@pytest.mark.parametrize("name", ["topk", "N", "messages ", "", "é", "a`b", "x" * 1000])
 def test_an_unknown_parameter_is_refused_by_its_name(name):
     error = refused(ALL, **{name: 1})
     assert error.code == "unknown_parameter"
@@ -137,8 +138,9 @@ def test_streaming_and_its_options():
     assert not read(stream=False).stream
     assert read(stream=True, stream_options={"include_usage": True}).include_usage
     assert not read(stream=True, stream_options={"include_usage": False, "include_obfuscation": False}).include_usage
-    assert refused(stream_options={"include_usage": True}).param == "stream_options"
-    assert refused(stream=False, stream_options={}).param == "stream_options"
+    for alone in (read(stream_options={"include_usage": True}), read(stream=False, stream_options={})):
+        assert not alone.include_usage
+        assert alone.ignored == ("stream_options",)
     assert refused(stream=True, stream_options={"usage": True}).param == "stream_options.usage"
     error = refused(stream=True, stream_options={"include_obfuscation": True})
     assert error.param == "stream_options.include_obfuscation"
@@ -185,8 +187,9 @@ def test_the_clients_tools_are_as_it_sent_them():
 @pytest.mark.parametrize(
     ("tools", "param"),
     [
-        ([{"type": "custom", "custom": {"name": "x"}}], "tools[0].type"),
-        ([{"type": "custom", "function": {"name": "x"}}], "tools[0].type"),
+        ([{"type": "web_search"}], "tools[0].type"),
+        ([{"type": "custom", "function": {"name": "x"}}], "tools[0].custom"),
+        ([{"type": "function"}], "tools[0].function"),
         ([tool(), tool("a b")], "tools[1].function.name"),
         ([tool("look\n")], "tools[0].function.name"),
         ([tool("x" * 129)], "tools[0].function.name"),
@@ -220,6 +223,63 @@ def test_a_name_that_models_refuse_has_another_for_the_model():
 
 def _call(id: str, name: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", 40), ("min_p", 0.1), ("chat_template_kwargs", {"enable_thinking": False}), ("enable_thinking", True),
+        ("think", True), ("thinking", {"type": "enabled"}), ("reasoning", {"enabled": True}), ("cache_prompt", True),
+        ("usage", {"include": True}),
+    ],
+)  # fmt: skip
+def test_what_other_servers_know_is_accepted_and_named(name, value):
+    request = read(**{name: value})
+    assert (request.ignored, request.options) == ((name,), {})
+
+
+def test_what_clients_send_in_their_own_way_is_understood():
+    assert read(max_tokens=-1).options == {}
+    assert read(reasoning_effort="max").options == {"reasoning_effort": "xhigh"}
+    effort = read(reasoning={"effort": "low"})
+    assert (effort.options, effort.ignored) == ({"reasoning_effort": "low"}, ())
+    picture = read(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": PIXEL}]}])
+    assert picture.messages[0]["content"] == [{"type": "image_url", "image_url": {"url": PIXEL}}]
+    assert read(messages=[HELLO, {"role": "system", "content": "Be brief."}]).messages[-1]["role"] == "system"
+
+
+def test_pictures_in_results_follow_behind_the_last_of_them():
+    shown = [{"type": "image_url", "image_url": {"url": PIXEL}}]
+    both = [result("a", [*parts("one"), *shown]), result("b", shown)]
+    made = read(messages=[HELLO, calls("a", "b"), *both, HELLO]).messages
+    assert [one["role"] for one in made] == ["user", "assistant", "tool", "tool", "user", "user"]
+    assert [one["content"] for one in made[2:5]] == ["one", "[a picture, which follows]", [*shown, *shown]]
+
+
+def test_allowed_tools_are_the_only_ones_that_are_offered():
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "look"}}]}
+    request = read(tools=[tool(), tool("other")], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert [one["function"]["name"] for one in request.tools] == ["look"]
+    assert request.options == {"tool_choice": "required"}
+    none = read(tools=[tool("other")], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert (none.tools, none.client_is_agent) == ([], True)  # it must not get the agent's tools instead
+
+
+def test_a_custom_tool_is_a_function_with_one_text():
+    patch = {
+        "type": "custom",
+        "custom": {"name": "patch", "format": {"type": "grammar", "grammar": {"definition": "G"}}},
+    }
+    made = {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    chosen = {"type": "custom", "custom": {"name": "patch"}}
+    said = [HELLO, {"role": "assistant", "tool_calls": [made]}, result("c1")]
+    request = read(tools=[patch], messages=said, tool_choice=chosen)
+    (offered,) = request.tools
+    assert offered["function"]["parameters"]["required"] == ["input"]
+    assert offered["function"]["description"].endswith("G")
+    assert json.loads(request.messages[1]["tool_calls"][0]["function"]["arguments"]) == {"input": "*** Begin"}
+    assert request.options["tool_choice"]["function"] == {"name": "patch"}
+    assert request.custom == {"patch"}
 
 
 def test_more_tools_than_openai_takes_are_passed_on():

@@ -55,7 +55,7 @@ def agent_of(chat: ChatRequest, headers: Mapping[str, str], token: str, default:
     The header and the model's name choose, then the token, then the server's settings. A token for clients only is a
     limit that neither of them lifts, and where the two differ, the agent's tools are not used.
     """
-    asked = {_header(headers), MODELS.get(chat.model or "")} - {None}
+    asked = {header_of(headers), MODELS.get(chat.model or "")} - {None}
     if token == "client" or "client" in asked or chat.client_is_agent or is_side_request(chat):
         return "client"
     return "own" if asked or token == "own" else default
@@ -68,7 +68,8 @@ def is_side_request(chat: ChatRequest) -> bool:
     return any(_SIDE.search(text) for text in texts)
 
 
-def _header(headers: Mapping[str, str]) -> Agent | None:
+def header_of(headers: Mapping[str, str]) -> Agent | None:
+    """What the header chooses, if it is there."""
     match headers.get(HEADER, "").strip().lower():
         case "":
             return None

@@ -52,6 +52,7 @@ from .turns import Asked, Turns, finish_of
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 # Sent with a thinking block, because clients expect one. It is not read: thoughts that come back are left out.
 SIGNATURE = "ZXZlcmxvb3A="
+VERSION_HEADER = "anthropic-version"  # which every client of the API sends
 
 # ---------------------------------------------------------------------------------------------- requests
 
@@ -256,7 +257,7 @@ def _choice(
         case "any" if tools:
             return "required"
         case "tool" if choice is not None and choice.name:
-            return ToolChoice(ChosenFunction(choice.name), "function")
+            return ToolChoice(ChosenFunction(choice.name))
         case "tool":
             raise bad_request("tool_choice.name: is missing", "tool_choice.name")
     return None
@@ -279,9 +280,7 @@ def _messages(message: MessageParam, where: str) -> Iterator[AnyMessage]:
             case ToolUseBlock(id, name, input):
                 calls.append(ToolCall(id, CalledFunction(name, encode(input).decode())))
             case ToolResultBlock():
-                text, pictures = _result(block, place)
-                yield ToolMessage(text, block.tool_use_id)
-                said += pictures
+                yield _result(block, place)
             case ThinkingBlock() | RedactedThinkingBlock():
                 pass  # the model's own thoughts: no other model's API takes them
             case _:
@@ -307,14 +306,11 @@ def _said(
         yield AssistantMessage([*texts] or None, tool_calls=calls or None)
 
 
-def _result(block: ToolResultBlock, where: str) -> tuple[str, list[TextPart | ImagePart]]:
-    """The text of a result, and its pictures: a model's API takes only text there, so they follow as the user's."""
+def _result(block: ToolResultBlock, where: str) -> ToolMessage:
     if not isinstance(block.content, list):
-        return block.content or "", []
+        return ToolMessage(block.content or "", block.tool_use_id)
     parts = [_part(one, f"{where}.content[{number}]") for number, one in enumerate(block.content)]
-    text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
-    pictures: list[TextPart | ImagePart] = [part for part in parts if isinstance(part, ImagePart)]
-    return text or ("[a picture, which follows]" if pictures else ""), pictures
+    return ToolMessage(parts or "", block.tool_use_id)
 
 
 def _part(block: TextBlock | ImageBlock | DocumentBlock, where: str) -> TextPart | ImagePart:
@@ -391,6 +387,16 @@ class MessagesErrorFacts(Struct):
 class MessagesError(Struct):
     error: MessagesErrorFacts
     type: Literal["error"] = "error"
+
+
+def anthropic_models(names: Sequence[str]) -> bytes:
+    """The list of models as clients of this API expect it."""
+    data = [
+        {"type": "model", "id": clean(name), "display_name": clean(name), "created_at": "1970-01-01T00:00:00Z"}
+        for name in names
+    ]
+    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+    return encode_json({"data": data, "has_more": False, **ends})
 
 
 class MessagesHandler:

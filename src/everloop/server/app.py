@@ -14,7 +14,7 @@ from ..messages import encode_json
 from ..observability.metrics import Meters
 from ..runtime.owners import Owners
 from .agent_choice import MODELS
-from .anthropic_messages import MessagesHandler
+from .anthropic_messages import VERSION_HEADER, MessagesHandler, anthropic_models
 from .connections import Runner, connection_limit
 from .errors import ApiError, not_found, unavailable
 from .guard import SPOKEN, Guard
@@ -132,6 +132,8 @@ class Server:
         )
 
     async def _models(self, request: web.Request) -> web.Response:
+        if VERSION_HEADER in request.headers:
+            return _json(anthropic_models(self._names()))
         return _json(models(self._names()))
 
     async def _model(self, request: web.Request) -> web.Response:

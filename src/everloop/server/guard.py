@@ -381,6 +381,13 @@ def without_body(handler: H) -> H:
     return handler
 
 
+def without_content_type(handler: H) -> H:
+    """Declare that a body without a Content-Type is taken for JSON: some clients of Ollama send it so. One that a form
+    of a page can have is refused all the same, and a page of another origin by its Origin."""
+    handler.without_content_type = True  # type: ignore[attr-defined]
+    return handler
+
+
 def is_proxied(headers: Iterable[str]) -> bool:
     """Whether one of these headers shows that the request came through a proxy."""
     return any(PROXY.fullmatch(name.replace("_", "-")) for name in headers)
@@ -397,9 +404,12 @@ def _check_right(request: web.Request) -> None:
 
 def _check_content_type(request: web.Request) -> None:
     """Require JSON: a browser sends a form of any page without a preflight request, but not JSON."""
-    bare = not request.can_read_body and "Content-Type" not in request.headers
-    if bare and getattr(request.match_info.handler, "without_body", False):
-        return  # of other origins it is refused by its Origin
+    handler = request.match_info.handler
+    if "Content-Type" not in request.headers and (
+        getattr(handler, "without_content_type", False)
+        or (getattr(handler, "without_body", False) and not request.can_read_body)
+    ):
+        return
     if request.method in WRITING:
         kind, _, parameters = request.headers.get("Content-Type", "").lower().partition(";")
         charset = parameters.replace(" ", "").replace('"', "")

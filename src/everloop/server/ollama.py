@@ -19,8 +19,9 @@ from ..messages import encode_json
 from ..providers.openai import encode
 from ..runtime.api_requests import Outcome
 from ..text import clean, one_line
-from .agent_choice import model_of
+from .agent_choice import header_of, model_of
 from .errors import ApiError, body_for, not_found
+from .guard import without_content_type
 from .requests import (
     MAX_INT,
     MAX_TOOLS,
@@ -50,7 +51,7 @@ from .requests import (
     parse_body,
     unknown_keys,
 )
-from .turns import Asked, Turns, finish_of, json_response
+from .turns import Asked, Turns, finish_of, json_response, session_of
 
 VERSION = "0.13.0"  # of the Ollama whose API this is: clients look at it for what they may use
 LATEST = ":latest"
@@ -135,35 +136,29 @@ _show_decoder = msgspec.json.Decoder(OllamaShowBody)
 
 
 def read_ollama_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> ChatRequest:
+    """Parse a body. One without messages only loads the model: the request has none either."""
     asked = parse_body(body, _chat_decoder)
-    if not asked.messages:
-        return _nothing(asked)
     history = _History()
     messages = [made for number, message in enumerate(asked.messages) for made in history.read(message, number)]
     tools = [
         Tool(Function(one.function.name, one.function.description, one.function.parameters))
         for one in asked.tools or ()
     ]
-    chat = ChatBody(messages, model=asked.model, tools=tools or None, stream=asked.stream)
-    return _request(chat, asked, body, honours, messages_limit, bool(tools), places=history.places)
+    chat = ChatBody(messages or [UserMessage("")], model=asked.model, tools=tools or None, stream=asked.stream)
+    made = _request(chat, asked, body, honours, messages_limit, bool(tools), places=history.places)
+    return made if messages else replace(made, messages=[])
 
 
 def read_ollama_generate(body: bytes, *, honours: frozenset[str], messages_limit: int) -> ChatRequest:
     asked = parse_body(body, _generate_decoder)
     if asked.suffix:
         raise ApiError(400, "suffix: the model of this server cannot fill in the middle; leave it out", param="suffix")
-    if not asked.prompt and not asked.images:
-        return _nothing(asked)
     messages: list[AnyMessage] = [SystemMessage(asked.system)] if asked.system else []
     messages.append(UserMessage(_content(asked.prompt, asked.images, "images")))
     chat = ChatBody(messages, model=asked.model, stream=asked.stream)
     # A raw prompt is one for a model as it is: a completion, which must not act.
-    return _request(chat, asked, body, honours, messages_limit, bool(asked.raw))
-
-
-def _nothing(asked: OllamaBody) -> ChatRequest:
-    """A request that only loads the model."""
-    return ChatRequest([], model=asked.model, stream=asked.stream)
+    made = _request(chat, asked, body, honours, messages_limit, bool(asked.raw))
+    return made if asked.prompt or asked.images else replace(made, messages=[])
 
 
 def _request(
@@ -353,9 +348,11 @@ class OllamaHandler:
         self._turns = turns
         self._names = names
 
+    @without_content_type
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, read_ollama_chat, OllamaChatWire)
 
+    @without_content_type
     async def generate(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, read_ollama_generate, OllamaGenerateWire)
 
@@ -363,6 +360,7 @@ class OllamaHandler:
         limits = {"honours": self._turns.honours, "messages_limit": self._turns.messages_limit}
         chat = await self._turns.read(request, lambda body: _latest(read(body, **limits)))
         if not chat.messages:
+            session_of(request.headers), header_of(request.headers)  # which may be wrong
             return json_response(encode_json(wire.loaded(chat.model or "")))
         asked = await self._turns.ask(request, chat, f"ollama-{secrets.token_hex(12)}")
         return await self._turns.respond(request, asked, wire)
@@ -380,6 +378,7 @@ class OllamaHandler:
     async def version(self, request: web.Request) -> web.StreamResponse:
         return json_response(encode_json(OllamaVersion()))
 
+    @without_content_type
     async def show(self, request: web.Request) -> web.StreamResponse:
         body = await self._turns.read(request, lambda data: parse_body(data, _show_decoder))
         name = (body.model or body.name).removesuffix(LATEST)

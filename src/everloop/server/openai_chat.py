@@ -35,7 +35,9 @@ class ChatWire(Chunks):
 
     def end(self, outcome: Outcome) -> bytes:
         usage = self.usage(outcome.usage) if self.include_usage else b""
-        return b"".join((self.calls(outcome.calls), self.finish(finish_of(outcome)), usage, self.done()))
+        return b"".join(
+            (self.calls(outcome.calls, self._asked.chat.custom), self.finish(finish_of(outcome)), usage, self.done())
+        )
 
     def whole(self, outcome: Outcome) -> bytes:
         return completion(
@@ -47,4 +49,5 @@ class ChatWire(Chunks):
             calls=outcome.calls,
             reasoning=outcome.reasoning,
             usage=outcome.usage,
+            custom=self._asked.chat.custom,
         )

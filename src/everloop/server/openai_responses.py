@@ -27,13 +27,16 @@ from ..text import clean, one_line
 from .errors import ApiError, bad_request, failure_of, not_found
 from .guard import OWNER, without_body
 from .requests import (
+    EFFORTS,
     MAX_TOOLS,
     AnyMessage,
     AssistantMessage,
+    CalledCustom,
     CalledFunction,
     ChatBody,
     ChatRequest,
     ChosenFunction,
+    CustomTool,
     DeveloperMessage,
     Function,
     Id,
@@ -58,14 +61,13 @@ from .requests import (
     parse_body,
     unknown_keys,
 )
+from .responses import custom_input
 from .responses import one_line as on_one_line
 from .turns import CHANNEL, SESSION, Asked, Known, Thread, Turns, finish_of, json_response
 
 PREFIX = "resp_"
 ITEM = re.compile(r"(msg|fc|ctc|rs)_([0-9a-f]{24})_(\d{1,4})", re.ASCII)
-INPUT = "input"  # the parameter of a custom tool, for the model
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # Parameters that ask for nothing that the answer would lack.
 QUIET = frozenset(
     {"include", "truncation", "service_tier", "stream_options", "prompt_cache_retention", "client_metadata"}
@@ -299,8 +301,8 @@ def to_chat(
     *,
     honours: frozenset[str],
     messages_limit: int,
-) -> tuple[ChatRequest, tuple[str, ...]]:
-    """The chat request that a body is, and the names of its custom tools."""
+) -> ChatRequest:
+    """The chat request that a body is."""
     body = read.body
     messages: list[AnyMessage] = []
     places: list[str] = []
@@ -322,25 +324,14 @@ def to_chat(
     if previous is not None and (answered := _answered(previous, items)):
         add(AssistantMessage(tool_calls=[_tool_call(call) for call in answered]), "previous_response_id")
     seen: set[str] = set()
-    pictures: list[TextPart | ImagePart] = []  # of results, behind the last of which they follow
     for number, item in enumerate(items):
         place = f"input[{number}]"
-        if isinstance(item, OutputItem):
-            text, shown = _output(item.output, place)
-            add(ToolMessage(text, item.call_id), place)
-            pictures += shown
-            continue
-        if pictures:
-            add(UserMessage(pictures), place)
-            pictures = []
         for message in _messages(item, place, referenced, seen):
             add(message, place)
-    if pictures:
-        add(UserMessage(pictures), f"input[{len(items) - 1}]")
-    tools, custom, left_out = _tools(body)
+    tools, left_out = _tools(body)
     chat = ChatBody(messages, model=body.model, tools=tools or None, tool_choice=_choice(body, tools))
     ignored = [*read.ignored, *left_out, *_set_options(chat, body)]
-    made = chat_request(
+    return chat_request(
         chat,
         honours=honours,
         messages_limit=messages_limit,
@@ -348,7 +339,6 @@ def to_chat(
         ignored=ignored,
         client_is_agent=bool(body.tools),
     )
-    return made, custom
 
 
 def _answered(previous: Stored, items: Sequence[Item]) -> list[Call]:
@@ -358,20 +348,16 @@ def _answered(previous: Stored, items: Sequence[Item]) -> list[Call]:
     return [call for call in previous.calls if call.id in results]
 
 
-def _messages(
-    item: MessageItem | FunctionCallItem | CustomCallItem | ReferenceItem | ReasoningItem,
-    where: str,
-    referenced: Mapping[str, Stored],
-    seen: set[str],
-) -> Iterator[AnyMessage]:
+def _messages(item: Item, where: str, referenced: Mapping[str, Stored], seen: set[str]) -> Iterator[AnyMessage]:
     match item:
         case MessageItem(role, content):
             yield _message(role, content, where)
         case FunctionCallItem(call_id, name, arguments):
             yield AssistantMessage(tool_calls=[ToolCall(call_id, CalledFunction(name, arguments))])
         case CustomCallItem(call_id, name, text):
-            arguments = encode_json({INPUT: text}).decode()
-            yield AssistantMessage(tool_calls=[ToolCall(call_id, CalledFunction(name, arguments))])
+            yield AssistantMessage(tool_calls=[ToolCall(call_id, None, "custom", CalledCustom(name, text))])
+        case OutputItem(call_id, output):
+            yield ToolMessage(output if isinstance(output, str) else _parts(output, where) or "", call_id)
         case ReferenceItem(id):
             yield from _referenced(id, referenced.get(id), where, seen)
         case ReasoningItem():
@@ -421,29 +407,21 @@ def _text(part: Part, where: str) -> str:
     raise bad_request(f"{where}.content: only a user's message may have images", f"{where}.content")
 
 
-def _output(output: str | list[Part], where: str) -> tuple[str, list[TextPart | ImagePart]]:
-    """The text of a result, and its pictures: a model's API takes only text there, so they follow as the user's."""
-    if isinstance(output, str):
-        return output, []
-    parts = _parts(output, where)
-    text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
-    pictures: list[TextPart | ImagePart] = [part for part in parts if isinstance(part, ImagePart)]
-    return text or ("[a picture, which follows]" if pictures else ""), pictures
-
-
 def _tool_call(call: Call) -> ToolCall:
     return ToolCall(call.id, CalledFunction(call.name, encode(dict(call.arguments)).decode()))
 
 
-def _tools(body: ResponsesBody) -> tuple[list[Tool], tuple[str, ...], list[str]]:
-    """The tools that the model is offered, the names of custom ones, and those that have no effect."""
+def _tools(body: ResponsesBody) -> tuple[list[Tool], list[str]]:
+    """The tools that the model is offered, and those that have no effect."""
     allowed: set[str] | None = None
     if isinstance(body.tool_choice, ChosenTool) and body.tool_choice.type == "allowed_tools":
         allowed = {str(tool.get("name")) for tool in body.tool_choice.tools or ()}
     made: list[Tool] = []
-    custom: list[str] = []
     left_out: list[str] = []
     for number, tool in enumerate(body.tools or ()):
+        if tool.parameters is not None and tool.parameters.get("type", "object") != "object":
+            where = f"tools[{number}].parameters"
+            raise bad_request(f'{where}: must be a schema of type "object"', where, "invalid_value")
         if tool.type not in ("function", "custom"):
             left_out.append(f"tools.{named_in_header(tool.type)}")
         elif tool.name is None:
@@ -453,23 +431,8 @@ def _tools(body: ResponsesBody) -> tuple[list[Tool], tuple[str, ...], list[str]]
         elif tool.type == "function":
             made.append(Tool(Function(tool.name, tool.description, tool.parameters, tool.strict)))
         else:
-            made.append(Tool(Function(tool.name, _custom_description(tool), _custom_parameters())))
-            custom.append(tool.name)
-    return made, tuple(custom), left_out
-
-
-def _custom_description(tool: ResponseTool) -> str | None:
-    """What the model reads of a custom tool, with the grammar of its text if there is one."""
-    grammar = str((tool.format or {}).get("definition") or "")
-    return (
-        f"{tool.description or ''}\n\nThe input follows this grammar:\n{grammar}".strip()
-        if grammar
-        else tool.description
-    )
-
-
-def _custom_parameters() -> dict[str, Any]:
-    return {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+            made.append(Tool(None, "custom", CustomTool(tool.name, tool.description, tool.format)))
+    return made, left_out
 
 
 def _choice(body: ResponsesBody, tools: Sequence[Tool]) -> Literal["none", "auto", "required"] | ToolChoice | None:
@@ -479,7 +442,7 @@ def _choice(body: ResponsesBody, tools: Sequence[Tool]) -> Literal["none", "auto
     if choice.type == "allowed_tools":
         return "required" if choice.mode == "required" and tools else "auto" if tools else None
     if choice.type in ("function", "custom") and choice.name:
-        return ToolChoice(ChosenFunction(choice.name), "function")
+        return ToolChoice(ChosenFunction(choice.name))
     raise bad_request(f"tool_choice: {one_line(choice.type, 40)!r} is not supported", "tool_choice")
 
 
@@ -527,7 +490,7 @@ class ResponsesHandler:
         referenced = await self._referenced(agent, owner, items)
         if "Idempotency-Key" in request.headers and body.store is not False:
             read.ignored.append("Idempotency-Key")
-        chat, custom = to_chat(
+        chat = to_chat(
             read,
             items,
             referenced,
@@ -536,7 +499,7 @@ class ResponsesHandler:
             messages_limit=self._turns.messages_limit,
         )
         id = f"{PREFIX}{secrets.token_hex(12)}"
-        facts = ResponseFacts(body.previous_response_id or "", bool(body.background), chat.names, custom)
+        facts = ResponseFacts(body.previous_response_id or "", bool(body.background), chat.names, tuple(chat.custom))
         thread = await self._thread(agent, request, body, previous, id, facts)
         asked = await self._turns.ask(request, chat, id, thread)
         if asked.background and not chat.stream:
@@ -548,12 +511,15 @@ class ResponsesHandler:
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/responses/ID`: as it is now, or as a stream from the beginning or behind an event."""
-        agent, stored = await self._stored(request)
-        if request.query.get("stream", "").lower() not in ("true", "1"):
-            return json_response(encode_json(_shown_again(stored, request[OWNER] == "me")))
+        streamed = request.query.get("stream", "false").lower()
+        if streamed not in ("true", "false"):
+            raise bad_request("stream: must be true or false", "stream")
         after = request.query.get("starting_after", "-1")
-        if re.fullmatch(r"-1|[0-9]{1,12}", after, re.ASCII) is None:
+        if "starting_after" in request.query and re.fullmatch(r"[0-9]{1,12}", after, re.ASCII) is None:
             raise bad_request("starting_after: must be the sequence_number of an event", "starting_after")
+        agent, stored = await self._stored(request)
+        if streamed == "false":
+            return json_response(encode_json(_shown_again(stored, request[OWNER] == "me")))
         kept = stored.request or Request()
         chat = ChatRequest([], model=kept.model, tools=[*kept.tools], options=kept.options, stream=True,
                            metadata=kept.metadata, names=stored.facts.names, system=kept.system)  # fmt: skip
@@ -848,18 +814,12 @@ def _text_part(text: str) -> dict[str, Any]:
 def _call_item(about: str, number: int, call: Call, facts: ResponseFacts, status: str = "completed") -> dict[str, Any]:
     id, name, empty = clean(call.id), clean(call.name), status != "completed"
     if name in facts.custom:
-        text = "" if empty else _input_of(call)
+        text = "" if empty else custom_input(call)
         return {"type": "custom_tool_call", "id": f"ctc_{about}_{number}", "call_id": id, "name": name, "input": text,
                 "status": status}  # fmt: skip
     arguments = "" if empty else encode(dict(call.arguments)).decode()
     return {"type": "function_call", "id": f"fc_{about}_{number}", "call_id": id, "name": name, "arguments": arguments,
             "status": status}  # fmt: skip
-
-
-def _input_of(call: Call) -> str:
-    """The text that a custom tool is called with."""
-    given = call.arguments.get(INPUT)
-    return clean(given) if isinstance(given, str) else encode(dict(call.arguments)).decode()
 
 
 class ResponseWire:

@@ -9,24 +9,37 @@ from msgspec import UNSET
 from msgspec.structs import fields
 
 from .. import __version__
-from . import responses
-from .requests import DEFAULTS, FIXED, WITHOUT_EFFECT, ChatBody
+from . import anthropic_messages, ollama, openai_responses, responses
+from .anthropic_messages import AnsweredMessages, CountBody, MessagesBody, MessagesError, TokenCount
+from .ollama import (
+    OllamaAnswer,
+    OllamaChatBody,
+    OllamaError,
+    OllamaGenerateBody,
+    OllamaModels,
+    OllamaShowBody,
+    OllamaShown,
+    OllamaVersion,
+)
+from .openai_responses import DeletedResponse, Response, ResponsesBody
+from .requests import DEFAULTS, FIXED, IGNORED, WITHOUT_EFFECT, ChatBody
 from .responses import Chunk, Completion, Error, Health, Model, Models
 
 Json = dict[str, Any]
-Effect = Literal["honoured", "passed on", "no effect", "refused"]
+Effect = Literal["honoured", "passed on", "no effect", "ignored", "refused"]
 
 PARAMETERS = {
     "messages": "The conversation; it ends with a user message, a tool result, or a reminder after one of these.",
     "model": "One of `GET /v1/models`; without it, or with another name, the server's default model answers.",
-    "tools": "Up to 1,000 functions of the client; calls to them are handed back. Without them the agent uses its own.",
-    "tool_choice": '"none", "auto", "required", or one of `tools` by name.',
+    "tools": "Up to 1,000 functions or custom tools of the client; their calls are handed back. Without them the agent "
+    "uses its own.",
+    "tool_choice": '"none", "auto", "required", one of `tools` by name, or `allowed_tools`.',
     "parallel_tool_calls": "Whether the model may make several calls in one answer.",
     "stream": "Whether the answer is sent as server-sent events.",
-    "stream_options": "With `stream` only: `include_usage` adds a chunk with the usage.",
+    "stream_options": "With `stream`: `include_usage` adds a chunk with the usage.",
     "temperature": "0 to 2.",
     "top_p": "0 to 1.",
-    "max_tokens": "The maximum number of tokens of an answer, for each model call.",
+    "max_tokens": "The maximum number of tokens of an answer, for each model call; -1 is none.",
     "max_completion_tokens": "The newer name of `max_tokens`; if both are sent, they must be equal.",
     "stop": "A string, or up to 4, at which the answer ends.",
     "seed": "A 64-bit integer.",
@@ -34,7 +47,7 @@ PARAMETERS = {
     "presence_penalty": "-2 to 2.",
     "frequency_penalty": "-2 to 2.",
     "logit_bias": "-100 to 100 by token.",
-    "reasoning_effort": '"none", "minimal", "low", "medium", "high" or "xhigh".',
+    "reasoning_effort": '"none", "minimal", "low", "medium", "high", "xhigh" or "max", which is "xhigh".',
     "verbosity": '"low", "medium" or "high".',
     "user": "Passed on to a model that supports it.",
     "metadata": "Up to 16 pairs of strings (64 and 512 characters), kept in the activity log.",
@@ -52,6 +65,15 @@ PARAMETERS = {
     "service_tier": 'Only "auto" or "default".',
     "functions": "Only null; `tools` is the newer name.",
     "function_call": "Only null; `tool_choice` is the newer name.",
+    "top_k": "A number.",
+    "min_p": "A number.",
+    "chat_template_kwargs": "An object.",
+    "enable_thinking": "Whether the model thinks; `reasoning_effort` is passed on.",
+    "think": "The same.",
+    "thinking": "The same.",
+    "reasoning": "The same; its `effort` is taken for `reasoning_effort`.",
+    "cache_prompt": "Whether the prompt is cached; it is.",
+    "usage": "Whether the usage is reported; it is.",
 }
 
 ERRORS = {
@@ -81,6 +103,7 @@ EFFECTS = {
     "honoured": "",
     "passed on": " Refused if the model does not support it.",
     "no effect": " Accepted, without effect.",
+    "ignored": " Accepted, without effect; the header `Warning` names it.",
     "refused": " Any other value is refused.",
 }
 LENGTH = {"minLength": 1, "maxLength": 200}
@@ -126,6 +149,8 @@ def effect(name: str) -> Effect:
         return "refused"
     if name in WITHOUT_EFFECT:
         return "no effect"
+    if name in IGNORED:
+        return "ignored"
     return "passed on" if name in DEFAULTS or name == "max_completion_tokens" else "honoured"
 
 
@@ -142,11 +167,49 @@ def document() -> Json:
         "info": {
             "title": "Everloop",
             "version": __version__,
-            "summary": "An agent behind OpenAI's chat completions.",
+            "summary": "An agent behind the APIs of OpenAI, Anthropic and Ollama.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "paths": {
             "/v1/chat/completions": {"post": _chat()},
+            "/v1/responses": {
+                "post": _post("create_response", "Create a response.", ResponsesBody, Response, "A typed event.")
+            },
+            "/v1/responses/{id}": {
+                "get": _response("get_response", "A stored response, as it is now.", Response, True),
+                "delete": _response("delete_response", "Delete a stored response.", DeletedResponse),
+            },
+            "/v1/responses/{id}/cancel": {
+                "post": _response("cancel_response", "Stop a response that runs in the background.", Response)
+            },
+            "/v1/messages": {
+                "post": _post(
+                    "create_message", "Create a message.", MessagesBody, AnsweredMessages, "An event.", MessagesError
+                )
+            },
+            "/v1/messages/count_tokens": {
+                "post": _post(
+                    "count_tokens",
+                    "Estimate the tokens of a message.",
+                    CountBody,
+                    TokenCount,
+                    "",
+                    MessagesError,
+                    in_session=False,
+                )
+            },
+            "/api/chat": {"post": _ollama("ollama_chat", "Chat.", OllamaChatBody)},
+            "/api/generate": {"post": _ollama("ollama_generate", "Generate a text.", OllamaGenerateBody)},
+            "/api/show": {
+                "post": _post(
+                    "ollama_show", "What a model is.", OllamaShowBody, OllamaShown, "", OllamaError, in_session=False
+                )
+            },
+            "/api/tags": {"get": _get("ollama_tags", "The models.", OllamaModels, error=OllamaError)},
+            "/api/ps": {"get": _get("ollama_ps", "The models in memory.", OllamaModels, error=OllamaError)},
+            "/api/version": {
+                "get": _get("ollama_version", "The version of the API.", OllamaVersion, error=OllamaError)
+            },
             "/v1/models": {"get": _get("list_models", "The models that a request may name.", Models)},
             "/v1/models/{id}": {"get": _model()},
             "/healthz": {"get": _get("health", "Whether the server is alive.", Health, token=False)},
@@ -171,8 +234,7 @@ def document() -> Json:
 
 
 def _chat() -> Json:
-    data = "A `Chunk`, or an `Error` when the answer fails; the last event is `[DONE]`."
-    event = {"type": "object", "properties": {"data": {"type": "string", "description": data}}, "required": ["data"]}
+    event = _events("A `Chunk`, or an `Error` when the answer fails; the last event is `[DONE]`.")
     return {
         "operationId": "create_chat_completion",
         "summary": "Create an answer of the agent.",
@@ -206,7 +268,58 @@ def _chat() -> Json:
     }
 
 
-def _get(name: str, summary: str, body: type | None, *, token: bool = True) -> Json:
+def _post(
+    name: str,
+    summary: str,
+    body: type,
+    answer: type,
+    event: str = "",
+    error: type = Error,
+    in_session: bool = True,
+) -> Json:
+    """A request with a body; `event` says what its stream consists of, if it has one."""
+    content: Json = {"application/json": {"schema": _ref(answer)}}
+    if event:
+        content["text/event-stream"] = {"schema": _events(event)}
+    return {
+        "operationId": name,
+        "summary": summary,
+        "security": [{"token": []}, {}],
+        "parameters": list(SESSION_HEADERS) if in_session else [],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
+        "responses": {"200": {"description": summary, "content": content}, **_errors(*ERRORS, error=error)},
+    }
+
+
+def _events(data: str) -> Json:
+    """The schema of an event, whose data is what `data` says."""
+    return {"type": "object", "properties": {"data": {"type": "string", "description": data}}, "required": ["data"]}
+
+
+def _ollama(name: str, summary: str, body: type) -> Json:
+    operation = _post(name, summary, body, OllamaAnswer, "", OllamaError)
+    operation["responses"]["200"]["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
+    return operation
+
+
+def _response(name: str, summary: str, body: type, stream: bool = False) -> Json:
+    """An operation on a stored response."""
+    operation = _get(name, summary, body)
+    operation["parameters"] = [
+        {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    ]
+    if stream:
+        after = {"type": "integer", "minimum": 0, "maximum": 10**12 - 1}
+        operation["parameters"] += [
+            {"name": "stream", "in": "query", "description": "Send it as a stream.", "schema": {"type": "boolean"}},
+            {"name": "starting_after", "in": "query", "description": "Begin behind this event.", "schema": after},
+        ]
+        operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _events("A typed event.")}
+    operation["responses"] |= _errors("404", "408", "409", "413", "415", "429", "502", "504")
+    return operation
+
+
+def _get(name: str, summary: str, body: type | None, *, token: bool = True, error: type = Error) -> Json:
     codes = ("400", "401", "403", "405", "429", "500", "503") if token else ("400", "403", "405", "500", "503")
     return {
         "operationId": name,
@@ -217,7 +330,7 @@ def _get(name: str, summary: str, body: type | None, *, token: bool = True) -> J
                 "description": summary,
                 "content": {"application/json": {"schema": _ref(body) if body else {"type": "object"}}},
             },
-            **_errors(*codes),
+            **_errors(*codes, error=error),
         },
     }
 
@@ -242,16 +355,21 @@ def _header(name: str, words: str, limits: Json) -> Json:
     return {"name": name, "in": "header", "description": words, "schema": {"type": "string", **limits}}
 
 
-def _errors(*codes: str) -> Json:
+def _errors(*codes: str, error: type = Error) -> Json:
     return {
         code: {
             "description": ERRORS[code],
-            "content": {"application/json": {"schema": _ref(Error)}},
+            "content": {"application/json": {"schema": _ref(error)}},
             **({"headers": HEADERS[code]} if code in HEADERS else {}),
         }
         for code in codes
     }
 
+
+SESSION_HEADERS = (
+    _header("X-Session", "A session that the server stores; only the last message of the request counts.", LENGTH),
+    _header("X-Agent", 'Whose tools are used if the request has none: "own" or "client".', {"enum": ["own", "client"]}),
+)
 
 # ---------------------------------------------------------------------------------------------- schemas
 
@@ -260,8 +378,47 @@ def _ref(body: type) -> Json:
     return {"$ref": f"#/components/schemas/{body.__name__}"}
 
 
+ANSWERS: list[type] = [
+    Completion,
+    Chunk,
+    Models,
+    Health,
+    Error,
+    Response,
+    DeletedResponse,
+    AnsweredMessages,
+    TokenCount,
+    MessagesError,
+    OllamaAnswer,
+    OllamaModels,
+    OllamaShown,
+    OllamaVersion,
+    OllamaError,
+]
+
+
+def _answer(name: str) -> type[msgspec.Struct] | None:
+    """The type of this name, if it is one of what the server sends."""
+    modules = (responses, anthropic_messages, openai_responses, ollama)
+    found: Any = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
+    return found if name in _ANSWER_NAMES else None
+
+
+_, _answers = msgspec.json.schema_components(ANSWERS)
+_ANSWER_NAMES = frozenset(_answers)
+
+
 def _schemas() -> Json:
-    types = [ChatBody, Completion, Chunk, Models, Health, Error]
+    requests: list[type] = [
+        ChatBody,
+        ResponsesBody,
+        MessagesBody,
+        CountBody,
+        OllamaChatBody,
+        OllamaGenerateBody,
+        OllamaShowBody,
+    ]
+    types: list[type] = [*requests, *ANSWERS]
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     properties = schemas["ChatBody"]["properties"]
     for name, values in FIXED.items():  # not in the types, because 0 and False are equal
@@ -275,8 +432,9 @@ def _schemas() -> Json:
     ]
     schemas["StreamOptions"]["properties"]["include_obfuscation"]["enum"] = [False, None]
     for name, schema in schemas.items():
-        if (answer := getattr(responses, name, None)) is not None:  # fields with a value are always sent
-            schema["required"] = [field.name for field in fields(answer) if field.default is not UNSET]
+        if (answer := _answer(name)) is not None:  # fields with a value are always sent
+            tag = [answer.__struct_config__.tag_field] if answer.__struct_config__.tag_field else []
+            schema["required"] = [*tag, *(field.name for field in fields(answer) if field.default is not UNSET)]
     for name, words in PARAMETERS.items():
         properties[name]["description"] = words + EFFECTS[effect(name)]
     return schemas

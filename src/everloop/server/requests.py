@@ -41,6 +41,19 @@ DEFAULTS: Mapping[str, Any] = {
 }
 # Bookkeeping parameters: they do not change the answer, so they are accepted without effect.
 WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+# Parameters of other servers and libraries: they are accepted without effect, and the client is told in a header.
+IGNORED = (
+    "top_k",
+    "min_p",
+    "chat_template_kwargs",
+    "enable_thinking",
+    "think",
+    "thinking",
+    "reasoning",
+    "cache_prompt",
+    "usage",
+)
+INPUT = "input"  # the parameter of a custom tool, for the model
 MAX_SCHEMA_DEPTH = 100
 MAX_TOOLS = 1000
 # Parameters that the server does not support: the values that request nothing. Any other value is refused.
@@ -61,6 +74,8 @@ MAX_INT = 2**63 - 1  # the largest integer that every JSON parser accepts
 MAX_IMAGE_BYTES = 10_000_000
 MAX_IMAGES = 20  # in one message
 MAX_URL_LENGTH = 8_192
+PICTURE_FOLLOWS = "[a picture, which follows]"
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 # In Python "$" also matches before a trailing newline.
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}(?!\n)$")]
@@ -69,6 +84,7 @@ Id = Annotated[str, Meta(min_length=1, max_length=256)]
 PersonName = Annotated[str, Meta(min_length=1, max_length=64)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Tokens = Annotated[int, Meta(ge=1, le=MAX_INT)]
+AnyTokens = Annotated[int, Meta(ge=-1, le=MAX_INT, extra_json_schema={"not": {"const": 0}})]  # -1 is no limit
 Schema = Annotated[dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"enum": ["object"]}}})]
 
 # ---------------------------------------------------------------------------------------------- parts
@@ -82,20 +98,23 @@ class RefusalPart(Struct, tag="refusal", tag_field="type"):
     refusal: str
 
 
+Url = Annotated[
+    str,
+    Meta(
+        pattern="^(https?://.|data:image/(png|jpe?g|gif|webp);base64,.)",
+        description="A URL, or the image itself: data:image/png;base64,… (png, jpeg, gif or webp)",
+        examples=["https://example.com/picture.png"],
+    ),
+]
+
+
 class ImageUrl(Struct):
-    url: Annotated[
-        str,
-        Meta(
-            pattern="^(https?://.|data:image/(png|jpe?g|gif|webp);base64,.)",
-            description="A URL, or the image itself: data:image/png;base64,… (png, jpeg, gif or webp)",
-            examples=["https://example.com/picture.png"],
-        ),
-    ]
+    url: Url
     detail: Literal["auto", "low", "high"] | None = None
 
 
 class ImagePart(Struct, tag="image_url", tag_field="type"):
-    image_url: ImageUrl
+    image_url: ImageUrl | Url
 
 
 class OnlyPart(Struct):
@@ -130,10 +149,18 @@ class CalledFunction(Struct):
     arguments: Annotated[str, Meta(description="A JSON object, as text")]
 
 
+class CalledCustom(Struct):
+    name: Name
+    input: str
+
+
 class ToolCall(Struct):
+    """A call of a function, or of a custom tool, which takes a text."""
+
     id: Id
-    function: CalledFunction
-    type: Literal["function"] = "function"
+    function: CalledFunction | None = None
+    type: Literal["function", "custom"] = "function"
+    custom: CalledCustom | None = None
 
 
 class AssistantMessage(Struct, tag="assistant", tag_field="role"):
@@ -150,7 +177,7 @@ class AssistantMessage(Struct, tag="assistant", tag_field="role"):
 class ToolMessage(Struct, tag="tool", tag_field="role"):
     """The result of a call in the preceding assistant message."""
 
-    content: Text
+    content: str | Annotated[list[TextPart | ImagePart], Meta(min_length=1)]
     tool_call_id: Id
     name: str | None = None
 
@@ -167,20 +194,43 @@ class Function(Struct, omit_defaults=True):
     strict: bool | None = None
 
 
+class CustomTool(Struct):
+    """A tool that takes a text. The model is offered it as a function with one parameter."""
+
+    name: Name
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class Tool(Struct):
-    function: Function
-    type: Literal["function"] = "function"
+    function: Function | None = None
+    type: Literal["function", "custom"] = "function"
+    custom: CustomTool | None = None
 
 
 class ChosenFunction(Struct):
     name: Name
 
 
-class ToolChoice(Struct):
+class ToolChoice(Struct, tag="function", tag_field="type"):
     """A tool of the request that the model must call."""
 
     function: ChosenFunction
-    type: Literal["function"]
+
+
+class CustomChoice(Struct, tag="custom", tag_field="type"):
+    custom: ChosenFunction
+
+
+class AllowedTools(Struct):
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class AllowedChoice(Struct, tag="allowed_tools", tag_field="type"):
+    """The tools of the request that the model may call."""
+
+    allowed_tools: AllowedTools
 
 
 # ---------------------------------------------------------------------------------------------- the rest
@@ -206,7 +256,7 @@ class SchemaFormat(Struct, tag="json_schema", tag_field="type"):
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """Allowed only together with `stream`."""
+    """Of effect only together with `stream`."""
 
     include_usage: bool | None = None
     include_obfuscation: Any = None
@@ -218,14 +268,14 @@ class ChatBody(Struct, forbid_unknown_fields=True):
     messages: Annotated[list[AnyMessage], Meta(min_length=1)]
     model: str | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | CustomChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    max_tokens: Tokens | None = None
-    max_completion_tokens: Tokens | None = None
+    max_tokens: AnyTokens | None = None
+    max_completion_tokens: AnyTokens | None = None
     stop: (
         Annotated[str, Meta(min_length=1)]
         | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)]
@@ -238,7 +288,7 @@ class ChatBody(Struct, forbid_unknown_fields=True):
     logit_bias: (
         dict[Annotated[str, Meta(pattern=r"^[0-9]{1,9}(?!\n)$")], Annotated[int, Meta(ge=-100, le=100)]] | None
     ) = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     user: str | None = None
     metadata: (
@@ -259,6 +309,15 @@ class ChatBody(Struct, forbid_unknown_fields=True):
     service_tier: Any = None
     functions: Any = None
     function_call: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    chat_template_kwargs: Any = None
+    enable_thinking: Any = None
+    think: Any = None
+    thinking: Any = None
+    reasoning: Any = None
+    cache_prompt: Any = None
+    usage: Any = None
 
 
 # ---------------------------------------------------------------------------------------------- reading
@@ -288,6 +347,7 @@ class ChatRequest:
     metadata: dict[str, str] = field(default_factory=dict)
     answer_only: bool = False  # no tool may be called, so none is offered
     client_is_agent: bool = False  # it brought tools, of which none can be offered: it must not get the agent's
+    custom: frozenset[str] = frozenset()  # the client's names of its custom tools
     names: dict[str, str] = field(default_factory=dict)  # the client's, of tools that the model knows by another name
     hides_reasoning: bool = False  # the client does not want the model's thoughts
     ignored: tuple[str, ...] = ()  # parameters that have no effect; the client is told in a header
@@ -318,10 +378,11 @@ def chat_request(
         raise bad_request(
             f"messages: there are {len(chat.messages)}, and at most {messages_limit} are allowed", "messages"
         )
+    custom, brought = _custom_tools(chat, places), bool(chat.tools)
+    _allow_tools(chat)
+    ignored = [*ignored, *_ignored(chat, honours)]
     leading, messages = _split(chat.messages)
     options = chat.stream_options
-    if options is not None and not chat.stream:
-        raise bad_request("stream_options: only allowed together with stream", "stream_options")
     safe = _safe_names(chat)
     return ChatRequest(
         messages=History(len(leading), places, safe).read(messages),
@@ -331,10 +392,11 @@ def chat_request(
         options=_options(chat, honours, safe),
         names={name: own for own, name in safe.items()},
         stream=bool(chat.stream),
-        include_usage=bool(options and options.include_usage),
+        include_usage=bool(chat.stream and options and options.include_usage),
         metadata=chat.metadata or {},
         answer_only=chat.tool_choice == "none",
-        client_is_agent=client_is_agent,
+        client_is_agent=client_is_agent or (brought and not chat.tools),
+        custom=custom,
         hides_reasoning=hides_reasoning,
         ignored=tuple(ignored),
     )
@@ -363,6 +425,69 @@ def _refuse_value(name: str, values: tuple[Any, ...]) -> Never:
     raise bad_request(
         f"{name}: {what}; leave it out", name, "unsupported_value" if allowed else "unsupported_parameter"
     )
+
+
+def _custom_tools(chat: ChatBody, places: Sequence[str]) -> frozenset[str]:
+    """Make functions of custom tools and of calls of them. Return their names."""
+    names: set[str] = set()
+    for number, tool in enumerate(chat.tools or ()):
+        if tool.type == "custom" and tool.custom is not None:
+            own = tool.custom
+            names.add(own.name)
+            schema = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+            tool.function = Function(own.name, _described(own), schema)
+        elif tool.type == "custom" or tool.function is None:
+            where = f"tools[{number}].{tool.type}"
+            raise bad_request(f"{where}: is missing", where, "missing_required_parameter")
+    for at, message in enumerate(chat.messages):
+        for number, call in enumerate((isinstance(message, AssistantMessage) and message.tool_calls) or ()):
+            if call.type == "custom" and call.custom is not None:
+                call.function = CalledFunction(call.custom.name, encode_json({INPUT: call.custom.input}).decode())
+            elif call.type == "custom" or call.function is None:
+                where = f"{places[at] if places else f'messages[{at}]'}.tool_calls[{number}].{call.type}"
+                raise bad_request(f"{where}: is missing", where, "missing_required_parameter")
+    if isinstance(choice := chat.tool_choice, CustomChoice):
+        chat.tool_choice = ToolChoice(choice.custom)
+    return frozenset(names)
+
+
+def _described(tool: CustomTool) -> str | None:
+    """What the model reads of a custom tool, with the grammar of its text if there is one."""
+    wanted = tool.format or {}
+    inner = wanted.get("grammar")
+    grammar = wanted.get("definition") or (inner.get("definition") if isinstance(inner, dict) else "")
+    if not grammar:
+        return tool.description
+    return f"{tool.description or ''}\n\nThe input follows this grammar:\n{grammar}".strip()
+
+
+def _allow_tools(chat: ChatBody) -> None:
+    """Offer only the tools that `allowed_tools` names."""
+    if not isinstance(choice := chat.tool_choice, AllowedChoice):
+        return
+    inner = [tool.get(str(tool.get("type"))) or tool for tool in choice.allowed_tools.tools]
+    names = {str(one.get("name")) for one in inner if isinstance(one, dict)}
+    chat.tools = [tool for tool in chat.tools or () if tool.function is not None and tool.function.name in names]
+    chat.tool_choice = choice.allowed_tools.mode if chat.tools else None
+
+
+def _ignored(chat: ChatBody, honours: frozenset[str]) -> list[str]:
+    """Set what parameters of other servers say, where there is something to set; return those without effect."""
+    ignored = [name for name in IGNORED if getattr(chat, name) is not None]
+    effort = chat.reasoning.get("effort") if isinstance(chat.reasoning, dict) else None
+    if effort in EFFORTS and chat.reasoning_effort is None and "reasoning_effort" in honours:
+        chat.reasoning_effort = effort
+        ignored.remove("reasoning")
+    if chat.reasoning_effort == "max":
+        chat.reasoning_effort = "xhigh"
+    if chat.stream_options is not None and not chat.stream:
+        ignored.append("stream_options")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(chat, name) == 0:
+            raise bad_request(f"{name}: must be at least 1, or -1 for no limit", name, "invalid_value")
+        if getattr(chat, name) == -1:
+            setattr(chat, name, None)
+    return ignored
 
 
 def _options(chat: ChatBody, honours: frozenset[str], safe: Mapping[str, str]) -> dict[str, Any]:
@@ -397,9 +522,9 @@ def _options(chat: ChatBody, honours: frozenset[str], safe: Mapping[str, str]) -
 
 def _safe_names(chat: ChatBody) -> dict[str, str]:
     """Names for the tools whose own some models' servers refuse: dotted ones and long ones."""
-    used = [tool.function.name for tool in chat.tools or ()]
+    used = [tool.function.name for tool in chat.tools or () if tool.function is not None]
     called = (one.tool_calls or () for one in chat.messages if isinstance(one, AssistantMessage))
-    used += [call.function.name for calls in called for call in calls]
+    used += [call.function.name for calls in called for call in calls if call.function is not None]
     taken = {name for name in used if SAFE_NAME.fullmatch(name)}
     safe: dict[str, str] = {}
     for name in dict.fromkeys(used):
@@ -416,7 +541,8 @@ def _tools(chat: ChatBody, safe: Mapping[str, str]) -> list[dict[str, Any]]:
     """The client's tools. A `tool_choice` must be one of them."""
     tools, names = [], set()
     for at, tool in enumerate(chat.tools or ()):
-        function, where = tool.function, f"tools[{at}].function"
+        function, where = tool.function, f"tools[{at}].{tool.type}"
+        assert function is not None
         if function.name in names:
             raise bad_request(f"{where}.name: another tool has the same name", f"{where}.name", "invalid_value")
         if function.parameters is not None and function.parameters.get("type", "object") != "object":
@@ -469,6 +595,7 @@ class History:
 
     def __init__(self, first: int = 0, places: Sequence[str] = (), safe: Mapping[str, str] | None = None) -> None:
         self._at = first
+        self._pictures: list[dict[str, Any]] = []  # of the results of a message's calls
         self._safe = safe or {}  # the names of tools that have another one for the model
         self._places = places
         self._calls = 0  # the index of the message whose calls are open
@@ -482,10 +609,13 @@ class History:
         made: list[Message] = []
         last, place = "", 0
         for message in messages:
+            if not isinstance(message, ToolMessage):
+                made += self._shown_pictures()
             made.append(self._message(message))
             if made[-1]["role"] != "system":  # a trailing reminder does not count
                 last, place = made[-1]["role"], self._at
             self._at += 1
+        made += self._shown_pictures()
         self._check_no_open_calls()
         if last not in ("user", "tool"):
             raise _wrong_end(self._place(place), last)
@@ -493,6 +623,11 @@ class History:
 
     def _place(self, at: int) -> str:
         return self._places[at] if self._places else f"messages[{at}]"
+
+    def _shown_pictures(self) -> list[Message]:
+        """The pictures of results. A model's API takes only text there, so they follow as the user's."""
+        pictures, self._pictures = self._pictures, []
+        return [{"role": "user", "content": pictures}] if pictures else []
 
     def _message(self, message: AnyMessage) -> Message:
         if not isinstance(message, ToolMessage):
@@ -526,10 +661,11 @@ class History:
             where = f"{self._place(self._at)}.content[{number}]"
             if images > MAX_IMAGES:
                 raise bad_request(f"{where}: a message may have at most {MAX_IMAGES} images", where)
-            _check_image(part.image_url.url, f"{where}.image_url.url")
-            image = {"url": part.image_url.url}
-            if part.image_url.detail:
-                image["detail"] = part.image_url.detail
+            given = ImageUrl(part.image_url) if isinstance(part.image_url, str) else part.image_url
+            _check_image(given.url, f"{where}.image_url" + ("" if given is not part.image_url else ".url"))
+            image = {"url": given.url}
+            if given.detail:
+                image["detail"] = given.detail
             parts.append({"type": "image_url", "image_url": image})
         return parts if images else "\n".join(part["text"] for part in parts)
 
@@ -559,6 +695,7 @@ class History:
         self._ids.add(id)
         self._seen[call.id] = count  # where to continue counting: starting over would be quadratic
         self._renamed[call.id] = id
+        assert call.function is not None
         arguments = call.function.arguments
         if not isinstance(parse_arguments(arguments), dict):  # servers refuse anything but an object
             arguments = encode_json({"text": arguments}).decode() if arguments.strip() else "{}"
@@ -574,9 +711,13 @@ class History:
                 f"{where}.tool_call_id",
             )
         id = self._renamed.pop(message.tool_call_id)
-        name = message.name or call.function.name
+        name = message.name or (call.function.name if call.function is not None else "")
         name = self._safe.get(name, name)
-        return {"role": "tool", "tool_call_id": id, "name": name, "content": _text(message.content)}
+        content = self._content(message.content)
+        if isinstance(content, list):
+            self._pictures += [part for part in content if part["type"] == "image_url"]
+            content = "\n".join(part["text"] for part in content if part["type"] == "text") or PICTURE_FOLLOWS
+        return {"role": "tool", "tool_call_id": id, "name": name, "content": content}
 
     def _check_no_open_calls(self) -> None:
         if self._waiting:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
@@ -12,6 +12,7 @@ from ..messages import encode_json
 from ..providers.openai import encode
 from ..text import clean
 from .errors import ApiError
+from .requests import INPUT
 
 DONE = b"data: [DONE]\n\n"
 # Characters that end a line for clients which split a stream with str.splitlines; JSON escapes the others anyway.
@@ -48,12 +49,23 @@ class AnsweredFunction(Struct):
     arguments: str
 
 
-class AnsweredCall(Struct):
+class AnsweredCall(Struct, tag="function", tag_field="type"):
     """A call of one of the request's tools, for the client to run."""
 
     id: str
     function: AnsweredFunction
-    type: Literal["function"] = "function"
+
+
+class AnsweredCustom(Struct):
+    name: str
+    input: str
+
+
+class AnsweredCustomCall(Struct, tag="custom", tag_field="type"):
+    """A call of one of the request's custom tools."""
+
+    id: str
+    custom: AnsweredCustom
 
 
 class AnsweredMessage(Struct):
@@ -61,7 +73,7 @@ class AnsweredMessage(Struct):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[AnsweredCall] | UnsetType = UNSET
+    tool_calls: list[AnsweredCall | AnsweredCustomCall] | UnsetType = UNSET
 
 
 class Choice(Struct):
@@ -178,9 +190,15 @@ def completion(
     calls: Sequence[Call] = (),
     reasoning: str | None = None,
     usage: Mapping[str, int] | None = None,
+    custom: Container[str] = (),
 ) -> bytes:
     """Encode a whole answer. It has no `usage` when the model reported none."""
-    made = [AnsweredCall(clean(call.id), AnsweredFunction(clean(call.name), _arguments(call))) for call in calls]
+    made: list[AnsweredCall | AnsweredCustomCall] = [
+        AnsweredCustomCall(clean(call.id), AnsweredCustom(clean(call.name), custom_input(call)))
+        if call.name in custom
+        else AnsweredCall(clean(call.id), AnsweredFunction(clean(call.name), _arguments(call)))
+        for call in calls
+    ]
     message = AnsweredMessage(
         content=clean(content) if content is not None else None,
         reasoning_content=clean(reasoning) if reasoning else UNSET,
@@ -216,13 +234,15 @@ class Chunks:
     def reasoning(self, text: str) -> bytes:
         return self._reasoning + _string(text) + self._rest
 
-    def calls(self, calls: Sequence[Call]) -> bytes:
+    def calls(self, calls: Sequence[Call], custom: Container[str] = ()) -> bytes:
         """Calls for the client, in two chunks each: some clients concatenate the id and the name of all chunks."""
         encoded: list[bytes] = []
         for index, call in enumerate(calls):
-            opening = {"name": clean(call.name), "arguments": ""}
-            first = {"index": index, "id": clean(call.id), "type": "function", "function": opening}
-            then = {"index": index, "function": {"arguments": _arguments(call)}}
+            kind, value = ("custom", "input") if call.name in custom else ("function", "arguments")
+            opening = {"name": clean(call.name), value: ""}
+            first = {"index": index, "id": clean(call.id), "type": kind, kind: opening}
+            text = custom_input(call) if kind == "custom" else _arguments(call)
+            then = {"index": index, kind: {value: text}}
             for part in (first, then):
                 encoded += self._delta, b'"tool_calls":[', one_line(encode_json(part)), b"]", self._rest
         return b"".join(encoded)
@@ -258,6 +278,12 @@ def models(ids: Sequence[str], created: int = 0, owned_by: str = "everloop") -> 
 
 def health() -> bytes:
     return encode_json(Health())
+
+
+def custom_input(call: Call) -> str:
+    """The text that a custom tool is called with."""
+    given = call.arguments.get(INPUT)
+    return clean(given) if isinstance(given, str) else _arguments(call)
 
 
 def _arguments(call: Call) -> str:

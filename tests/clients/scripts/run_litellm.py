@@ -1,20 +1,23 @@
-"""litellm, as a client of any OpenAI endpoint."""
+"""litellm, as a client of any OpenAI endpoint; or of another API, which the first argument names."""
 
 # mypy: ignore-errors
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 
 import litellm
 
 import driver
 
+API = sys.argv[1] if len(sys.argv) > 1 else "openai"
+
 
 def options(asked, messages, **more):
     return {
-        "model": f"openai/{asked.model}",
-        "api_base": asked.base_url,
+        "model": f"{API}/{asked.model}",
+        "api_base": asked.base_url if API == "openai" else asked.base_url.removesuffix("/v1"),
         "api_key": asked.key,
         "messages": messages,
         "max_retries": 0,

@@ -46,8 +46,10 @@ async def test_all_is_well_with_an_endpoint_that_answers():
     async with FakeOpenAI() as server:
         done = await doctor(server, plain=True, **ENDPOINT)
     assert done.status == 0
-    assert {"provider", "model", "workspace", "sandbox", "store"} <= {line.split()[1] for line in done.lines}
-    assert all(line.startswith("✓ ") for line in done.lines)
+    *checks, completion = done.lines
+    assert {"provider", "model", "workspace", "sandbox", "store"} <= {line.split()[1] for line in checks}
+    assert all(line.startswith("✓ ") for line in checks)
+    assert "everloop completion " in completion
     assert server.requests == []
 
 

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The system's programs that Everloop uses: bubblewrap (the sandbox of commands) and ripgrep (search in files).
-# With the argument "dev" also strace, with which tests watch what is flushed to the disk.
+# With the argument "dev" also strace, with which tests watch what is flushed to the disk, and chromium, in which they
+# open the web page.
 # Installs what is missing where it may (apt, as root or by sudo without a password); otherwise it says what to install.
 set -eu
 
@@ -8,6 +9,8 @@ missing=
 command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
 command -v rg >/dev/null 2>&1 || missing="$missing ripgrep"
 [ "${1:-}" != dev ] || command -v strace >/dev/null 2>&1 || missing="$missing strace"
+[ "${1:-}" != dev ] || command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 ||
+    missing="$missing chromium"
 [ -n "$missing" ] || exit 0
 
 ask() {

@@ -196,6 +196,7 @@ def _add_services(add: Add) -> None:
     serve = add("serve", "serve", "serve OpenAI clients over HTTP until stopped", trust)
     serve.add_argument("--host", metavar="HOST", help="the address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", metavar="PORT", help="the port to listen on (default 8002; 0 for any free one)")
+    serve.add_argument("--open", action="store_true", help="open the web page in the browser")
 
     worker = add("worker", "worker", "take work from the store until stopped", trust)
     worker.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics there")

@@ -8,7 +8,9 @@ import dataclasses
 import logging
 import shlex
 import sys
+import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..errors import ConfigError
@@ -17,13 +19,16 @@ from .folder import enter
 from .service import at_work
 from .setup import with_model
 
+if TYPE_CHECKING:
+    from ..server.app import Server
+
 
 def command(options: argparse.Namespace) -> int:
     config = _with_model(load_config(options))
     prepare_workspace(config.workspace)
     config = enter(config, person=False, trust=is_trusted(options))
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
-    return asyncio.run(_serve(config))
+    return asyncio.run(_serve(config, options.open))
 
 
 def _with_model(config: Config) -> Config:
@@ -65,7 +70,18 @@ async def _has_tokens(path: Path) -> bool:
         await store.close()
 
 
-async def _serve(config: Config) -> int:
+async def _open_page(server: Server, address: str, in_browser: bool) -> None:
+    """Say how to open the page: by a link that works once, which the person of this machine alone can read."""
+    if not server.is_local:
+        print(f"everloop: the page is at {address}/ and asks for a token", file=sys.stderr, flush=True)
+        return
+    link = f"{address}/#link={await server.access.new_link()}"
+    print(f"everloop: open {link} (once, within ten minutes)", file=sys.stderr, flush=True)
+    if in_browser and not await asyncio.to_thread(webbrowser.open, link):
+        print("everloop: no browser was found here: open the link yourself", file=sys.stderr, flush=True)
+
+
+async def _serve(config: Config, in_browser: bool = False) -> int:
     from ..observability.metrics import Meters
     from ..server.app import Server
     from ..store.opening import store_at
@@ -76,10 +92,12 @@ async def _serve(config: Config) -> int:
     drain, runs = config.drain_seconds, config.server_turns
     async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (owners, told, again):
         server = Server(config, owners, meters)
-        for address in await server.start():
+        addresses = await server.start()
+        for address in addresses:
             print(f"everloop: serving on {address}", file=sys.stderr, flush=True)
         try:
             print(f"everloop: {config.model} answers, in {config.workspace}; Ctrl-C stops", file=sys.stderr, flush=True)
+            await _open_page(server, addresses[0], in_browser)
             return await told
         finally:
             print("everloop: stopping; requests under way may end", file=sys.stderr, flush=True)

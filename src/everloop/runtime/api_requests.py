@@ -33,6 +33,7 @@ UNANSWERED = frozenset({"cancelled", "aborted", "replaced", "abandoned", "timeou
 CLIENT_LEFT = "Stopped: the client went away."
 SPACES = 100  # characters around a text that may have been streamed and are not in the log
 ABANDONED = "Abandoned: the server was stopped before the answer, and nobody waits for it any more."
+NOT_HERE = "Questions are answered where they were asked, or on the web page, and not over the API."
 PLAIN = "You are a helpful assistant."
 FAILED = "the model of this server failed"
 TOGETHER = "Make it again, together with the corrected one."
@@ -207,10 +208,10 @@ class Requests:
         message = message.addressed()
         shown = _without_place(show) if show is not None else None
         if kind == "urgent":
-            return Outcome(await self._commands.answer(message, shown))
+            # A command with network can send requests, too, and must not answer its own question.
+            refused = answer_of(message.content) is not None
+            return Outcome(NOT_HERE if refused else await self._commands.answer(message, shown))
         if kind == "reply":
-            if (replied := await self._commands.reply(message, shown)) is not None:
-                return Outcome(replied)
             kind = "message"
         self._waiting[message.owner, id] += 1
         where = (message.owner, message.session_key)

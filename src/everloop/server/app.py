@@ -13,6 +13,9 @@ from ..errors import StoreError
 from ..messages import encode_json
 from ..observability.metrics import Meters
 from ..runtime.owners import Owners
+from ..threads import in_thread
+from . import web_files
+from .access import Access
 from .agent_choice import MODELS
 from .anthropic_messages import VERSION_HEADER, MessagesHandler, anthropic_models
 from .connections import Runner, connection_limit
@@ -46,9 +49,13 @@ class Server:
             per_minute=config.requests_per_minute,
             agent=config.server_agent,
         )
-        self._page = PageApi(owners, ping_seconds=config.ping_seconds, per_minute=config.requests_per_minute)
+        self.access = Access(owners.store, config.home)
+        self._page = PageApi(
+            owners, self.access, ping_seconds=config.ping_seconds, per_minute=config.requests_per_minute
+        )
         self._runner: Runner | None = None
         self._guard: Guard | None = None
+        self._is_local = False
         self._openapi = b""
         self._probe: asyncio.Task[bool] | None = None  # whether the store accepts writes
         self._probed_at = 0.0
@@ -58,8 +65,10 @@ class Server:
         tokens = await self._owners.store.tokens()
         usable = any(token.revoked_at is None for token in tokens)
         binding = await check_bind(config.host, usable)
+        self._is_local = binding.loopback
         if tokens and not usable:
             log.warning("all tokens are revoked: every request is refused until `everloop token add NAME` makes one")
+        await in_thread(web_files.files)
         app = self._app()
         self._guard = Guard(
             self._owners.store,
@@ -70,6 +79,7 @@ class Server:
             body_limit=config.body_limit,
             at_once=config.at_once,
             at_once_each=config.at_once_each,
+            access=self.access,
             on_response=self._metrics.counter(app),
         )
         self._runner = Runner(
@@ -79,6 +89,11 @@ class Server:
             connections=connection_limit(config.at_once),
         )
         return await self._runner.listen(binding, config.port, "--port")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self._is_local
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """Refuse new requests, and let running ones end within `drain_seconds`, or until `hurry` is set. Turns that are
@@ -121,6 +136,8 @@ class Server:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/openapi.json", self._document)
         app.router.add_get("/metrics", self._metrics.handle)
+        app.router.add_get("/", web_files.serve)
+        app.router.add_get("/web/{path:.+}", web_files.serve)
         self._page.add_routes(app.router)
         return app
 

@@ -18,14 +18,17 @@ from ..errors import StoreError
 from ..store.base import Store, Token
 from ..store.tokens import NOTED_EVERY, PREFIX, RIGHTS, USE, hash_of
 from . import errors
+from .access import Access, Visitor
 from .errors import ApiError
 from .origins import LOOPBACK_NAMES, configured_origins, host_name, is_loopback, is_own_origin, normalize_host
+from .web_files import is_file
 
 log = logging.getLogger("everloop.server")
 
 # What a handler finds in its request.
 OWNER = web.RequestKey("owner", str)
 TOKEN: web.RequestKey[Token | None] = web.RequestKey("token")  # None for the person of this machine
+VISITOR = web.RequestKey("visitor", Visitor)  # the visitor of the page who sent the request
 REQUEST_ID = web.RequestKey("request_id", str)
 ORIGIN = web.RequestKey("origin", str)  # an origin that the settings allow
 
@@ -33,6 +36,7 @@ T = TypeVar("T", bound=web.StreamResponse)
 H = TypeVar("H", bound=Callable[..., Awaitable[web.StreamResponse]])
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN = frozenset({"/healthz", "/readyz"})  # for load balancers and monitors, which have no token
+LOGIN = "/api/login"
 CLIENT_LEFT = 499  # never sent; counted for a client that disconnected before its response
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 # Of two headers with the same name, one program reads the first and another the last.
@@ -99,11 +103,13 @@ class Guard:
         at_once_each: int,
         body_seconds: float = BODY_SECONDS,
         bodies_limit: int | None = None,
+        access: Access | None = None,
         on_response: Callable[[str, int], None] | None = None,
     ) -> None:
         self.closing = False  # refuse new requests, let running ones end
         self._on_response = on_response
         self._store = store
+        self._access = access  # of the web page's visitors
         self._hosts = LOOPBACK_NAMES | {normalize_host(host) for host in hosts}
         self._origins = configured_origins(origins)
         self._trusts_loopback = loopback and not token_needed
@@ -198,7 +204,12 @@ class Guard:
         if self.closing:
             raise errors.unavailable("the server is shutting down; try again soon")
         self._check_body(request)
-        token = await self._token(request)
+        if is_public(request):
+            with self._slot("page"):
+                return await handler(request)
+        if (visitor := await self._visitor(request)) is not None:
+            request[VISITOR] = visitor
+        token = visitor.token if visitor is not None else await self._token(request)
         request[TOKEN], request[OWNER] = token, token.owner if token is not None else "me"
         with self._slot("" if token is None else token.id):
             return await handler(request)
@@ -240,6 +251,14 @@ class Guard:
             raise errors.unsupported_media_type("send the body without a Content-Encoding")
         if (request.content_length or 0) > self._body_limit:
             raise errors.too_large(self._body_limit)
+
+    async def _visitor(self, request: web.Request) -> Visitor | None:
+        """The visitor of the web page who sent the request, if one did."""
+        try:
+            return await self._access.visitor(request) if self._access is not None else None
+        except StoreError as error:
+            log.error("request %s: tokens cannot be read: %s", request[REQUEST_ID], error)
+            raise errors.unavailable("the server cannot read its store just now; try again") from None
 
     async def _token(self, request: web.Request) -> Token | None:
         """The request's token, read from the store each time so that revoking one takes effect at once."""
@@ -386,6 +405,12 @@ def without_content_type(handler: H) -> H:
     of a page can have is refused all the same, and a page of another origin by its Origin."""
     handler.without_content_type = True  # type: ignore[attr-defined]
     return handler
+
+
+def is_public(request: web.Request) -> bool:
+    """Whether a request needs no token: the page's files, and its login."""
+    path = request.rel_url.raw_path
+    return is_file(path) if request.method in ("GET", "HEAD") else request.method == "POST" and path == LOGIN
 
 
 def is_proxied(headers: Iterable[str]) -> bool:

@@ -19,9 +19,10 @@ from ..runtime.conversations import CHANNEL
 from ..runtime.owners import Owners
 from ..store.base import SessionInfo
 from ..text import clean, one_line
+from .access import Access, set_cookie
 from .errors import bad_request, conflict, not_found, unauthorized, unavailable
 from .feed import FeedHandler, entry_of, read_number
-from .guard import OWNER, TOKEN
+from .guard import LOGIN, OWNER, TOKEN, VISITOR
 from .turns import CHANNEL as API_CHANNEL
 from .turns import RateLimit
 
@@ -54,6 +55,22 @@ class AnswerBody(msgspec.Struct, forbid_unknown_fields=True):
     allow: bool
     always: bool = False
     note: str = ""
+
+
+class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
+    """One of both."""
+
+    link: str = ""  # the code of a one-time link
+    token: str = ""
+
+
+class LoggedIn(msgspec.Struct):
+    owner: str
+    page_key: str  # for the header X-Everloop-Page of further requests
+
+
+class LoggedOut(msgspec.Struct):
+    logged_out: bool
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,8 +126,9 @@ class FoundList(msgspec.Struct):
 class PageApi:
     """Everything under `/api/`. A request sees only what belongs to its owner."""
 
-    def __init__(self, owners: Owners, *, ping_seconds: float, per_minute: int = 0) -> None:
+    def __init__(self, owners: Owners, access: Access, *, ping_seconds: float, per_minute: int = 0) -> None:
         self._owners = owners
+        self._access = access
         self._store = owners.store
         self._feeds = FeedHandler(owners.store, ping_seconds)
         self._rate_limit = RateLimit(owners.store, per_minute)
@@ -119,6 +137,8 @@ class PageApi:
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         session = "/api/sessions/{key:.+}"
+        router.add_post(LOGIN, self._login)
+        router.add_post("/api/logout", self._guarded(self._logout))
         router.add_get("/api/sessions", self._guarded(self._sessions))
         router.add_get("/api/search", self._guarded(self._search))
         router.add_get(f"{session}/feed", self._guarded(self._feed))
@@ -138,8 +158,11 @@ class PageApi:
         network in the sandbox comes from there, too, and must not answer its own question."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            if request[TOKEN] is None:
-                raise unauthorized("a token is required: Authorization: Bearer …", "no_api_key")
+            if request[TOKEN] is None and VISITOR not in request:
+                raise unauthorized(
+                    "log in on the page, or send a token: Authorization: Bearer …; `everloop token add NAME` makes one",
+                    "not_logged_in",
+                )
             try:
                 return await handler(request)
             except StoreError as error:
@@ -147,6 +170,27 @@ class PageApi:
                 raise unavailable("the server cannot use its store just now; try again") from error
 
         return handle
+
+    async def _login(self, request: web.Request) -> web.Response:
+        """Exchange the code of a one-time link, or a token, for the page's cookie."""
+        body = await _read(request, LoginBody)
+        try:
+            login = await (self._access.redeem(body.link) if body.link else self._access.login(body.token))
+        except StoreError as error:
+            log.error("%s", error)
+            raise unavailable("the server cannot use its store just now; try again") from error
+        if login is None:
+            what = "this link was used before or is too old" if body.link else "this token is unknown or revoked"
+            raise unauthorized(what, "not_logged_in")
+        response = _json(LoggedIn(login.owner, login.page_key))
+        set_cookie(request, response, login)
+        return response
+
+    async def _logout(self, request: web.Request) -> web.Response:
+        await _read(request, Nothing)
+        response = _json(LoggedOut(True))
+        set_cookie(request, response, None)
+        return response
 
     async def _sessions(self, request: web.Request) -> web.Response:
         owner = request[OWNER]

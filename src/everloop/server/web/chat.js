@@ -1,0 +1,274 @@
+/** A session on the screen: the conversation, questions, and where the visitor writes. */
+import { html, classes, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
+import { liveMarkdown, markdownOf } from "./markdown.js";
+import { ToolCard } from "./tools.js";
+
+const NEAR = 120; // pixels from the end within which the view follows new text
+
+const ENDINGS = /** @type {Record<string, string>} */ ({
+  cancelled: "Stopped.", aborted: "Aborted.", replaced: "Replaced by a newer message.", timeout: "The turn took too long.",
+  max_rounds: "The limit of rounds was reached.", budget: "The budget is used up.", empty: "The model gave no answer.",
+  repeating: "Stopped, because the same call kept failing.", abandoned: "Abandoned.",
+});
+
+/** @param {{session: import("./session.js").Session}} props */
+export function Chat({ session }) {
+  const scroller = useRef(/** @type {HTMLElement | null} */ (null));
+  const follows = useRef(true);
+  const entries = session.entries.value;
+  const state = session.state.value;
+  const isRunning = state.turn !== null && !state.parked;
+
+  useLayoutEffect(() => {
+    const element = scroller.current;
+    if (!element) return;
+    const stick = () => {
+      if (follows.current) element.scrollTop = element.scrollHeight;
+    };
+    stick();
+    const watcher = new ResizeObserver(stick);
+    for (const child of element.children) watcher.observe(child);
+    return () => watcher.disconnect();
+  }, [session]);
+
+  const onScroll = () => {
+    const element = scroller.current;
+    if (element) follows.current = element.scrollHeight - element.scrollTop - element.clientHeight < NEAR;
+  };
+  const waiting = [...state.waiting, ...session.sent.value.filter((one) => !state.waiting.some(({ id }) => id === one.id))];
+  const isEmpty = session.loaded.value && !entries.length && !waiting.length;
+
+  return html`<section class="chat" aria-label="Conversation">
+    <div class="scroller" ref=${scroller} onScroll=${onScroll} tabindex="-1">
+      <div class="log" role="log" aria-label="Messages" aria-busy=${isRunning}>
+        ${!isEmpty && html`<h2 class="hidden">Messages</h2>`}
+        ${session.first.value > 0 && html`<button class="quiet earlier" type="button"
+          onClick=${() => { follows.current = false; session.loadEarlier(); }}>Show earlier messages</button>`}
+        ${!session.loaded.value && html`<p class="hint" role="status">Loading…</p>`}
+        ${isEmpty && html`<${Welcome} />`}
+        <${Entries} session=${session} entries=${entries} isRunning=${isRunning} />
+        <${Live} session=${session} isRunning=${isRunning} />
+        ${waiting.map((one) => html`<article class="message from-you is-waiting" key=${one.id} aria-label="You, waiting">
+          <div class="bubble" dir="auto">${one.text}</div><p class="meta">${isRunning ? "the agent reads it at its next step" : "waiting"}</p></article>`)}
+        ${session.notice.value && html`<p class="notice" role="status">${session.notice.value}</p>`}
+      </div>
+    </div>
+    ${!session.connected.value && session.loaded.value && html`<p class="banner" role="status">
+      The connection is lost. Trying again…</p>`}
+    <${Composer} session=${session} isRunning=${isRunning} key=${session.key} />
+  </section>`;
+}
+
+function Welcome() {
+  return html`<div class="welcome">
+    <h2>What shall we do?</h2>
+    <p>The agent works in its workspace with files, commands and the web. It asks before it does what your policy guards,
+      and everything that happens stays in the log: close the page whenever you like.</p>
+  </div>`;
+}
+
+/** @param {{session: import("./session.js").Session, entries: import("./session.js").Entry[], isRunning: boolean}} props */
+function Entries({ session, entries, isRunning }) {
+  const results = new Map();
+  const decisions = new Map();
+  let asked = /** @type {import("./session.js").Entry | null} */ (null);
+  for (const entry of entries) {
+    if (entry.kind === "result") results.set(entry.id, entry);
+    else if (entry.kind === "asked") asked = entry;
+    else if (entry.kind === "decided" || entry.kind === "end") {
+      if (asked && entry.kind === "decided") decisions.set(asked.seq, entry);
+      asked = null;
+    }
+  }
+  const openTurn = session.state.value.turn;
+  const tools = session.tools.value;
+  return entries.map((entry) => {
+    switch (entry.kind) {
+      case "user":
+        return html`<${Said} key=${entry.seq} entry=${entry} />`;
+      case "answer":
+        return html`<${Answer} key=${entry.seq} entry=${entry} results=${results} tools=${tools}
+          asked=${asked && asked.ids} isOver=${entry.turn !== openTurn || (!isRunning && !asked)} />`;
+      case "asked":
+        return entry === asked && session.state.value.parked
+          ? html`<${Question} key=${entry.seq} session=${session} entry=${entry} />`
+          : html`<${Decided} key=${entry.seq} decided=${decisions.get(entry.seq)} />`;
+      case "end":
+        return html`<${Ended} key=${entry.seq} entry=${entry} />`;
+      case "note":
+        return html`<p class="notice" key=${entry.seq} dir="auto">${entry.text}</p>`;
+      case "new":
+        return html`<p class="divider" key=${entry.seq}><span>New conversation</span></p>`;
+      case "compacted":
+        return html`<p class="divider" key=${entry.seq}><span>${entry.summary ? "The older part is summarised" : "Long results are set aside"}</span></p>`;
+      default:
+        return null;
+    }
+  });
+}
+
+/** @param {{entry: import("./session.js").Entry}} props */
+function Said({ entry }) {
+  if (!entry.text) return null;
+  if (entry.inside) {
+    return html`<details class="inside"><summary>A message from inside the system</summary><div dir="auto">${entry.text}</div></details>`;
+  }
+  return html`<article class="message from-you" aria-label="You"><div class="bubble" dir="auto">${entry.text}</div></article>`;
+}
+
+/** @param {{entry: import("./session.js").Entry, results: Map<string, any>, tools: Record<string, any>, asked: string[] | null, isOver: boolean}} props */
+function Answer({ entry, results, tools, asked, isOver }) {
+  const calls = /** @type {import("./session.js").Call[]} */ (entry.calls ?? []);
+  return html`<article class="message from-agent" aria-label="Agent">
+    ${entry.reasoning && html`<${Reasoning} text=${entry.reasoning} />`}
+    ${entry.content && markdownOf(entry, entry.content)}
+    ${calls.map((call) => html`<${ToolCard} key=${call.id} call=${call} result=${results.get(call.id)} tool=${tools[call.id]}
+      isAsked=${asked?.includes(call.id) ?? false} isOver=${isOver} />`)}
+    ${!calls.length && html`<p class="meta">${facts(entry)}</p>`}
+  </article>`;
+}
+
+/**
+ * The model, tokens and time of an answer.
+ * @param {import("./session.js").Entry} entry
+ */
+function facts(entry) {
+  const tokens = entry.usage?.total_tokens;
+  return [entry.model, tokens && `${tokens.toLocaleString("en")} tokens`, entry.seconds >= 0.1 && `${entry.seconds.toFixed(1)} s`]
+    .filter(Boolean).join(" · ");
+}
+
+/** @param {{text: string, isOpen?: boolean}} props */
+function Reasoning({ text, isOpen = false }) {
+  return html`<details class="reasoning" open=${isOpen}><summary>Thoughts</summary><div dir="auto">${text}</div></details>`;
+}
+
+/** @param {{entry: import("./session.js").Entry}} props */
+function Ended({ entry }) {
+  if (entry.reason === "answer" || entry.reason === "handed") return null;
+  if (entry.reason === "error") return html`<p class="notice is-error" role="alert" dir="auto">${entry.error || entry.text}</p>`;
+  return html`<p class="notice" dir="auto">${ENDINGS[entry.reason] ?? entry.text}</p>`;
+}
+
+/** @param {{decided: any}} props */
+function Decided({ decided }) {
+  if (!decided) return null;
+  const what = decided.allowed ? (decided.always ? "Approved for this session" : "Approved") : "Denied";
+  return html`<p class="notice">${what}${decided.by ? ` by ${decided.by}` : ""}${decided.note ? `: ${decided.note}` : "."}</p>`;
+}
+
+/** @param {{session: import("./session.js").Session, entry: import("./session.js").Entry}} props */
+function Question({ session, entry }) {
+  const [note, setNote] = useState("");
+  const [error, setError] = useState("");
+  const [isSent, setSent] = useState(false);
+  /** @param {{allow: boolean, always?: boolean}} answer */
+  const answer = async (answer) => {
+    setSent(true);
+    try {
+      await session.answer(entry.seq, { ...answer, note: note.trim() });
+    } catch (failed) {
+      setError(String(/** @type {Error} */ (failed).message));
+      setSent(false);
+    }
+  };
+  return html`<div class="question" role="group" aria-label="The agent asks">
+    <p class="asks">The agent asks</p>
+    <pre class="words" dir="auto">${entry.question}</pre>
+    <label class="note"><span>A note for the agent (optional)</span>
+      <input type="text" value=${note} onInput=${(/** @type {any} */ event) => setNote(event.target.value)} /></label>
+    <div class="row">
+      <button class="primary" type="button" disabled=${isSent} onClick=${() => answer({ allow: true })}>Approve</button>
+      ${entry.grants?.length > 0 && html`<button type="button" disabled=${isSent}
+        onClick=${() => answer({ allow: true, always: true })}>Always in this session</button>`}
+      <button class="danger" type="button" disabled=${isSent} onClick=${() => answer({ allow: false })}>Deny</button>
+    </div>
+    ${error && html`<p class="is-error" role="alert">${error}</p>`}
+  </div>`;
+}
+
+/** @param {{session: import("./session.js").Session, isRunning: boolean}} props */
+function Live({ session, isRunning }) {
+  const reasoning = session.reasoning.value;
+  if (!isRunning && !session.hasLive.value) return null;
+  return html`<article class="message from-agent is-live" aria-label="Agent, writing">
+    ${reasoning && html`<${Reasoning} text=${reasoning} isOpen=${!session.hasLive.value} />`}
+    ${session.hasLive.value && html`<${LiveMarkdown} live=${session.live} />`}
+    ${isRunning && html`<p class="working" role="status"><span class="dots" aria-hidden="true"><i></i><i></i><i></i></span>
+      <span class="hidden">The agent is working</span></p>`}
+  </article>`;
+}
+
+/** @param {{live: import("./session.js").LiveText}} props */
+function LiveMarkdown({ live }) {
+  const root = useRef(/** @type {HTMLElement | null} */ (null));
+  useLayoutEffect(() => {
+    const element = root.current;
+    if (!element) return;
+    let write = liveMarkdown(element);
+    write(live.text);
+    const listen = (/** @type {string | null} */ piece) => {
+      if (piece === null) write = liveMarkdown(element);
+      else write(piece);
+    };
+    live.listeners.add(listen);
+    return () => {
+      live.listeners.delete(listen);
+    };
+  }, [live]);
+  return html`<div class="markdown" dir="auto" ref=${root}></div>`;
+}
+
+// ---------------------------------------------------------------------------------------------- writing
+
+/** @param {{session: import("./session.js").Session, isRunning: boolean}} props */
+function Composer({ session, isRunning }) {
+  const input = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
+  const [text, setText] = useState(localStorage.getItem(session.draft) ?? "");
+  const [error, setError] = useState("");
+
+  useEffect(() => {
+    if (matchMedia("(hover: hover)").matches) input.current?.focus();
+  }, [session]);
+
+  /** @param {string} value */
+  const change = (value) => {
+    setText(value);
+    if (value) localStorage.setItem(session.draft, value);
+    else localStorage.removeItem(session.draft);
+  };
+  const send = async () => {
+    const said = text.trim();
+    if (!said) return;
+    change("");
+    setError("");
+    try {
+      await session.send(said);
+    } catch (failed) {
+      change(said);
+      setError(String(/** @type {Error} */ (failed).message));
+    }
+  };
+  /** @param {KeyboardEvent} event */
+  const onKey = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      send();
+    } else if (event.key === "Escape" && isRunning) {
+      event.preventDefault();
+      session.stop();
+    }
+  };
+  return html`<form class="composer" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); send(); }}>
+    ${error && html`<p class="is-error" role="alert">${error}</p>`}
+    <div class=${classes("field", isRunning && "is-running")}>
+      <textarea ref=${input} rows="1" dir="auto" aria-label="Message" enterkeyhint="send" value=${text}
+        placeholder=${isRunning ? "Steer the agent…" : "Message the agent…"}
+        onInput=${(/** @type {any} */ event) => change(event.target.value)} onKeyDown=${onKey}></textarea>
+      ${isRunning && html`<button class="stop" type="button" onClick=${() => session.stop()} aria-label="Stop">
+        <svg viewBox="0 0 16 16" aria-hidden="true"><rect x="4" y="4" width="8" height="8" rx="1.5" /></svg></button>`}
+      <button class="primary send" type="submit" disabled=${!text.trim()} aria-label="Send">
+        <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M8 13V3.5M3.8 7.5 8 3.2l4.2 4.3" /></svg></button>
+    </div>
+  </form>`;
+}

@@ -1,0 +1,203 @@
+/** A session as the page knows it: a function of the events of its feed. */
+import { batch, signal } from "./lib.js";
+import { ApiError, api, loggedIn, readEvents, sessionPath } from "./api.js";
+
+const LAST = 200; // entries that a session is opened with
+const FIRST_PAUSE = 300;
+const LONGEST_PAUSE = 8000;
+
+/**
+ * @typedef {{id: string, name: string, arguments?: Record<string, any>, error?: string}} Call
+ * @typedef {{seq: number, turn: string | null, at: number, kind: string, [field: string]: any}} Entry
+ * @typedef {{status: string, seconds?: number, output: string}} ToolState
+ * @typedef {{turn: string | null, parked: boolean, waiting: {id: string, text: string}[]}} State
+ */
+
+/** What the model is writing now. Listeners are told each piece, so that no piece costs a new rendering of the whole. */
+export class LiveText {
+  text = "";
+  /** @type {Set<(piece: string | null) => void>} */
+  listeners = new Set();
+
+  /** @param {string} piece */
+  add(piece) {
+    this.text += piece;
+    for (const tell of this.listeners) tell(piece);
+  }
+
+  /** The text begins again. */
+  restart() {
+    this.text = "";
+    for (const tell of this.listeners) tell(null);
+  }
+}
+
+export class Session {
+  /**
+   * @param {string} key
+   * @param {boolean} [isNew] nothing was said in it yet
+   */
+  constructor(key, isNew = false) {
+    this.key = key;
+    this.draft = `everloop.draft.${isNew ? "new" : key}`;
+    this.entries = signal(/** @type {Entry[]} */ ([]));
+    this.first = signal(0); // the position before the earliest entry that is loaded
+    this.state = signal(/** @type {State} */ ({ turn: null, parked: false, waiting: [] }));
+    this.tools = signal(/** @type {Record<string, ToolState>} */ ({}));
+    this.live = new LiveText();
+    this.hasLive = signal(false);
+    this.reasoning = signal("");
+    this.connected = signal(false);
+    this.loaded = signal(false);
+    this.notice = signal("");
+    /** Messages that were sent and are not in the log yet. */
+    this.sent = signal(/** @type {{id: string, text: string}[]} */ ([]));
+    this.lastId = "";
+    this.abort = new AbortController();
+  }
+
+  /** Follow the session until `close`, connecting again whenever the connection is lost. */
+  async open() {
+    const { signal: aborted } = this.abort;
+    let pause = FIRST_PAUSE;
+    while (!aborted.aborted && loggedIn.value !== false) {
+      const onOpen = () => {
+        pause = FIRST_PAUSE;
+        this.connected.value = true;
+      };
+      try {
+        const path = `${sessionPath(this.key, "feed")}?last=${LAST}`;
+        await readEvents(path, this.lastId, aborted, onOpen, (events) => batch(() => events.forEach(this.take, this)));
+      } catch (error) {
+        if (error instanceof ApiError && error.status === 400) this.lastId = "";
+      }
+      this.connected.value = false;
+      if (!aborted.aborted) await sleep(pause, aborted);
+      pause = Math.min(pause * 1.7, LONGEST_PAUSE);
+    }
+  }
+
+  close() {
+    this.abort.abort();
+  }
+
+  /** @param {import("./api.js").FeedEvent} event */
+  take({ name, id, data }) {
+    if (id) this.lastId = id;
+    switch (name) {
+      case "start":
+        if (!this.entries.value.length) this.first.value = data.after;
+        this.entries.value = this.entries.value.filter((entry) => entry.seq <= data.after);
+        if (!data.chars) this.clearLive();
+        break;
+      case "entry":
+        this.takeEntry(data);
+        break;
+      case "text":
+        this.live.add(data.text);
+        this.hasLive.value = true;
+        break;
+      case "restart":
+        this.live.restart();
+        break;
+      case "reasoning":
+        this.reasoning.value += data.text;
+        break;
+      case "tool":
+        this.setTool(data.call, { status: data.status, seconds: data.seconds });
+        break;
+      case "progress":
+        this.setTool(data.call, { output: (this.tools.value[data.call]?.output ?? "") + data.text });
+        break;
+      case "compacting":
+        this.notice.value = "Summarising the older part of the conversation…";
+        break;
+      case "state": {
+        this.state.value = data;
+        this.loaded.value = true;
+        const waiting = new Set(data.waiting.map((/** @type {{id: string}} */ one) => one.id));
+        this.sent.value = this.sent.value.filter((one) => !waiting.has(one.id));
+        break;
+      }
+    }
+  }
+
+  /** @param {Entry} entry */
+  takeEntry(entry) {
+    this.entries.value = [...this.entries.value, entry];
+    this.clearLive();
+    this.notice.value = "";
+    if (entry.kind === "user") {
+      const index = this.sent.value.findIndex((one) => one.text.trim() === entry.text.trim());
+      if (index >= 0) this.sent.value = this.sent.value.toSpliced(index, 1);
+    }
+  }
+
+  clearLive() {
+    this.live = new LiveText();
+    this.hasLive.value = false;
+    this.reasoning.value = "";
+  }
+
+  /**
+   * @param {string} call
+   * @param {Partial<ToolState>} change
+   */
+  setTool(call, change) {
+    const before = this.tools.value[call] ?? { status: "running", output: "" };
+    this.tools.value = { ...this.tools.value, [call]: { ...before, ...change } };
+  }
+
+  /** Load entries before those that are there. */
+  async loadEarlier() {
+    const page = await api(`${sessionPath(this.key, "log")}?before=${this.first.value + 1}&limit=${LAST}`);
+    batch(() => {
+      this.entries.value = [...page.entries, ...this.entries.value];
+      this.first.value = page.entries.length ? page.entries[0].seq - 1 : 0;
+    });
+  }
+
+  /**
+   * Send a message. While a turn runs it is handed to it at its next round.
+   * @param {string} text
+   */
+  async send(text) {
+    const id = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+    const { id: taken, reply } = await api(sessionPath(this.key, "messages"), { text, id, busy: "steer" });
+    this.draft = `everloop.draft.${this.key}`;
+    if (reply) this.notice.value = reply;
+    else if (!this.entries.value.some((entry) => entry.kind === "user" && entry.text === text && entry.at > Date.now() / 1000 - 2)) {
+      this.sent.value = [...this.sent.value, { id: taken, text }];
+    }
+  }
+
+  async stop() {
+    await api(sessionPath(this.key, "stop"), {});
+  }
+
+  /**
+   * Answer a question.
+   * @param {number} question
+   * @param {{allow: boolean, always?: boolean, note?: string}} answer
+   */
+  async answer(question, answer) {
+    await api(sessionPath(this.key, "answer"), { question, ...answer });
+  }
+}
+
+/**
+ * @param {number} milliseconds
+ * @param {AbortSignal} aborted
+ */
+function sleep(milliseconds, aborted) {
+  return new Promise((resolve) => {
+    const done = () => {
+      clearTimeout(timer);
+      removeEventListener("online", done);
+      resolve(undefined);
+    };
+    const timer = setTimeout(done, milliseconds);
+    addEventListener("online", done);
+    aborted.addEventListener("abort", done, { once: true });
+  });
+}

@@ -1,0 +1,88 @@
+"""The web page's static files: read once, sent compressed, with the headers that confine the page."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from aiohttp import web
+
+from .errors import not_found
+
+FOLDER = Path(__file__).parent / "web"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
+}
+# Nothing is ever set as HTML, which the browser enforces: no Trusted Types policy can be made.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "Cache-Control": "no-cache",
+    "Vary": "Accept-Encoding",
+}
+SMALL = 500  # bytes that are not worth compressing
+
+
+@dataclass(slots=True, frozen=True)
+class File:
+    body: bytes
+    gzipped: bytes
+    type: str
+    etag: str
+
+
+@cache
+def files() -> Mapping[str, File]:
+    """All files of the page by path, `/` being the page itself. Reads the disk: call it before requests come."""
+    found: dict[str, File] = {}
+    for path in sorted(FOLDER.rglob("*")):
+        if path.suffix in TYPES:
+            body = path.read_bytes()
+            etag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
+            name = path.relative_to(FOLDER).as_posix()
+            file = File(body, gzip.compress(body, 9, mtime=0), TYPES[path.suffix], etag)
+            found["/" if name == "index.html" else f"/web/{name}"] = file
+    return found
+
+
+def is_file(path: str) -> bool:
+    """Whether this is the address of the page or of one of its files, which need no login."""
+    return path == "/" or path.startswith("/web/")
+
+
+async def serve(request: web.Request) -> web.Response:
+    file = files().get(request.path)
+    if file is None:
+        raise not_found("there is nothing at this path", code="unknown_url")
+    headers = {**HEADERS, "ETag": file.etag}
+    if file.etag in request.headers.get("If-None-Match", ""):
+        return web.Response(status=304, headers=headers)
+    body = file.body
+    if "gzip" in request.headers.get("Accept-Encoding", "").lower() and len(body) > SMALL:
+        body = file.gzipped
+        headers["Content-Encoding"] = "gzip"
+    return web.Response(body=body, headers={**headers, "Content-Type": file.type})

@@ -31,6 +31,7 @@ from urllib.parse import unquote, urlsplit
 from ...config.dsn import DSN
 from ...errors import EverloopError, StoreError
 from ..jobs import Job, Wakers, Write, settle
+from . import prepared
 from .lone_writes import LoneWrite, MustTransact
 from .transactions import NOW
 
@@ -85,7 +86,6 @@ def connect(dsn: DSN) -> Connection:
     try:
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
-        from psycopg.types.numeric import Int8Dumper
     except ImportError as error:
         raise StoreError(MISSING) from error
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # broken connections are reported by this module
@@ -110,8 +110,6 @@ def connect(dsn: DSN) -> Connection:
     try:
         sets = ", ".join(["set_config(%s, %s, false)"] * len(SETTINGS))
         connection.execute(f"SELECT {sets}", list(chain(*SETTINGS.items())))
-        # All numbers have one type: a statement would be prepared anew for each length of its numbers.
-        connection.adapters.register_dumper(int, Int8Dumper)
     except psycopg.Error as error:
         connection.close()
         raise Unreachable(f"cannot use the store {dsn}: {one_line(dsn, error)}") from None
@@ -441,7 +439,7 @@ class Connections:
         state.number += 1
         self._tell("before")
         try:
-            rows = connection.execute(query, (state.name, state.number, *values), prepare=True).fetchall()
+            rows = prepared.run(connection, query, (state.name, state.number, *values))
         except psycopg.Error as error:
             if error.sqlstate == UNMARKED:
                 state.has_row = False

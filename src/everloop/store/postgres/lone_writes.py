@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from . import prepared
+
 if TYPE_CHECKING:
     from .connections import Connection
 
@@ -39,7 +41,7 @@ def repeatable(query: str, *values: object) -> LoneWrite[None]:
     """One statement that has the same effect when it is run twice."""
 
     def alone(db: Connection, _: Call) -> None:
-        db.execute(query, values, prepare=True)
+        prepared.run(db, query, values)
 
     def in_transaction(db: Connection) -> None:
         db.execute(query, values)

@@ -20,6 +20,7 @@ from ...errors import StoreError
 from ...log import Written
 from ..peers import JOINED, WORK, Notice, Peer, decode_notice, encode_notice
 from ..workers import new_worker, retire
+from . import prepared
 from .heartbeat import BROADCASTS, CHANNEL
 from .queries import NOTIFY
 from .transactions import FRESH
@@ -91,14 +92,14 @@ class Notifier:
             if self._pending.get(what) is notice:
                 del self._pending[what]
         if notice.all:
-            db.execute(NOTIFY, (CHANNEL, what), prepare=True)
+            prepared.run(db, NOTIFY, (CHANNEL, what))
             return
         ids = sorted(notice.ids)
         for some in (ids[start : start + AT_ONCE] for start in range(0, len(ids), AT_ONCE)):
             if what == WORK:
-                db.execute(DIRECTED, (CHANNEL, self._lease, self._lease, some), prepare=True)
+                prepared.run(db, DIRECTED, (CHANNEL, self._lease, self._lease, some))
             else:
-                db.execute(NOTIFY, (CHANNEL, encode_notice(what, "", some)))
+                prepared.run(db, NOTIFY, (CHANNEL, encode_notice(what, "", some)))
 
 
 class NotifiedPeer(Peer):

@@ -77,7 +77,7 @@ GRANTS = "SELECT name FROM session_grant WHERE owner = %s AND key = %s"
 # ---------------------------------------------------------------------------------------------- the overview
 
 COUNTED = 10_000  # sessions; beyond that the planner's own estimate is used
-ALL_WORKERS = f"""SELECT w.id, coalesce(w.address = 'work', false), greatest({NOW} - w.at, 0), {FRESH}
+ALL_WORKERS = f"""SELECT w.id, coalesce(w.address NOT IN ('ear', 'log'), false), greatest({NOW} - w.at, 0), {FRESH}
     FROM worker w ORDER BY w.id"""
 # The holder of a session has an open row of its inbox, so none is missing in `busy`. Finished work is not read.
 OVERVIEW = f"""

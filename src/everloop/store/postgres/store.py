@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from ...bus import InboundMessage, Kind, OutboundMessage
 from ...config.dsn import DSN
 from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
-from .. import claims
+from .. import claims, outbox
 from ..base import (
     Claim,
     FileMark,
@@ -34,7 +35,7 @@ from ..claims import Begun, Held
 from ..outbox import Taken, encoded
 from ..peers import ANY, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import queries
+from . import prepared, queries
 from . import search as searching
 from . import transactions as tx
 from .connections import Connections, connect, explain
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from .connections import Connection, Result
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 LEASE_SECONDS = 15.0
 CONNECTIONS = 8
 UNFLUSHED = 1024 * 1024  # characters of a turn's log that are kept in memory until they are flushed
@@ -99,7 +101,7 @@ class PostgresStore:
     ) -> tuple[list[tuple[str, str]], list[Incoming]]:
         def work(db: Connection) -> tuple[list[tuple[str, str]], list[Any]]:
             if sessions is not None:
-                rows = db.execute(queries.LOOK_AT, (self._lease, list(sessions)), prepare=True).fetchall()
+                rows = prepared.run(db, queries.LOOK_AT, (self._lease, list(sessions)))
                 rows = [row for row in rows if _free(row[2], row[3], worker)]
                 ready = dict.fromkeys((owner, key) for owner, key, _, _, is_ready, *_ in rows if is_ready)
                 return list(ready), sorted(row[5:] for row in rows if row[5] is not None)
@@ -244,17 +246,23 @@ class PostgresStore:
                 db.execute(tx.RENEW, (worker,))
             return taken
 
-        def alone(db: Connection, call: Call) -> tuple[Taken, bool]:
+        def alone(db: Connection, call: Call) -> tx.TakenAlone:
             if not self.heartbeat.knows(worker):
                 raise MustTransact
-            return tx.take_outgoing_alone(db, call, worker, limit, chat, channels, self._lease)
+            return tx.take_outgoing_alone(call, worker, limit, chat, channels, self._lease)
 
         key = ("outbox", worker)
-        taken, has_more = await self._write(LoneWrite(alone, lambda db: (work(db), False)), key)
-        if has_more:
-            rest = partial(work, most=limit - len(taken.rows), known=tuple(taken.damaged))
-            others = await self._write(rest, key)
-            taken = Taken([*taken.rows, *others.rows], [*taken.damaged, *others.damaged])
+        found = await self._write(LoneWrite(alone, work), key)
+        taken = found if isinstance(found, Taken) else Taken()
+        if isinstance(found, tx.TakenAlone):
+            outbox.take(await self._read(tx.TAKEN, list(found.ids)) if found.ids else found.rows, limit, taken)
+            if taken.damaged or found.has_more:
+                rest = partial(work, most=limit - len(taken.rows), known=tuple(taken.damaged))
+                try:
+                    others = await self._write(rest, key)
+                    taken = Taken([*taken.rows, *others.rows], [*taken.damaged, *others.damaged])
+                except StoreError as error:  # what was taken is to be sent all the same
+                    log.warning("%s", error)
         taken.log_damaged()
         if taken.rows:
             self.heartbeat.keep(worker)

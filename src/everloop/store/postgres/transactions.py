@@ -23,6 +23,7 @@ from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, Sessi
 from ..outbox import Outbound, encoded
 from ..tokens import checked_name, checked_owner, checked_rights, joined_rights, name_taken
 from ..workers import gone
+from . import prepared
 from .lone_writes import Call, MustTransact
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def accept_alone(db: Connection, call: Call, message: InboundMessage, kind: Kind
     if message.id is None:
         ((kept,),) = call(STEP_ACCEPT, *values)
     else:  # repeated after a lost answer, it is found by its id
-        ((kept,),) = db.execute(STEP_ACCEPT, (*NO_MARK, *values), prepare=True).fetchall()
+        ((kept,),) = prepared.run(db, STEP_ACCEPT, (*NO_MARK, *values))
     if kept is None:
         raise MustTransact
     id, session = kept
@@ -266,10 +267,10 @@ def begin_alone(
     db: Connection, call: Call, owner: str, key: str, worker: str, message: InboundMessage | None, kind: Kind
 ) -> Begun:
     """Begin a new turn on a free session. The statement that writes checks that nothing has changed since the look."""
-    found = db.execute(LOOK, (owner, key), prepare=True).fetchone()
-    if found is None:
+    found = prepared.run(db, LOOK, (owner, key))
+    if not found:
         raise MustTransact
-    *row, now, data, waiting_kind = found
+    *row, now, data, waiting_kind = found[0]
     state = SessionState(False, now, *row)
     if state.holder not in (None, worker) or state.open_turn is not None or state.is_parked:
         raise MustTransact
@@ -669,28 +670,32 @@ def take_outgoing(
     return taken
 
 
+class TakenAlone(NamedTuple):
+    rows: Sequence[Any]  # (id, data, turn, tries) as `outbox.take` reads them
+    ids: Sequence[int] = ()  # of rows that were taken, but are not here: the connection broke
+    has_more: bool = False  # for a transaction: rows of an older version, or of a worker known here to be dead
+
+
+TAKEN = "SELECT id, data, turn, tries - 1 FROM outbox WHERE id = ANY(%s) ORDER BY id"
+
+
 def take_outgoing_alone(
-    db: Connection,
     call: Call,
     worker: str,
     limit: int,
     chat: tuple[str, str] | None,
     channels: Sequence[str] | None,
     lease: float,
-) -> tuple[outbox.Taken, bool]:
-    """The rows, and whether there is more to do that needs a transaction."""
+) -> TakenAlone:
     names = [chat[0]] if chat is not None else channels
     of = None if names is None else [outbox.column(name) for name in names]
     in_chat = None if chat is None else outbox.column(chat[1])
     found = call(STEP_TAKE, worker, limit, of, in_chat, lease)
-    if found and len(found[0]) == 1:  # their ids: the connection broke before the rows were here
-        sql = "SELECT id, data, turn, tries - 1, false FROM outbox WHERE id = ANY(%s) ORDER BY id"
-        found = db.execute(sql, (found[0][0],)).fetchall()
-    taken = outbox.Taken()
-    outbox.take([row[:4] for row in found if row[0] is not None], limit, taken)
-    # Rows without an address, of an older version, and those of workers that are known here to be dead.
+    if found and len(found[0]) == 1:
+        return TakenAlone((), found[0][0])
     others = [row for row in found if row[0] is None]
-    return taken, bool(taken.damaged) or any(unaddressed or gone(sender) for _, _, sender, _, unaddressed in others)
+    has_more = any(unaddressed or gone(sender) for _, _, sender, _, unaddressed in others)
+    return TakenAlone([row[:4] for row in found if row[0] is not None], has_more=has_more)
 
 
 def _set_aside(db: Connection, damaged: Sequence[tuple[int, str]]) -> None:

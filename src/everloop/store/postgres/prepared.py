@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
     from .connections import Connection
 
 Rows = list[tuple[Any, ...]]
@@ -23,15 +25,20 @@ def run(connection: Connection, query: str, values: Sequence[object] = ()) -> Ro
 
     It is prepared the first time that it runs on a connection.
     """
+    from psycopg import OperationalError
     from psycopg.pq import ExecStatus
 
     names = _names.setdefault(connection, {})
     arguments: list[Any] = [_encoded(value) for value in values]
-    if (name := names.get(query)) is None:
-        name = b"everloop_%d" % (len(names) + 1)
-        _check(connection, connection.pgconn.prepare(name, _numbered(query)))
-        names[query] = name
-    result = connection.pgconn.exec_prepared(name, arguments)
+    try:
+        if (name := names.get(query)) is None:
+            name = b"everloop_%d" % (len(names) + 1)
+            _check(connection, connection.pgconn.prepare(name, _numbered(query)))
+            names[query] = name
+        result = connection.pgconn.exec_prepared(name, arguments)
+    except OperationalError:  # libpq has no result at all
+        connection.close()
+        raise
     if result.status != ExecStatus.TUPLES_OK:
         _check(connection, result)
     decoders = [_DECODERS.get(result.ftype(column), bytes.decode) for column in range(result.nfields)]
@@ -51,12 +58,15 @@ def _numbered(query: str) -> bytes:
     return "".join([first, *(f"${number}{part}" for number, part in enumerate(others, 1))]).encode()
 
 
-def _check(connection: Connection, result: Any) -> None:
+def _check(connection: Connection, result: PGresult) -> None:
     from psycopg.errors import error_from_result
-    from psycopg.pq import ExecStatus
+    from psycopg.pq import DiagnosticField, ExecStatus
 
-    if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-        raise error_from_result(result, encoding="utf-8")
+    if result.status in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+        return
+    if result.error_field(DiagnosticField.SQLSTATE) is None:  # not from the server, which libpq could not reach
+        connection.close()
+    raise error_from_result(result, encoding="utf-8")
 
 
 def _encoded(value: object) -> bytes | None:

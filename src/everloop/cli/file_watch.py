@@ -95,19 +95,6 @@ class FileWatch:
         return found
 
 
-class Steps:
-    """For a database that does not notify of single entries: it is polled."""
-
-    async def start(self) -> None:
-        pass
-
-    async def changed(self) -> None:
-        await asyncio.sleep(STEP_SECONDS)
-
-    def close(self) -> None:
-        pass
-
-
 class _Inotify:
     """The kernel's notifications of changes in one folder."""
 

@@ -23,7 +23,7 @@ from ..store.base import SessionInfo, Store
 from ..store.opening import store_at
 from ..text import printable
 from .common import checked_key, find_turn, load_with_store, reading
-from .file_watch import FileWatch, Steps
+from .file_watch import FileWatch
 from .format import line_of
 from .output import Output, as_json
 
@@ -201,7 +201,7 @@ class Followed:
 
 async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
     """Show past events, then new ones until Ctrl-C; of a single turn until its end."""
-    watch = FileWatch(config.store) if isinstance(config.store, Path) else Steps()
+    watch = FileWatch(config.store) if isinstance(config.store, Path) else DatabaseWatch(config)
     gone = _reader_gone()
     work = asyncio.create_task(_follow(config, wanted, tell, watch))
     gone.add_done_callback(lambda _: work.cancel())
@@ -214,10 +214,35 @@ async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
         work.cancel()
         await asyncio.wait([work])
         gone.cancel()
-        watch.close()
+        if isinstance(watch, FileWatch):
+            watch.close()
+        else:
+            await watch.close()
 
 
-async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch | Steps) -> int:
+class DatabaseWatch:
+    """Wakes when a worker has written entries to a database, which notifies of them."""
+
+    def __init__(self, config: Config) -> None:
+        from ..store.postgres.notify import LogWatch
+        from ..store.postgres.store import PostgresStore
+
+        store = store_at(config.store, config)
+        assert isinstance(store, PostgresStore)
+        self._store, self._watch = store, LogWatch(store)
+
+    async def start(self) -> None:
+        await self._watch.start()
+
+    async def changed(self) -> None:
+        await self._watch.changed()
+
+    async def close(self) -> None:
+        await self._watch.close()
+        await self._store.close()
+
+
+async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch | DatabaseWatch) -> int:
     await watch.start()
     first = True
     while True:

@@ -77,6 +77,7 @@ class Claim:
     began: float = 0.0  # when the conversation began
     idle_since: float = 0.0  # when the session last did something
     spent: list[Spent] = field(default_factory=list)  # written with the next entries
+    unflushed: list[Any] = field(default_factory=list)  # steps that a store may have to write again, in its own form
 
     def time_to_tell(self, now: float) -> str:
         """The time in words if the conversation has been silent for a while; "" otherwise, and for a new one, which is

@@ -201,6 +201,10 @@ def stale(claim: Claim) -> StaleLease:
     return StaleLease(f"session {claim.key} was taken over by another worker; this one has stopped writing to it")
 
 
+def incomplete(claim: Claim, last: int) -> StoreError:
+    return StoreError(f"the log of session {claim.key} ends at {last}: the end of its turn is missing")
+
+
 # ---------------------------------------------------------------------------------------------- the log
 
 

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore:
     """The store at a path or a `postgresql://` address. Nothing is opened before its first call."""
     place = checked(where)
+    flush_always = getattr(config, "flush", "needed") == "always"
     if isinstance(place, DSN):
         from .postgres.store import LEASE_SECONDS, PostgresStore
 
-        return PostgresStore(place, lease_seconds=getattr(config, "lease_seconds", LEASE_SECONDS))
+        lease = getattr(config, "lease_seconds", LEASE_SECONDS)
+        return PostgresStore(place, lease_seconds=lease, flush_always=flush_always)
     from .sqlite import SQLiteStore
 
-    return SQLiteStore(place, flush_always=getattr(config, "flush", "needed") == "always")
+    return SQLiteStore(place, flush_always=flush_always)

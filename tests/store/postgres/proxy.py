@@ -14,8 +14,9 @@ Cut = Literal["before", "after"]
 
 
 class Proxy:
-    """Passes everything on. Told to cut, it breaks the connection that sends the next COMMIT: before it gets to the
-    server, or after the server has done it and before the client hears of it."""
+    """Passes everything on. Told to cut, it breaks the connection that sends the next COMMIT, or a write that is
+    committed by itself: before it gets to the server, or after the server has done it and before the client hears of
+    it."""
 
     def __init__(self, server: Path) -> None:
         self.cut: Cut | None = None
@@ -39,7 +40,7 @@ class Proxy:
         answers = asyncio.create_task(self._pass(theirs, writer))
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
-                cut = self.cut if b"COMMIT" in data else None
+                cut = self.cut if b"COMMIT" in data or b"lane." in data else None
                 if cut is not None:
                     self.cut, self.cuts = None, self.cuts + 1
                 if cut == "before":

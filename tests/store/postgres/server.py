@@ -13,6 +13,7 @@ import itertools
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,29 @@ class Server:
         self.stop(mode)
         self.start()
 
+    def crash(self) -> None:
+        """End all of its processes at once, as if the machine had failed: what it has not flushed is gone."""
+        postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGSTOP)  # it would notice, and do what can still be done
+        every = [*self.processes(), postmaster]
+        for process in every:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        give_up = time.monotonic() + START_SECONDS
+        while any(map(_lives, every)):
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        (self._data / "postmaster.pid").unlink()  # its process may be there still, as a zombie
+        (self.folder / ".s.PGSQL.5432.lock").unlink()
+
+    def processes(self) -> list[int]:
+        """The processes that its first one has started."""
+        postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
+        try:
+            return [int(pid) for pid in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()]
+        except OSError:
+            return []
+
     @property
     def runs(self) -> bool:
         return (self._data / "postmaster.pid").exists()
@@ -118,6 +142,13 @@ class Server:
             done = subprocess.run(command, cwd="/", stdout=output, stderr=output, timeout=START_SECONDS, **who)
             output.seek(0)
             assert done.returncode == 0, output.read().decode(errors="replace")
+
+
+def _lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from everloop.bus import InboundMessage, OutboundMessage
@@ -17,6 +18,7 @@ from everloop.errors import StoreError
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.base import Spent
 from everloop.store.peers import new_worker, retire
+from everloop.store.postgres.connections import UNMARKED, ThreadState
 from everloop.store.postgres.store import PostgresStore
 
 from .proxy import proxied
@@ -92,6 +94,61 @@ async def test_a_commit_whose_answer_was_lost_is_looked_up_and_never_done_twice(
             assert proxy.cuts == 1
             assert [row.message.content for row in await store.waiting("me", "test:2")] == ["follows"]
     assert traces(postgres, database) == ONCE
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+@pytest.mark.parametrize("write", range(5))
+async def test_a_step_whose_answer_was_lost_is_looked_up_and_never_done_twice(postgres, database, worker, cut, write):
+    """Each of these is one statement that is committed by itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with proxied(database, Path(folder)) as (proxy, dsn), opened(dsn) as store:
+            first = await store.begin("me", "test:1", worker, said())
+            assert first is not None
+            await store.finish(first, [TurnEnded("answer", "x")])  # the worker and its session are known
+            number = 0
+
+            def cut_one(when: str) -> None:
+                nonlocal number
+                if when == "before" and proxy.cuts == 0:
+                    if number == write:
+                        proxy.cut = cut
+                    number += 1
+
+            store.connections.hook = cut_one
+            row = await store.accept(said("two"))
+            claim = await store.begin("me", "test:1", worker)
+            assert claim is not None
+            assert (claim.inbox, claim.fence, claim.resumed) == ([row.id], 2, False)
+            claim.spent.append(Spent("day", 3, 0.5))
+            await store.append(claim, [ModelAnswered("one")], flush=False)
+            finished = await store.finish(claim, [TurnEnded("answer", "y")], [ANSWER])
+            taken = await store.take_outgoing(worker)
+            assert [one.id for one in taken] == finished.outbox
+            assert [(one.message.content, one.message.repeat) for one in taken] == [("hello", False)]
+            await store.sent(finished.outbox)
+            assert (proxy.cuts, number) == (1, write + 1)
+            assert await store.take_outgoing(new_worker()) == []
+    once = {"session": 1, "entry": 5, "inbox": 2, "outbox": 1, "spent": [(3, 0.5)]}
+    assert traces(postgres, database) == once
+
+
+async def test_a_step_that_reaches_the_server_after_its_outcome_was_looked_up_is_refused(postgres, database, worker):
+    """Its answer was lost, and it was still on its way: it must not be done after it was done again."""
+    async with opened(database) as store:
+        await store.accept(said())
+        row = await store.accept(said("two"))
+        name = database.partition("@/")[2].partition("?")[0]
+        lane, number = postgres.sql("SELECT id, number FROM lane ORDER BY number DESC LIMIT 1", database=name)[0]
+        state = ThreadState()
+        state.name, state.number, state.has_row = lane, number + 1, True
+        assert await asyncio.to_thread(store.connections._kept, state, time.monotonic() + 5) is None
+        late = "SELECT everloop_accept(%s, %s, 'me', 'test:1', NULL, 'message', '{}')"
+        with pytest.raises(psycopg.errors.Error) as refused:
+            postgres.sql(late, lane, number + 1, database=name)
+        assert refused.value.sqlstate == UNMARKED
+        assert state.connection is not None
+        state.connection.close()
+        assert [one.id for one in await store.waiting("me", "test:1")][-1] == row.id
 
 
 async def test_a_backend_that_is_killed_in_the_middle_of_a_write_costs_nothing(postgres, database, worker):

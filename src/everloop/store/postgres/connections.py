@@ -4,6 +4,8 @@ The threads are kept instead of psycopg_pool because a write needs more than a c
 session are one transaction, its statements are pipelined, and after a COMMIT whose answer was lost the thread's own
 mark row tells whether it happened. With an async pool the same work would run on the event loop, between its turns.
 
+A `LoneWrite` that no other write waits with is one statement without a transaction around it.
+
 Writes of one session run in order; different sessions run in parallel, and PostgreSQL makes one fsync of their
 commits. A broken connection is replaced. If it broke during a COMMIT, the outcome is looked up before anything is
 written again.
@@ -21,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -28,6 +31,8 @@ from urllib.parse import unquote, urlsplit
 from ...config.sources import DSN
 from ...errors import EverloopError, StoreError
 from ..jobs import Job, Wakers, Write, settle
+from . import prepared
+from .lone_writes import LoneWrite, MustTransact
 from .transactions import NOW
 
 if TYPE_CHECKING:
@@ -37,7 +42,9 @@ if TYPE_CHECKING:
     Result = psycopg.Cursor[tuple[Any, ...]]  # of a statement that may still be on its way
 
 T = TypeVar("T")
-Kind = Literal["writes", "reads", "aside"]
+# "unflushed" writes survive the death of this process. They survive a crash of the database once it has flushed them,
+# which every other write does with all before it: its log is one stream.
+Kind = Literal["writes", "unflushed", "reads", "aside"]
 CONNECT_SECONDS = 10
 # A client that was frozen inside a transaction must not lock a session's row for longer.
 IDLE_SECONDS = 10
@@ -47,6 +54,8 @@ SETTINGS = {
     "lock_timeout": f"{LOCK_SECONDS}s",
     "client_min_messages": "warning",
     "synchronous_commit": "on",
+    # Statements look up a few rows by their keys: no plan depends on the values, and planning costs more than running.
+    "plan_cache_mode": "force_generic_plan",
 }
 # A peer that vanishes is noticed within seconds instead of minutes.
 KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
@@ -54,10 +63,13 @@ MISSING = "a PostgreSQL store needs the extra `postgres`: pip install 'everloop[
 BATCH = 64  # writes in one transaction
 RETRY_SECONDS = 0.05  # before the second try to connect; then longer and longer
 LONGEST_RETRY = 1.0
-# Each thread has a row, in which every one of its transactions leaves its number.
-INSERT_MARK = f"INSERT INTO lane (id, number, at) VALUES (%s, 0, {NOW}) ON CONFLICT (id) DO NOTHING"
-MARK = f"UPDATE lane SET number = %s, at = {NOW} WHERE id = %s RETURNING id"
-MARKED = "SELECT number FROM lane WHERE id = %s FOR UPDATE"
+# Each thread has a row, in which every one of its transactions leaves its number, and a lone write also its result. The
+# number only grows, so a transaction whose number was taken by RESOLVE meanwhile can no longer be committed.
+INSERT_MARK = f"INSERT INTO lane (id, number, at) VALUES (%s, %s, {NOW}) ON CONFLICT (id) DO NOTHING"
+MARK = f"UPDATE lane SET number = %s, at = {NOW}, result = NULL WHERE id = %s AND number < %s RETURNING id"
+RESOLVE = f"UPDATE lane SET number = %s, at = {NOW} WHERE id = %s AND number < %s"
+RESULT = "SELECT number, result FROM lane WHERE id = %s"
+UNMARKED = "EL001"  # raised by a lone write whose thread's row is gone
 CONFLICTS = ("40001", "40P01")  # serialization failure and deadlock: the transaction can be repeated
 TRIES = 10
 
@@ -146,6 +158,10 @@ def passwords(dsn: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------- threads
 
 
+class _Again(Exception):
+    """Nothing of a lone write was kept, and it can be run again."""
+
+
 class ThreadState:
     """What a thread keeps: its connection, the id of its mark row, and the number of its last transaction."""
 
@@ -153,7 +169,7 @@ class ThreadState:
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
-        self.name = secrets.token_hex(8)
+        self.name = f"lane.{secrets.token_hex(8)}"
         self.has_row = False
         self.number = 0
 
@@ -166,31 +182,34 @@ class Threads:
         self._run = run
         self._before = before  # these must end first
         self._threads: list[threading.Thread] = []
-        self._idle = 0
+        self._idle: list[threading.Lock] = []  # one for each idle thread, the one that worked last at the end
         self._ended = False
         self._ready: deque[Hashable] = deque()  # keys with jobs that no thread is running
         self._queues: dict[Hashable, deque[Job]] = {}  # by key, from its first job until it is idle again
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
     def put(self, job: Job, key: Hashable) -> None:
-        with self._changed:
+        with self._lock:
             key = key if key is not None else object()  # independent of all other jobs
             if key in self._queues:
                 self._queues[key].append(job)
                 return
             self._queues[key] = deque([job])
             self._ready.append(key)
-            if len(self._ready) > self._idle and len(self._threads) < self._size:
+            if self._idle:
+                # The thread that worked last: its connection, and the server's end of it, have everything at hand.
+                self._idle.pop().release()
+            elif len(self._threads) < self._size:
                 name = f"everloop-postgres-{len(self._threads) + 1}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self._changed.notify()
 
     def end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._ended = True
-            self._changed.notify_all()
+            while self._idle:
+                self._idle.pop().release()
 
     def join(self) -> None:
         for thread in self._threads:
@@ -202,10 +221,9 @@ class Threads:
         state = ThreadState()
         for key, jobs in self._taken():
             self._run(jobs, state)
-            with self._changed:
+            with self._lock:
                 if self._queues[key]:
-                    self._ready.append(key)
-                    self._changed.notify()
+                    self._ready.append(key)  # taken by this thread, if by no other before
                 else:
                     del self._queues[key]
         if state.connection is not None:
@@ -213,20 +231,25 @@ class Threads:
 
     def _taken(self) -> Iterator[tuple[Hashable, list[Job]]]:
         """The jobs of one key after another: as many of one kind as go into a transaction."""
+        wake = threading.Lock()  # held; whatever releases it has taken it from the idle ones
+        wake.acquire()
         while True:
-            with self._changed:
-                while not self._ready:
-                    if self._ended:
-                        return
-                    self._idle += 1
-                    self._changed.wait()
-                    self._idle -= 1
-                key = self._ready.popleft()
-                queue = self._queues[key]
-                jobs = [queue.popleft()]
-                while queue and queue[0].kind == jobs[0].kind and len(jobs) < BATCH:
-                    jobs.append(queue.popleft())
-            yield key, jobs
+            with self._lock:
+                if self._ready:
+                    key = self._ready.popleft()
+                    queue = self._queues[key]
+                    jobs = [queue.popleft()]
+                    while queue and queue[0].kind == jobs[0].kind and len(jobs) < BATCH:
+                        jobs.append(queue.popleft())
+                elif self._ended:
+                    return
+                else:
+                    jobs = []
+                    self._idle.append(wake)
+            if jobs:
+                yield key, jobs
+            else:
+                wake.acquire()
 
 
 class Connections:
@@ -363,8 +386,10 @@ class Connections:
         for tries in range(1, TRIES + 1):
             assert state.connection is not None
             try:
-                if self._transact(state, jobs, give_up):
+                if self._write_alone(state, jobs, give_up) or self._transact(state, jobs, give_up):
                     return
+            except _Again:
+                continue
             except psycopg.Error as error:
                 if _is_lost(state.connection, error):
                     raise
@@ -383,6 +408,60 @@ class Connections:
         for job in jobs:
             self._with_connection([job], state)
 
+    def _write_alone(self, state: ThreadState, jobs: list[Job], give_up: float) -> bool:
+        """Run a job that waits alone without a transaction around it. False when it needs one."""
+        import psycopg
+
+        job, connection = jobs[0], state.connection
+        if len(jobs) > 1 or not isinstance(job.work, LoneWrite):
+            return False
+        assert connection is not None
+        job.result = job.error = None
+        try:
+            job.result = job.work.alone(connection, partial(self._call, state, give_up))
+        except MustTransact:
+            return False
+        except psycopg.DataError as error:
+            job.error = self._explain(error)
+        except (psycopg.Error, _Again):
+            raise
+        except Exception as error:
+            job.error = error
+        return True
+
+    def _call(self, state: ThreadState, give_up: float, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Run the statement of a lone write with the thread's mark: see `lone_writes.Call`."""
+        import psycopg
+
+        connection = state.connection
+        assert connection is not None
+        self._insert_mark(state)
+        state.number += 1
+        self._tell("before")
+        try:
+            rows = prepared.run(connection, query, (state.name, state.number, *values))
+        except psycopg.Error as error:
+            if error.sqlstate == UNMARKED:
+                state.has_row = False
+                raise _Again from error
+            if not _is_lost(connection, error):
+                raise
+            state.connection = None
+            kept = self._kept(state, give_up)
+            if kept is None:
+                raise _Again from error
+            rows = [kept]
+        self.commits += 1
+        self._tell("after")
+        return rows
+
+    def _insert_mark(self, state: ThreadState) -> None:
+        """Insert the thread's row before a transaction: a lookup can only wait for a row that exists."""
+        if not state.has_row:
+            assert state.connection is not None
+            state.connection.execute(INSERT_MARK, (state.name, state.number))
+            state.has_row = True
+
     def _transact(self, state: ThreadState, jobs: list[Job], give_up: float) -> bool:
         """Run the jobs and commit them. False when nothing was kept, and they can be run again.
 
@@ -392,15 +471,15 @@ class Connections:
 
         connection = state.connection
         assert connection is not None
-        if not state.has_row:  # before the transaction: a lookup can only wait for a row that exists
-            connection.execute(INSERT_MARK, (state.name,))
-            state.has_row = True
+        self._insert_mark(state)
         state.number += 1
         ending: Result | None = None
         try:
             with connection.pipeline():
                 connection.execute("BEGIN")
-                marked = connection.execute(MARK, (state.number, state.name))
+                if jobs[0].kind == "unflushed":
+                    connection.execute("SET LOCAL synchronous_commit = off")
+                marked = connection.execute(MARK, (state.number, state.name, state.number))
                 self._attempt_all(connection, jobs)
                 state.has_row = marked.fetchone() is not None
                 if not state.has_row or all(job.error is not None for job in jobs):
@@ -413,7 +492,7 @@ class Connections:
             if ending is None or not _is_lost(connection, error):
                 raise
             state.connection = None
-            kept = self._was_committed(state, give_up)
+            kept = self._kept(state, give_up) is not None
         if kept:
             self.commits += 1
             self._tell("after")
@@ -445,8 +524,8 @@ class Connections:
             return False
         return True
 
-    def _was_committed(self, state: ThreadState, give_up: float) -> bool:
-        """Whether a transaction was committed whose outcome was not received: then the mark row has its number.
+    def _kept(self, state: ThreadState, give_up: float) -> tuple[Any, ...] | None:
+        """The result of a transaction whose outcome was not received; None when it was not committed, and never will.
 
         PostgreSQL's own transaction ids would not do: after a crash they are issued again.
         """
@@ -454,8 +533,12 @@ class Connections:
         while True:
             try:
                 connection = state.connection = state.connection or self._connection()
-                row = connection.execute(MARKED, (state.name,)).fetchone()  # waits for the transaction to end
-                return row is not None and row[0] == state.number
+                connection.execute(RESOLVE, (state.number + 1, state.name, state.number))  # waits for its end
+                row = connection.execute(RESULT, (state.name,)).fetchone()
+                if row is not None and row[0] == state.number:
+                    return row[1:]
+                state.number += 1  # as RESOLVE has left it
+                return None
             except Exception as error:
                 is_running = getattr(error, "sqlstate", None) == "55P03"  # it did not end within the lock timeout
                 if not is_running and not self._may_pass(error, state):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop"
+LOG_CHANNEL = "everloop_log"  # notified of entries while there are workers that follow the log
 BROADCASTS = ("relay", CHANNEL)  # the key of jobs that notify all processes, which must stay in order
 RENEWALS = 3  # of a lease before it would expire
 RETRY_SECONDS = 0.5
@@ -60,6 +61,7 @@ class Heartbeat:
         self._lease = lease
         self._workers: dict[str, str | None] = {}  # of this process; with an address if it has joined
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Deliver]] = {}
+        self._log_listener: tuple[asyncio.AbstractEventLoop, Callable[[], None]] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop: _Stop | None = None
@@ -86,6 +88,12 @@ class Heartbeat:
         """Call `deliver` in the loop with every notification to all workers."""
         with self._lock:
             self._listeners[who] = (loop, deliver)
+            self._start()
+
+    def listen_to_log(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        """Call `wake` in the loop when entries may have been written. To be called before the thread starts."""
+        with self._lock:
+            self._log_listener = (loop, wake)
             self._start()
 
     def start(self) -> None:
@@ -128,6 +136,9 @@ class Heartbeat:
                         connection = self._connect()
                         connection.execute(f"LISTEN {CHANNEL}")
                         connection.execute(f"LISTEN {CHANNEL}_{self.address}")
+                        if self._log_listener is not None:
+                            connection.execute(f"LISTEN {LOG_CHANNEL}")
+                            self._wake_log_listener()
                         connection.execute(REMOVE_MARKS)
                         self._deliver(ANY)  # notifications may have been lost
                         self._relay(None)
@@ -177,6 +188,9 @@ class Heartbeat:
         """Deliver notifications until the next renewal is due."""
         while not stop.is_set:
             notices = [(notice.channel, notice.payload) for notice in connection.notifies(timeout=0)]
+            if any(channel == LOG_CHANNEL for channel, _ in notices):
+                notices = [notice for notice in notices if notice[0] != LOG_CHANNEL]
+                self._wake_log_listener()
             relayed = [notice for notice in notices if notice[0] != CHANNEL or notice[1].startswith("{")]
             if relayed:  # first: a worker that takes a turn must know its subscribers
                 self._relay(relayed)
@@ -185,6 +199,12 @@ class Heartbeat:
             if (left := until - time.monotonic()) <= 0:
                 break
             _wait(left, connection.fileno(), stop.fileno())
+
+    def _wake_log_listener(self) -> None:
+        if self._log_listener is not None:
+            loop, wake = self._log_listener
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(wake)
 
     def _relay(self, notices: Notices | None) -> None:
         if self.relayed is not None:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from ...errors import StoreError
 from ...log import Written
-from ..peers import JOINED, WORK, Notice, Peer, decode_notice, encode_notice
+from ..peers import JOINED, WORK, Notice, Peer, decode_notice, encode_notice, new_worker, retire
+from . import prepared
 from .heartbeat import BROADCASTS, CHANNEL
 from .queries import NOTIFY
 from .transactions import FRESH
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LATE_SECONDS = 1.0  # after which a worker looks for work that another one was notified of
-TAKES_WORK, LISTENS = (
-    "work",
-    "ear",
-)  # the addresses of workers that take any work, and of those that only get other notices
+# The addresses of workers that take any work, of those that only get other notices, and of those that read the log.
+TAKES_WORK, LISTENS, FOLLOWS = "work", "ear", "log"
 AT_ONCE = 300  # ids in one NOTIFY, which may have 8,000 bytes
 DIRECTED = f"""SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, notice.what) FROM (
     SELECT 'w ' || worker || ' ' || string_agg(id::text, ',') AS what FROM (
@@ -92,14 +91,14 @@ class Notifier:
             if self._pending.get(what) is notice:
                 del self._pending[what]
         if notice.all:
-            db.execute(NOTIFY, (CHANNEL, what))
+            prepared.run(db, NOTIFY, (CHANNEL, what))
             return
         ids = sorted(notice.ids)
         for some in (ids[start : start + AT_ONCE] for start in range(0, len(ids), AT_ONCE)):
             if what == WORK:
-                db.execute(DIRECTED, (CHANNEL, self._lease, self._lease, some))
+                prepared.run(db, DIRECTED, (CHANNEL, self._lease, self._lease, some))
             else:
-                db.execute(NOTIFY, (CHANNEL, encode_notice(what, "", some)))
+                prepared.run(db, NOTIFY, (CHANNEL, encode_notice(what, "", some)))
 
 
 class NotifiedPeer(Peer):
@@ -170,3 +169,30 @@ class NotifiedPeer(Peer):
         """A worker on this machine has died: it gets no more notices, and its sessions are free."""
         self._spawn(self._store.leave(worker))
         self._on_notice(Notice())
+
+
+class LogWatch:
+    """Wakes when entries are written to the log of any session, by whatever process."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+        self._worker = new_worker()
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Begin. A write that is under way at that moment may go unnoticed."""
+        self._store.heartbeat.listen_to_log(asyncio.get_running_loop(), self._changed.set)
+        await self._store.join(self._worker, FOLLOWS)
+        await self.changed()  # once it listens
+
+    async def changed(self) -> None:
+        """Wait for the next change; return at once if there was one since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def close(self) -> None:
+        try:
+            await self._store.leave(self._worker)
+        except StoreError as error:  # it is removed when its lease has ended
+            log.warning("%s", error)
+        retire(self._worker)

@@ -30,15 +30,14 @@ WAITING = f"""SELECT {_INBOX} FROM session s JOIN inbox i ON i.session = s.id
 URGENT = f"""SELECT {_INBOX}, s.worker, {FRESH}
     FROM inbox i JOIN session s ON s.id = i.session LEFT JOIN worker w ON w.id = s.worker
     WHERE i.state <> 'done' AND i.kind = 'urgent' AND (%s::text IS NULL OR i.owner = %s) ORDER BY i.id"""
-# The same for a few sessions.
-READY_OF = f"""SELECT s.owner, s.key, s.worker, {FRESH} FROM session s LEFT JOIN worker w ON w.id = s.worker
-    WHERE s.id = ANY(%s)
-        AND EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND kind <> 'urgent')
-        AND NOT EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
-    ORDER BY s.updated_at"""
-URGENT_OF = f"""SELECT {_INBOX}, s.worker, {FRESH}
-    FROM inbox i JOIN session s ON s.id = i.session LEFT JOIN worker w ON w.id = s.worker
-    WHERE i.session = ANY(%s) AND i.state <> 'done' AND i.kind = 'urgent' ORDER BY i.id"""
+# Both for a few sessions: whether each is ready, and its urgent rows.
+LOOK_AT = f"""SELECT s.owner, s.key, s.worker, {FRESH},
+        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND kind <> 'urgent')
+        AND NOT EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked'),
+        {_INBOX}
+    FROM session s LEFT JOIN worker w ON w.id = s.worker
+        LEFT JOIN inbox i ON i.session = s.id AND i.state <> 'done' AND i.kind = 'urgent'
+    WHERE s.id = ANY(%s::bigint[]) ORDER BY s.updated_at, i.id"""
 UNFINISHED = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE state <> 'done' AND owner = %s ORDER BY id"
 INCOMING = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE id = %s"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id = ANY(%s)"
@@ -79,7 +78,7 @@ GRANTS = "SELECT name FROM session_grant WHERE owner = %s AND key = %s"
 # ---------------------------------------------------------------------------------------------- the overview
 
 COUNTED = 10_000  # sessions; beyond that the planner's own estimate is used
-ALL_WORKERS = f"""SELECT w.id, coalesce(w.address <> 'ear', false), greatest({NOW} - w.at, 0), {FRESH}
+ALL_WORKERS = f"""SELECT w.id, coalesce(w.address NOT IN ('ear', 'log'), false), greatest({NOW} - w.at, 0), {FRESH}
     FROM worker w ORDER BY w.id"""
 # The holder of a session has an open row of its inbox, so none is missing in `busy`. Finished work is not read.
 OVERVIEW = f"""

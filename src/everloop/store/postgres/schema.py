@@ -113,6 +113,215 @@ m008_hidden_messages = """
 ALTER TABLE inbox ADD COLUMN hidden boolean NOT NULL DEFAULT false;
 """
 
+# The steps of a turn as functions of the database, so that each is one statement and one transaction of its own. What
+# a step does is decided by `claims.py` for both stores; a function checks that the decision still holds, and writes.
+#
+# Each returns numbers that only its caller can read, or NULL when it has written nothing. They are also kept in the
+# caller's row of `lane`, for a caller whose connection broke before it got them. That row's number only grows: once a
+# caller that looks for its outcome has raised it, a statement that is still on its way can no longer be kept.
+m009_steps = """
+ALTER TABLE lane ADD COLUMN result bigint[];
+
+CREATE FUNCTION everloop_keep(p_lane text, p_number bigint, p_result bigint[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_lane IS NOT NULL THEN
+        UPDATE lane SET number = p_number, at = extract(epoch FROM clock_timestamp()), result = p_result
+            WHERE id = p_lane AND number < p_number;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'the row % of lane is gone, or ahead', p_lane USING ERRCODE = 'EL001';
+        END IF;
+    END IF;
+    RETURN p_result;
+END $$;
+
+CREATE FUNCTION everloop_accept(
+    p_lane text, p_number bigint, p_owner text, p_key text, p_message_id text, p_kind text, p_data text)
+RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    clock float8 := extract(epoch FROM clock_timestamp());
+    its_session bigint;
+    its_row bigint;
+BEGIN
+    SELECT id INTO its_session FROM session WHERE owner = p_owner AND key = p_key;
+    WHILE its_session IS NULL LOOP
+        INSERT INTO session (owner, key, created_at, updated_at) VALUES (p_owner, p_key, clock, clock)
+            ON CONFLICT (owner, key) DO NOTHING;
+        SELECT id INTO its_session FROM session WHERE owner = p_owner AND key = p_key;
+    END LOOP;
+    INSERT INTO inbox (owner, session, message_id, kind, data, at)
+        VALUES (p_owner, its_session, p_message_id, p_kind, p_data, clock)
+        ON CONFLICT (owner, message_id) WHERE message_id IS NOT NULL DO NOTHING RETURNING id INTO its_row;
+    IF its_row IS NULL THEN  -- it was accepted before
+        RETURN NULL;
+    END IF;
+    RETURN everloop_keep(p_lane, p_number, ARRAY[its_row, its_session]);
+END $$;
+
+CREATE FUNCTION everloop_write(
+    p_session bigint, p_turn text, p_first_seq bigint, p_at float8, p_seqs bigint[], p_kinds text[], p_data text[],
+    p_took bigint[], p_owner text, p_scopes text[], p_tokens bigint[], p_costs float8[])
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF cardinality(p_seqs) > 0 THEN
+        INSERT INTO entry (session, seq, turn, kind, data, at)
+            SELECT p_session, e.seq, nullif(p_turn, ''), e.kind, e.data,
+                coalesce(p_at, extract(epoch FROM clock_timestamp()))
+            FROM unnest(p_seqs, p_kinds, p_data) AS e (seq, kind, data);
+    END IF;
+    IF cardinality(p_took) > 0 THEN
+        UPDATE inbox SET state = 'taken', turn = p_turn, first_seq = p_first_seq WHERE id = ANY(p_took);
+    END IF;
+    IF cardinality(p_scopes) > 0 THEN  -- always in the same order, so that no two transactions deadlock
+        INSERT INTO spent (owner, scope, tokens, cost)
+            SELECT p_owner, s.scope, sum(s.tokens), sum(s.cost)
+            FROM unnest(p_scopes, p_tokens, p_costs) AS s (scope, tokens, cost) GROUP BY s.scope ORDER BY s.scope
+            ON CONFLICT (owner, scope) DO UPDATE
+            SET tokens = spent.tokens + excluded.tokens, cost = spent.cost + excluded.cost;
+    END IF;
+END $$;
+
+-- Begins the turn of a message on a free session: of the oldest one that waits, or of a new one (without p_row).
+CREATE FUNCTION everloop_begin(
+    p_lane text, p_number bigint, p_session bigint, p_fence bigint, p_worker text, p_turn text, p_first_seq bigint,
+    p_at float8, p_kinds text[], p_data text[], p_row bigint, p_owner text, p_message_id text, p_message text)
+RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    clock float8 := extract(epoch FROM clock_timestamp());
+    its_row bigint := p_row;
+BEGIN
+    PERFORM 1 FROM session WHERE id = p_session AND fence = p_fence AND (worker IS NULL OR worker = p_worker)
+        FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND
+        OR EXISTS (SELECT 1 FROM inbox WHERE session = p_session AND state <> 'done' AND state <> 'new')
+        OR p_row IS DISTINCT FROM (SELECT id FROM inbox
+            WHERE session = p_session AND state <> 'done' AND state = 'new' AND kind <> 'urgent' ORDER BY id LIMIT 1)
+        OR EXISTS (SELECT 1 FROM entry WHERE session = p_session AND seq >= p_first_seq)
+    THEN
+        RETURN NULL;
+    END IF;
+    IF p_row IS NULL THEN
+        INSERT INTO inbox (owner, session, message_id, kind, data, at, turn, first_seq, state, opened)
+            VALUES (p_owner, p_session, p_message_id, 'message', p_message, clock, p_turn, p_first_seq, 'taken', true)
+            ON CONFLICT (owner, message_id) WHERE message_id IS NOT NULL DO NOTHING RETURNING id INTO its_row;
+        IF its_row IS NULL THEN
+            RETURN NULL;
+        END IF;
+    ELSE
+        UPDATE inbox SET state = 'taken', turn = p_turn, first_seq = p_first_seq, opened = true WHERE id = p_row;
+    END IF;
+    IF cardinality(p_kinds) > 0 THEN
+        INSERT INTO entry (session, seq, turn, kind, data, at)
+            SELECT p_session, p_first_seq - 1 + e.n, p_turn, e.kind, e.data, p_at
+            FROM unnest(p_kinds, p_data) WITH ORDINALITY AS e (kind, data, n);
+    END IF;
+    UPDATE session SET worker = p_worker, fence = p_fence + 1, updated_at = clock WHERE id = p_session;
+    RETURN everloop_keep(p_lane, p_number, ARRAY[its_row]);
+END $$;
+
+-- Returns {0} when the entry before these is missing: a crash of the database may undo what was not flushed.
+CREATE FUNCTION everloop_append(
+    p_lane text, p_number bigint, p_flush boolean, p_session bigint, p_fence bigint, p_before bigint, p_turn text,
+    p_first_seq bigint, p_at float8, p_seqs bigint[], p_kinds text[], p_data text[], p_took bigint[], p_owner text,
+    p_scopes text[], p_tokens bigint[], p_costs float8[])
+RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM session WHERE id = p_session AND fence = p_fence FOR SHARE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF p_before > 0 AND NOT EXISTS (SELECT 1 FROM entry WHERE session = p_session AND seq = p_before) THEN
+        RETURN ARRAY[0];
+    END IF;
+    IF NOT p_flush THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    PERFORM everloop_write(p_session, p_turn, p_first_seq, p_at, p_seqs, p_kinds, p_data, p_took, p_owner, p_scopes,
+        p_tokens, p_costs);
+    RETURN everloop_keep(p_lane, p_number, ARRAY[1]);
+END $$;
+
+-- Returns {0} as everloop_append does; otherwise 1 or, when the session has more to do, 2, and the rows of the outbox.
+CREATE FUNCTION everloop_finish(
+    p_lane text, p_number bigint, p_session bigint, p_fence bigint, p_before bigint, p_turn text,
+    p_first_seq bigint, p_at float8, p_seqs bigint[], p_kinds text[], p_data text[], p_took bigint[], p_owner text,
+    p_scopes text[], p_tokens bigint[], p_costs float8[], p_inbox bigint[], p_reason text, p_sender text,
+    p_messages text[], p_channels text[], p_chats text[])
+RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    clock float8 := extract(epoch FROM clock_timestamp());
+    its_rows bigint[];
+    has_more boolean;
+BEGIN
+    IF p_before > 0 AND NOT EXISTS (SELECT 1 FROM entry WHERE session = p_session AND seq = p_before) THEN
+        RETURN ARRAY[0];
+    END IF;
+    UPDATE session SET worker = NULL, updated_at = clock WHERE id = p_session AND fence = p_fence;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    PERFORM everloop_write(p_session, p_turn, p_first_seq, p_at, p_seqs, p_kinds, p_data, p_took, p_owner, p_scopes,
+        p_tokens, p_costs);
+    -- A row whose taking failed has no turn, and stays: it is not in the log.
+    UPDATE inbox SET state = 'done', ended_at = clock, reason = p_reason
+        WHERE id = ANY(p_inbox) AND coalesce(turn, '') = p_turn;
+    IF cardinality(p_messages) > 0 THEN
+        WITH new AS (
+            INSERT INTO outbox (owner, session, turn, worker, tries, at, data, channel, chat_id)
+                SELECT p_owner, p_session, nullif(p_turn, ''), p_sender, (p_sender IS NOT NULL)::int, clock,
+                    m.data, m.channel, m.chat_id
+                FROM unnest(p_messages, p_channels, p_chats) WITH ORDINALITY AS m (data, channel, chat_id, n)
+                ORDER BY m.n RETURNING id)
+        SELECT array_agg(id ORDER BY id) INTO its_rows FROM new;
+    END IF;
+    has_more := EXISTS (SELECT 1 FROM inbox WHERE session = p_session AND state <> 'done' AND kind <> 'urgent');
+    RETURN everloop_keep(p_lane, p_number, ARRAY[1 + has_more::int]::bigint[] || its_rows);
+END $$;
+
+-- Takes rows to send. Returns them; and, without an id, each other worker that is sending some and seems alive.
+CREATE FUNCTION everloop_take_outgoing(
+    p_lane text, p_number bigint, p_worker text, p_limit bigint, p_channels text[], p_chat text, p_lease float8)
+RETURNS TABLE (id bigint, data text, turn text, tries bigint, unaddressed boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    expired float8 := extract(epoch FROM clock_timestamp()) - p_lease;
+    dead text[];
+    alive text[];
+    its_rows bigint[];
+BEGIN
+    -- The dead ones, not all but the living: a worker unknown a moment ago may have taken rows since.
+    SELECT array_agg(o.worker) FILTER (WHERE NOT o.fresh), array_agg(o.worker) FILTER (WHERE o.fresh) INTO dead, alive
+        FROM (SELECT s.worker, coalesce(
+                greatest(w.at, extract(epoch FROM pg_postmaster_start_time())) > expired, false) AS fresh
+            FROM (SELECT DISTINCT worker FROM outbox WHERE sent_at IS NULL AND worker <> p_worker) AS s
+            LEFT JOIN worker w ON w.id = s.worker) AS o;
+    RETURN QUERY SELECT NULL::bigint, NULL::text, a.worker, NULL::bigint, false FROM unnest(alive) AS a (worker);
+    RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::text, NULL::bigint, true WHERE EXISTS (
+        SELECT 1 FROM outbox WHERE sent_at IS NULL AND channel IS NULL AND damaged IS NULL);
+    SELECT array_agg(f.id) INTO its_rows FROM (
+        SELECT id FROM outbox
+        WHERE sent_at IS NULL AND damaged IS NULL AND channel IS NOT NULL AND (worker IS NULL OR worker = ANY(dead))
+            AND (p_channels IS NULL OR channel = ANY(p_channels)) AND (p_chat IS NULL OR chat_id = p_chat)
+        ORDER BY id LIMIT p_limit FOR UPDATE SKIP LOCKED) AS f;
+    IF its_rows IS NULL THEN
+        RETURN;
+    END IF;
+    UPDATE outbox SET worker = p_worker, tries = outbox.tries + 1 WHERE id = ANY(its_rows);
+    RETURN QUERY SELECT o.id, o.data, o.turn, o.tries - 1, false FROM outbox o WHERE o.id = ANY(its_rows) ORDER BY o.id;
+    PERFORM everloop_keep(p_lane, p_number, its_rows);
+END $$;
+
+-- `everloop log --follow` is notified of new entries by whatever writes them, while it runs.
+CREATE INDEX worker_follows ON worker (id) WHERE address = 'log';
+CREATE FUNCTION everloop_tell_followers() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM worker WHERE address = 'log') THEN
+        PERFORM pg_notify('everloop_log', '');
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER entry_followed AFTER INSERT ON entry FOR EACH STATEMENT EXECUTE FUNCTION everloop_tell_followers();
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -122,6 +331,7 @@ MIGRATIONS: tuple[str, ...] = (
     m006_damaged_incoming,
     m007_token_agent,
     m008_hidden_messages,
+    m009_steps,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from ...bus import InboundMessage, Kind, OutboundMessage
 from ...config.sources import DSN
 from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
-from .. import claims
+from .. import claims, outbox
 from ..base import (
     Claim,
     FileMark,
@@ -34,12 +35,13 @@ from ..claims import Begun, Held
 from ..outbox import Taken, encoded
 from ..peers import ANY, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import queries
+from . import prepared, queries
 from . import search as searching
 from . import transactions as tx
 from .connections import Connections, connect, explain
 from .event_relay import NotifyRelay
 from .heartbeat import Heartbeat
+from .lone_writes import Call, LoneWrite, MustTransact, repeatable
 from .notify import NotifiedPeer, Notifier
 from .pooler_check import refuse_transaction_mode
 from .schema import migrate
@@ -49,8 +51,10 @@ if TYPE_CHECKING:
     from .connections import Connection, Result
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 LEASE_SECONDS = 15.0
 CONNECTIONS = 8
+UNFLUSHED = 1024 * 1024  # characters of a turn's log that are kept in memory until they are flushed
 PATIENCE = 30.0  # seconds that a call waits for a server that was reachable before
 
 
@@ -58,7 +62,7 @@ class PostgresStore:
     """Log, inbox, outbox, leases and timers in one database, shared by any number of processes.
 
     Nothing is opened before the first call. `lease_seconds` is how long a worker that misses its heartbeats keeps its
-    leases; it should be the same in all processes of a store.
+    leases; it should be the same in all processes of a store. With `flush_always` every step waits for the disk.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class PostgresStore:
         lease_seconds: float = LEASE_SECONDS,
         connections: int = CONNECTIONS,
         patience: float = PATIENCE,
+        flush_always: bool = False,
     ) -> None:
         self.dsn = dsn if isinstance(dsn, DSN) else DSN(dsn)
         in_words = partial(explain, self.dsn)
@@ -76,6 +81,7 @@ class PostgresStore:
         self._notifier = Notifier(self.connections, lease_seconds)
         self.relay = NotifyRelay(self.connections, self.heartbeat, self._notifier.seal)
         self._lease = lease_seconds
+        self._flush_always = flush_always
         self._migrated = False
         self._migrating = threading.Lock()
 
@@ -84,7 +90,8 @@ class PostgresStore:
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
         # A key of its own: a new message does not wait for writes of the session's turn.
         key = ("inbox", message.owner, message.session_key)
-        return await self._write(partial(tx.accept, message=message, kind=kind), key)
+        alone = partial(tx.accept_alone, message=message, kind=kind)
+        return await self._write(LoneWrite(alone, partial(tx.accept, message=message, kind=kind)), key)
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
         return await self._in_reader(lambda db: _ready(db.execute(queries.READY, (self._lease, owner, owner)), worker))
@@ -92,14 +99,16 @@ class PostgresStore:
     async def look(
         self, worker: str, sessions: Sequence[int] | None = None
     ) -> tuple[list[tuple[str, str]], list[Incoming]]:
-        everything = (queries.READY, queries.URGENT), (self._lease, None, None)
-        these = (queries.READY_OF, queries.URGENT_OF), (self._lease, list(sessions or ()))
-        statements, values = everything if sessions is None else these
-
         def work(db: Connection) -> tuple[list[tuple[str, str]], list[Any]]:
+            if sessions is not None:
+                rows = prepared.run(db, queries.LOOK_AT, (self._lease, list(sessions)))
+                rows = [row for row in rows if _free(row[2], row[3], worker)]
+                ready = dict.fromkeys((owner, key) for owner, key, _, _, is_ready, *_ in rows if is_ready)
+                return list(ready), sorted(row[5:] for row in rows if row[5] is not None)
             with db.pipeline():
-                ready, urgent = (db.execute(statement, values) for statement in statements)
-                return _ready(ready, worker), _urgent(urgent, worker)
+                values = (self._lease, None, None)
+                everything, urgent = db.execute(queries.READY, values), db.execute(queries.URGENT, values)
+                return _ready(everything, worker), _urgent(urgent, worker)
 
         found, rows = await self._in_reader(work)
         return found, await self._readable(rows)
@@ -145,7 +154,12 @@ class PostgresStore:
         def work(db: Connection) -> Begun:
             return tx.begin(db, owner, key, worker, message, kind, self._lease, not self.heartbeat.knows(worker))
 
-        begun = await self._write(work, (owner, key))
+        def alone(db: Connection, call: Call) -> Begun:
+            if not self.heartbeat.knows(worker):
+                raise MustTransact
+            return tx.begin_alone(db, call, owner, key, worker, message, kind)
+
+        begun = await self._write(LoneWrite(alone, work), (owner, key))
         claims.log_damaged(begun.damaged)
         claim = claims.begun(begun.work)
         if claim is not None:
@@ -155,10 +169,12 @@ class PostgresStore:
     def append(
         self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
     ) -> Written[None]:
-        rows = claims.rows_of(claim, entries)
-        claim.inbox += took
-        spent, claim.spent = claim.spent, []
-        return self._write(lambda db: tx.append_taking(db, claim, rows, took, spent), (claim.owner, claim.key))
+        unflushed = sum(len(text) for step in claim.unflushed for text in step.rows.data)
+        flush = flush or self._flush_always or not entries or unflushed > UNFLUSHED
+        appended = tx.Appended.of(claim, entries, took, flush)
+        alone = partial(tx.append_alone, appended=appended, flush=flush)
+        work = LoneWrite(alone, partial(tx.append, appended=appended))
+        return self.connections.submit("writes" if flush else "unflushed", work, (claim.owner, claim.key))
 
     def finish(
         self,
@@ -169,13 +185,16 @@ class PostgresStore:
         took: Sequence[int] = (),
         incoming: Sequence[InboundMessage] = (),
     ) -> Written[Finished]:
-        claim.inbox += took
-        rows = claims.rows_of(claim, entries)
-        spent, claim.spent = claim.spent, []
-        return self._write(
-            lambda db: tx.finish(db, claim, rows, entries, took, outgoing, sender, incoming, spent),
-            (claim.owner, claim.key),
-        )
+        appended = tx.Appended.of(claim, entries, took)
+        values = tx.finish_values(appended, entries, outgoing, sender)
+
+        def alone(db: Connection, call: Call) -> Finished:
+            if incoming:
+                raise MustTransact
+            return tx.finish_alone(db, call, appended, values)
+
+        work = LoneWrite(alone, lambda db: tx.finish(db, appended, values, incoming))
+        return self._write(work, (claim.owner, claim.key))
 
     def park(
         self,
@@ -185,10 +204,8 @@ class PostgresStore:
         sender: str | None = None,
         took: Sequence[int] = (),
     ) -> Written[Finished]:
-        claim.inbox += took
-        rows = claims.rows_of(claim, entries)
-        spent, claim.spent = claim.spent, []
-        return self._write(lambda db: tx.park(db, claim, rows, took, outgoing, sender, spent), (claim.owner, claim.key))
+        appended = tx.Appended.of(claim, entries, took)
+        return self._write(lambda db: tx.park(db, appended, outgoing, sender), (claim.owner, claim.key))
 
     async def decide(
         self,
@@ -207,7 +224,7 @@ class PostgresStore:
         return self._write(lambda db: tx.post(db, claim, row, key, sender), (claim.owner, claim.key))
 
     async def release(self, claim: Claim) -> None:
-        await self._write(_does(queries.RELEASE, claim.session, claim.fence), (claim.owner, claim.key))
+        await self._write(repeatable(queries.RELEASE, claim.session, claim.fence), (claim.owner, claim.key))
 
     async def release_all(self, worker: str, owner: str | None = None) -> None:
         await self._write(_does(queries.RELEASE_ALL, worker, owner, owner))
@@ -226,20 +243,36 @@ class PostgresStore:
         chat: tuple[str, str] | None = None,
         channels: Sequence[str] | None = None,
     ) -> list[Outgoing]:
-        def work(db: Connection) -> Taken:
-            taken = tx.take_outgoing(db, worker, limit, chat, channels, self._lease)
+        def work(db: Connection, most: int = limit, known: Sequence[tuple[int, str]] = ()) -> Taken:
+            taken = tx.take_outgoing(db, worker, most, chat, channels, self._lease, known)
             if taken.rows and not self.heartbeat.knows(worker):
                 db.execute(tx.RENEW, (worker,))
             return taken
 
-        taken = await self._write(work, ("outbox", worker))
+        def alone(db: Connection, call: Call) -> tx.TakenAlone:
+            if not self.heartbeat.knows(worker):
+                raise MustTransact
+            return tx.take_outgoing_alone(call, worker, limit, chat, channels, self._lease)
+
+        key = ("outbox", worker)
+        found = await self._write(LoneWrite(alone, work), key)
+        taken = found if isinstance(found, Taken) else Taken()
+        if isinstance(found, tx.TakenAlone):
+            outbox.take(await self._read(tx.TAKEN, list(found.ids)) if found.ids else found.rows, limit, taken)
+            if taken.damaged or found.has_more:
+                rest = partial(work, most=limit - len(taken.rows), known=tuple(taken.damaged))
+                try:
+                    others = await self._write(rest, key)
+                    taken = Taken([*taken.rows, *others.rows], [*taken.damaged, *others.damaged])
+                except StoreError as error:  # what was taken is to be sent all the same
+                    log.warning("%s", error)
         taken.log_damaged()
         if taken.rows:
             self.heartbeat.keep(worker)
-        return taken.rows
+        return sorted(taken.rows, key=lambda row: row.id)
 
     async def sent(self, ids: Sequence[int]) -> None:
-        await self._write(_does(f"UPDATE outbox SET sent_at = {NOW} WHERE id = ANY(%s)", list(ids)))
+        await self._write(repeatable(f"UPDATE outbox SET sent_at = {NOW} WHERE id = ANY(%s)", list(ids)))
 
     # ------------------------------------------------------------------------------------------ reading
 

@@ -1,4 +1,5 @@
-"""The writes of the PostgreSQL store. Each function runs inside one transaction.
+"""The writes of the PostgreSQL store. Each function runs inside one transaction; those named `…_alone` are the same
+write as a single statement, which is a transaction by itself, and raise `MustTransact` in all but the usual case.
 
 A transaction that decides something about a session locks its row (`FOR NO KEY UPDATE`); one that only appends to the
 log locks it shared, so that the lease cannot change hands in between. Accepting a message waits for neither. State is
@@ -22,6 +23,8 @@ from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, Sessi
 from ..outbox import Outbound, encoded
 from ..peers import gone
 from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
+from . import prepared
+from .lone_writes import Call, MustTransact
 
 if TYPE_CHECKING:
     from .connections import Connection, Result
@@ -50,9 +53,7 @@ RELEASE = f"UPDATE session SET worker = NULL, updated_at = {NOW} WHERE id = %s A
 INSERT_INBOX = f"""INSERT INTO inbox (owner, session, message_id, kind, data, at, turn, first_seq, state, opened)
     VALUES (%s, %s, %s, %s, %s, {NOW}, %s, %s, %s, %s)
     ON CONFLICT (owner, message_id) WHERE message_id IS NOT NULL DO NOTHING RETURNING id"""
-TAKE = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s WHERE id = ANY(%s)"
 OPEN = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s, opened = true WHERE id = %s"
-DONE = f"UPDATE inbox SET state = 'done', ended_at = {NOW}, reason = %s WHERE id = ANY(%s) AND coalesce(turn, '') = %s"
 SET_ASIDE = f"""UPDATE inbox SET state = 'done', ended_at = {NOW}, damaged = %s WHERE id = %s AND state = 'new'
     RETURNING id"""
 # The message came once more, under its id.
@@ -67,13 +68,28 @@ OF_TURN = """SELECT id, data, first_seq FROM inbox WHERE session = %s AND state 
 OPEN_TURN = "SELECT 1 FROM inbox WHERE session = %s AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1"
 PARKED = """SELECT id, turn, first_seq FROM inbox WHERE session = %s AND state <> 'done' AND state = 'parked'
     ORDER BY opened DESC LIMIT 1"""
-APPEND = f"""WITH held AS (SELECT 1 FROM session WHERE id = %s AND fence = %s FOR SHARE)
-    INSERT INTO entry (session, seq, turn, kind, data, at)
-    SELECT %s, e.seq, %s, e.kind, e.data, coalesce(%s, {NOW})
-    FROM held, unnest(%s::bigint[], %s::text[], %s::text[]) AS e (seq, kind, data) RETURNING seq"""
 INSERT_ENTRIES = f"""INSERT INTO entry (session, seq, turn, kind, data, at)
     SELECT %s, e.seq, %s, e.kind, e.data, coalesce(%s, {NOW})
     FROM unnest(%s::bigint[], %s::text[], %s::text[]) AS e (seq, kind, data)"""
+WRITE = f"SELECT everloop_write({', '.join(['%s'] * 12)})"
+STEP_ACCEPT = f"SELECT everloop_accept({', '.join(['%s'] * 7)})"
+STEP_BEGIN = f"SELECT everloop_begin({', '.join(['%s'] * 14)})"
+STEP_APPEND = f"SELECT everloop_append({', '.join(['%s'] * 17)})"
+STEP_FINISH = f"SELECT everloop_finish({', '.join(['%s'] * 22)})"
+STEP_TAKE = f"SELECT * FROM everloop_take_outgoing({', '.join(['%s'] * 7)})"
+LOST, MORE_TO_DO = 0, 2  # as the functions return them: an entry is missing; the session has more to do
+NO_MARK = (None, None)  # a step inside a transaction, which has a mark of its own
+# The state of a session, and the message that waits there.
+LOOK = f"""SELECT s.id, s.worker, s.fence, s.history_from, s.compacted, s.updated_at,
+        (SELECT at FROM entry WHERE session = s.id AND seq = s.history_from + 1),
+        (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
+        (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1),
+        i.id, EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked'),
+        {NOW}, i.data, i.kind
+    FROM session s LEFT JOIN LATERAL (
+        SELECT id, data, kind FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
+        ORDER BY id LIMIT 1) AS i ON true
+    WHERE s.owner = %s AND s.key = %s"""
 COPY_ENTRIES = """INSERT INTO entry (session, seq, turn, kind, data, at) SELECT %s, e.* FROM
     unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::float8[]) AS e"""
 PAGE_MARKS = {
@@ -170,6 +186,20 @@ def accept(
     return _known(db, row, message)
 
 
+def accept_alone(db: Connection, call: Call, message: InboundMessage, kind: Kind) -> Incoming:
+    if kind == "reply":  # what it is depends on the session's question
+        raise MustTransact
+    values = (message.owner, message.session_key, message.id, kind, claims.inbox_data(message, None))
+    if message.id is None:
+        ((kept,),) = call(STEP_ACCEPT, *values)
+    else:  # repeated after a lost answer, it is found by its id
+        ((kept,),) = prepared.run(db, STEP_ACCEPT, (*NO_MARK, *values))
+    if kept is None:
+        raise MustTransact
+    id, session = kept
+    return Incoming(id, session, message, kind)
+
+
 def _known(db: Connection, row: Sequence[Any], message: InboundMessage) -> Incoming:
     """A message that was accepted before. If its row is damaged, it is repaired."""
     if not claims.readable([row])[1]:
@@ -231,6 +261,39 @@ def begin(
             db.execute(RENEW, (worker,))
         db.execute(HOLD, (worker, claim.fence, state.id))
     return Begun(work, damaged)
+
+
+def begin_alone(
+    db: Connection, call: Call, owner: str, key: str, worker: str, message: InboundMessage | None, kind: Kind
+) -> Begun:
+    """Begin a new turn on a free session. The statement that writes checks that nothing has changed since the look."""
+    found = prepared.run(db, LOOK, (owner, key))
+    if not found:
+        raise MustTransact
+    *row, now, data, waiting_kind = found[0]
+    state = SessionState(False, now, *row)
+    if state.holder not in (None, worker) or state.open_turn is not None or state.is_parked:
+        raise MustTransact
+    claim = state.claim(owner, key)
+    inbox: tuple[Any, ...] = (state.waiting, owner, None, None)
+    if message is not None:
+        turn = state.new_turn(kind)
+        if turn is None:
+            raise MustTransact
+        claim.turn, claim.message = turn, message
+        inbox = (None, owner, message.id, claims.inbox_data(message, (turn, state.next_seq)))
+    elif state.waiting is None:
+        return Begun(None)
+    elif claims.took(claim, state.waiting, data, waiting_kind) is not None or claim.command:
+        raise MustTransact
+    rows = claims.first_entry(claim, now) or LogRows([], [], [], None)
+    values = (state.id, state.fence, worker, claim.turn, claim.first_seq, rows.at, rows.kinds, rows.data, *inbox)
+    ((kept,),) = call(STEP_BEGIN, *values)
+    if kept is None:
+        raise MustTransact
+    claim.inbox = list(kept)
+    claim.accepted = kept[0] if message is not None else None
+    return Begun(claim)
 
 
 def _take_up(
@@ -297,10 +360,64 @@ def _insert(db: Connection, session: int, turn: str | None, rows: LogRows) -> No
     _turn_pages(db, session, rows)
 
 
-def _append(db: Connection, claim: Claim, rows: LogRows) -> Result:
-    """Append to the log. Nothing is written unless the claim's fence is the session's, which `_check` must find out."""
-    values = (claim.session, claim.fence, claim.session, claim.turn or None, rows.at, rows.seqs, rows.kinds, rows.data)
-    return db.execute(APPEND, values)
+class TurnStep(NamedTuple):
+    """What a step of a turn writes: entries, the waiting messages that they hold, and what was spent."""
+
+    rows: LogRows
+    took: Sequence[int]
+    spent: Sequence[Spent]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it changes nothing of the session itself."""
+        return not any(True for _ in claims.page_marks(self.rows))
+
+    def values(self, claim: Claim) -> tuple[Any, ...]:
+        rows, spent = self.rows, self.spent
+        return (
+            *(claim.turn, claim.first_seq, rows.at, rows.seqs, rows.kinds, rows.data, list(self.took), claim.owner),
+            *([one.scope for one in spent], [one.tokens for one in spent], [one.cost for one in spent]),
+        )
+
+
+class Appended(NamedTuple):
+    """A step of a turn, and those before it that a crash of the database may have undone."""
+
+    claim: Claim
+    step: TurnStep
+    before: Sequence[TurnStep]
+    next_seq: int  # where the step's first entry goes
+
+    @classmethod
+    def of(cls, claim: Claim, entries: Sequence[Entry], took: Sequence[int], flush: bool = True) -> Appended:
+        """Take the claim's next positions for these entries. With `flush`, no step before them need be kept."""
+        claim.inbox += took
+        first, rows = claim.next_seq, claims.rows_of(claim, entries)
+        spent, claim.spent = claim.spent, []
+        step, before = TurnStep(rows, took, spent), tuple(claim.unflushed)
+        claim.unflushed = [] if flush else [*before, step]
+        return cls(claim, step, before, first)
+
+    def values(self) -> tuple[Any, ...]:
+        claim = self.claim
+        return (claim.session, claim.fence, self.next_seq - 1, *self.step.values(claim))
+
+
+def _restore(db: Connection, appended: Appended) -> None:
+    """Write the steps again that are missing in the log: the database has crashed and undone what was not flushed, but
+    the worker that holds the session is alive and has them."""
+    claim = appended.claim
+    held = "SELECT 1 FROM session WHERE id = %s AND fence = %s FOR NO KEY UPDATE"
+    _check(db.execute(held, (claim.session, claim.fence)), claim)
+    row: Any = db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = %s", (claim.session,)).fetchone()
+    last = int(row[0])
+    for step in appended.before:
+        if step.rows.seqs[0] == last + 1:
+            db.execute(WRITE, (claim.session, *step.values(claim)))
+            _turn_pages(db, claim.session, step.rows)
+            last = step.rows.seqs[-1]
+    if last != appended.next_seq - 1:
+        raise claims.incomplete(claim, last)
 
 
 def _check(result: Result, claim: Claim) -> None:
@@ -309,21 +426,32 @@ def _check(result: Result, claim: Claim) -> None:
         raise claims.stale(claim)
 
 
-def append_taking(
-    db: Connection, claim: Claim, rows: LogRows, took: Sequence[int] = (), spent: Sequence[Spent] = ()
-) -> None:
+def append_alone(db: Connection, call: Call, appended: Appended, flush: bool) -> None:
+    if not appended.step.is_plain:
+        raise MustTransact
+    ((kept,),) = call(STEP_APPEND, flush, *appended.values())
+    if kept is None:
+        raise claims.stale(appended.claim)
+    if kept == [LOST]:
+        raise MustTransact
+
+
+def append(db: Connection, appended: Appended) -> None:
     """Append entries, and take the waiting messages that they hold."""
-    if (added := _add(db, claim, rows, took, spent)) is not None:
-        _check(added, claim)
+    _kept(db, STEP_APPEND, (*NO_MARK, True, *appended.values()), appended)
+    _turn_pages(db, appended.claim.session, appended.step.rows)
 
 
-def _add(db: Connection, claim: Claim, rows: LogRows, took: Sequence[int], spent: Sequence[Spent]) -> Result | None:
-    added = _append(db, claim, rows) if rows.seqs else None  # a command may leave nothing in the log
-    spend(db, claim.owner, spent)
-    _turn_pages(db, claim.session, rows)
-    if took:
-        db.execute(TAKE, (claim.turn, claim.first_seq, list(took)))
-    return added
+def _kept(db: Connection, query: str, values: Sequence[Any], appended: Appended) -> list[int]:
+    """Run a step inside a transaction, and what must come before it."""
+    for _ in range(2):
+        row: Any = db.execute(query, values).fetchone()
+        if row[0] is None:
+            raise claims.stale(appended.claim)
+        if row[0] != [LOST]:
+            break
+        _restore(db, appended)
+    return list(row[0])
 
 
 def _turn_pages(db: Connection, session: int, rows: LogRows) -> None:
@@ -334,48 +462,47 @@ def _turn_pages(db: Connection, session: int, rows: LogRows) -> None:
             db.execute(REVOKE_GRANTS_OF, (session,))
 
 
+def finish_values(
+    appended: Appended, entries: Sequence[Entry], outgoing: Sequence[OutboundMessage], sender: str | None
+) -> tuple[Any, ...]:
+    """The values of STEP_FINISH after its mark."""
+    columns = [list(column) for column in zip(*encoded(outgoing), strict=True)] or [[], [], []]
+    return (*appended.values(), appended.claim.inbox, claims.end_reason(entries), sender, *columns)
+
+
+def finish_alone(db: Connection, call: Call, appended: Appended, values: Sequence[Any]) -> Finished:
+    if not appended.step.is_plain:
+        raise MustTransact
+    ((kept,),) = call(STEP_FINISH, *values)
+    if kept is None:
+        raise claims.stale(appended.claim)
+    if kept == [LOST]:
+        raise MustTransact
+    return Finished(kept[1:], kept[0] == MORE_TO_DO)
+
+
 def finish(
-    db: Connection,
-    claim: Claim,
-    rows: LogRows,
-    entries: Sequence[Entry],
-    took: Sequence[int],
-    outgoing: Sequence[OutboundMessage],
-    sender: str | None,
-    incoming: Sequence[InboundMessage] = (),
-    spent: Sequence[Spent] = (),
+    db: Connection, appended: Appended, values: Sequence[Any], incoming: Sequence[InboundMessage] = ()
 ) -> Finished:
     """End a turn or a command: everything that it leaves behind, or nothing."""
-    messages = encoded(outgoing)
-    released = db.execute(RELEASE, (claim.session, claim.fence))
-    _add(db, claim, rows, took, spent)
-    # A row whose taking failed has no turn, and stays: it is not in the log.
-    db.execute(DONE, (claims.end_reason(entries), claim.inbox, claim.turn))
-    sent = _send(db, claim.owner, claim.session, claim.turn or None, messages, sender)
+    claim = appended.claim
+    more, *sent = _kept(db, STEP_FINISH, (*NO_MARK, *values), appended)
+    _turn_pages(db, claim.session, appended.step.rows)
     for message in incoming:
         accept(db, message, "message")
-    more = db.execute(MORE, (claim.session,))
-    _check(released, claim)
-    row = more.fetchone()
-    return Finished(_ids(sent), bool(row and row[0]))
+    if incoming:
+        row: Any = db.execute(MORE, (claim.session,)).fetchone()
+        more = MORE_TO_DO if row[0] else 1
+    return Finished(sent, more == MORE_TO_DO)
 
 
-def park(
-    db: Connection,
-    claim: Claim,
-    rows: LogRows,
-    took: Sequence[int],
-    outgoing: Sequence[OutboundMessage],
-    sender: str | None,
-    spent: Sequence[Spent],
-) -> Finished:
+def park(db: Connection, appended: Appended, outgoing: Sequence[OutboundMessage], sender: str | None) -> Finished:
     """Leave a turn in the store until a person has answered."""
-    messages = encoded(outgoing)
-    released = db.execute(RELEASE, (claim.session, claim.fence))
-    _add(db, claim, rows, took, spent)
+    claim, messages = appended.claim, encoded(outgoing)
+    _check(db.execute(RELEASE, (claim.session, claim.fence)), claim)
+    append(db, appended)
     db.execute("UPDATE inbox SET state = 'parked' WHERE id = ANY(%s)", (claim.inbox,))
     sent = _send(db, claim.owner, claim.session, claim.turn, messages, sender)
-    _check(released, claim)
     return Finished(_ids(sent), more=False)
 
 
@@ -511,12 +638,16 @@ def take_outgoing(
     chat: tuple[str, str] | None,
     channels: Sequence[str] | None,
     lease: float,
+    known: Sequence[tuple[int, str]] = (),
 ) -> outbox.Taken:
-    """Take rows that no living worker is sending. Two workers that do so at once get different ones.
+    """Take rows that no living worker is sending, and set aside those that were taken and turned out to be damaged. Two
+    workers that do so at once get different ones.
 
     Only rows to be taken are locked: another worker that looks at the same time skips locked rows.
     """
     taken = outbox.Taken()
+    _set_aside(db, known)
+    db.execute("UPDATE outbox SET worker = NULL, tries = tries - 1 WHERE id = ANY(%s)", ([id for id, _ in known],))
     unaddressed = db.execute(UNADDRESSED)
     senders = db.execute(SENDERS, (lease,)).fetchall()
     for id, channel, chat_id in outbox.addresses(unaddressed.fetchall(), taken):
@@ -528,15 +659,43 @@ def take_outgoing(
     of = None if names is None else [outbox.column(name) for name in names]
     in_chat = None if chat is None else outbox.column(chat[1])
     while len(taken.rows) < limit:
-        wanted, before, known = limit - len(taken.rows), len(taken.rows), len(taken.damaged)
+        wanted, before, damaged = limit - len(taken.rows), len(taken.rows), len(taken.damaged)
         rows = db.execute(UNSENT, (dead, of, of, in_chat, in_chat, wanted)).fetchall()
         outbox.take(rows, limit, taken)
-        _set_aside(db, taken.damaged[known:])
+        _set_aside(db, taken.damaged[damaged:])
         ids = [row.id for row in taken.rows[before:]]
         db.execute("UPDATE outbox SET worker = %s, tries = tries + 1 WHERE id = ANY(%s)", (worker, ids))
         if len(rows) < wanted:
             break
     return taken
+
+
+class TakenAlone(NamedTuple):
+    rows: Sequence[Any]  # (id, data, turn, tries) as `outbox.take` reads them
+    ids: Sequence[int] = ()  # of rows that were taken, but are not here: the connection broke
+    has_more: bool = False  # for a transaction: rows of an older version, or of a worker known here to be dead
+
+
+TAKEN = "SELECT id, data, turn, tries - 1 FROM outbox WHERE id = ANY(%s) ORDER BY id"
+
+
+def take_outgoing_alone(
+    call: Call,
+    worker: str,
+    limit: int,
+    chat: tuple[str, str] | None,
+    channels: Sequence[str] | None,
+    lease: float,
+) -> TakenAlone:
+    names = [chat[0]] if chat is not None else channels
+    of = None if names is None else [outbox.column(name) for name in names]
+    in_chat = None if chat is None else outbox.column(chat[1])
+    found = call(STEP_TAKE, worker, limit, of, in_chat, lease)
+    if found and len(found[0]) == 1:
+        return TakenAlone((), found[0][0])
+    others = [row for row in found if row[0] is None]
+    has_more = any(unaddressed or gone(sender) for _, _, sender, _, unaddressed in others)
+    return TakenAlone([row[:4] for row in found if row[0] is not None], has_more=has_more)
 
 
 def _set_aside(db: Connection, damaged: Sequence[tuple[int, str]]) -> None:

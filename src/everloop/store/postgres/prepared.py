@@ -1,0 +1,115 @@
+"""Prepared statements by libpq itself: the few that every turn runs.
+
+psycopg adapts values of any type, and spends several times as long on that as libpq on the rest of a statement. These
+statements have values of five types, so they are sent and read here. Everything else is left to psycopg.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
+    from .connections import Connection
+
+Rows = list[tuple[Any, ...]]
+_names: weakref.WeakKeyDictionary[Connection, dict[str, bytes]] = weakref.WeakKeyDictionary()
+
+
+def run(connection: Connection, query: str, values: Sequence[object] = ()) -> Rows:
+    """Run a statement with `%s` for its values outside of a pipeline, and return its rows.
+
+    It is prepared the first time that it runs on a connection.
+    """
+    from psycopg import OperationalError
+    from psycopg.pq import ExecStatus
+
+    names = _names.setdefault(connection, {})
+    arguments: list[Any] = [_encoded(value) for value in values]
+    try:
+        if (name := names.get(query)) is None:
+            name = b"everloop_%d" % (len(names) + 1)
+            _check(connection, connection.pgconn.prepare(name, _numbered(query)))
+            names[query] = name
+        result = connection.pgconn.exec_prepared(name, arguments)
+    except OperationalError:  # libpq has no result at all
+        connection.close()
+        raise
+    if result.status != ExecStatus.TUPLES_OK:
+        _check(connection, result)
+    decoders = [_DECODERS.get(result.ftype(column), bytes.decode) for column in range(result.nfields)]
+    return [
+        tuple(
+            None if (found := result.get_value(row, column)) is None else decode(found)
+            for column, decode in enumerate(decoders)
+        )
+        for row in range(result.ntuples)
+    ]
+
+
+@lru_cache
+def _numbered(query: str) -> bytes:
+    """The statement with `$1`, `$2` … for its values, as the server wants it."""
+    first, *others = query.split("%s")
+    return "".join([first, *(f"${number}{part}" for number, part in enumerate(others, 1))]).encode()
+
+
+def _check(connection: Connection, result: PGresult) -> None:
+    from psycopg.errors import error_from_result
+    from psycopg.pq import DiagnosticField, ExecStatus
+
+    if result.status in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+        return
+    if result.error_field(DiagnosticField.SQLSTATE) is None:  # not from the server, which libpq could not reach
+        connection.close()
+    raise error_from_result(result, encoding="utf-8")
+
+
+def _encoded(value: object) -> bytes | None:
+    match value:
+        case None:
+            return None
+        case str():
+            return _text(value)
+        case bool():
+            return b"t" if value else b"f"
+        case int() | float():
+            return repr(value).encode()
+        case list():
+            return b"{%s}" % b",".join(map(_element, value))
+        case _:
+            raise TypeError(f"no value of a prepared statement: {value!r}")
+
+
+def _element(value: object) -> bytes:
+    if isinstance(value, str):
+        return b'"%s"' % _text(value).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+    return _encoded(value) or b"NULL"
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    if b"\0" in data:  # libpq would take the text to end there
+        from psycopg import DataError
+
+        raise DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    return data
+
+
+def _numbers(text: bytes) -> list[int]:
+    return [int(one) for one in text[1:-1].split(b",") if one]
+
+
+# By the type's number in PostgreSQL; all others are text.
+_DECODERS: dict[int, Callable[[bytes], Any]] = {
+    16: lambda text: text == b"t",  # boolean
+    20: int,  # bigint
+    21: int,  # smallint
+    23: int,  # integer
+    701: float,  # double precision
+    1016: _numbers,  # bigint[]
+}

@@ -1,0 +1,89 @@
+"""What a turn costs the database: its statements, as the server's own log has them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+from everloop import InboundMessage
+from everloop.runtime.durable_bus import DurableBus
+from everloop.store.postgres import prepared
+from everloop.store.postgres.store import PostgresStore
+from everloop.testing import FakeOpenAI
+from tests.support.commands import environment, start
+
+from .server import Server
+
+TURNS = 10
+WRITES = ("everloop_accept", "everloop_begin", "everloop_finish", "COMMIT")
+
+
+async def test_a_turn_of_one_answer_is_ten_statements_from_its_message_to_the_mark_that_it_was_sent(
+    postgres: Server, database: str, fake: FakeOpenAI, tmp_path: Path
+):
+    name = database.partition("@/")[2].partition("?")[0]
+    postgres.sql(f"ALTER DATABASE {name} SET log_statement = 'all'")
+    env = environment(fake, EVERLOOP_HOME=str(tmp_path), EVERLOOP_STORE=database, EVERLOOP_MODEL="tools-0x0")
+    store = PostgresStore(database)
+    bus = DurableBus(store)
+    worker = await start("worker", env=env, stdin=asyncio.subprocess.DEVNULL)
+    delivered: asyncio.Queue[str] = asyncio.Queue()
+
+    async def deliver() -> None:
+        while True:
+            answer = await bus.consume_outbound()
+            await bus.sent(answer)
+            delivered.put_nowait(str(answer.reply_to))
+
+    async def turn(id: str) -> None:
+        await bus.publish_inbound(InboundMessage("chat", "ada", "1", "hi", id=id))
+        assert await delivered.get() == id
+        await asyncio.sleep(0.1)  # as messages come: what a turn leaves to do is done
+
+    delivering = asyncio.create_task(deliver())
+    try:
+        async with asyncio.timeout(50):
+            assert b"is ready" in await worker.stderr.readline()
+            for number in range(8):  # all connections are open
+                await turn(f"first {number}")
+            said = postgres.folder / "log"
+            begin = said.stat().st_size
+            for number in range(TURNS):
+                await turn(f"m{number}")
+            with open(said, errors="replace") as log:
+                log.seek(begin)
+                found = re.findall(r"LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)", log.read())
+    finally:
+        delivering.cancel()
+        await asyncio.wait([delivering])
+        worker.kill()
+        await worker.wait()
+        await bus.close()
+        await store.close()
+    found = [one for one in found if "INTO worker" not in one and "FROM worker" not in one[:60]]  # of the heartbeats
+    assert len(found) <= 10 * TURNS, "\n".join(found)
+    # On the way to the answer there are three that wait for the disk, and two more for its delivery.
+    assert sum(any(word in one for word in WRITES) for one in found) == 3 * TURNS
+    assert sum("UPDATE outbox SET sent_at" in one for one in found) == TURNS
+
+
+async def test_values_and_results_of_prepared_statements_are_those_of_psycopg(database):
+    store = PostgresStore(database)
+    texts = ["", "plain", 'a "b" \\ {c}, d', "NULL", "é\n€\u2028", "'", "%s"]
+    numbers = [0, -1, 2**62]
+    query = "SELECT %s::text, %s::bigint, %s::float8, %s::boolean, %s::text[], %s::bigint[], %s::text, %s::smallint"
+    values = ("x'\\y", 2**40, 0.1, True, texts, numbers, None, 7)
+
+    def work(db):
+        ours = prepared.run(db, query, values)
+        theirs = db.execute(query, values).fetchall()
+        elements = prepared.run(db, "SELECT unnest(%s::text[])", (texts,))
+        return ours, theirs, elements, prepared.run(db, "SELECT 1 WHERE false")
+
+    ours, theirs, elements, nothing = await store.connections.submit("reads", work)
+    assert ours[0][:4] == theirs[0][:4]
+    assert ours[0][5:] == theirs[0][5:]
+    assert [text for (text,) in elements] == texts
+    assert nothing == []
+    await store.close()

@@ -29,8 +29,13 @@ async def test_a_worker_s_words_reach_the_feed_and_its_successor_repeats_none(tm
     page = Page()
     async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
         ada = await page_client(client, tmp_path, where)
-        feed = await ada.feed("web:1", page)
         async with worker(fake, tmp_path, **where) as first:
+            fake.reply("first")  # a worker hears of subscribers from its first turn on
+            before = await ada.feed("web:0")
+            await ada.say("web:0", "go")
+            await before.read(is_over)
+            before.close()
+            feed = await ada.feed("web:1", page)
             fake.reply(TEXT, tokens=WORDS, token_delay=0.1)
             await ada.say("web:1", "go")
             relayed = bool(where)  # the processes of a SQLite store read the log instead

@@ -17,6 +17,7 @@ from .text import clean
 INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
 EXECUTOR = "executor"  # the channel of runs of `AgentExecutor`
 PULLED = frozenset({"api", EXECUTOR})  # channels whose clients fetch their answers: nothing can be sent there
+WEB = "web"  # the channel of clients that follow the log, such as the web page
 # A command waits for its place in the session; an urgent one does not. A "reply" is stored as an urgent one while a
 # question is open in its session, which it answers, and as a message otherwise.
 Kind = Literal["message", "command", "urgent", "reply"]

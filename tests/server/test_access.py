@@ -20,6 +20,7 @@ from everloop.server import access as access_module
 from everloop.server.access import Access
 from everloop.testing.openai_server import FakeOpenAI
 
+from ..support.commands import environment, start
 from .feeds import PageClient
 from .serving import Serving, call, process, serving
 
@@ -231,6 +232,18 @@ async def test_serve_prints_a_link_that_works_and_a_cookie_outlives_the_server(t
                 assert response.status == 200
             async with browser.get(f"{url}/api/sessions", headers=headers) as response:
                 assert response.status == 401
+
+
+async def test_everloop_link_prints_another_link(server: Serving):
+    home, port = server.owners.config.home, server.url.rpartition(":")[2]
+    env = environment(server.fake, EVERLOOP_HOME=str(home), EVERLOOP_STORE=str(home / "everloop.db"))
+    made = await start("link", "--port", port, env=env, stdin=asyncio.subprocess.DEVNULL)
+    printed, complaints = await asyncio.wait_for(made.communicate(), 40)
+    assert (made.returncode, complaints) == (0, b"")
+    address, _, code = printed.decode().strip().partition("/#link=")
+    assert address == server.url
+    client, _ = await visit(server, link=code)
+    assert (await client.api("GET", "sessions"))[0] == 200
 
 
 async def test_the_page_and_its_files_are_confined_compressed_and_revalidated(server: Serving):

@@ -98,6 +98,7 @@ async def test_an_owner_sees_only_their_own(server: Serving, ada: PageClient):
 async def test_a_question_is_allowed_once(server: Serving, ada: PageClient):
     page = await asked(server, ada)
     assert "write_file" in page.entries[page.question]["question"]
+    assert "/approve" not in page.entries[page.question]["question"]
     assert (await ada.answer("web:1", page.question, True))[0] == 200
     assert (await ada.answer("web:1", page.question, True))[0] == 409
     await after(ada, page)

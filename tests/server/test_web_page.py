@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Browser, Page, Request, async_playwright, expect
 
 from everloop.config import Rule
 from everloop.server import web_files
@@ -38,7 +38,7 @@ expect.set_options(timeout=20_000)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("needs chromium (scripts/system.sh dev)")
     async with async_playwright() as playwright:
@@ -53,10 +53,16 @@ class Tab:
     def __init__(self, page: Page) -> None:
         self.page = page
         self.requests: list[str] = []
+        self.resumed: list[str] = []  # ids that the page went on from
         self.errors: list[str] = []
-        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("request", self._note)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+
+    def _note(self, request: Request) -> None:
+        self.requests.append(request.url)
+        if last_id := request.headers.get("last-event-id"):
+            self.resumed.append(last_id)
 
     async def say(self, text: str) -> None:
         await self.page.get_by_label("Message", exact=True).fill(text)
@@ -130,6 +136,7 @@ async def test_a_killed_server_and_its_successor_show_every_word_once(browser: B
                     assert (await one.log.locator(".markdown").all_inner_texts()) == [TEXT]
                     await expect(one.page.get_by_text("The connection is lost")).to_be_hidden()
                     assert await one.log.get_by_label("You").count() == 1
+                    assert re.fullmatch(r"[0-9]+-[0-9a-f]{8}\.[0-9]+\.[0-9a-f]{8}", one.resumed[0])
 
 
 async def test_a_question_is_approved_or_denied_with_a_note(browser: Browser, tmp_path: Path):

@@ -198,6 +198,11 @@ def _add_services(add: Add) -> None:
     serve.add_argument("--port", metavar="PORT", help="the port to listen on (default 8002; 0 for any free one)")
     serve.add_argument("--open", action="store_true", help="open the web page in the browser")
 
+    link = add("link", "link", "print a link that opens the web page of the server on this machine, once")
+    link.add_argument("--host", metavar="HOST", help="the address that the server listens on (default 127.0.0.1)")
+    link.add_argument("--port", metavar="PORT", help="the port that it listens on (default 8002)")
+    link.add_argument("--open", action="store_true", help="open it in the browser")
+
     worker = add("worker", "worker", "take work from the store until stopped", trust)
     worker.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics there")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..bus import InboundMessage
+from ..bus import WEB, InboundMessage
 from ..commands import answer_of, kind_of
 from ..store.base import Store
 from ..store.peers import WORK
@@ -10,8 +10,6 @@ from ..text_cursor import Position
 from .chat_commands import NOTHING_ASKED, NOTHING_RUNS, ChatCommands
 from .dispatcher import Dispatcher
 from .streaming import SessionSubscriber, TurnStreams
-
-CHANNEL = "web"
 
 
 class Conversations:
@@ -47,7 +45,7 @@ class Conversations:
 
     async def stop(self, owner: str, key: str, by: str) -> bool:
         """Stop the session's turn. Return whether there was something to stop."""
-        message = InboundMessage(CHANNEL, by, key, "/stop", owner=owner, session=key, reply=False)
+        message = InboundMessage(WEB, by, key, "/stop", owner=owner, session=key, reply=False)
         return await self._commands.answer(message) != NOTHING_RUNS
 
     async def answer(

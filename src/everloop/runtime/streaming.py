@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from .. import events
+from ..bus import WEB
 from ..engine import HANDED
 from ..errors import StoreError
 from ..events import Show
@@ -278,8 +279,8 @@ class TurnStreams:
         publisher.serve(self._relay, lambda data: self._withdrawn(owner, key, data))
         if (on_event := self._on_event) is not None:
             session.watchers.append(lambda _, event: on_event(key, event))
-        # After a crash the client of an API request is on its way back.
-        expected = claim.resumed and claim.message.request is not None
+        # After a crash the client of an API request is on its way back, and so is a web page.
+        expected = claim.resumed and (claim.message.request is not None or claim.message.channel == WEB)
         is_watched = session.watchers or topic.watchers or expected or publisher.is_followed
         return publisher.publish if is_watched else None
 
@@ -603,6 +604,7 @@ class SessionSubscriber:
         self._look_at = 0.0
         self._pause = LOOK_SECONDS
         self._asked_at = 0.0
+        self._heard: str | None = None  # the turn of the last batch
         self._over = False
         self._link = streams.connect(owner, key, self._receive)
 
@@ -664,6 +666,8 @@ class SessionSubscriber:
             more = await self._read_log()
             waiting = [(row.message.id or "", row.message.content) for row in await self._store.waiting(*self._where)]
             state = SessionState(info.open_turn, info.parked, tuple(waiting))
+            if state.turn not in (None, self._heard) and not state.parked:
+                self._link.ask()  # its process may have started later than this subscription, and not know of it
             if more:  # a long log is shown in pages; the state comes with the last one
                 self._look_at = 0.0
                 return
@@ -693,6 +697,7 @@ class SessionSubscriber:
         return len(logged) >= PAGE
 
     async def _take(self, batch: Batch) -> None:
+        self._heard = batch.turn
         if batch.seq > self._at:
             if not self._session and (info := await self._store.session(*self._where)) is not None:
                 self._session = info.id

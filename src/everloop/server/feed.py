@@ -16,10 +16,11 @@ from aiohttp import web
 from msgspec import structs
 
 from .. import events
-from ..log import CallEnded, Logged, Noted, UserSaid, kind_of, text_of
+from ..log import CallEnded, CallsAsked, Logged, Noted, UserSaid, kind_of, text_of
 from ..providers.openai import encode
 from ..runtime.conversations import Conversations
 from ..runtime.streaming import SessionState, SessionSubscriber, Streamed, Update, mark_of
+from ..runtime.tool_calls import HOW_TO_ANSWER
 from ..store.base import SessionInfo, Store
 from ..text_cursor import Position
 from .errors import bad_request
@@ -216,6 +217,10 @@ def entry_of(one: Logged) -> dict[str, Any]:
             }
         case CallEnded():
             return facts | {**structs.asdict(entry), "images": len(entry.images)}
+        case CallsAsked():
+            # How a chat is answered is of no use where there are buttons.
+            question = entry.question.removesuffix(HOW_TO_ANSWER).rstrip()
+            return facts | {"ids": entry.ids, "question": question, "grants": entry.grants}
         case Noted():
             message = entry.message
             return facts | {"role": str(message.get("role", "")), "text": text_of(message.get("content"))}

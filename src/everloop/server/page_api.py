@@ -10,12 +10,11 @@ from typing import Literal, TypeVar
 import msgspec
 from aiohttp import web
 
-from ..bus import INSIDE, Busy, InboundMessage
+from ..bus import INSIDE, WEB, Busy, InboundMessage
 from ..errors import StoreError
 from ..log import Logged, TurnEnded, UserSaid, text_of
 from ..messages import encode_json
 from ..providers.openai import encode
-from ..runtime.conversations import CHANNEL
 from ..runtime.owners import Owners
 from ..store.base import SessionInfo
 from ..text import clean, one_line
@@ -250,11 +249,11 @@ class PageApi:
         await self._rate_limit.check(owner)
         agent, id = await self._owners.agent(owner), clean(body.id) or secrets.token_hex(8)
         message = InboundMessage(
-            CHANNEL,
+            WEB,
             _who(request),
             key,
             body.text,
-            id=f"{CHANNEL}:{len(key)}:{key}:{id}",  # with the length, because both may contain colons
+            id=f"{WEB}:{len(key)}:{key}:{id}",  # with the length, because both may contain colons
             owner=owner,
             session=key,
             reply=False,

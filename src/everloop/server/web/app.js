@@ -78,7 +78,7 @@ function Login({ error: before }) {
   };
   return html`<main class="login"><form onSubmit=${submit}>
     <h1><img src="/web/icon.svg" alt="" width="32" height="32" /> Everloop</h1>
-    <p>On this machine, open the link that <code>everloop serve</code> prints. It works once.</p>
+    <p>On this machine, open the link that <code>everloop link</code> prints. It works once.</p>
     <p>Elsewhere, log in with a token, which <code>everloop token add NAME</code> makes.</p>
     <label>Token<input type="password" autocomplete="current-password" value=${token} required
       onInput=${(/** @type {any} */ event) => setToken(event.target.value)} /></label>

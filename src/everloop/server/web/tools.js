@@ -80,7 +80,7 @@ function Diff({ path, before, after }) {
   const removed = lines.filter(([mark]) => mark === "-").length;
   return html`<figure class="diff">
     <figcaption><code>${String(path ?? "")}</code><span>
-      <span class="plus">+${added}</span> <span class="minus">−${removed}</span></span></figcaption>
+      ${added > 0 && html`<span class="plus">+${added}</span>`} ${removed > 0 && html`<span class="minus">−${removed}</span>`}</span></figcaption>
     <pre tabindex="0" dir="ltr">${lines.map(([mark, text]) => html`<span
       class=${mark === "+" ? "plus" : mark === "-" ? "minus" : "same"}>${mark} ${text}\n</span>`)}</pre>
   </figure>`;

@@ -120,6 +120,11 @@ class Terminal:
                 return self._screen.buffer[number][place]
         raise AssertionError(f"{text!r} is not on the screen:\n" + "\n".join(self.lines))
 
+    def character(self, row: int, column: int) -> Any:
+        """What stands at a place of the screen, and how it looks."""
+        self._draw()
+        return self._screen.buffer[row][column]
+
     def answer_positions(self) -> None:
         """Answer all new questions of the program for the cursor's position."""
         self._draw()

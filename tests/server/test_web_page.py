@@ -339,6 +339,16 @@ async def test_the_page_has_no_violations_of_accessibility(browser: Browser, tmp
         await one.page.keyboard.press("Control+k")
         assert await axe(one) == []
         await one.shoot(f"palette-{theme}")
+        await one.page.keyboard.press("Escape")
+        ground = "getComputedStyle(document.body).backgroundColor"
+        before = await one.page.evaluate(ground)
+        await one.page.get_by_role("button", name="Light or dark").click()
+        after = await one.page.evaluate(ground)
+        assert after != before
+        assert await axe(one) == []
+        await one.page.reload()
+        await expect(one.page.get_by_role("group", name="The agent asks")).to_be_visible()
+        assert await one.page.evaluate(ground) == after
 
 
 async def test_the_page_fits_a_phone(browser: Browser, tmp_path: Path):

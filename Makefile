@@ -1,18 +1,18 @@
 # Everything starts with a private .venv made from the lock files; a second run finds it ready.
 #   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make quick   make eval   make bench   make lint
-#   make format   make types   make chaos   make clean
+#   make format   make types   make chaos   make pictures   make clean
 #   PYTHON=/path/to/python3 picks the interpreter; make lock renews the lock files (needs uv).
 
 # The folder of this file, so that `make -f "some where/Makefile" test` works from anywhere.
 ROOT := $(shell cd "$$(dirname "$$(printf '%s' '$(subst ','\'',$(MAKEFILE_LIST))' | sed 's/^ //')")" && pwd -P)
 HERE := $(shell pwd -P)
 
-.PHONY: chat test quick eval bench lint format types chaos lock setup clean
+.PHONY: chat test quick eval bench lint format types chaos pictures lock setup clean
 .DEFAULT_GOAL := chat
 
 ifneq ($(ROOT),$(HERE))
 
-chat test quick eval bench lint format types chaos lock setup clean:
+chat test quick eval bench lint format types chaos pictures lock setup clean:
 	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
 
 else
@@ -48,6 +48,9 @@ eval: $(READY_DEV)
 
 bench: $(READY_DEV)
 	@$(PY) benchmarks/run.py $(ARGS)
+
+pictures: $(READY_DEV)
+	@$(PY) -m tests.pictures
 
 lint: $(READY_DEV)
 	@$(PY) -m ruff check .

@@ -201,6 +201,29 @@ async def test_drafts_survive_a_reload_and_sessions_are_found(browser: Browser, 
         assert one.errors == []
 
 
+async def test_two_tabs_show_the_same_and_one_without_connection_catches_up(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        server.fake.reply("first answer")
+        await one.say("one")
+        await expect(one.log.get_by_text("first answer")).to_be_visible()
+        other = Tab(await one.page.context.new_page())
+        await other.page.goto(one.page.url)
+        await expect(other.log.get_by_text("first answer")).to_be_visible()
+        await other.page.route("**/api/**", lambda route: route.abort())
+        await other.page.reload()
+        await expect(other.page.get_by_text("Loading")).to_be_visible()
+        server.fake.reply(TEXT, tokens=WORDS, token_delay=0.01)
+        await one.say("two")
+        await expect(one.log.get_by_label("Agent", exact=True)).to_have_count(2)
+        await other.page.unroute("**/api/**")
+        await expect(other.log.get_by_label("Agent", exact=True)).to_have_count(2)
+        shown = [await each.log.locator(".markdown").all_inner_texts() for each in (one, other)]
+        assert shown == [["first answer", TEXT]] * 2
+        server.fake.reply("third answer")
+        await other.say("three")
+        await expect(one.log.get_by_text("third answer")).to_be_visible()
+
+
 HOSTILE = (
     """\
 <script>window.hacked = 1; fetch("CANARY/script")</script>
@@ -339,6 +362,16 @@ async def test_the_page_has_no_violations_of_accessibility(browser: Browser, tmp
         await one.page.keyboard.press("Control+k")
         assert await axe(one) == []
         await one.shoot(f"palette-{theme}")
+        await one.page.keyboard.press("Escape")
+        ground = "getComputedStyle(document.body).backgroundColor"
+        before = await one.page.evaluate(ground)
+        await one.page.get_by_role("button", name="Light or dark").click()
+        after = await one.page.evaluate(ground)
+        assert after != before
+        assert await axe(one) == []
+        await one.page.reload()
+        await expect(one.page.get_by_role("group", name="The agent asks")).to_be_visible()
+        assert await one.page.evaluate(ground) == after
 
 
 async def test_the_page_fits_a_phone(browser: Browser, tmp_path: Path):

@@ -55,8 +55,8 @@ function setTheme(/** @type {string | null} */ theme) {
 }
 
 function toggleTheme() {
-  const isDark = getComputedStyle(document.documentElement).colorScheme.startsWith("dark");
-  const next = isDark ? "light" : "dark";
+  const now = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const next = now === "dark" ? "light" : "dark";
   localStorage.setItem(THEME, next);
   setTheme(next);
 }

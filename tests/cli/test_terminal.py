@@ -443,7 +443,7 @@ async def test_a_start_says_where_it_works_and_a_restart_what_it_continues(serve
     server.hang(30)
     async with terminal(server=server, columns=columns) as screen:
         text = " ".join(" ".join(await screen.shows(PROMPT)).split())
-        assert "your home workspace; `everloop .` works in the current folder" in text
+        assert "your home workspace. `everloop .` works in the current folder" in text
         screen.type("capital of France?\r")
         await screen.shows("Paris.")
         await screen.shows("tokens read")

@@ -47,7 +47,7 @@ class CronService:
         self.owner = owner
         self.missed: Missed = missed
         self.clock = clock
-        self.beat: Beat | None = None  # fires the heartbeat's timer, if there is one, and returns when it is due next
+        self._beat: Beat | None = None
         self._changed = asyncio.Event()
         self._adding = asyncio.Lock()
         self._firing = asyncio.Lock()
@@ -56,6 +56,11 @@ class CronService:
         self._damaged: set[tuple[str, str]] = set()  # damaged jobs that were logged
 
     # ------------------------------------------------------------------------------------------ jobs
+
+    def fire_heartbeat_by(self, beat: Beat | None) -> None:
+        """Fire the heartbeat's timer by calling `beat`, which returns when it is due next; by None, not at all."""
+        self._beat = beat
+        self.changed()
 
     async def add(
         self,
@@ -182,7 +187,7 @@ class CronService:
                 later.append(timer.due_at)
                 more = False
                 break  # they are in order
-            if timer.id != HEARTBEAT or (self.beat is not None and timer.owner == self.owner):
+            if timer.id != HEARTBEAT or (self._beat is not None and timer.owner == self.owner):
                 due.append(timer)
         if due:
             later += await self._fire_all(due, now)
@@ -217,8 +222,8 @@ class CronService:
         return due
 
     async def _fire_heartbeat(self, timer: Timer, now: float) -> float | None:
-        assert self.beat is not None
-        message, next_due = await self.beat(timer, now)
+        assert self._beat is not None
+        message, next_due = await self._beat(timer, now)
         if message is not None:
             self._tell(timer.owner, message.session_key)
         return next_due

@@ -46,13 +46,13 @@ async def relays(*addresses: str) -> AsyncIterator[list[NotifyRelay]]:
             stack.push_async_callback(store.close)
             listens, loop = asyncio.Event(), asyncio.get_running_loop()
             store.relay.bind()
-            hear = store.heartbeat.relayed
+            hear = store.heartbeat._subscriber
             assert hear is not None
-            store.heartbeat.relayed = partial(_then, hear, partial(loop.call_soon_threadsafe, listens.set))
+            store.heartbeat.subscribe(partial(_then, hear, partial(loop.call_soon_threadsafe, listens.set)))
             store.heartbeat.start()
             async with asyncio.timeout(30):
                 await listens.wait()  # and its relay has heard that it does
-            store.heartbeat.relayed = hear
+            store.heartbeat.subscribe(hear)
         yield [store.relay for store in stores]
 
 

@@ -63,7 +63,7 @@ class NotifyRelay:
         self._subscriptions: dict[str, list[Subscription]] = {}
         self._subscribers: dict[str, dict[str, float]] = {}  # by topic: address and expiry
         self._parts: dict[str, list[str]] = {}  # by sender: the pieces of an incomplete message
-        heartbeat.relayed = self._from_heartbeat
+        heartbeat.subscribe(self._from_heartbeat)
 
     def bind(self) -> None:
         """Deliver to the running loop."""

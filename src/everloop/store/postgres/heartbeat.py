@@ -54,7 +54,7 @@ class Heartbeat:
         self, connect: Callable[[], Connection], explain: Callable[[Exception], Exception], lease: float
     ) -> None:
         self.address = secrets.token_hex(6)  # the name of this process's own channel
-        self.relayed: Callable[[Notices | None], None] | None = None  # receives, in the thread, what is no wake-up
+        self._subscriber: Callable[[Notices | None], None] | None = None
         self.owes = False  # a wake-up could not be sent and is due
         self._connect = connect
         self._explain = explain
@@ -206,9 +206,13 @@ class Heartbeat:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(wake)
 
+    def subscribe(self, subscriber: Callable[[Notices | None], None]) -> None:
+        """Call the subscriber, in the heartbeat's thread, with every notice that is no wake-up; None after a gap."""
+        self._subscriber = subscriber
+
     def _relay(self, notices: Notices | None) -> None:
-        if self.relayed is not None:
-            self.relayed(notices)
+        if self._subscriber is not None:
+            self._subscriber(notices)
 
     def _deliver(self, payload: str) -> None:
         with self._lock:

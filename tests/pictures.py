@@ -123,9 +123,7 @@ def main() -> None:
         (workspace / "plan.md").write_text("# Plan\n\n1. Rest\n")
         (workspace / "watering.py").write_text(TESTS)
         # Without the fonts, which would be loaded from elsewhere.
-        drawn = re.sub(
-            r"@font-face \{.*?\}", "", asyncio.run(chat()), flags=re.S
-        )
+        drawn = re.sub(r"@font-face \{.*?\}", "", asyncio.run(chat()), flags=re.S)
         (FIGURES / "chat.svg").write_text(drawn)
         tests = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/server/test_web_page.py"]
         subprocess.run(tests, cwd=ROOT, env={**os.environ, "EVERLOOP_SCREENSHOTS": folder}, check=True)

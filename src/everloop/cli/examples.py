@@ -36,6 +36,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "cron remove": ("everloop cron remove 9b6c4fba",),
     "cron run": ("everloop cron run 9b6c4fba",),
     "serve": ("everloop serve --port 8002",),
+    "link": ("everloop link --open",),
     "worker": ("everloop worker --store postgresql://db/everloop",),
     "token": ("everloop token add phone --owner me",),
     "token add": ("everloop token add phone --owner me",),

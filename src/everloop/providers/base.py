@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+
+from ..text import one_line
 
 # Request options beside messages and tools, under OpenAI's names; `max_tokens` is the length of the answer.
 OPTIONS = frozenset(
@@ -184,3 +187,13 @@ def option_keywords(provider: object, options: Mapping[str, Any] | None) -> dict
     if refused := sorted(chosen.keys() - honoured):
         raise ProviderError(f"this model's provider does not take {', '.join(refused)}: leave it out", status=400)
     return {"options": chosen} if chosen else {}
+
+
+def error_text(error: Any) -> str:
+    """The message of an error body, in any of the usual shapes."""
+    while isinstance(error, dict):
+        inner = error.get("error") or error.get("message") or error.get("detail")
+        if not inner:
+            return one_line(json.dumps(error, ensure_ascii=False))
+        error = inner
+    return one_line(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))

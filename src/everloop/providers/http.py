@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
-import json
 import math
 import os
 import re
@@ -32,7 +31,7 @@ import msgspec
 from ..errors import ConfigError
 from ..text import one_line
 from ..threads import in_thread
-from .base import Delta, LLMResponse, ProviderError
+from .base import Delta, LLMResponse, ProviderError, error_text
 
 SMALL = 1 << 16  # bytes up to which joining parts is cheaper than writing each
 AHEAD = 1 << 18  # unread bytes of a response before reading pauses
@@ -950,13 +949,3 @@ def proxy_for(origin: Origin) -> str | None:
     if "://" not in proxy:
         return f"http://{proxy}" if proxy else None
     return proxy if proxy.startswith("http") else None
-
-
-def error_text(error: Any) -> str:
-    """The message of an error body, in any of the usual shapes."""
-    while isinstance(error, dict):
-        inner = error.get("error") or error.get("message") or error.get("detail")
-        if not inner:
-            return one_line(json.dumps(error, ensure_ascii=False))
-        error = inner
-    return one_line(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))

@@ -23,10 +23,11 @@ from .base import (
     ProviderError,
     ToolCallRequest,
     Tools,
+    error_text,
     option_keywords,
 )
 from .endpoints import Quirks, quirks_of
-from .http import Endpoint, Timeouts, endpoint_of, error_text, feed_whole
+from .http import Endpoint, Timeouts, endpoint_of, feed_whole
 
 __all__ = ["OpenAIProvider", "Timeouts"]
 

@@ -55,7 +55,7 @@ async def test_a_file_of_ones_own_that_was_cut_is_one_line_that_says_what_to_do(
 
 async def test_at_a_terminal_the_spinner_says_so() -> None:
     async with terminal("chat", "--provider", "local", "--model", str(weights(TINY))) as screen:
-        await screen.sees("shows the commands")
+        await screen.sees("/help shows")
         screen.type("hello\r")
         await screen.sees("loading")  # the screen draws only what has changed
         await until(lambda: screen.takes_keys)

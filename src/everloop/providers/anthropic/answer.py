@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from ...text import clean, one_line
-from ..base import Delta, LLMResponse, ProviderError
-from ..http import error_text
+from ..base import Delta, LLMResponse, ProviderError, error_text
 from ..openai import FINAL_ERRORS, Answer, CallDelta, Function, MessageDelta
 
 MAX_BLOCKS = 4096

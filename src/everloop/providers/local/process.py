@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...text import one_line
-from ..base import ProviderError
-from ..http import error_text
+from ..base import ProviderError, error_text
 from .frames import HEAD, length, pack
 from .llama import Loading
 

@@ -179,6 +179,24 @@ async def test_a_token_for_clients_only_cannot_answer_what_the_agent_has_asked(t
         assert not (server.owners.config.workspace / "canary.txt").exists()
 
 
+@pytest.mark.parametrize("word", ["y", "/approve"])
+async def test_a_question_is_answered_over_the_api_with_a_token_only(tmp_path, word):
+    async with serving(tmp_path, policy=(Rule(do="ask", tool="write_file"),)) as server:
+        agent, canary = await server.owners.agent("me"), server.owners.config.workspace / "canary.txt"
+        server.fake.calls(call("write_file", path="canary.txt", content="acted"))
+        server.fake.reply("done")
+        await agent.ask("Write.", "desk", attended=True)
+        with contextlib.suppress(TimeoutError):  # a "y" without a token is a message, which waits behind the question
+            async with asyncio.timeout(0.5), server.post(chat(word), {"X-Session": "desk"}) as response:
+                await response.read()
+        assert await agent.question("desk") is not None
+        assert not canary.exists()
+        client = await with_token(server, "desk", "", "me")
+        async with client.post(chat(word), {"X-Session": "desk"}) as response:
+            assert "done" in await response.text()
+        assert canary.read_text() == "acted"
+
+
 async def test_a_token_can_open_the_agent_of_a_server_that_is_a_model(reserved):
     assert await acts(reserved, client=await with_token(reserved, "own", "own"))
     assert not await acts(reserved, client=await with_token(reserved, "plain", ""))

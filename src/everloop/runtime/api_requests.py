@@ -33,7 +33,7 @@ UNANSWERED = frozenset({"cancelled", "aborted", "replaced", "abandoned", "timeou
 CLIENT_LEFT = "Stopped: the client went away."
 SPACES = 100  # characters around a text that may have been streamed and are not in the log
 ABANDONED = "Abandoned: the server was stopped before the answer, and nobody waits for it any more."
-NOT_HERE = "Questions are answered where they were asked, or on the web page, and not over the API."
+NOT_HERE = "Questions are answered where they were asked, on the web page, or over the API with a token."
 PLAIN = "You are a helpful assistant."
 FAILED = "the model of this server failed"
 TOGETHER = "Make it again, together with the corrected one."
@@ -193,10 +193,12 @@ class Requests:
         self._waiting: Counter[tuple[str, str]] = Counter()  # requests that wait here, by the message's owner and id
         self._dropping: set[asyncio.Task[None]] = set()  # removals of messages whose clients have gone
 
-    async def run(self, message: InboundMessage, show: Show | None = None, commands: bool = True) -> Outcome:
+    async def run(
+        self, message: InboundMessage, show: Show | None = None, commands: bool = True, answers: bool = False
+    ) -> Outcome:
         """Run a request's turn, wherever that is, and return its outcome. One whose id is known does not run again: its
         outcome is returned. `show` is told every event of the turn, from its start, with its place in the log. Without
-        `commands` a text such as /stop goes to the model.
+        `commands` a text such as /stop goes to the model; with `answers` it may answer a question of the agent.
 
         Cancelling it only stops waiting: `withdraw` stops the turn.
         """
@@ -208,10 +210,11 @@ class Requests:
         message = message.addressed()
         shown = _without_place(show) if show is not None else None
         if kind == "urgent":
-            # A command with network can send requests, too, and must not answer its own question.
-            refused = answer_of(message.content) is not None
+            refused = not answers and answer_of(message.content) is not None
             return Outcome(NOT_HERE if refused else await self._commands.answer(message, shown))
         if kind == "reply":
+            if answers and (replied := await self._commands.reply(message, shown)) is not None:
+                return Outcome(replied)
             kind = "message"
         self._waiting[message.owner, id] += 1
         where = (message.owner, message.session_key)

@@ -78,6 +78,8 @@ class Asked:
     known: Known
     position: Position | None = None  # where the client resumes the answer
     commands: bool = True  # a text such as /stop is a command
+    # It may answer a question of the agent. A command with network can send requests, too, but it has no token.
+    answers: bool = False
     background: bool = False  # the turn goes on when the client leaves
 
     @property
@@ -239,6 +241,7 @@ class Turns:
             known,
             position,
             commands=thread is None or header is not None,
+            answers=token is not None,
             background=thread is not None and thread.facts is not None and thread.facts.background,
         )
 
@@ -306,7 +309,7 @@ class Turns:
         """What came of the turn; an ApiError if it has no answer. Cancelled, the client is gone."""
         own, message, show = asked.message.owner == OWN, asked.message, stream.show if stream is not None else None
         try:
-            outcome = await asked.agent.requests.run(message, show, asked.commands)
+            outcome = await asked.agent.requests.run(message, show, asked.commands, asked.answers)
             while outcome.left and asked.known.id:  # who asked before was just leaving, and this one is there
                 await self._count(asked)
                 message = replace(message, id=_next(message.id or ""))

@@ -202,7 +202,7 @@ class MessageBus:
         return await self._inbound.get()
 
     async def publish_outbound(self, message: OutboundMessage, taken: Callable[[], None] | None = None) -> None:
-        """Hand a message to whoever consumes; `taken` is called when somebody has it."""
+        """Hand a message to the consumers; `taken` is called when one of them has it."""
         await self._outbound.put((message, taken))
 
     async def consume_outbound(self) -> OutboundMessage:

@@ -190,7 +190,7 @@ class Turn:
                 self._task.cancel()
 
     def leave(self) -> None:
-        """Let go of the turn once the step that runs is on disk; whoever takes it up goes on with the next."""
+        """Let go of the turn once the step that runs is on disk; the worker that takes it up goes on with the next."""
         self.leaves = True
 
     def tell(self, event: events.Event) -> None:

@@ -20,4 +20,4 @@ class StoreError(EverloopError):
 
 
 class StaleLease(StoreError):
-    """Somebody else has taken this session over: what we wanted to write was refused."""
+    """Another worker has taken this session over, so the write was refused."""

@@ -95,7 +95,7 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     usage: dict[str, int] = {}
     model: str = ""
     seconds: float = 0.0  # that the model took, with every try
-    first_token: float = 0.0  # seconds until the first piece of it, where it came in pieces and somebody watched
+    first_token: float = 0.0  # seconds until the first piece of it, where it was streamed to a subscriber
     untrusted: bool = False  # the model was shown tools whose descriptions came from outside
 
     @property

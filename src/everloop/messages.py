@@ -90,8 +90,8 @@ class Conversation(list[Message]):
         return b"".join(self.json_parts())
 
     def json_parts(self) -> list[bytes]:
-        """The same in parts, few and mostly as they were the last time, so that nobody needs to copy them."""
-        if self._encoded > len(self):  # somebody took messages away: begin again
+        """The same in parts, few and mostly as they were the last time, so that they need not be copied."""
+        if self._encoded > len(self):  # messages were removed: begin again
             self._parts.clear()
             self._encoded = 0
         if self._encoded < len(self):

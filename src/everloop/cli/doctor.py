@@ -216,7 +216,7 @@ def _checks(work: Overview) -> list[Check]:
     leases = [f"{_name(lease)} by process {holders[lease.worker]}" for lease in work.leases]
     stuck = [f"{_name(one)} for {_span(work.at - one.since)}" for one in work.stuck_sessions()]
     held = f"{work.held} held{_some(leases, work.held)}"
-    found = f"{work.stuck} have work that nobody does{_some(stuck, work.stuck)}"
+    found = f"{work.stuck} have work that no worker does{_some(stuck, work.stuck)}"
     checks = [
         Check("workers", True, f"{work.processes} at work{heard}"),
         Check("leases", True, held),

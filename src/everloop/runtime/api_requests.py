@@ -239,7 +239,7 @@ class Requests:
         return Outcome(text, [one.entry for one in logged])
 
     async def enqueue(self, message: InboundMessage) -> None:
-        """Take a request whose answer is read later. It is on disk when this returns, and runs whoever waits for it."""
+        """Take a request whose answer is read later. It is on disk when this returns, and runs without a waiter."""
         message = message.addressed()
         await self._store.accept(message, "message")
         self._dispatcher.kick(message.owner, message.session_key)

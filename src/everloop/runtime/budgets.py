@@ -102,7 +102,7 @@ def _caps(claim: Claim) -> dict[str, int]:
 
 
 NO_PRICE = (
-    "I stopped before asking the model: there is a budget of money, and no [[price]] for the model {}, so nobody could "
+    "I stopped before asking the model: there is a budget of money, and no [[price]] for the model {}, so no one could "
     "tell what it costs. Add one to the settings, or take turn_cost and day_cost out."
 )
 

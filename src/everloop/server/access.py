@@ -148,5 +148,5 @@ def _read_key(path: Path) -> bytes:
 def _checked(path: Path) -> bytes:
     key = path.read_bytes().strip()
     if len(key) < 32:
-        raise ConfigError(f"{path} is too short for a key: remove it, and everybody logs in anew")
+        raise ConfigError(f"{path} is too short for a key: remove it, and all visitors log in again")
     return key

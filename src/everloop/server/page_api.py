@@ -38,7 +38,7 @@ MAX_TEXT = 1_000_000
 MAX_NOTE = 10_000
 FOUND = 20
 PAGE = 200  # entries of the log in one response
-HIDDEN = (*(f"{channel}:" for channel in INSIDE), f"{API_CHANNEL}:chatcmpl-")  # sessions that nobody continues
+HIDDEN = (*(f"{channel}:" for channel in INSIDE), f"{API_CHANNEL}:chatcmpl-")  # sessions that are not continued
 
 # ---------------------------------------------------------------------------------------------- requests and responses
 

@@ -28,7 +28,7 @@ class CallContext:
     workspace: Path
     restricted: bool  # files outside the workspace are out of reach
     idempotency_key: str  # the same on every try of this call, also after a crash
-    progress: Callable[[str], None]  # shows a line to whoever watches the turn
+    progress: Callable[[str], None]  # shows a line to the subscribers of the turn
     real_workspace: Path | None = None  # the same without links, where it is known
     approved: bool = False  # a person has seen this very call and allowed it
     tainted: bool = False  # untrusted content was read before, and that counts

@@ -63,7 +63,7 @@ class CronTool(Tool):
         if arguments["action"] != "add":
             return Plan()
         when = [f"{name} {arguments[name]}" for name in ("at", "every", "cron", "tz") if arguments.get(name)]
-        # It acts later, when nobody looks: after something untrusted was read, a person is asked.
+        # It acts later, without a person watching: after something untrusted was read, a person is asked.
         return Plan(shown=f"schedule, {', '.join(when)}:\n{arguments.get('message', '')}", steers="what is scheduled")
 
     async def execute(

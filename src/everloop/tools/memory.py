@@ -143,7 +143,7 @@ class RememberTool(Tool):
 def _alone() -> Iterator[None]:
     """Lock the memory folder, created if necessary, against other writers in this and other processes.
 
-    Whoever can open the folder can hold it, a command in the sandbox too: so it is not waited for without end.
+    Any process that can open the folder can hold it, also a command in the sandbox, so the wait has a limit.
     """
     # Resolved by the path of a file that is never created, since the real one may be replaced meanwhile. The policy
     # is applied to the real one when it is written.

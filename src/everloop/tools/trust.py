@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from .context import CallContext
 
-UNKNOWN = ""  # in place of a digest: text of which nobody knows where it came from
+UNKNOWN = ""  # in place of a digest: text of unknown origin
 EMPTY = hashlib.sha256(b"").hexdigest()
 
 Trust = Literal["clean", "unknown", "tainted"]

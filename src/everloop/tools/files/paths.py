@@ -77,7 +77,7 @@ def reach() -> Reach:
 
 
 def marked_output(path: str, result: Output) -> Output:
-    """What was read. Of the long results that are saved for a session nobody knows any more where they came from, so
+    """What was read. Of the long results that are saved for a session it is no longer known where they came from, so
     they count as untrusted."""
     call = current_call()
     if call.outputs is None or not within(normalized(path, call.workspace), os.path.normpath(call.outputs)):

@@ -57,7 +57,7 @@ class Connection:
                 if self._stale:
                     await self._refresh(self._link, self.server.connect_timeout)
             elif not self.tools and _now() >= self._next_try:
-                self._start()  # in the background: nobody waits for a server that was not there at the start
+                self._start()  # in the background: no call waits for a server that was not there at the start
         except Unreachable as error:
             self._warn(error)
 
@@ -106,7 +106,7 @@ class Connection:
 
     async def _open(self) -> Link:
         attempt = self._start()
-        await asyncio.wait([attempt])  # whoever stops waiting does not end it for the others
+        await asyncio.wait([attempt])  # a waiter that stops waiting does not end it for the others
         if attempt.cancelled():
             raise self._unreachable("is being closed")
         return attempt.result()
@@ -291,6 +291,6 @@ def _now() -> float:
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
-    """Nobody may be waiting any more for what failed."""
+    """Mark the failure as seen: there may be no waiter any more."""
     if not task.cancelled():
         task.exception()

@@ -89,7 +89,7 @@ class Link:
         while isinstance(error, ExceptionGroup):  # the SDK's contexts wrap what is raised inside them
             error = error.exceptions[0]
         self.opened.set_exception(Unreachable(self._why(error)))
-        self.opened.exception()  # nobody may be waiting for it any more
+        self.opened.exception()  # there may be no waiter any more
 
     def _why(self, error: Exception) -> str:
         note = exchange.get()

@@ -142,7 +142,7 @@ def _spaced(text: str | None) -> str:
 
 
 def _limit_itself() -> None:
-    """Bounds that hold even when nobody is left to kill it."""
+    """Bounds that hold even when no process is left to kill it."""
     try:
         import resource
     except ImportError:  # Windows

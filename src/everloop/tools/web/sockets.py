@@ -39,8 +39,8 @@ class Pinned:
 class Metered(socket.socket):
     """A socket that breaks when more has come than is wanted.
 
-    Much that a server may send without end never reaches whoever counts the bytes of a body: hints that come before an
-    answer, headers, what stands around chunks.
+    Much that a server may send without end never reaches the code that counts the bytes of a body: hints that come
+    before an answer, headers, what stands around chunks.
     """
 
     left: int

@@ -1,7 +1,7 @@
 """Web addresses, read strictly: what is checked, what is shown and what is asked for are one and the same text.
 
 Attacks live where two programs read an address differently. So whatever has two readings is refused, and the rest is
-written anew from its parts, in ASCII, before anybody else sees it.
+written anew from its parts, in ASCII, before any other code sees it.
 """
 
 from __future__ import annotations

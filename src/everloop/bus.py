@@ -48,12 +48,17 @@ class SubagentTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     cut: str = ""  # the reason why its work was cut short
 
 
+# Of a due job: what the model answers to its message, or the message itself.
+Deliver = Literal["answer", "text"]
+
+
 class CronOrigin(msgspec.Struct, frozen=True, omit_defaults=True, tag="cron"):
     """The scheduled job that a message comes from."""
 
     job: str
     may_schedule: bool = False  # its turn may add jobs
     note: str = ""  # what the model is told with the message
+    deliver: Deliver = "answer"
 
 
 class StopRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):

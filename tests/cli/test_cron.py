@@ -46,7 +46,7 @@ async def test_the_list_as_json_has_all_there_is():
     await cron("add", "one\nline \x1b[31m", "--cron", "0 8 * * 1-5", "--tz", "Europe/Vienna", "--session", "cli:work")
     done = await cron("list", "--json")
     assert done.json.keys() == {
-        "id", "schedule", "next_due", "last_fired", "session", "channel", "chat_id", "message", "name"
+        "id", "schedule", "next_due", "last_fired", "session", "channel", "chat_id", "message", "name", "deliver"
     }  # fmt: skip
     assert (done.json["session"], done.json["channel"], done.json["chat_id"]) == ("cli:work", "cli", "work")
     assert done.json["message"] == "one\nline \x1b[31m"

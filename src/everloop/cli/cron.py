@@ -42,7 +42,9 @@ async def _add(config: Config, options: argparse.Namespace) -> int:
     channel, chat_id = chat_of(key)
     when = {"at": options.at, "every": options.every, "cron": options.cron, "tz": options.tz}
     async with _service(config) as service:
-        job = await service.add(options.message, **when, channel=channel, chat_id=chat_id, session=key)
+        job = await service.add(
+            options.message, **when, channel=channel, chat_id=chat_id, session=key, deliver=options.deliver
+        )
     print(job.id)
     print(f"{job.words}; first on {job.next_words}, in the session {printable(key)}. {FIRED_BY}")
     return 0
@@ -103,6 +105,7 @@ def _plain(job: Job) -> dict[str, Any]:
         "chat_id": job.chat_id,
         "message": job.message,
         "name": job.name,
+        "deliver": job.deliver,
     }
 
 

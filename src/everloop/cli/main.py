@@ -244,6 +244,12 @@ def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
     cron_add.add_argument("--every", metavar="SPAN", help="repeatedly: 10m, 1h30m, 2 days")
     cron_add.add_argument("--cron", metavar="FIELDS", help='by the calendar: "0 8 * * 1-5"')
     cron_add.add_argument("--tz", metavar="ZONE", help="time zone of --at and --cron (default: this machine's)")
+    cron_add.add_argument(
+        "--deliver",
+        choices=("answer", "text"),
+        default="answer",
+        help="text: a reminder, sent without a model",
+    )
     cron_list = actions.add_parser("list", help="list the jobs", parents=[common], allow_abbrev=False)
     cron_list.add_argument("--json", action="store_true", help="one JSON object a line")
     for action, text in (("remove", "remove a job"), ("run", "run a job now, in addition to its schedule")):

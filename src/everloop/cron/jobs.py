@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..bus import CronOrigin, InboundMessage
+from ..bus import CronOrigin, Deliver, InboundMessage
 from ..store.base import Timer
 from .schedules import At, Cron, Every, Schedule, check_expression, in_words, latest_until, moment, next_after
 from .zones import zone
@@ -33,6 +33,7 @@ class _Kept(msgspec.Struct, omit_defaults=True):
     name: str = ""
     may_schedule: bool = False
     key: str = ""  # of the call that added it: a repeated call adds no second job
+    deliver: Deliver = "answer"
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +52,7 @@ class Job:
     name: str = ""
     may_schedule: bool = False  # its turns may add jobs
     key: str = ""
+    deliver: Deliver = "answer"
 
     @property
     def session_key(self) -> str:
@@ -95,7 +97,7 @@ class Job:
             self.chat_id,
             self.message,
             metadata={"cron": self.id},
-            cause=CronOrigin(self.id, self.may_schedule, self._note),
+            cause=CronOrigin(self.id, self.may_schedule, self._note, self.deliver),
             id=f"cron:{self.id}:{slot if isinstance(slot, str) else int(slot)}",
             owner=self.owner,
             session=self.session_key,
@@ -153,6 +155,7 @@ def job_of(timer: Timer) -> Job:
         kept.name,
         kept.may_schedule,
         kept.key,
+        kept.deliver,
     )
 
 
@@ -167,6 +170,7 @@ def timer_of(job: Job) -> Timer:
         name=job.name,
         may_schedule=job.may_schedule,
         key=job.key,
+        deliver=job.deliver,
     )
     match job.schedule:
         case At(at):

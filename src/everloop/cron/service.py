@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..bus import InboundMessage
+from ..bus import Deliver, InboundMessage
 from ..errors import EverloopError, StoreError
 from ..store.base import Store, Timer
 from ..store.peers import TIMERS, WORK
@@ -78,9 +78,11 @@ class CronService:
         owner: str | None = None,
         key: str = "",
         shortest: int = 1,
+        deliver: Deliver = "answer",
     ) -> Job:
         """Add a job; an `EverloopError` says what is wrong with it.
 
+        With `deliver="text"` it is a reminder: its message is sent as it is, and no model is asked.
         `key` identifies the call that adds it: repeating the call adds no second job.
         """
         owner = owner or self.owner
@@ -103,7 +105,7 @@ class CronService:
             now = self.clock()
             schedule, due = await in_thread(_read, now, at=at, every=every, cron=cron, tz=tz, shortest=shortest)
             where = (clean(channel), clean(chat_id), due, due, session and clean(session))
-            job = Job(owner, id, schedule, message, *where, clean(name), may_schedule, key)
+            job = Job(owner, id, schedule, message, *where, clean(name), may_schedule, key, deliver)
             await self.store.set_timer(timer_of(job))
         self.changed()
         if self._fired is None:  # another process fires it

@@ -145,6 +145,22 @@ class TurnModelCall(ModelCall):
         return response
 
 
+class Reminder:
+    """Answers in the model's place with the text of a scheduled reminder."""
+
+    def __init__(self, text: str, free: Callable[[Conversation], Free | None]) -> None:
+        self._text = text
+        self._free = free  # which addresses its images may have
+
+    async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
+        text = f"Reminder: {self._text}"
+        if (free := self._free(conversation)) is not None:
+            text = plain_images(text, free)
+        if emit is not None:
+            emit(events.Text(text))
+        return LLMResponse(text)
+
+
 async def read_text_calls(
     response: LLMResponse, conversation: Conversation, tools: Tools, brought: Sequence[str] = ()
 ) -> LLMResponse:

@@ -22,7 +22,7 @@ from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
 from ..cron.heartbeat import says_nothing
 from ..cron.jobs import HEARTBEAT
-from ..engine import Ending, Toolbox, Turn, fail_turn, run_turn
+from ..engine import Ending, Model, Toolbox, Turn, fail_turn, run_turn
 from ..errors import StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
@@ -40,7 +40,7 @@ from .api_requests import ABANDONED, ClientTools, error_for, is_abandoned, reque
 from .budgets import Budgets
 from .compactor import Compactor, Histories, Window, read_conversation, read_shown
 from .images import Free, plain_images
-from .model_call import TurnModelCall
+from .model_call import Reminder, TurnModelCall
 from .outbox import Outbox, reply
 from .session import Session
 from .steps import SteppedModelCall, SteppedTools, StoppableTools
@@ -105,7 +105,9 @@ class Models:
         spec: TurnSpec,
         compose: Composer | None,
         free: Callable[[Conversation], Free | None],
-    ) -> TurnModelCall:
+    ) -> Model:
+        if is_reminder(claim):
+            return Reminder(claim.message.content, free)
         kind = TurnModelCall if spec.ask_model is None else partial(SteppedModelCall, spec.ask_model)
         return kind(
             self.provider,
@@ -120,8 +122,13 @@ class Models:
             free,
         )
 
-    def window(self, claim: Claim, spec: TurnSpec) -> Window:
-        return Window(self.compactor, claim, spec.model)
+    def window(self, claim: Claim, spec: TurnSpec) -> Window | None:
+        return None if is_reminder(claim) else Window(self.compactor, claim, spec.model)
+
+
+def is_reminder(claim: Claim) -> bool:
+    """Whether the turn only says the text of a scheduled reminder, without a model."""
+    return claim.message.cron is not None and claim.message.cron.deliver == "text"
 
 
 @dataclass(slots=True)

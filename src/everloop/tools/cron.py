@@ -10,6 +10,7 @@ from .base import Plan, Tool, ToolError
 from .context import current_call
 
 if TYPE_CHECKING:
+    from ..bus import Deliver
     from ..cron.jobs import Job
     from ..cron.service import CronService
 
@@ -38,6 +39,11 @@ PARAMETERS = {
             "type": "string",
             "description": "add with at or cron: the IANA time zone, like Europe/Vienna; by default this machine's.",
         },
+        "deliver": {
+            "type": "string",
+            "enum": ["answer", "text"],
+            "description": "add: text sends the message itself, as a reminder to the person, without asking you.",
+        },
         "id": {"type": "string", "description": "remove: the job's id, as list shows it."},
     },
     "required": ["action"],
@@ -50,7 +56,8 @@ class CronTool(Tool):
     name = "cron"
     description = (
         "Schedule a message to yourself: when its time comes it begins a turn in this chat, and your answer is sent "
-        "here. Give exactly one of at, every and cron. list shows what is scheduled, remove ends it."
+        "here. Give exactly one of at, every and cron; for a plain reminder also deliver=text. list shows what is "
+        "scheduled, remove ends it."
     )
     parameters = PARAMETERS
     replay = "safe"  # the job's id derives from the call, so that a repeated call adds no second job
@@ -75,11 +82,12 @@ class CronTool(Tool):
         cron: str = "",
         tz: str = "",
         id: str = "",
+        deliver: Deliver = "answer",
     ) -> str:
         try:
             match action:
                 case "add":
-                    return await self._add(message, {"at": at, "every": every, "cron": cron, "tz": tz})
+                    return await self._add(message, {"at": at, "every": every, "cron": cron, "tz": tz}, deliver)
                 case "list":
                     return await self._list()
                 case _:
@@ -89,7 +97,7 @@ class CronTool(Tool):
         except EverloopError as error:
             raise ToolError(f"{error}.") from None
 
-    async def _add(self, message: str, when: dict[str, Any]) -> str:
+    async def _add(self, message: str, when: dict[str, Any], deliver: Deliver) -> str:
         call = current_call()
         if call.scheduled and not call.may_schedule:
             raise ToolError(
@@ -105,6 +113,7 @@ class CronTool(Tool):
             owner=call.owner,
             key=call.idempotency_key,
             shortest=SHORTEST_EVERY,
+            deliver=deliver,
         )
         return await in_thread(lambda: f"Added job {job.id}: {job.words}. It comes first on {job.next_words}.")
 

@@ -300,3 +300,19 @@ async def test_what_waits_behind_a_batch_under_way_is_not_said_after_the_end(dat
     await closing
     assert relay.batches == 1
     assert store.connections._threads is None  # nobody would end its threads and close their connections
+
+
+async def test_a_process_that_begins_to_listen_learns_who_has_subscribed_before(database: str) -> None:
+    early, late = PostgresStore(database), PostgresStore(database)
+    try:
+        early.relay.subscribe("ada", "k", lambda data: None)
+        found = asyncio.Event()
+        late.relay.publish("ada", "k", lambda address: found.set(), lambda data: None)
+        await asyncio.sleep(0.5)  # its announcement has gone by
+        assert not found.is_set()
+        late.heartbeat.start()
+        async with asyncio.timeout(8):  # before it announces itself again, every ten seconds
+            await found.wait()
+    finally:
+        await early.close()
+        await late.close()

@@ -38,7 +38,9 @@ NOTIFY_ALL = """SELECT set_config('synchronous_commit', 'off', true), pg_notify(
 class Message(msgspec.Struct, omit_defaults=True):
     """A message to all processes."""
 
-    what: str  # watch, ask (watch, and get the current state), unwatch, tell
+    what: (
+        str  # watch, ask (watch, and get the current state), unwatch, tell, listens (subscribers, announce yourselves)
+    )
     address: str
     topics: list[str] = []
     data: str = ""
@@ -204,7 +206,7 @@ class NotifyRelay:
     # ------------------------------------------------------------------------------------------ receiving
 
     def _from_heartbeat(self, notices: list[tuple[str, str]] | None) -> None:
-        """Called in the heartbeat's thread; with None when it listens again after a lost connection."""
+        """Called in the heartbeat's thread; with None when it begins to listen, also after a lost connection."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._hear, notices)
 
@@ -213,6 +215,7 @@ class NotifyRelay:
             self._parts.clear()
             if self._subscriptions:  # notifications were lost meanwhile
                 self._watch("ask")
+            self.broadcast(Message("listens", self.address))  # subscribers may have announced themselves before
             return
         for channel, payload in notices:
             try:
@@ -229,6 +232,8 @@ class NotifyRelay:
                 one.on_message(message.data.encode())
         if message.address == self.address:
             return
+        if message.what == "listens" and self._subscriptions:
+            self._watch("watch")
         until = time.monotonic() + FORGET_SECONDS
         for topic in message.topics:
             if message.what in ("watch", "ask"):

@@ -1,6 +1,6 @@
 """Renew the JavaScript libraries of the web page and of its tests: `python scripts/vendor_web.py`.
 
-Each package is fetched from the npm registry in the version below and refused if its hash is another one. To move to a
+Each package is fetched by npm in the version below and refused if its hash is another one. To move to a
 new version, change the version and the hash (`npm view NAME@VERSION dist.integrity`). The files are used as published,
 apart from their imports: the page's Content-Security-Policy allows no import map, so names become relative paths.
 """
@@ -12,14 +12,14 @@ import hashlib
 import io
 import json
 import re
+import subprocess
 import sys
 import tarfile
-import urllib.request
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-REGISTRY = "https://registry.npmjs.org"
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "src" / "everloop" / "server" / "web" / "vendor"
 TESTS = ROOT / "tests" / "server" / "axe"
@@ -91,9 +91,11 @@ AXE = Package(
 
 def fetch(package: Package) -> tarfile.TarFile:
     """Fetch a package and check its hash."""
-    address = f"{REGISTRY}/{package.name}/-/{package.name.rpartition('/')[2]}-{package.version}.tgz"
-    with urllib.request.urlopen(address, timeout=60) as response:
-        data = response.read()
+    with tempfile.TemporaryDirectory() as folder:
+        pack = ["npm", "pack", "--silent", "--pack-destination", folder, f"{package.name}@{package.version}"]
+        subprocess.run(pack, stdout=subprocess.DEVNULL, check=True, timeout=120)
+        (packed,) = Path(folder).iterdir()
+        data = packed.read_bytes()
     found = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
     if found != package.integrity:
         sys.exit(f"{package.name} {package.version} has the hash {found}, which is not the one in this script")

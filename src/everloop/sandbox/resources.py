@@ -183,6 +183,6 @@ def _files_in_memory(pid: int) -> int:
     used = 0
     for name in _IN_MEMORY:
         with suppress(OSError):
-            info = os.statvfs(f"/proc/{pid}/root/{name}")
+            info = os.statvfs(os.path.join("/proc", str(pid), "root", name))  # the file system as the process sees it
             used += (info.f_blocks - info.f_bfree) * info.f_frsize
     return used

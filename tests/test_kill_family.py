@@ -13,6 +13,7 @@ from everloop.store.sqlite import SQLiteStore
 from .crash.family import LONG
 from .crash.family_history import FamilyScene, Kinship, broken
 from .crash.forge import Forge
+from .crash.scene import Meets
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,10 +30,13 @@ def interrupted(runs: list[tuple[Kinship, Kinship]]) -> int:
 async def test_sub_agents_and_a_job_killed_at_any_write_report_once_and_come_once(
     forge: Forge, step: int, tmp_path: Path, bus: str, waited: str
 ) -> None:
-    runs, found = await FamilyScene(forge, tmp_path, [message(f"family {waited}")], bus, bus, step=step).everywhere()
+    meets: list[Meets[Kinship]] = [
+        interrupted,  # a call of a sub-agent was cut off, and reported
+        lambda runs: any(before.called("cron:") and before.history.open_turns for before, _ in runs),
+    ]
+    scene = FamilyScene(forge, tmp_path, [message(f"family {waited}")], bus, bus, step=step)
+    _, found = await scene.everywhere(meets=meets)
     assert found == []
-    assert interrupted(runs)  # a call of a sub-agent was cut off at least once, and reported
-    assert any(before.called("cron:") and before.history.open_turns for before, _ in runs)
 
 
 async def test_a_family_that_is_killed_again_and_again_while_it_goes_on_keeps_its_word(
@@ -47,9 +51,11 @@ async def test_a_family_that_is_killed_again_and_again_while_it_goes_on_keeps_it
 async def test_no_slot_of_a_job_is_missed_or_doubled_whichever_write_is_the_last(
     forge: Forge, step: int, tmp_path: Path, bus: str
 ) -> None:
-    runs, found = await FamilyScene(forge, tmp_path, [message("ticks")], bus, bus, steps=True, step=step).everywhere()
+    scene = FamilyScene(forge, tmp_path, [message("ticks")], bus, bus, steps=True, step=step)
+    _, found = await scene.everywhere(
+        meets=[lambda runs: {len(before.called("cron:")) for before, _ in runs} == {0, 1, 2, 3}]
+    )
     assert found == []
-    assert {len(before.called("cron:")) for before, _ in runs} == {0, 1, 2, 3}
 
 
 async def test_a_call_whose_job_has_come_before_it_had_a_result_makes_no_second_job(tmp_path: Path) -> None:
@@ -84,12 +90,17 @@ async def test_a_turn_compacted_in_its_middle_and_killed_at_any_write_is_shown_a
 ) -> None:
     settings = {"window": 7_000, "compact_at": 100.0}  # never in the background
     scene = FamilyScene(forge, tmp_path, [message("dig here")], bus, bus, settings, made=talked, step=step)
-    runs, found = await scene.everywhere()
+
+    def taken(runs: list[tuple[Kinship, Kinship]]) -> list[tuple[Kinship, Kinship]]:
+        return [(before, after) for before, after in runs if len(after.history.messages) == 5]
+
+    meets: list[Meets[Kinship]] = [
+        interrupted,
+        lambda runs: any(before.compacted and before.history.open_turns for before, _ in taken(runs)),
+    ]
+    runs, found = await scene.everywhere(meets=meets)
     assert found == []
-    assert interrupted(runs)
-    taken = [(before, after) for before, after in runs if len(after.history.messages) == 5]
-    assert all(after.compacted and after.summaries for _, after in taken)
-    assert any(before.compacted and before.history.open_turns for before, _ in taken)
+    assert all(after.compacted and after.summaries for _, after in taken(runs))
 
 
 @pytest.mark.parametrize("bus", ["memory", "durable"])
@@ -123,6 +134,6 @@ async def test_compaction_in_the_background_killed_at_any_write_loses_nothing(
 ) -> None:
     messages = [message(f"dig {n}", f"m{n}") for n in range(2)]
     settings = {"window": 8_000, "compact_at": 0.3}
-    runs, found = await FamilyScene(forge, tmp_path, messages, settings=settings, made=talked, step=step).everywhere()
+    scene = FamilyScene(forge, tmp_path, messages, settings=settings, made=talked, step=step)
+    _, found = await scene.everywhere(meets=[lambda runs: any(after.compacted for _, after in runs)])
     assert found == []
-    assert any(after.compacted for _, after in runs)

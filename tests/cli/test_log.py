@@ -265,18 +265,16 @@ async def test_a_follower_uses_no_processor_time_while_nothing_happens(server):
     async with following() as follower:
         await follower.sees("turn_ended")
         await rests(follower.process.pid)
-        before = processor_time(follower.process.pid)
-        await asyncio.sleep(1.5)
-        assert processor_time(follower.process.pid) - before <= 1  # hundredths of a second
 
 
 async def rests(pid: int) -> None:
-    """Wait until a process has nothing more to do: on a busy machine what it began may take a while."""
-    async with asyncio.timeout(20):
+    """Wait until a process uses nothing for a while: on a busy machine what it began may take its time. One that polls
+    uses a hundredth of a second in each of these whiles, and never comes to rest."""
+    async with asyncio.timeout(30):
         before = -1
         while (now := processor_time(pid)) != before:
             before = now
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(2)
 
 
 def processor_time(pid: int) -> int:

@@ -6,12 +6,10 @@ model was shown is what the log says.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import shutil
-import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,7 @@ from .checker import at_rest, whole_logs
 from .family import APPLES, BEANS, COUNTER, FOUND, JOB, START, TICKS
 from .forge import Forge
 from .history import History, Message, Place, lines, read
-from .scene import places
-
-KILLED = -signal.SIGKILL
-SWEEPS = 4
-AT_ONCE = 3
+from .scene import KILLED, SWEEPS, Meets, places, sweep
 
 
 @dataclass(slots=True)
@@ -294,30 +288,32 @@ class FamilyScene:
         assert status == 0, f"{folder.name}: going on ended with {status}"
         return before, read_kinship(folder)
 
-    async def everywhere(self, *instants: str) -> tuple[list[tuple[Kinship, Kinship]], list[str]]:
-        """Kill it before and after its commits, or at one of these instants; what stood there, and every broken
-        promise."""
+    async def everywhere(
+        self, *instants: str, meets: Sequence[Meets[Kinship]] = ()
+    ) -> tuple[list[tuple[Kinship, Kinship]], list[str]]:
+        """Kill it before and after its commits, or at one of these instants, until the kills have met the places that
+        they must meet; what stood there, and every broken promise."""
         folder, whole = await self.undisturbed()
         found = [f"undisturbed: {line}" for line in broken(whole)]
         commits = int(lines(folder / "commits")[-1]["count"])
-        slots = asyncio.Semaphore(AT_ONCE)
 
-        async def one(number: int, when: str) -> tuple[Kinship, Kinship]:
-            async with slots:
-                before, after = await self.killed(number, when)
+        async def one(sweep: int, number: int, when: str) -> tuple[Kinship, Kinship]:
+            before, after = await self.killed(number, when, f"{sweep}-")
             found.extend(f"killed {when} commit {number} of {commits}: {line}" for line in broken(after, before))
             return before, after
 
-        at = [place for place in places(commits, self.step, self.then) if not instants or place[1] in instants]
-        return list(await asyncio.gather(*(one(*place) for place in at))), found
+        def at(step: int) -> list[tuple[int, str]]:
+            return [place for place in places(commits, step, self.then) if not instants or place[1] in instants]
+
+        return await sweep(one, at, self.step, meets), found
 
     async def sees(self, sign: str) -> bool:
         """Kill it at one commit after the other until the checker finds a broken promise of this kind. Which commit is
         which depends on the moment, so one that was missed is looked for again."""
         folder, _ = await self.undisturbed()
         commits = int(lines(folder / "commits")[-1]["count"])
-        for sweep, number, when in itertools.product(range(SWEEPS), range(1, commits + 3), ("before", "after")):
-            before, after = await self.killed(number, when, f"{sweep}-")
+        for again, number, when in itertools.product(range(SWEEPS), range(1, commits + 3), ("before", "after")):
+            before, after = await self.killed(number, when, f"{again}-")
             if any(sign in line for line in broken(after, before)):
                 return True
         return False

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from everloop.testing import FakeOpenAI
 
@@ -17,6 +18,12 @@ from .history import History, lines, read
 
 KILLED = -signal.SIGKILL
 AT_ONCE = 3
+SWEEPS = 4
+
+Seen = TypeVar("Seen")  # what stands on disk
+Meets = Callable[
+    [list[tuple[Seen, Seen]]], object
+]  # whether the kills have met a place, by what stood before and after
 
 
 def say(id: str, plan: str = "", chat: str = "a", **options: Any) -> dict[str, Any]:
@@ -34,6 +41,29 @@ def places(commits: int, step: int, bus: str) -> list[tuple[int, str]]:
     first = 1 if bus == "memory" else 1 + step // 2
     chosen = itertools.product(range(first, commits + 3, step), ("before", "after"))
     return [*([(1, "before")] if first > 1 else []), *chosen]
+
+
+async def sweep(
+    one: Callable[[int, int, str], Awaitable[tuple[Seen, Seen]]],
+    at: Callable[[int], list[tuple[int, str]]],
+    step: int,
+    meets: Sequence[Meets[Seen]],
+) -> list[tuple[Seen, Seen]]:
+    """Kill a program at places of a first sweep, and at every commit in further ones while a place is not met that the
+    kills must meet: which commit is which depends on the moment."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def within(number: int, place: tuple[int, str]) -> tuple[Seen, Seen]:
+        async with slots:
+            return await one(number, *place)
+
+    runs: list[tuple[Seen, Seen]] = []
+    for number in range(SWEEPS):
+        runs += await asyncio.gather(*(within(number, place) for place in at(1 if number else step)))
+        if all(met(runs) for met in meets):
+            return runs
+    missed = [number for number, met in enumerate(meets) if not met(runs)]
+    raise AssertionError(f"no kill met the places {missed} in {SWEEPS} sweeps")
 
 
 @dataclass(slots=True)
@@ -96,15 +126,13 @@ class Scene:
         assert status == 0, f"{name}: going on ended with {status}"
         return before, self.read(folder)
 
-    async def everywhere(self) -> list[tuple[History, History]]:
-        """Kill it at its commits, and check each time."""
+    async def everywhere(self, meets: Sequence[Meets[History]] = ()) -> list[tuple[History, History]]:
+        """Kill it at its commits, and check each time, until the kills have met the places that they must meet."""
         commits = await self.undisturbed()
-        slots = asyncio.Semaphore(AT_ONCE)
 
-        async def one(number: int, when: str) -> tuple[History, History]:
-            async with slots:
-                before, after = await self.killed(f"{when}{number}", die_at=(number, when))
+        async def one(sweep: int, number: int, when: str) -> tuple[History, History]:
+            before, after = await self.killed(f"{when}{number}" + f"-{sweep}" * (sweep > 0), die_at=(number, when))
             assert violations(after, before) == [], f"killed {when} commit {number} of {commits}"
             return before, after
 
-        return list(await asyncio.gather(*(one(*place) for place in places(commits, self.step, self.then))))
+        return await sweep(one, lambda step: places(commits, step, self.then), self.step, meets)

@@ -15,7 +15,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory, ThreadedHistory
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from ..commands import COMMANDS
@@ -33,18 +33,26 @@ Choices = Callable[[], Iterable[tuple[str, str]]]  # (word, description)
 
 
 def chat_history(home: Path) -> History:
-    """What was typed in earlier chats; only in memory if the file cannot be written. It looks at the disk."""
+    """What was typed in earlier chats; only in memory if the file cannot be written. It reads the file."""
     path = home / HISTORY
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     except OSError:
         return InMemoryHistory()
-    return ThreadedHistory(_ChatHistory(path))
+    return _ChatHistory(path)
 
 
 class _ChatHistory(FileHistory):
-    """Keeps all but the words that leave, without waiting for the disk."""
+    """Keeps all but the words that leave, without waiting for the disk. It is read when it is made, so that an arrow
+    key finds the last line from the first prompt on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._earlier = list(super().load_history_strings())
+
+    def load_history_strings(self) -> Iterable[str]:
+        return self._earlier
 
     def store_string(self, string: str) -> None:
         if string.strip() in LEAVE:

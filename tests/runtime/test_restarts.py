@@ -100,6 +100,31 @@ async def test_an_answer_that_was_not_handed_out_when_the_loop_stopped_comes_aft
     assert bus.outbound_size == 0
 
 
+async def test_an_answer_that_is_taken_while_the_loop_starts_again_does_not_come_twice(start, monkeypatch):
+    chat = start(ScriptedProvider(["hello"]))
+    await chat.say("hi")
+    await until(lambda: chat.bus.outbound_size == 1)
+    await chat.stop()
+    found, go_on = asyncio.Event(), asyncio.Event()
+    take_outgoing = chat.agent.store.take_outgoing
+
+    async def slowly(*args):
+        rows = await take_outgoing(*args)
+        if rows:
+            found.set()
+            await go_on.wait()
+        return rows
+
+    monkeypatch.setattr(chat.agent.store, "take_outgoing", slowly)
+    chat.task = asyncio.create_task(chat.agent.run())
+    await asyncio.wait_for(found.wait(), 20)
+    assert await chat.hear() == "hello"
+    await asyncio.sleep(0.1)  # it is marked as sent
+    go_on.set()
+    await asyncio.sleep(0.1)  # the time in which it would be put on the bus again
+    assert chat.bus.outbound_size == 0
+
+
 async def test_an_answer_is_sent_again_by_a_new_loop_when_nobody_took_it(start):
     chat = start(ScriptedProvider(["hello"]))
     await chat.say("hi")

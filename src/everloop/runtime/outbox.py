@@ -47,7 +47,8 @@ class MemoryOutbox:
         self._bus = bus
         self._dispatcher = dispatcher
         self._tasks = tasks
-        self._handed_out: set[int] = set()  # outbox rows that wait on the bus
+        self._handed_out: set[int] = set()  # outbox rows that wait on the bus, or are not yet marked as sent
+        self._resending = asyncio.Lock()
 
     @property
     def sender(self) -> str | None:
@@ -65,17 +66,22 @@ class MemoryOutbox:
             raise
 
     async def resend(self) -> None:
-        while rows := await self._store.take_outgoing(self._dispatcher.worker):
-            for row in rows:
-                if row.id not in self._handed_out:
-                    self._tasks.start(self.hand_out(row.id, row.message))
+        async with self._resending:
+            while rows := await self._store.take_outgoing(self._dispatcher.worker):
+                for row in rows:
+                    if row.id not in self._handed_out:
+                        self._tasks.start(self.hand_out(row.id, row.message))
 
     async def close(self) -> None:
         """The bus belongs to its user."""
 
     def _taken(self, id: int) -> None:
-        self._handed_out.discard(id)
-        self._tasks.start(self._store.sent([id]))
+        self._tasks.start(self._mark_sent(id))
+
+    async def _mark_sent(self, id: int) -> None:
+        await self._store.sent([id])
+        async with self._resending:  # which may have read the row before it was marked
+            self._handed_out.discard(id)
 
 
 class DurableOutbox:

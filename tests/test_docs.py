@@ -206,6 +206,13 @@ async def test_the_crash_of_the_durability_page_goes_as_it_says(server, tmp_path
         reader.check(KILLED.sub("", expected), KILLED.sub("", said))
 
 
+async def test_a_backup_is_made_and_restored_as_its_page_says(server, tmp_path):
+    server.reply("Hello.")
+    await shell('everloop run --session my:one "Say hello."', server, tmp_path)
+    for command, expected in examples("backup.md"):
+        Reader().check(expected, await shell(command, server, tmp_path))
+
+
 # ---------------------------------------------------------------------------------------------- all pages
 
 

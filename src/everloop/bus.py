@@ -97,6 +97,7 @@ class InboundMessage:
     untrusted: bool = False  # it holds what came from outside; believed of the system's own messages only
     own_files: bool = False  # it is untrusted only because of files that the agent did not write
     busy: Busy | None = None  # what it does to a turn that runs; by default what the settings say
+    restored: bool = False  # it comes from a backup, and may have been answered before
 
     def __post_init__(self) -> None:
         if self.metadata and self.cause is None:

@@ -69,7 +69,7 @@ async def test_help_names_the_commands_there_are_and_no_others():
     commands = re.findall(r"^    ([a-z]+) ", done.out, re.M)
     assert commands == [
         "chat", "run", "init", "sessions", "log", "replay", "fork", "cron", "serve", "link", "worker", "token", "model",
-        "migrate", "completion", "doctor",
+        "migrate", "backup", "restore", "completion", "doctor",
     ]  # fmt: skip
 
 

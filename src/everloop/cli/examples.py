@@ -48,6 +48,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "model pull": ("everloop model pull qwen2.5-coder-0.5b",),
     "model path": ("everloop model path qwen2.5-coder-0.5b",),
     "model remove": ("everloop model remove qwen2.5-coder-0.5b",),
+    "backup": ("everloop backup monday.db",),
+    "restore": ("everloop restore monday.db",),
     "migrate": ("everloop migrate ~/.everloop/everloop.db postgresql://db/everloop",),
     "doctor": ("everloop doctor",),
     "completion": (

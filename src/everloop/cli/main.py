@@ -212,6 +212,13 @@ def _add_upkeep(add: Add) -> None:
     migrate.add_argument("source", metavar="FILE", help="the SQLite store")
     migrate.add_argument("target", metavar="DSN", help="the database: postgresql://USER:PASSWORD@HOST/DATABASE")
 
+    backup = add("backup", "backup", "copy the SQLite store into a file, while Everloop runs")
+    backup.add_argument("file", metavar="FILE", help="the backup, which must not exist yet")
+    backup.set_defaults(restore=False)
+    restore = add("restore", "backup", "put a backup in the place of the store, and go on from it")
+    restore.add_argument("file", metavar="FILE", help="what `everloop backup` wrote")
+    restore.set_defaults(restore=True)
+
     completion = add("completion", "completion", "print a script that completes commands in your shell")
     completion.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
 

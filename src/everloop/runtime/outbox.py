@@ -121,4 +121,5 @@ def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:
     channel, chat_id = message.origin
     if not message.reply or channel in PULLED:
         return []
-    return [OutboundMessage(channel, chat_id, text, reply_to=message.id, metadata=dict(message.metadata))]
+    repeat = message.restored
+    return [OutboundMessage(channel, chat_id, text, message.id, metadata=dict(message.metadata), repeat=repeat)]

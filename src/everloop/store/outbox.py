@@ -78,7 +78,7 @@ def take(rows: Iterable[Sequence[Any]], limit: int, taken: Taken) -> None:
         if len(taken.rows) >= limit:
             return
         if (message := _message(id, data, taken)) is not None:
-            message.repeat = tries > 0
+            message.repeat = message.repeat or tries > 0
             taken.rows.append(Outgoing(id, message, turn))
 
 

@@ -1,0 +1,204 @@
+"""Backups of a SQLite store: a copy made while it is in use, and a store that goes on from such a copy.
+
+A backup is an ordinary SQLite file. A store that is restored from one has missed what happened since: calls may have
+run and answers may have been sent of which it knows nothing. `restore` writes this down, so that the next start treats
+them as it treats what a killed process left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...errors import StoreError
+from ...log import CallEnded, CallsAsked, CallsBegun, Entry, ModelAnswered, decode_entry, encode_entry, kind_of
+from . import commit_mark
+from .schema import MIGRATIONS, migrate
+
+PAGES_AT_ONCE = 4096
+IN_USE_SECONDS = 2.0  # how long a restore waits for a process that is just leaving
+BESIDE = ("", "-wal", "-shm", "-journal", "-commits")  # the files of a store
+OPEN_TURNS = "SELECT session, turn, first_seq FROM inbox WHERE opened AND state <> 'done' AND turn IS NOT NULL"
+Progress = Callable[[int, int], None]  # pages copied, of how many
+
+
+@dataclass(slots=True, frozen=True)
+class Contents:
+    """What a backup holds, and what a restored store goes on with."""
+
+    sessions: int
+    entries: int
+    open_turns: int
+    unsent: int  # answers that may have been sent since
+    cut_off: int = 0  # calls that may have run since
+    set_aside: Path | None = None  # the store that was there before
+
+
+def backup(store: Path, target: Path, progress: Progress = lambda done, total: None) -> Contents:
+    """Copy a store as it is at one moment, while others write to it. The copy is checked before it gets its name."""
+    if target.exists():
+        raise StoreError(f"{target} exists already: name another file, or remove it first")
+    if not store.exists():
+        raise StoreError(f"there is no store {store} yet: nothing to back up")
+    draft = target.with_name(f"{target.name}.part")
+    try:
+        with _private(draft), _opened(store, read_only=True) as source, _opened(draft) as copy:
+            source.execute("BEGIN")
+            source.execute("SELECT 1 FROM sqlite_schema").fetchone()  # from here on it sees one moment
+            source.backup(copy, pages=PAGES_AT_ONCE, progress=lambda _, left, total: progress(total - left, total))
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the store uses
+            found = _checked(copy, draft)
+        _flush(draft)
+        draft.replace(target)
+        _flush(target.parent)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"cannot write the backup {target}: {_reason(error)}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return found
+
+
+def restore(source: Path, store: Path, progress: Progress = lambda done, total: None) -> Contents:
+    """Put a backup in the place of a store that no process uses. What was there is kept beside it."""
+    if not source.is_file():
+        raise StoreError(f"there is no backup {source}: name a file that `everloop backup` wrote")
+    if store.exists() and source.samefile(store):
+        raise StoreError(f"{source} is the store itself")
+    draft = store.with_name(f"{store.name}.part")
+    try:
+        store.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _private(draft), _opened(source, read_only=True) as kept, _opened(draft) as copy:
+            kept.backup(copy, pages=PAGES_AT_ONCE, progress=lambda _, left, total: progress(total - left, total))
+            copy.execute("PRAGMA journal_mode = DELETE")
+            _checked(copy, source)
+            migrate(copy)
+            found = _mark(copy)
+        _flush(draft)
+        aside = _set_aside(store)
+        draft.replace(store)
+        _flush(store.parent)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"cannot restore {source}: {_reason(error)}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return replace(found, set_aside=aside)
+
+
+# ---------------------------------------------------------------------------------------------- what may have happened
+
+
+def _mark(db: sqlite3.Connection) -> Contents:
+    """Write down what may have happened since the backup was made."""
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("UPDATE session SET worker = NULL, fence = fence + 1")
+    db.execute("DELETE FROM worker")
+    db.execute("UPDATE commit_mark SET lost_at = NULL")
+    # An answer to one of these may have been sent, by the outbox or by a turn that was still to end.
+    unsent = db.execute("UPDATE outbox SET worker = NULL, tries = tries + 1 WHERE sent_at IS NULL").rowcount
+    db.execute("UPDATE inbox SET data = json_set(data, '$.restored', json('true')) WHERE state <> 'done'")
+    cut_off = 0
+    for session, turn, first in db.execute(OPEN_TURNS).fetchall():
+        sql = "SELECT data FROM entry WHERE session = ? AND seq >= ? AND turn = ? ORDER BY seq"
+        log = [decode_entry(data) for (data,) in db.execute(sql, (session, first or 0, turn))]
+        if calls := _may_have_run(log):
+            begun, cut_off = CallsBegun(calls), cut_off + len(calls)
+            db.execute(
+                "INSERT INTO entry (session, seq, turn, kind, data, at)"
+                " SELECT ?1, max(seq) + 1, ?2, ?3, ?4, ?5 FROM entry WHERE session = ?1",
+                (session, turn, kind_of(begun), encode_entry(begun), time.time()),
+            )
+    counted = _contents(db, unsent, cut_off)
+    db.execute("COMMIT")
+    return counted
+
+
+def _may_have_run(log: list[Entry]) -> tuple[str, ...]:
+    """The calls of a turn that were about to run, without those for which a person is asked first."""
+    calls = [call.id for entry in log if isinstance(entry, ModelAnswered) for call in entry.calls]
+    known: set[str] = set()
+    for entry in log:
+        match entry:
+            case CallEnded(id=id):
+                known.add(id)
+            case CallsBegun(ids=ids) | CallsAsked(ids=ids):
+                known.update(ids)
+    return tuple(id for id in calls if id not in known)
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+@contextlib.contextmanager
+def _opened(path: Path, read_only: bool = False) -> Iterator[sqlite3.Connection]:
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        if read_only:
+            db.execute("PRAGMA query_only = ON")
+        yield db
+    finally:
+        db.close()
+
+
+@contextlib.contextmanager
+def _private(draft: Path) -> Iterator[None]:
+    """A new file that only its owner can read."""
+    draft.unlink(missing_ok=True)
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    yield
+
+
+def _checked(db: sqlite3.Connection, path: Path) -> Contents:
+    """What a copy holds; an error if it is damaged or no store."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    if version == 0 or not {"session", "entry", "inbox", "outbox"} <= tables:
+        raise StoreError(f"{path} is no Everloop store")
+    if version > len(MIGRATIONS):
+        raise StoreError(f"{path} was written by a newer version of Everloop: update Everloop to use it")
+    if (found := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+        raise StoreError(f"{path} is damaged ({found}): take an older backup")
+    return _contents(db, db.execute("SELECT count(*) FROM outbox WHERE sent_at IS NULL").fetchone()[0])
+
+
+def _contents(db: sqlite3.Connection, unsent: int, cut_off: int = 0) -> Contents:
+    counts = [db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("session", "entry")]
+    open_turns = len(db.execute(OPEN_TURNS).fetchall())
+    return Contents(counts[0], counts[1], open_turns, unsent, cut_off)
+
+
+def _set_aside(store: Path) -> Path | None:
+    """Move a store away with the files beside it, once no process uses it."""
+    if not store.exists():
+        commit_mark.forget(store)
+        return None
+    db = sqlite3.connect(store, timeout=IN_USE_SECONDS, isolation_level=None)
+    try:
+        db.execute("PRAGMA journal_mode = DELETE")  # needs the file for itself, and moves the -wal file into it
+    except sqlite3.OperationalError as error:
+        raise StoreError(f"{store} is in use: stop Everloop first (`everloop status` shows what runs)") from error
+    except sqlite3.DatabaseError:
+        pass  # it is damaged, which may be why an older copy is wanted
+    finally:
+        db.close()
+    aside = store.with_name(f"{store.stem}.before-restore-{time.strftime('%Y%m%d-%H%M%S')}{store.suffix}")
+    for suffix in BESIDE:
+        with contextlib.suppress(FileNotFoundError):
+            store.with_name(store.name + suffix).rename(aside.with_name(aside.name + suffix))
+    return aside
+
+
+def _flush(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

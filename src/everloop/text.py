@@ -171,3 +171,8 @@ def _folded(text: str) -> tuple[str, list[int]]:
 def _plain(character: str) -> str:
     parts = unicodedata.normalize("NFKD", character).casefold()
     return "".join(part for part in parts if not "\u0300" <= part <= "\u036f")
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with its noun: "1 entry", "2,000 entries"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

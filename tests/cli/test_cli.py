@@ -66,10 +66,10 @@ def test_help_and_version_load_nothing_heavy():
 
 async def test_help_names_the_commands_there_are_and_no_others():
     done = await everloop("--help")
-    commands = re.findall(r"^    ([a-z]+) ", done.out, re.M)
+    commands = re.findall(r"^    ([a-z-]+) ", done.out, re.M)
     assert commands == [
         "chat", "run", "init", "sessions", "log", "replay", "fork", "cron", "serve", "link", "worker", "token", "model",
-        "migrate", "backup", "restore", "completion", "doctor",
+        "migrate", "backup", "restore", "check-history", "completion", "doctor",
     ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from everloop.log import (
     UserSaid,
     messages_of,
 )
+from everloop.store.history_check import ended_once, gaps, overlaps, resumable, turns_of
 from everloop.testing import check_conversation
 
 from .company_checker import of_many
@@ -43,6 +44,7 @@ def violations(history: History, before: History | None = None) -> list[str]:
 def at_rest(history: History) -> Iterator[str]:
     if history.integrity != "ok":
         yield f"the database is damaged: {history.integrity}"
+    yield from history.broken
     for session, worker in history.held:
         yield f"session {session} is still held by {worker}"
     for turn in history.open_turns:
@@ -161,8 +163,7 @@ def whole_logs(history: History) -> Iterator[str]:
     opener = {message.turn: message for message in reversed(history.messages) if message.turn}
     hung_up = history.hung_up
     for session, log in history.logs.items():
-        if [place.seq for place in log] != list(range(1, len(log) + 1)):
-            yield f"session {session}: the log has gaps"
+        yield from (f"session {session}: {line}" for line in gaps([place.seq for place in log]))
         conversation: list[Entry] = []
         for place in log:
             conversation = [] if isinstance(place.entry, Cleared) else [*conversation, place.entry]
@@ -172,17 +173,9 @@ def whole_logs(history: History) -> Iterator[str]:
             problems = [f"a result of no call: {error}"]
         if problems:
             yield f"session {session}: the log is no valid conversation: {problems}"
-        yield from (f"session {session}: {line}" for line in _at_every_point(log))
-        turns: dict[str, list[Entry]] = {}
-        last = None
-        for place in log:
-            if place.turn is None:
-                continue
-            if place.turn != last and place.turn in turns:
-                yield f"session {session}: turn {place.turn} is mixed up with another"
-            turns.setdefault(place.turn, []).append(place.entry)
-            last = place.turn
-        for turn, entries in turns.items():
+        yield from (f"session {session}: {line}" for line in resumable((place.seq, place.entry) for place in log))
+        yield from (f"session {session}: {line}" for line in overlaps(place.turn for place in log))
+        for turn, entries in turns_of((place.turn, place.entry) for place in log).items():
             first = opener.get(turn)
             left = first is not None and bool(hung_up.intersection(MARK.findall(first.content)))
             answer = answered.get(first.id) if first is not None else None
@@ -191,34 +184,14 @@ def whole_logs(history: History) -> Iterator[str]:
             yield from _turn(turn, entries, answer, left)
 
 
-def _at_every_point(log: list[Place]) -> Iterator[str]:
-    """Wherever the log had been cut off, it would have been one to go on from."""
-    pending: set[str] = set()
-    for place in log:
-        match place.entry:
-            case CallEnded(id=id):
-                if id not in pending:
-                    yield f"entry {place.seq} is a result of no open call"
-                pending.discard(id)
-            case UserSaid() | ModelAnswered() | TurnEnded() if pending:
-                yield f"entry {place.seq} stands before the results of {sorted(pending)}"
-        if isinstance(place.entry, ModelAnswered):
-            pending |= {call.id for call in place.entry.calls}
-
-
 def _turn(turn: str, entries: list[Entry], answer: str | None, left: bool) -> Iterator[str]:
-    calls = Counter(call.id for entry in entries if isinstance(entry, ModelAnswered) for call in entry.calls)
-    ended = Counter(entry.id for entry in entries if isinstance(entry, CallEnded))
-    if calls != ended or any(count > 1 for count in calls.values()):
-        yield f"turn {turn}: calls {dict(calls)}, results {dict(ended)}"
-    ends = [entry for entry in entries if isinstance(entry, TurnEnded)]
-    if len(ends) != 1 or entries[-1] is not ends[0]:
-        yield f"turn {turn} has {len(ends)} ends"
+    yield from (f"turn {turn} {line}" for line in ended_once(entries))
+    if not isinstance(end := entries[-1], TurnEnded):
         return
-    if ends[0].reason == "replaced" or (left and ends[0].reason == "cancelled"):
+    if end.reason == "replaced" or (left and end.reason == "cancelled"):
         return
-    if ends[0].reason != "answer":
-        yield f"turn {turn} ended with {ends[0].reason}: {ends[0].text}"
+    if end.reason != "answer":
+        yield f"turn {turn} ended with {end.reason}: {end.text}"
     said = [mark for entry in entries if isinstance(entry, UserSaid) for mark in MARK.findall(str(entry.content))]
     if said and f"done:{said[-1]} " not in f"{answer} ":
         yield f"turn {turn} was asked {said} and answered {answer!r}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from everloop.log import CallEnded, Entry, decode_entry
+from everloop.store.history_check import check_history
 from everloop.store.peers import process_of
 
 MARK = re.compile(r"mark:(\S+)")
@@ -89,6 +90,7 @@ class History:
     open_turns: list[str] = field(default_factory=list)
     integrity: str = "ok"
     takeovers: int = 0
+    broken: list[str] = field(default_factory=list)  # what `everloop check-history` says of the store
     # seen from outside
     acknowledged: list[str] = field(default_factory=list)
     published: dict[str, list[str]] = field(default_factory=dict)  # chat → ids in the order they were published
@@ -197,3 +199,4 @@ def read_store(rows: Callable[[str], list[Any]], history: History) -> None:
     turns = rows("SELECT count(*) FROM turn")[0][0]
     commands = rows("SELECT count(*) FROM inbox WHERE kind = 'command'")[0][0]
     history.takeovers = int(begun) - turns - commands
+    history.broken = check_history(rows).violations

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..config.sources import DSN
 from ..errors import EverloopError
+from ..text import counted
 from .common import load_with_store
 
 
@@ -22,7 +23,7 @@ def _back_up(store: Path, file: Path) -> int:
     from ..store.sqlite.backup import backup
 
     found = backup(store, file, _Bar("copied"))
-    print(f"{file}: {_count(found.sessions, 'session')}, {_count(found.entries, 'entry', 'entries')}; checked.")
+    print(f"{file}: {counted(found.sessions, 'session')}, {counted(found.entries, 'entry', 'entries')}; checked.")
     print("Files of the workspace are not in it: copy the folder too.")
     return 0
 
@@ -31,15 +32,15 @@ def _restore(file: Path, store: Path) -> int:
     from ..store.sqlite.backup import restore
 
     found = restore(file, store, _Bar("restored"))
-    print(f"{store} has {_count(found.sessions, 'session')}, {_count(found.entries, 'entry', 'entries')}.")
+    print(f"{store} has {counted(found.sessions, 'session')}, {counted(found.entries, 'entry', 'entries')}.")
     if found.set_aside is not None:
         print(f"What was there before is kept as {found.set_aside}.")
     if found.open_turns:
-        print(f"{_count(found.open_turns, 'turn')} under way in it: the next start goes on with them.")
+        print(f"{counted(found.open_turns, 'turn')} under way in it: the next start goes on with them.")
     if found.cut_off:
-        print(f"{_count(found.cut_off, 'call')} may have run since: the model is told so and decides.")
+        print(f"{counted(found.cut_off, 'call')} may have run since: the model is told so and decides.")
     if found.unsent:
-        print(f"{_count(found.unsent, 'answer')} may have been sent since: sent again, with a mark.")
+        print(f"{counted(found.unsent, 'answer')} may have been sent since: sent again, with a mark.")
     return 0
 
 
@@ -54,7 +55,3 @@ class _Bar:
         if self._shown:
             end = "\r\x1b[K" if done >= total else ""
             print(f"\r{100 * done // max(total, 1):3d}% {self._verb}{end}", end="", file=sys.stderr, flush=True)
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -50,6 +50,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "model remove": ("everloop model remove qwen2.5-coder-0.5b",),
     "backup": ("everloop backup monday.db",),
     "restore": ("everloop restore monday.db",),
+    "check-history": ("everloop check-history", "everloop check-history --store postgresql://db/everloop"),
     "migrate": ("everloop migrate ~/.everloop/everloop.db postgresql://db/everloop",),
     "doctor": ("everloop doctor",),
     "completion": (

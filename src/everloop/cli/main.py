@@ -219,6 +219,9 @@ def _add_upkeep(add: Add) -> None:
     restore.add_argument("file", metavar="FILE", help="what `everloop backup` wrote")
     restore.set_defaults(restore=True)
 
+    check = add("check-history", "check_history", "look for broken promises in everything that the store holds")
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+
     completion = add("completion", "completion", "print a script that completes commands in your shell")
     completion.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
 

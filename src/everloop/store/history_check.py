@@ -1,0 +1,160 @@
+"""The history checker: reads everything that a store holds, and says where it breaks the promise.
+
+What is checked needs only the store: every log is whole and could be resumed from at any of its entries, every turn
+ended once with a result for each of its calls, turns of a session do not overlap, a call that a person was asked for
+ran after their word, and the inbox agrees with the log. A turn that is under way is no violation.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..log import (
+    CallEnded,
+    CallsAsked,
+    CallsBegun,
+    CallsDecided,
+    Entry,
+    ModelAnswered,
+    TurnEnded,
+    UserSaid,
+    decode_entry,
+)
+
+# The tables and columns are the same in both stores.
+SESSIONS = "SELECT id, owner, key FROM session ORDER BY id"
+LOG = "SELECT seq, turn, data FROM entry WHERE session = {session} ORDER BY seq"
+MESSAGES = """SELECT id, state, turn, first_seq, ended_at, opened FROM inbox
+    WHERE session = {session} AND damaged IS NULL ORDER BY id"""
+DAMAGED = "SELECT count(*) FROM {table} WHERE damaged IS NOT NULL"
+Rows = Callable[[str], Iterable[Sequence[Any]]]  # runs a query
+
+
+@dataclass(slots=True)
+class Checked:
+    """What was read, and every violation, one line each."""
+
+    sessions: int = 0
+    turns: int = 0
+    under_way: int = 0
+    entries: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+def check_history(rows: Rows, progress: Callable[[int], None] = lambda sessions: None) -> Checked:
+    """Check a whole store, one session after the other. `rows` must read one moment of it."""
+    found = Checked()
+    for id, owner, key in list(rows(SESSIONS)):
+        name = f"session {key}" if owner == "me" else f"session {key} of {owner}"
+        found.violations += [f"{name}: {line}" for line in _check_session(rows, id, found)]
+        found.sessions += 1
+        progress(found.sessions)
+    for table in ("inbox", "outbox"):
+        if damaged := next(iter(rows(DAMAGED.format(table=table))))[0]:
+            found.violations.append(f"{damaged} rows of the {table} are damaged and set aside: `everloop doctor`")
+    return found
+
+
+def _check_session(rows: Rows, id: int, found: Checked) -> Iterator[str]:
+    log: list[tuple[int, str | None, Entry]] = []
+    for seq, turn, data in rows(LOG.format(session=id)):
+        try:
+            log.append((seq, turn, decode_entry(data)))
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            yield f"entry {seq} cannot be decoded: {error}"
+    found.entries += len(log)
+    yield from gaps([seq for seq, _, _ in log])
+    yield from resumable([(seq, entry) for seq, _, entry in log])
+    yield from decided_first(entry for _, _, entry in log)
+    turns = turns_of((turn, entry) for _, turn, entry in log)
+    yield from overlaps(turn for _, turn, _ in log)
+    first = {turn: seq for seq, turn, _ in reversed(log)}
+    messages = list(rows(MESSAGES.format(session=id)))
+    running = {turn for _, state, turn, _, _, _ in messages if turn is not None and state != "done"}
+    for turn, entries in turns.items():
+        found.turns += 1
+        if turn in running:
+            found.under_way += 1
+        else:
+            yield from (f"turn {turn} {line}" for line in ended_once(entries))
+    for number, state, turn, first_seq, ended_at, opened in messages:
+        if turn is not None and turn not in turns and opened:
+            yield f"message {number} opened turn {turn}, of which the log has nothing"
+        elif opened and ended_at is not None and state == "done" and not _is_over(turns[turn]):
+            yield f"turn {turn} counts as ended, and its log has no end"
+        elif opened and first_seq is not None and first[turn] != first_seq:
+            yield f"turn {turn} does not begin at entry {first_seq}"
+
+
+# ---------------------------------------------------------------------------------------------- one log
+
+
+def gaps(seqs: Sequence[int]) -> Iterator[str]:
+    if list(seqs) != list(range(1, len(seqs) + 1)):
+        missing = next((n for n, seq in enumerate(seqs, 1) if n != seq), len(seqs))
+        yield f"the log has gaps: entry {missing} is missing"
+
+
+def resumable(log: Iterable[tuple[int, Entry]]) -> Iterator[str]:
+    """Wherever the log had been cut off, it would have been one to go on from."""
+    pending: set[str] = set()
+    for seq, entry in log:
+        match entry:
+            case CallEnded(id=id):
+                if id not in pending:
+                    yield f"entry {seq} is a result of no open call"
+                pending.discard(id)
+            case UserSaid() | ModelAnswered() | TurnEnded() if pending:
+                yield f"entry {seq} stands before the results of {sorted(pending)}"
+        if isinstance(entry, ModelAnswered):
+            pending |= {call.id for call in entry.calls}
+
+
+def decided_first(log: Iterable[Entry]) -> Iterator[str]:
+    """What a person was asked for ran after their word, which was taken once."""
+    asked, decided = Counter[str](), Counter[str]()
+    for entry in log:
+        match entry:
+            case CallsAsked(ids=ids):
+                asked.update(ids)
+            case CallsDecided(ids=ids):
+                decided.update(ids)
+            case CallsBegun(ids=ids):
+                yield from (f"the call {id} went on before a person's word" for id in ids if asked[id] > decided[id])
+    if wrong := {id: count for id, count in decided.items() if count > max(asked[id], 1)}:
+        yield f"decided more than once: {wrong}"
+
+
+def overlaps(turns: Iterable[str | None]) -> Iterator[str]:
+    """Turns of a session follow each other."""
+    runs = [turn for turn, _ in itertools.groupby(turn for turn in turns if turn is not None)]
+    yield from (f"turn {turn} is mixed up with another" for turn, count in Counter(runs).items() if count > 1)
+
+
+def turns_of(log: Iterable[tuple[str | None, Entry]]) -> dict[str, list[Entry]]:
+    turns: dict[str, list[Entry]] = {}
+    for turn, entry in log:
+        if turn is not None:
+            turns.setdefault(turn, []).append(entry)
+    return turns
+
+
+def ended_once(entries: Sequence[Entry]) -> Iterator[str]:
+    """A turn that is over has one end, which is its last entry, and one result for each call."""
+    calls = Counter(call.id for entry in entries if isinstance(entry, ModelAnswered) for call in entry.calls)
+    ended = Counter(entry.id for entry in entries if isinstance(entry, CallEnded))
+    if calls != ended or any(count > 1 for count in calls.values()):
+        yield f"has calls {dict(calls)} and results {dict(ended)}"
+    ends = sum(isinstance(entry, TurnEnded) for entry in entries)
+    if ends != 1 or not _is_over(entries):
+        yield f"has {ends} ends"
+
+
+def _is_over(entries: Sequence[Entry]) -> bool:
+    return isinstance(entries[-1], TurnEnded)

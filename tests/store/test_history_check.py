@@ -1,0 +1,83 @@
+"""The history checker: silent on a good store, also while turns run, and loud on each kind of damage."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from everloop import AgentLoop, MessageBus
+from everloop.testing import ScriptedProvider, call
+
+from ..support.commands import everloop
+
+
+@pytest.fixture
+async def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with two turns of one session, the first one with a call."""
+    monkeypatch.setenv("EVERLOOP_HOME", str(tmp_path / "home"))
+    file = tmp_path / "store.db"
+    provider = ScriptedProvider([call("list_dir"), "One.", "Two."])
+    async with AgentLoop(MessageBus(), provider, workspace=tmp_path, store=file) as agent:
+        await agent.process_direct("first")
+        await agent.process_direct("second")
+    return file
+
+
+def change(path: Path, sql: str) -> None:
+    db = sqlite3.connect(path)
+    assert db.execute(sql).rowcount > 0
+    db.commit()
+    db.close()
+
+
+async def test_a_good_store_has_no_violations(path):
+    done = await everloop("check-history", "--store", str(path))
+    assert (done.status, done.out) == (0, "1 session, 2 turns, 8 entries: no violations.\n")
+    done = await everloop("check-history", "--json", "--store", str(path))
+    assert done.json == {"sessions": 1, "turns": 2, "under_way": 0, "entries": 8, "violations": []}
+
+
+@pytest.mark.parametrize(
+    ("sql", "line"),
+    [
+        ("DELETE FROM entry WHERE kind = 'result'", "the log has gaps: entry 3 is missing"),
+        (
+            "UPDATE entry SET kind = 'note', data = replace(data, '\"result\"', '\"note\"') WHERE kind = 'result'",
+            "decoded",
+        ),
+        ("UPDATE entry SET data = replace(data, 'call_', 'other_') WHERE kind = 'result'", "result of no open call"),
+        ("UPDATE entry SET data = replace(data, 'call_', 'other_') WHERE kind = 'result'", "stands before the results"),
+        ("UPDATE entry SET turn = 'x' WHERE seq = 3", "is mixed up with another"),
+        ("UPDATE entry SET turn = 'x' WHERE seq = 8", "has 0 ends"),
+        ("UPDATE entry SET data = '{' WHERE seq = 2", "entry 2 cannot be decoded"),
+        ("UPDATE inbox SET turn = 'x' WHERE id = 1", "opened turn x, of which the log has nothing"),
+        ("UPDATE inbox SET first_seq = 5 WHERE id = 1", "does not begin at entry 5"),
+        ("UPDATE inbox SET damaged = 'torn' WHERE id = 2", "1 rows of the inbox are damaged"),
+    ],
+)
+async def test_damage_is_reported(path, sql, line):
+    change(path, sql)
+    done = await everloop("check-history", "--store", str(path))
+    assert done.status == 1
+    assert line in done.out
+
+
+async def test_a_turn_under_way_is_no_violation(path):
+    change(path, "DELETE FROM entry WHERE seq = 8")
+    change(path, "UPDATE inbox SET state = 'taken', ended_at = NULL WHERE id = 2")
+    done = await everloop("check-history", "--store", str(path))
+    assert (done.status, done.out) == (0, "1 session, 2 turns (1 under way), 7 entries: no violations.\n")
+    change(path, "UPDATE inbox SET state = 'done', ended_at = 1 WHERE id = 2")
+    done = await everloop("check-history", "--store", str(path))
+    assert "counts as ended, and its log has no end" in done.out
+
+
+async def test_a_file_that_is_no_store_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVERLOOP_HOME", str(tmp_path / "home"))
+    (tmp_path / "x.db").write_text("no database")
+    for name in ("x.db", "missing.db"):
+        done = await everloop("check-history", "--store", str(tmp_path / name))
+        assert done.status == 2
+        assert done.err.count("\n") == 1

@@ -9,6 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import everloop
+from everloop import AgentDefinition, AgentExecutor, AgentLoop, Config, MessageBus
+from everloop.cli.common import make_agent
+from everloop.runtime.agent import agent_of
+from everloop.runtime.owners import Owners
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing import ScriptedProvider
 
 SOURCE = Path(everloop.__file__).parent
 PAGE = SOURCE.parents[1] / "docs" / "architecture.md"
@@ -123,3 +129,38 @@ def test_no_mode_is_told_by_whether_something_is_there():
         if re.fullmatch(rf"(self\.)?_?{names} is (not )?None", ast.unparse(node)):
             wrong.append(f"{place} {ast.unparse(node)}")
     assert wrong == []
+
+
+def test_only_owners_subscribe_agents_to_other_workers():
+    """There is one way to live in a process; a bus that sends for channels has a subscription of its own."""
+    places = {
+        place.split(":")[0] for place, node in found(ast.Attribute, "runtime/") if getattr(node, "attr", "") == "peer"
+    }
+    assert places == {"runtime/owners", "runtime/durable_bus"}
+
+
+def test_the_kind_of_bus_is_asked_for_once():
+    kinds = [(place, ast.unparse(node)) for place, node in found(ast.Call, "")]
+    asked = [place.split(":")[0] for place, text in kinds if re.fullmatch(r"isinstance\(.*\bDurableBus\)", text)]
+    assert asked == ["runtime/outbox"]
+
+
+async def test_every_agent_lives_in_an_owners(tmp_path):
+    config = Config(home=tmp_path / "home", workspace=tmp_path, base_url="http://127.0.0.1:9/v1", model="scripted")
+    provider = ScriptedProvider([])
+    executor = await AgentExecutor.create(AgentDefinition("counter", "Counts.", "You count."), provider, tmp_path)
+    shared = Owners(config, SQLiteStore(tmp_path / "store.db"), provider, agent_of)
+    agents = [
+        AgentLoop(MessageBus(), provider, tmp_path),
+        AgentLoop.from_config(config=config),
+        make_agent(config),
+        executor._make_loop(),
+        await shared.agent("me"),
+        await shared.agent("ada"),
+    ]
+    for agent in agents:
+        assert type(agent._owners) is Owners
+        assert await agent._owners.agent(agent.owner or "me") is agent
+    assert [agent._owners is shared for agent in agents] == [False] * 4 + [True] * 2
+    for agent in agents[:-1]:
+        await agent.close()

@@ -26,6 +26,9 @@ def said(text: str) -> InboundMessage:
 class Host:
     """A host whose sessions are told of nothing."""
 
+    def __init__(self) -> None:
+        self.worker = new_worker()
+
     async def run_claim(self, claim: Claim, session: Session) -> str:
         raise NotImplementedError
 
@@ -47,6 +50,7 @@ class Desk(Host):
     """A dispatcher that answers a message with its own words, and the store that it shares with another worker."""
 
     def __init__(self, store: SQLiteStore) -> None:
+        super().__init__()
         self.store = store
         self.other = new_worker()
         self.reached, self.go = asyncio.Event(), asyncio.Event()
@@ -70,7 +74,7 @@ async def desk(tmp_path) -> AsyncIterator[Desk]:
     made = Desk(store)
     yield made
     await made.dispatcher.stop()
-    made.dispatcher.retire()
+    retire(made.worker)
     retire(made.other)
     await store.close()
 

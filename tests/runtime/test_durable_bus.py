@@ -12,7 +12,7 @@ import pytest
 from everloop import AgentLoop, InboundMessage, MessageBus
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
-from everloop.testing import ScriptedProvider
+from everloop.testing import ScriptedProvider, call
 
 from .chat import until
 
@@ -226,7 +226,7 @@ async def test_messages_wait_in_order_behind_a_turn(tmp_path):
 
 
 async def test_a_worker_goes_on_after_the_store_could_not_be_read(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("everloop.runtime.peers.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("everloop.runtime.owners.RETRY_SECONDS", 0.05)
     async with Chat(tmp_path, "queue", "answer") as chat:
         path = tmp_path / "store.db"
         await chat.channel.publish_inbound(said("/help"))
@@ -243,6 +243,15 @@ async def test_a_worker_goes_on_after_the_store_could_not_be_read(tmp_path, monk
         await chat.channel.publish_inbound(said("one"))
         assert await chat.hear() == "answer"
     assert "locked" in caplog.text
+
+
+async def test_a_worker_that_had_a_subagent_before_it_ran_still_hears_of_new_messages(tmp_path):
+    chat = Chat(tmp_path, "queue", call("spawn", task="count", wait=True), "40 beans", "counted", "first", "second")
+    assert await chat.agent.process_direct("how many?") == "counted"  # it listens for a stop of the sub-agent
+    async with chat:
+        for text in ("first", "second"):
+            await chat.channel.publish_inbound(said(text))
+            assert await chat.hear() == text
 
 
 async def test_what_was_not_acknowledged_is_sent_again_with_its_mark(tmp_path):

@@ -78,7 +78,7 @@ async def test_a_loop_that_was_stopped_at_any_instant_can_be_used_again(start):
         waiting = asyncio.create_task(chat.agent.process_direct(f"first {hops}", f"cli:{hops}"))
         for _ in range(hops + 1):
             await asyncio.sleep(0)
-        await chat.agent._quiet()
+        await chat.agent._owners.rest()
         await asyncio.wait([waiting], timeout=20)
         assert waiting.done()
         waiting.exception()

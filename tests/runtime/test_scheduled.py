@@ -11,6 +11,7 @@ from typing import Any
 from everloop import AgentLoop, Config, CronService, MessageBus
 from everloop.errors import StoreError
 from everloop.log import TurnEnded, UserSaid
+from everloop.runtime.agent import agent_of
 from everloop.runtime.durable_bus import DurableBus
 from everloop.runtime.owners import Owners
 from everloop.store.base import Timer
@@ -148,7 +149,7 @@ async def owners(folder: Path, *steps: Any) -> AsyncIterator[Owners]:
     """The agents of a process, with no jobs but those that are there when it begins."""
     store = SQLiteStore(folder / "store.db")
     config = Config(home=folder / "home", workspace=folder)
-    made = Owners(config, store, ScriptedProvider([*steps]))
+    made = Owners(config, store, ScriptedProvider([*steps]), agent_of)
     running = asyncio.create_task(made.run())
     try:
         yield made

@@ -9,6 +9,7 @@ import pytest
 
 from everloop import AgentLoop, Config, InboundMessage
 from everloop.log import Request, TurnEnded
+from everloop.runtime.agent import agent_of
 from everloop.runtime.durable_bus import DurableBus
 from everloop.runtime.owners import Owners
 from everloop.store.sqlite import SQLiteStore
@@ -50,7 +51,7 @@ async def test_stop_ends_one_that_is_waited_for(house):
 
 async def test_stop_from_a_process_that_runs_no_turns_ends_one_that_has_not_begun(house):
     store = SQLiteStore(house.folder / "store.db")
-    front = Owners(Config(home=house.folder / "home"), store, ScriptedProvider([]), runs=False)
+    front = Owners(Config(home=house.folder / "home"), store, ScriptedProvider([]), agent_of, runs=False)
     agent = await front.agent("me")
     id = await agent.subagents.spawn("slow", channel="test", chat_id="1")
     assert "Stopped" in await agent.process_direct("/stop", "test:1")

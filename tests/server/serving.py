@@ -17,6 +17,7 @@ from everloop.config import Config
 from everloop.log import Entry, TurnEnded
 from everloop.providers.base import ToolCallRequest
 from everloop.providers.factory import make_provider
+from everloop.runtime.agent import agent_of
 from everloop.runtime.owners import Owners
 from everloop.server.app import Server
 from everloop.store.sqlite import SQLiteStore
@@ -210,7 +211,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[Serving]:
         )
         config.workspace.mkdir(parents=True, exist_ok=True)
         store, provider = SQLiteStore(home / "everloop.db"), make_provider(config)
-        owners = Owners(config, store, provider)
+        owners = Owners(config, store, provider, agent_of)
         server = Server(config, owners)
         work = asyncio.create_task(owners.run())
         try:

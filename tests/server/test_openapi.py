@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from everloop.config import Config
+from everloop.runtime.agent import agent_of
 from everloop.runtime.owners import Owners
 from everloop.server.app import Server
 from everloop.server.errors import ApiError
@@ -98,7 +99,7 @@ def test_every_path_that_the_server_has_is_in_the_document(tmp_path):
     """Except those that are refused by name, the metrics, and the page with its API, which docs/api.md describes."""
     config = Config(home=tmp_path, workspace=tmp_path)
     store, provider = SQLiteStore(tmp_path / "x.db"), ScriptedProvider([])
-    routes = Server(config, Owners(config, store, provider))._app().router.routes()
+    routes = Server(config, Owners(config, store, provider, agent_of))._app().router.routes()
     served = {
         (route.method.lower(), re.sub(r":.*}", "}", getattr(route.resource, "canonical", ""))) for route in routes
     }

@@ -17,6 +17,7 @@ from everloop.bus import InboundMessage
 from everloop.config import Config, McpServer, Rule
 from everloop.errors import StoreError
 from everloop.providers.factory import make_provider
+from everloop.runtime.agent import agent_of
 from everloop.runtime.owners import Owners
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
@@ -301,7 +302,7 @@ async def test_a_store_that_cannot_be_read_for_a_while_ends_no_server(tmp_path: 
     async with FakeOpenAI() as fake:
         config = Config(home=tmp_path, workspace=tmp_path, base_url=fake.base_url, model="scripted", retries=0)
         store, provider = Sick(tmp_path / "store.db"), make_provider(config)
-        owners = Owners(config, store, provider)
+        owners = Owners(config, store, provider, agent_of)
         running = asyncio.create_task(owners.run())
         await until(lambda: store.path.exists())
         store.sick = 1

@@ -6,7 +6,6 @@ import pytest
 
 from everloop import AgentLoop, MessageBus
 from everloop.errors import StoreError
-from everloop.runtime.peers import OwnProcess
 from everloop.store.peers import Notice
 from everloop.testing import ScriptedProvider
 
@@ -18,11 +17,11 @@ async def test_who_could_not_join_the_others_can_do_so_later(store, tmp_path, mo
     away_once(store, "join", monkeypatch)
     heard: list[Notice] = []
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=store) as agent:
-        process, worker = agent._process, agent._dispatcher.worker
-        assert isinstance(process, OwnProcess)
+        owners = agent._owners
+        monkeypatch.setattr(owners, "_on_notice", heard.append)
         with pytest.raises(StoreError):
-            await process._join(worker, heard.append)
-        await process._join(worker, heard.append)
+            await owners._join()
+        await owners._join()
         await until(lambda: heard)
         heard.clear()
         await store.wake()

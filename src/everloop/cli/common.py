@@ -111,16 +111,7 @@ def make_agent(config: Config, bus: MessageBus | None = None, store: Store | Non
     from ..providers.factory import make_provider
     from ..runtime.agent import AgentLoop
 
-    agent = AgentLoop(
-        bus or MessageBus(),
-        make_provider(config),
-        config.workspace,
-        model=config.model,
-        max_iterations=config.max_iterations,
-        restrict_to_workspace=config.restrict_to_workspace,
-        config=config,
-        store=store,
-    )
+    agent = AgentLoop(bus or MessageBus(), make_provider(config), config.workspace, config=config, store=store)
     gc.freeze()
     gc.enable()
     return agent

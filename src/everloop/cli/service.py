@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..providers.factory import make_provider
+from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..store.base import Store
 from .main import INTERRUPTED
@@ -37,8 +38,7 @@ async def at_work(
     except BaseException:
         await store.close()
         raise
-    provider = make_provider(config)
-    owners = Owners(config, store, provider, runs=runs, meters=meters)
+    owners = Owners(config, store, make_provider(config), agent_of, runs=runs, meters=meters)
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
     hurry, again = asyncio.Event(), asyncio.Event()
@@ -76,8 +76,6 @@ async def at_work(
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         await owners.close()
-        await provider.close()
-        await store.close()
         if late is not None:
             late.cancel()
         told.cancel()

@@ -37,7 +37,7 @@ from ..store.peers import ENDED, WORK
 from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore
 from ..text import clean
-from ..threads import BackgroundTasks
+from ..threads import BackgroundTasks, in_thread
 from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
@@ -51,8 +51,8 @@ from .conversations import Conversations
 from .direct_calls import AgentCalls
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
-from .outbox import make_outbox, reply
-from .peers import OwnProcess, Process
+from .outbox import make_adapter, reply
+from .owners import OWN, Owners
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
 from .subagents import SubagentManager
@@ -75,8 +75,8 @@ class AgentLoop:
     the workspace. `store` is where turns are kept (a path or a store; by default one SQLite file for each workspace, in
     `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is queued,
     handed to the turn at its next round (`steer`), or replaces it (`interrupt`). `context` builds the prompt: a
-    `ContextBuilder` or a subclass. `owner` is the one whose sessions it works in, by default everyone's. A `process`
-    that runs the agents of several owners shares the store and the provider among them, and closes both itself.
+    `ContextBuilder` or a subclass. `owner` is the one whose sessions it works in, by default everyone's. `owners` is
+    where it lives beside the agents of other owners, by default one of its own.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class AgentLoop:
         busy: Literal["queue", "steer", "interrupt"] | None = None,
         on_event: Callable[[str, events.Event], None] | None = None,
         owner: str | None = None,
-        process: Process | None = None,
+        owners: Owners | None = None,
         context: ContextBuilder | None = None,
     ) -> None:
         if config is not None and not isinstance(config, Config):
@@ -136,19 +136,11 @@ class AgentLoop:
         )
         self._mcp = mcp_servers(settings)
         self._tasks = BackgroundTasks()
-        self._process: Process = process or OwnProcess(self.store, provider, self._tasks, self._look_around)
-        self._dispatcher = Dispatcher(
-            self.store,
-            self,
-            busy=busy,
-            owner=self.owner,
-            worker=self._process.worker,
-            runs=self._process.runs,
-        )
-        self._is_durable = isinstance(bus, DurableBus)
-        self._outbox = make_outbox(self.store, bus, self._dispatcher, self._tasks)
+        self._owners = owners or Owners(settings, self.store, provider)
+        self._dispatcher = Dispatcher(self.store, self, busy=busy, owner=self.owner, runs=self._owners.runs)
+        self._outbox = make_adapter(self._owners, self.store, bus, self._dispatcher, self._tasks)
         self.subagents = SubagentManager(
-            self.store, self._dispatcher, self.tools, settings, self._places.reach, self._on_subagent
+            self.store, self._dispatcher, self.tools, settings, self._places.reach, self._owners.on_subagent
         )
         if cron_service is None:
             cron_service = CronService(self.store, owner=owner or "me", missed=settings.missed)
@@ -184,13 +176,14 @@ class AgentLoop:
             streams=self._streams,
             tasks=self._tasks,
             tracer=self._tracer,
-            meters=self._process.meters,
+            meters=self._owners.meters,
         )
         self._commands = ChatCommands(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
         self.requests = Requests(self.store, self._dispatcher, self._commands, self._streams)
         self.conversations = Conversations(self.store, self._dispatcher, self._commands, self._streams)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
+        self._owners.add(self)
 
     @classmethod
     def from_config(cls, bus: MessageBus | None = None, config: Config | None = None, **options: Any) -> Self:
@@ -236,9 +229,8 @@ class AgentLoop:
     async def run(self) -> None:
         """Take messages until `stop()`. First, continue what an earlier process left unfinished."""
         if not self._stopped:
-            if self._process.fires_cron:
-                self.serve_cron()
-            self._feed = asyncio.create_task(self._feed_durable() if self._is_durable else self._feed_memory())
+            self.serve_cron()
+            self._feed = asyncio.create_task(self._outbox.feed(self._take))
         try:
             if self._feed is not None:
                 await self._feed
@@ -248,7 +240,7 @@ class AgentLoop:
         finally:
             self._feed = None
             self._stopped = False
-            await self._quiet()
+            await self._owners.rest()
 
     def serve_cron(self) -> None:
         """Fire scheduled work from now on, until the loop is stopped. `run` does it by itself."""
@@ -273,18 +265,11 @@ class AgentLoop:
 
     async def close(self) -> None:
         """Close everything: turns under way, the store's file, the provider's connections."""
-        await self.release()
-        await self._process.close_provider()
+        await self._owners.close()
 
     async def release(self) -> None:
         """Close everything but the provider, which may be in use elsewhere. Open turns stay open on disk."""
-        if self._feed is not None:
-            self.stop()
-        await self._outbox.close()
-        await self._quiet()
-        if self._mcp is not None:
-            await self._mcp.close()
-        self._dispatcher.retire()
+        await self._owners.release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -302,9 +287,10 @@ class AgentLoop:
         if self.owner in (None, owner):
             self._dispatcher.kick(owner, key)
         else:
-            self._process.on_fired()
+            self._owners.on_fired(owner)
 
-    async def _quiet(self) -> None:
+    async def rest(self) -> None:
+        """Stop what runs here. For the `Owners` that it lives in; a program calls `stop` or `close`."""
         if self._serving is not None:
             serving, self._serving = self._serving, None
             serving.cancel()
@@ -312,14 +298,18 @@ class AgentLoop:
         await self._dispatcher.stop()
         await self._compactor.close()
         await self.tools.close()
-        await self._process.unsubscribe()
-        if self._tasks:
-            await self._tasks.finish(1.0)
-            await self._process.unsubscribe()  # one of them may have come to join only now
+        await self._tasks.finish(1.0)
         if self._tracer is not None:
             await self._tracer.close()
-        await self._process.close_store()
-        self._dispatcher.renew()  # answers that were not handed out any more are sent at the next start
+
+    async def end(self) -> None:
+        """Stop for good. For the `Owners` that it lives in."""
+        if self._feed is not None:
+            self.stop()
+        await self._outbox.close()
+        await self.rest()
+        if self._mcp is not None:
+            await self._mcp.close()
 
     # ------------------------------------------------------------------------------------------ taking messages
 
@@ -414,47 +404,27 @@ class AgentLoop:
         """Tell `emit` what happens in a session's turns, until the function that comes back is called."""
         return self._streams.watch(owner, session_key, _without_place(emit))
 
-    async def _feed_memory(self) -> None:
-        await self._dispatcher.scan()
-        await self._outbox.resend()
-        while True:
-            message = await self.bus.consume_inbound()
-            try:
-                message = message.addressed()
-            except Exception as error:  # one that is no message at all
-                self._apologize(message, error)
-                continue
-            if (kind := kind_of(message)) == "urgent":
-                self._tasks.start(self._answer_urgent(message))
-                continue
-            if kind == "reply":
-                if await self._answers_question(message):
-                    continue
-                kind = "message"
-            answer = await self._dispatcher.submit(message, kind)
-            answer.add_done_callback(partial(self._report, message))
+    async def _take(self, message: InboundMessage) -> None:
+        """Take a message from the bus."""
+        try:
+            message = message.addressed()
+        except Exception as error:  # one that is no message at all
+            self._apologize(message, error)
+            return
+        if (kind := kind_of(message)) == "urgent":
+            self._tasks.start(self._answer_urgent(message))
+            return
+        if kind == "reply":
+            if await self._answers_question(message):
+                return
+            kind = "message"
+        answer = await self._dispatcher.submit(message, kind)
+        answer.add_done_callback(partial(self._report, message))
 
-    async def _feed_durable(self) -> None:
-        await self._process.feed(self._dispatcher.worker, self._look_into_store)
-
-    async def _look_into_store(self) -> None:
-        """Take everything that waits in the store."""
-        worker = self._dispatcher.worker
-        await self.look(await self.store.ready(worker, self.owner), await self.store.urgent(worker, self.owner))
-        await self.settle(await self.store.over(self.waits()))
-        self.subagents.look_again()
-        self.cron_service.changed()  # the process that sent the notice may have added a job
-
-    async def _look_around(self, scan: bool) -> None:
-        """Without a durable bus: take what other processes have done that concerns this one, and with `scan` new work
-        as well."""
-        for row in await self.store.urgent(self._dispatcher.worker):
-            session = self._dispatcher.session(row.message.owner, row.message.session_key)
-            if session is not None and session.running and not row.message.reply:
-                await self._answer_urgent(row)
-        self.subagents.look_again()
-        if scan:
-            await self._dispatcher.scan()
+    def is_running(self, owner: str, key: str) -> bool:
+        """Whether a turn of the session runs here."""
+        session = self._dispatcher.session(owner, key)
+        return session is not None and session.running
 
     async def look(self, ready: Sequence[tuple[str, str]], urgent: Sequence[Incoming]) -> None:
         """Work on these sessions and answer these commands."""
@@ -551,19 +521,21 @@ class AgentLoop:
 
     # ------------------------------------------------------------------------------------------ answers
 
-    def _on_subagent(self) -> None:
-        self._process.on_subagent(self._dispatcher.worker)
+    @property
+    def worker(self) -> str:
+        """The name that its sessions are held under."""
+        return self._owners.worker
 
     def system_prompt(self) -> str:
         self.subagents.catalogue.read(self.workspace)
         return self.context.shared_prompt()
 
     def on_held(self, worker: str, awaited: bool) -> None:
-        self._process.on_held(self._dispatcher.worker, worker, awaited)
+        self._owners.on_held(worker, awaited)
 
     def on_handoff(self, session: int | None) -> None:
         self._tell_others(WORK, session)
-        self._process.on_awaited()
+        self._owners.on_awaited()
 
     def on_unclaimed_answer(self, row: int) -> None:
         self._tell_others(ENDED, row)
@@ -591,6 +563,38 @@ class AgentLoop:
         """Say something in a chat that need not survive a crash."""
         for answer in reply(message, text):
             self._tasks.start(self.bus.publish_outbound(answer))
+
+
+async def agent_of(owners: Owners, owner: str) -> AgentLoop:
+    """Make an owner's agent of a server or worker. One for another owner than the machine's is restricted to a
+    workspace of its own, and has nothing that the machine's owner has opened for their agent, such as folders, keys,
+    chats and hosts."""
+    config = owners.config
+    if owner != OWN:
+        config = dataclasses.replace(
+            config,
+            workspace=await in_thread(_workspace, config.home, owner),
+            trusted=True,  # only the owner and the owner's agent write there
+            restrict_to_workspace=True,
+            sandbox="auto" if config.sandbox == "off" else config.sandbox,
+            readable=(),
+            writable=(),
+            environment=(),
+            private_hosts=(),
+            message_to=(),
+            mcp=(),
+            heartbeat_minutes=0.0,
+        )
+    bus = DurableBus(owners.store)
+    return AgentLoop(
+        bus, owners.provider, config.workspace, config=config, store=owners.store, owner=owner, owners=owners
+    )
+
+
+def _workspace(home: Path, owner: str) -> Path:
+    folder = home / "owners" / owner / "workspace"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
 
 
 def _without_place(emit: events.Emit) -> events.Show:

@@ -12,7 +12,6 @@ from ..bus import EXECUTOR, InboundMessage, Kind
 from ..errors import StoreError
 from ..log import Reason
 from ..store.base import Claim, Store
-from ..store.peers import new_worker, retire
 from .session import Host, Session, Stopped, StopTarget, Submission, Waiters, Worker, fail
 
 log = logging.getLogger(__name__)
@@ -23,8 +22,7 @@ RETRY_SECONDS = 15.0  # until a turn that the store refused to write is tried ag
 class Dispatcher:
     """Gives each message to its session, and has one task for each session with work to do.
 
-    `worker` is the name that sessions are held under, by default one of its own. Without `runs`, what is submitted is
-    for other processes.
+    Without `runs`, what is submitted is for other processes.
     """
 
     def __init__(
@@ -35,17 +33,13 @@ class Dispatcher:
         busy: str = "queue",
         at_once: int = 1000,
         owner: str | None = None,
-        worker: str | None = None,
         runs: bool = True,
     ) -> None:
         self._store = store
         self._host = host
         self._owner = owner  # whose sessions are taken up, None for everyone's
-        self._has_own_name = worker is None
         self._waiters = Waiters(store)
-        self._worker = Worker(
-            worker or new_worker(), store, host, self._waiters, busy, runs, self.kick, self._retry_later
-        )
+        self._worker = Worker(store, host, self._waiters, busy, runs, self.kick, self._retry_later)
         self._slots = asyncio.Semaphore(at_once)
         self._sessions: dict[tuple[str, str], Session] = {}
         self._taking: dict[asyncio.Future[None], Submission] = {}  # on their way to disk, behind a running turn
@@ -56,7 +50,7 @@ class Dispatcher:
     @property
     def worker(self) -> str:
         """The name that sessions are held under."""
-        return self._worker.name
+        return self._host.worker
 
     @property
     def runs(self) -> bool:
@@ -228,16 +222,6 @@ class Dispatcher:
         fail([session.current for session in sessions if session.current is not None], Stopped())
         self._waiters.fail_all(Stopped())
         self._stopping = False
-
-    def retire(self) -> None:
-        if self._has_own_name:
-            retire(self.worker)
-
-    def renew(self) -> None:
-        """Take a new name, if it is our own: what the old one still holds in the store is free."""
-        if self._has_own_name:
-            retire(self.worker)
-            self._worker.name = new_worker()
 
     # ------------------------------------------------------------------------------------------ one session
 

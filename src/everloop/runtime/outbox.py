@@ -1,8 +1,9 @@
-"""Sends what turns have to say: from the store's outbox to the bus, and by it to the channels."""
+"""Connects an agent to its bus: takes messages from it, and sends what turns have to say by it to the channels."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
@@ -12,10 +13,17 @@ from ..store.peers import SENDING
 from ..threads import BackgroundTasks
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
+from .owners import Owners
+
+Take = Callable[[InboundMessage], Awaitable[None]]
 
 
-class Outbox(Protocol):
-    """How the messages of an agent are sent."""
+class BusAdapter(Protocol):
+    """How an agent gets the messages of its bus, and how its own are sent."""
+
+    async def feed(self, take: Take) -> None:
+        """Go on with what an earlier process left behind, then take messages as they come in, until cancelled."""
+        ...
 
     async def close(self) -> None:
         """Stop sending."""
@@ -34,13 +42,10 @@ class Outbox(Protocol):
         """Send a message that stands in the store's outbox."""
         ...
 
-    async def resend(self) -> None:
-        """Send what an earlier process could not."""
-        ...
 
-
-class MemoryOutbox:
-    """Hands messages to a bus in this process. One counts as sent when it is taken from the bus."""
+class MemoryAdapter:
+    """A bus in this process: messages from it go into the store's inbox, and one to it counts as sent when it is taken
+    from the bus."""
 
     def __init__(self, store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks) -> None:
         self._store = store
@@ -57,6 +62,12 @@ class MemoryOutbox:
     def is_unattended(self, claim: Claim) -> bool:
         return False
 
+    async def feed(self, take: Take) -> None:
+        await self._dispatcher.scan()
+        await self._resend()
+        while True:
+            await take(await self._bus.consume_inbound())
+
     async def hand_out(self, id: int, message: OutboundMessage) -> None:
         self._handed_out.add(id)
         try:
@@ -65,7 +76,8 @@ class MemoryOutbox:
             self._handed_out.discard(id)
             raise
 
-    async def resend(self) -> None:
+    async def _resend(self) -> None:
+        """Send what an earlier process could not."""
         async with self._resending:
             while rows := await self._store.take_outgoing(self._dispatcher.worker):
                 for row in rows:
@@ -84,10 +96,11 @@ class MemoryOutbox:
             self._handed_out.discard(id)
 
 
-class DurableOutbox:
-    """Wakes the processes that take messages from the store's outbox."""
+class DurableAdapter:
+    """A bus whose queues are the store's own: messages are claimed there, and the processes that send are woken."""
 
-    def __init__(self, store: Store, bus: DurableBus, dispatcher: Dispatcher) -> None:
+    def __init__(self, owners: Owners, store: Store, bus: DurableBus, dispatcher: Dispatcher) -> None:
+        self._owners = owners
         self._store = store
         self._bus = bus
         self._dispatcher = dispatcher
@@ -99,21 +112,23 @@ class DurableOutbox:
     def is_unattended(self, claim: Claim) -> bool:
         return not self._dispatcher.is_awaited(claim)
 
+    async def feed(self, take: Take) -> None:
+        await self._owners.run()
+
     async def hand_out(self, id: int, message: OutboundMessage) -> None:
         self._bus.more_outgoing()
         await self._store.wake(SENDING)
-
-    async def resend(self) -> None:
-        """The processes that take them do so."""
 
     async def close(self) -> None:
         await self._bus.close()
 
 
-def make_outbox(store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks) -> Outbox:
+def make_adapter(
+    owners: Owners, store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks
+) -> BusAdapter:
     if isinstance(bus, DurableBus):
-        return DurableOutbox(store, bus, dispatcher)
-    return MemoryOutbox(store, bus, dispatcher, tasks)
+        return DurableAdapter(owners, store, bus, dispatcher)
+    return MemoryAdapter(store, bus, dispatcher, tasks)
 
 
 def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:

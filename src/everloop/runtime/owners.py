@@ -1,42 +1,40 @@
-"""The agents of all owners of a store: each owner has a workspace, a memory and sessions of its own."""
+"""The agents of a process: each lives in an `Owners`, with a store, a provider and a worker's name that they share."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..errors import StoreError
 from ..providers.base import LLMProvider
 from ..store.base import Incoming, Store
-from ..store.peers import ANY, ENDED, TIMERS, WORK, Notice, new_worker, retire
-from ..threads import in_thread
-from .agent import AgentLoop
+from ..store.peers import ANY, ENDED, TIMERS, WORK, Notice, Peer, new_worker, retire
+from ..threads import BackgroundTasks
 from .dispatcher import RETRY_SECONDS
-from .durable_bus import DurableBus
-from .peers import WRITE_SECONDS
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
+    from .agent import AgentLoop
 
 log = logging.getLogger(__name__)
 OWN = "me"  # the owner of the machine
 EARLY = 5_000  # notices of answers that were not awaited here yet; of more the oldest are forgotten
 PAUSE_SECONDS = 0.01  # between two looks into the store: many wake-ups at once cost one
+WRITE_SECONDS = 0.05  # until a session that is being written to is looked at again
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class WakeSet:
     """What notices have said to look for in the store."""
 
     everything: bool = True
-    sessions: set[int] = dataclasses.field(default_factory=set)  # with work
+    sessions: set[int] = field(default_factory=set)  # with work
     ended: bool = False  # a turn has ended, and it is not known which
-    rows: set[int] = dataclasses.field(default_factory=set)  # inbox rows that were answered
+    rows: set[int] = field(default_factory=set)  # inbox rows that were answered
 
     def add(self, notice: Notice) -> bool:
         """Add what a notice says. Return whether there is something to look for."""
@@ -52,15 +50,28 @@ class WakeSet:
         return True
 
 
-class Owners:
-    """Creates an owner's agent when there is work for it, and keeps it running until the end.
+async def no_other(owners: Owners, owner: str) -> None:
+    """Make no agent: the one that lives there works for every owner, or for its own only."""
 
-    All agents share the store and the provider, which the caller closes, and hold sessions under one worker name. The
-    store is read for all of them at once. Without `runs`, all work is left to other processes.
+
+class Owners:
+    """The agents that live in a process, by their owners.
+
+    A program's own agent lives in one alone. A server or a worker has the agents of all owners: `make` creates an
+    owner's agent when there is work for it. They share the store and the provider, which are closed here, and hold
+    sessions under one worker name. The store is read for all of them at once. Other workers' notices are subscribed to
+    as soon as they can concern an agent. Without `runs`, all work is left to other processes.
     """
 
     def __init__(
-        self, config: Config, store: Store, provider: LLMProvider, *, runs: bool = True, meters: Meters | None = None
+        self,
+        config: Config,
+        store: Store,
+        provider: LLMProvider,
+        make: Callable[[Owners, str], Awaitable[AgentLoop | None]] = no_other,
+        *,
+        runs: bool = True,
+        meters: Meters | None = None,
     ) -> None:
         self.config = config
         self.store = store
@@ -68,29 +79,43 @@ class Owners:
         self.worker = new_worker()
         self.runs = runs
         self.meters = meters
-        self.fires_cron = False  # one agent does, for all
-        self._agents: dict[str, AgentLoop] = {}
-        self._at_work: dict[str, asyncio.Task[None]] = {}
+        self._make = make
+        self._making = asyncio.Lock()
+        self._agents: dict[str | None, AgentLoop] = {}  # under None the one that works for every owner
+        self._failed: set[str] = set()  # owners whose agents are tried again later
+        self._tasks = BackgroundTasks()
+        self._peer: Peer | None = None
+        self._joining = asyncio.Lock()
+        self._has_joined = False  # since the last rest: other processes may count on this one
+        self._looking: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._wake_set = WakeSet()
+        self._serves = False  # takes all work in the store, and answers all commands there
+        self._awaits_session = False  # takes work as well, once another process had a session that was wanted here
         self._drains = False
         self._resting: asyncio.Task[None] | None = None
-        self._failed: set[str] = set()  # owners whose agents are tried again later
         self._early: dict[int, None] = {}  # inbox rows that were answered and are not awaited here, or not yet
-        self._peer = store.peer(self.worker, self._on_notice, runs)
-        self._making = asyncio.Lock()
+
+    # ------------------------------------------------------------------------------------------ agents
+
+    def add(self, agent: AgentLoop) -> None:
+        """The agent lives here from now on."""
+        self._agents[agent.owner] = agent
 
     async def agent(self, owner: str) -> AgentLoop:
-        """The owner's agent, running."""
-        if (there := self._agents.get(owner)) is not None:
-            return there
+        """The owner's agent; LookupError if there is none and none can be made."""
+        if (agent := await self._agent(owner)) is None:
+            raise LookupError(f"no agent works for {owner} here")
+        return agent
+
+    async def _agent(self, owner: str) -> AgentLoop | None:
+        if (agent := self._living(owner)) is not None:
+            return agent
         async with self._making:
-            if owner not in self._agents:
-                agent = await self._make(owner)
-                self._agents[owner] = agent
-                run = self._at_work[owner] = asyncio.create_task(agent.run(), name=f"agent of {owner}")
-                run.add_done_callback(_ended)
-        return self._agents[owner]
+            return self._living(owner) or await self._make(self, owner)
+
+    def _living(self, owner: str) -> AgentLoop | None:
+        return self._agents.get(owner) or self._agents.get(None)
 
     def changed(self) -> None:
         """There may be something new in the store."""
@@ -99,39 +124,70 @@ class Owners:
 
     # ------------------------------------------------------------------------------------------ for its agents
 
-    async def feed(self, worker: str, look: Callable[[], Awaitable[None]]) -> None:
-        """Looking into the store is done here, for all agents at once."""
-        await asyncio.Event().wait()
+    def on_held(self, holder: str, awaited: bool) -> None:
+        """Another process holds a session that is wanted here, and its answers may be `awaited`. Get a notice when it
+        is done or dies, and look again in case it is already; after a pause if only a write is under way."""
+        self._awaits_session = True
+        if holder and self._peer is not None:
+            self._peer.watch(holder)
+            if awaited:
+                self.changed()
+        else:
+            self._tasks.start(self._watch(holder))
 
-    def on_held(self, worker: str, holder: str, awaited: bool) -> None:
-        if not holder:  # only a write is under way
-            asyncio.get_running_loop().call_later(WRITE_SECONDS, self.changed)
-            return
-        self._peer.watch(holder)
-        if awaited:
-            self.changed()
-
-    def on_subagent(self, worker: str) -> None:
-        """Notices come in any case."""
-
-    def on_awaited(self) -> None:
-        self._changed.set()
-
-    def on_fired(self) -> None:
+    async def _watch(self, holder: str) -> None:
+        await self._join()
+        if not holder:
+            await asyncio.sleep(WRITE_SECONDS)
+        elif self._peer is not None:
+            self._peer.watch(holder)
         self.changed()
 
-    async def unsubscribe(self) -> None:
-        """The other agents still need the notices."""
+    def on_subagent(self) -> None:
+        """A sub-agent runs here: other processes may ask to stop it."""
+        if self._peer is None:
+            self._tasks.start(self._join())
 
-    async def close_store(self) -> None:
-        """It is shared."""
+    def on_awaited(self) -> None:
+        """An answer of another process is awaited; its notice may have come before that was known here."""
+        self._changed.set()
 
-    async def close_provider(self) -> None:
-        """It is shared."""
+    def on_fired(self, owner: str) -> None:
+        """A job of an owner has put a message into the inbox."""
+        self.changed()
+        if not self._serves or self._living(owner) is None:
+            self._tasks.start(self.store.wake(WORK))
+
+    # ------------------------------------------------------------------------------------------ other workers
+
+    async def _join(self, takes_work: bool = False) -> None:
+        """Subscribe to other workers' notices, and look into the store at each."""
+        async with self._joining:
+            if self._peer is not None and takes_work:
+                await self._peer.leave()
+                self._peer = None
+            if self._peer is None:
+                peer = self.store.peer(self.worker, self._on_notice, takes_work)
+                await peer.join()
+                self._peer, self._has_joined = peer, True
+                self.changed()
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._keep_looking())
+
+    async def _leave(self) -> None:
+        """Get no more notices, and look into the store no more."""
+        async with self._joining:
+            if self._looking is not None:
+                looking, self._looking = self._looking, None
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+            if self._peer is not None:
+                peer, self._peer = self._peer, None
+                await peer.leave()
 
     def _on_notice(self, notice: Notice) -> None:
         """Take a notice from another worker."""
-        if notice.what in (TIMERS, ANY) and (own := self._agents.get(OWN)) is not None:
+        if notice.what in (TIMERS, ANY) and (own := self._living(OWN)) is not None:
             own.cron_service.changed()
         if notice.what in (ENDED, ANY):
             for agent in self._agents.values():
@@ -141,25 +197,31 @@ class Owners:
 
     async def run(self) -> None:
         """Do the work that is in the store and that comes in, until cancelled."""
-        own = await self.agent(OWN)
-        if self.runs and not self._drains:
+        own = await self._agent(OWN)
+        if own is not None and self.runs and not self._drains:
             own.serve_cron()  # for all owners
+        self._serves = True
         try:
-            await self._peer.join()
-            while True:
-                self._changed.clear()  # before looking: what comes meanwhile sets it again
-                try:
-                    await self._look()
-                except StoreError as error:  # a full or locked disk does not end a server
-                    log.error("%s", error)
-                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self.changed)
-                await asyncio.sleep(PAUSE_SECONDS)
-                await self._changed.wait()
+            await self._join(takes_work=self.runs)
+            if self._looking is not None:
+                await self._looking
         finally:
-            await self._peer.leave()
+            self._serves = False
+            await self._leave()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            self._changed.clear()  # before looking: what comes meanwhile sets it again
+            try:
+                await self._look()
+            except StoreError as error:  # a full or locked disk does not end a server
+                log.error("%s", error)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self.changed)
+            await asyncio.sleep(PAUSE_SECONDS)
+            await self._changed.wait()
 
     async def _look(self) -> None:
-        """Look into the store once for the agents of all owners."""
+        """Look into the store once for all agents."""
         found, self._wake_set = self._wake_set, WakeSet(everything=False)
         if self.runs and not self._drains and (found.everything or found.sessions):
             await self._take_up(None if found.everything else list(found.sessions))
@@ -176,13 +238,15 @@ class Owners:
     async def _take_up(self, sessions: Sequence[int] | None) -> None:
         ready, urgent = await self.store.look(self.worker, sessions)
         found: dict[str, tuple[list[tuple[str, str]], list[Incoming]]] = {}
-        for place in ready:
+        for place in ready if self._serves or self._awaits_session else ():
             found.setdefault(place[0], ([], []))[0].append(place)
         for row in urgent:
-            found.setdefault(row.message.owner, ([], []))[1].append(row)
+            if self._serves or self._concerns_a_turn(row):
+                found.setdefault(row.message.owner, ([], []))[1].append(row)
         for owner in found.keys() - self._failed:
             try:
-                await (await self.agent(owner)).look(*found[owner])
+                if (agent := await self._agent(owner)) is not None:
+                    await agent.look(*found[owner])
             except StoreError:
                 raise
             except Exception as error:  # such as a folder that cannot be made: the other owners go on
@@ -190,24 +254,33 @@ class Owners:
                 self._failed.add(owner)
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._retry, owner)
 
+    def _concerns_a_turn(self, row: Incoming) -> bool:
+        """Whether another process asks for something about a turn that runs here, such as to stop it."""
+        message = row.message
+        agent = self._living(message.owner)
+        return not message.reply and agent is not None and agent.is_running(message.owner, message.session_key)
+
     def _retry(self, owner: str) -> None:
         self._failed.discard(owner)
         self.changed()
+
+    # ------------------------------------------------------------------------------------------ the end
 
     def drain(self) -> None:
         """Take no more work from the store, and hand off turns that have no local waiter after their current step: only
         clients of this process are served to the end."""
         if self.runs and not self._drains:
             self._drains = True
-            self._resting = asyncio.create_task(self._rest())
+            self._resting = asyncio.create_task(self._rest_cron())
             for agent in self._agents.values():
                 agent.drain()
 
-    async def _rest(self) -> None:
+    async def _rest_cron(self) -> None:
         try:
-            if (own := self._agents.get(OWN)) is not None:
+            if (own := self._living(OWN)) is not None:
                 await own.cron_service.rest()
-            await self._peer.drain()
+            if self._peer is not None:
+                await self._peer.drain()
             await self.store.wake(WORK)  # other processes do not know what was fired just now
         except StoreError as error:  # others find the work after a while
             log.warning("%s", error)
@@ -220,62 +293,34 @@ class Owners:
             await self._resting
         await asyncio.gather(*(agent.leave(seconds) for agent in self._agents.values()))
 
-    async def close(self) -> None:
-        """Close all agents. Turns under way stay open on disk; the next start continues them."""
+    async def rest(self) -> None:
+        """Stop all work, and close the store until it is used again. Turns under way stay open on disk; the next start
+        continues them."""
+        await self._leave()
         for agent in self._agents.values():
-            await agent.close()
-        await asyncio.gather(*self._at_work.values(), return_exceptions=True)
-        self._agents.clear()
-        self._at_work.clear()
+            await agent.rest()
+        await self._tasks.finish(1.0)
+        await self._leave()  # one of them may have joined only now
         retire(self.worker)
-        try:
-            await self.store.wake(WORK)  # turns that were released only now
-        except StoreError as error:  # others find them when the lease has ended
-            log.warning("%s", error)
+        self.worker = new_worker()  # what the old one still holds in the store is free
+        if self._has_joined:
+            self._has_joined = False
+            try:
+                await self.store.wake(WORK)  # turns that were released only now
+            except StoreError as error:  # others find them when the lease has ended
+                log.warning("%s", error)
+        await self.store.close()
 
-    async def _make(self, owner: str) -> AgentLoop:
-        config = self.config
-        if owner != OWN:
-            config = _for_others(config, await in_thread(_workspace, config.home, owner))
-        return AgentLoop(
-            DurableBus(self.store),
-            self.provider,
-            config.workspace,
-            model=config.model or None,
-            max_iterations=config.max_iterations,
-            restrict_to_workspace=config.restrict_to_workspace,
-            config=config,
-            store=self.store,
-            owner=owner,
-            process=self,
-        )
+    async def release(self) -> None:
+        """Close everything but the provider, which may be in use elsewhere."""
+        await self._leave()
+        for agent in self._agents.values():
+            await agent.end()
+        await self.rest()
+        retire(self.worker)
 
-
-def _ended(run: asyncio.Task[None]) -> None:
-    if not run.cancelled() and (error := run.exception()) is not None:
-        log.error("%s: %s", run.get_name(), error)
-
-
-def _for_others(config: Config, workspace: Path) -> Config:
-    """The settings for an owner other than the machine's: restricted to the workspace, and without what the machine's
-    owner has opened for their own agent, such as folders, keys, chats and hosts."""
-    return dataclasses.replace(
-        config,
-        workspace=workspace,
-        trusted=True,  # only the owner and the owner's agent write there
-        restrict_to_workspace=True,
-        sandbox="auto" if config.sandbox == "off" else config.sandbox,
-        readable=(),
-        writable=(),
-        environment=(),
-        private_hosts=(),
-        message_to=(),
-        mcp=(),
-        heartbeat_minutes=0.0,
-    )
-
-
-def _workspace(home: Path, owner: str) -> Path:
-    folder = home / "owners" / owner / "workspace"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
+    async def close(self) -> None:
+        """Close all agents, the store and the provider. Turns under way stay open on disk."""
+        await self.release()
+        if (close := getattr(self.provider, "close", None)) is not None:  # a provider of the user's own may have none
+            await close()

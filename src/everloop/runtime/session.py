@@ -149,6 +149,11 @@ def fail(submissions: Iterable[Submission], error: Exception) -> None:
 class Host(Protocol):
     """What the sessions of a worker need from the agent that they belong to."""
 
+    @property
+    def worker(self) -> str:
+        """The name that sessions are held under."""
+        ...
+
     async def run_claim(self, claim: Claim, session: Session) -> str:
         """Take a claimed turn to its end, set `session.again` if the session has more to do, and return the answer."""
         ...
@@ -182,7 +187,6 @@ class Host(Protocol):
 class Worker:
     """What the sessions of one worker share."""
 
-    name: str  # that sessions are held under
     store: Store
     host: Host
     waiters: Waiters
@@ -195,7 +199,7 @@ class Worker:
         """Put a message into the inbox for a turn that another process runs."""
         message = submission.message
         if message.request is not None and not message.request.kept:  # of no use once this process is gone
-            message = replace(message, request=msgspec.structs.replace(message.request, via=self.name))
+            message = replace(message, request=msgspec.structs.replace(message.request, via=self.host.worker))
         try:
             row = await self.store.accept(message, submission.kind)
         except Exception as error:  # whatever it is, the waiter has to be told
@@ -352,9 +356,9 @@ class Session:
 
     async def _claim(self, submission: Submission | None) -> Claim | None:
         if submission is None:
-            return await self._store.begin(self.owner, self.key, self._worker.name)
+            return await self._store.begin(self.owner, self.key, self._host.worker)
         message, kind = submission.message, submission.kind
-        claim = await self._store.begin(self.owner, self.key, self._worker.name, message, kind)
+        claim = await self._store.begin(self.owner, self.key, self._host.worker, message, kind)
         if claim is not None and claim.accepted is not None:
             self._waiters.add(claim.accepted, submission)
             if claim.resumed and claim.accepted in claim.inbox:  # the same message once more: its turn was cut off

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -372,29 +373,88 @@ class _Link:
 # ---------------------------------------------------------------------------------------------- subscribing
 
 
-class TurnSubscriber:
-    """Shows a client the turn that its message opened, wherever it runs.
+class Subscriber(ABC):
+    """Follows the batches of a session, and shows what is new in them.
 
-    As long as the turn runs here for this message, `on_event` passes its events on. `follow` is for a turn that runs,
-    or ran, elsewhere: it shows what the log has, then batches as they come. What was lost on the way is read from the
-    log, and what came twice is shown once.
+    It knows how far its client is: the log's last entry that was shown, and a cursor in the text of the round after it.
+    What came twice is shown once. What was lost on the way is asked for, and in any case read from the log.
     """
 
-    def __init__(self, store: Store, streams: TurnStreams, owner: str, key: str, show: Show) -> None:
+    def __init__(self, store: Store, streams: TurnStreams, owner: str, key: str, seen: Position) -> None:
         self._store = store
         self._streams = streams
         self._where = (owner, key)
+        self._session = 0
+        self._at = seen.seq  # the log's last entry that was shown; the running round began there
+        self._cursor = TextCursor(seen if seen.chars else None)  # in the text of the running round
+        self._link: Link | None = None
+        self._batches: deque[Batch] = deque(maxlen=WAITING)
+        self._more = asyncio.Event()  # there are batches, or something else to look at
+        self._asked_at = 0.0
+
+    @abstractmethod
+    def _show_event(self, event: events.Event) -> None:
+        """Show an event of the running round."""
+
+    def receive(self, batch: Batch) -> None:
+        """Take a batch of the session's events."""
+        self._batches.append(batch)
+        self._more.set()
+
+    def close(self) -> None:
+        """Stop following."""
+        if self._link is not None:
+            self._link.close()
+
+    def _connect(self) -> None:
+        self._link = self._streams.connect(*self._where, self.receive)
+
+    def _show_batch(self, batch: Batch) -> None:
+        """Show what is new in a batch of the running round."""
+        offset = batch.chars
+        for event in batch.events:
+            if isinstance(event, events.Text):
+                self._take_text(batch.attempt, offset, event.text)
+                offset += len(event.text)
+            elif not isinstance(event, events.Restarted | events.TurnEnded):  # the cursor and the log show these
+                self._show_event(event)
+
+    def _take_text(self, attempt: str, offset: int, text: str) -> None:
+        """Show what is new of a text that stands at this offset of its attempt."""
+        cursor = self._cursor
+        if attempt != cursor.attempt:
+            cursor.begin(attempt)
+        if offset > cursor.length:
+            now = asyncio.get_running_loop().time()
+            if self._link is not None and now - self._asked_at > ASK_SECONDS:
+                self._asked_at = now
+                self._link.ask()
+        elif text := text[cursor.length - offset :]:
+            new = cursor.feed(text)
+            self._show_text(new, "" if new is not None else cursor.restart())
+
+    def _show_text(self, new: str | None, whole: str) -> None:
+        """Show a text that goes on, or the `whole` from its start where it differs from what was shown."""
+        if new is None:
+            self._show_event(events.Restarted(MOVED))
+            new = whole
+        if new:
+            self._show_event(events.Text(new))
+
+
+class TurnSubscriber(Subscriber):
+    """Shows a client the turn that its message opened, wherever it runs.
+
+    As long as the turn runs here for this message, `on_event` passes its events on. `follow` is for a turn that runs,
+    or ran, elsewhere: it shows what the log has, then batches as they come.
+    """
+
+    def __init__(self, store: Store, streams: TurnStreams, owner: str, key: str, show: Show) -> None:
+        super().__init__(store, streams, owner, key, Position(0, 0))
         self._show = show
         self._row = 0  # of the inbox, that opened the turn
-        self._link: Link | None = None
         self._task: asyncio.Task[None] | None = None
-        self._batches: deque[Batch] = deque(maxlen=WAITING)
-        self._more = asyncio.Event()
-        self._asked_at = 0.0
-        self._session = 0
         self._turn: str | None = None
-        self._at = 0  # the log's last entry that was shown; the running round began there
-        self._cursor = TextCursor()  # in the text of the running round
         self._texts: list[str] = []  # of the running round, shown while the turn ran here; the cursor takes them later
         self._has_reasoning = False  # some of the running round was shown
         self._calls: dict[str, Call] = {}
@@ -413,7 +473,7 @@ class TurnSubscriber:
             self._begin_round(seq)
             self._show(seq, event)
         else:
-            self._show_once(event)
+            self._show_event(event)
 
     def follow(self, row: int) -> None:
         """Follow the turn of this inbox row, which runs or ran elsewhere, until `close`."""
@@ -421,18 +481,11 @@ class TurnSubscriber:
         for text in self._texts:
             self._cursor.feed(text)
         self._texts = []
-        self._link = self._streams.connect(*self._where, self.receive)
+        self._connect()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def receive(self, batch: Batch) -> None:
-        """Take a batch of the session's events."""
-        self._batches.append(batch)
-        self._more.set()
-
     def close(self) -> None:
-        """Stop following."""
-        if self._link is not None:
-            self._link.close()
+        super().close()
         if self._task is not None:
             self._task.cancel()
 
@@ -456,8 +509,6 @@ class TurnSubscriber:
             except StoreError as error:  # `finish` reads the log as well
                 log.warning("%s", error)
                 await asyncio.sleep(1)
-
-    # the log
 
     async def _read_log(self) -> None:
         """Find the turn, if it has begun, and show what the log has of it."""
@@ -490,11 +541,9 @@ class TurnSubscriber:
                 self._begin_round(self._at)
                 self._calls.update((call.id, call) for call in answer.calls)
             case CallEnded() as ended if ended.content != HANDED:
-                self._show_once(events.ToolEnded(ended.id, ended.name, ended.content, ended.status, ended.seconds))
+                self._show_event(events.ToolEnded(ended.id, ended.name, ended.content, ended.status, ended.seconds))
             case TurnEnded(reason=reason, text=text) if not self._over:
-                self._show_once(events.TurnEnded(one.turn or "", reason, text))
-
-    # batches
+                self._show_event(events.TurnEnded(one.turn or "", reason, text))
 
     async def _take(self, batch: Batch) -> None:
         if self._turn is None:
@@ -503,45 +552,10 @@ class TurnSubscriber:
             return  # another turn of the session
         if batch.seq > self._at:
             self._replay(await self._store.read_log(self._session, self._at))
-        if batch.seq != self._at:
-            return
-        offset = batch.chars
-        for event in batch.events:
-            if isinstance(event, events.Text):
-                self._take_text(batch.attempt, offset, event.text)
-                offset += len(event.text)
-            elif not isinstance(event, events.Restarted | events.TurnEnded):  # the cursor and the log show these
-                self._show_once(event)
+        if batch.seq == self._at:
+            self._show_batch(batch)
 
-    def _take_text(self, attempt: str, offset: int, text: str) -> None:
-        """Show what is new of a text that stands at this offset of its attempt."""
-        cursor = self._cursor
-        if attempt != cursor.attempt:
-            cursor.begin(attempt)
-        if offset > cursor.length:
-            self._ask()
-        elif text := text[cursor.length - offset :]:
-            new = cursor.feed(text)
-            self._show_text(new, "" if new is not None else cursor.restart())
-
-    def _ask(self) -> None:
-        """Ask for what was missed; the log will have it in any case."""
-        now = asyncio.get_running_loop().time()
-        if self._link is not None and now - self._asked_at > ASK_SECONDS:
-            self._asked_at = now
-            self._link.ask()
-
-    # showing
-
-    def _show_text(self, new: str | None, whole: str) -> None:
-        """Show a text that goes on, or the `whole` from its start where it differs from what was shown."""
-        if new is None:
-            self._show(self._at, events.Restarted(MOVED))
-            new = whole
-        if new:
-            self._show(self._at, events.Text(new))
-
-    def _show_once(self, event: events.Event) -> None:
+    def _show_event(self, event: events.Event) -> None:
         match event:
             case events.ToolStarted(call=call):
                 if call in self._started:
@@ -552,7 +566,7 @@ class TurnSubscriber:
                     return
                 if call not in self._started:  # its start was missed
                     made = self._calls.get(call)
-                    self._show_once(events.ToolStarted(call, name, made.arguments if made is not None else {}))
+                    self._show_event(events.ToolStarted(call, name, made.arguments if made is not None else {}))
                 self._ended.add(call)
             case events.Reasoning():
                 self._has_reasoning = True
@@ -581,7 +595,7 @@ class SessionState:
 Update = Logged | Streamed | SessionState
 
 
-class SessionSubscriber:
+class SessionSubscriber(Subscriber):
     """Follows a session from a position of its log on: each entry once, and what is streamed of the round after it.
 
     `next` returns what is new. Batches of events say when to read the log. Where none come, because a process that
@@ -591,22 +605,15 @@ class SessionSubscriber:
     def __init__(
         self, store: Store, streams: TurnStreams, owner: str, key: str, seen: Position, mark: int | None = None
     ) -> None:
-        self._store = store
-        self._where = (owner, key)
-        self._session = 0
-        self._at = seen.seq
-        self._mark = mark  # of the entry there; None while it is not known
-        self._cursor = TextCursor(seen if seen.chars else None)
+        super().__init__(store, streams, owner, key, seen)
+        self._mark = mark  # of the last entry that was shown; None while it is not known
         self._state: SessionState | None = None
         self._found: list[Update] = []
-        self._batches: deque[Batch] = deque(maxlen=WAITING)
-        self._more = asyncio.Event()
         self._look_at = 0.0
         self._pause = LOOK_SECONDS
-        self._asked_at = 0.0
         self._heard: str | None = None  # the turn of the last batch
         self._over = False
-        self._link = streams.connect(owner, key, self._receive)
+        self._connect()
 
     @property
     def is_over(self) -> bool:
@@ -617,10 +624,6 @@ class SessionSubscriber:
         """Show nothing more, also to a caller that waits."""
         self._over = True
         self._more.set()
-
-    def close(self) -> None:
-        """Stop following."""
-        self._link.close()
 
     def look(self) -> None:
         """There may be something new in the store."""
@@ -650,9 +653,8 @@ class SessionSubscriber:
         found, self._found = self._found, []
         return found
 
-    def _receive(self, batch: Batch) -> None:
-        self._batches.append(batch)
-        self._more.set()
+    def _show_event(self, event: events.Event) -> None:
+        self._found.append(Streamed(self._at, event))
 
     async def _look(self) -> None:
         """Read what the store has of the session."""
@@ -666,7 +668,7 @@ class SessionSubscriber:
             more = await self._read_log()
             waiting = [(row.message.id or "", row.message.content) for row in await self._store.waiting(*self._where)]
             state = SessionState(info.open_turn, info.parked, tuple(waiting))
-            if state.turn not in (None, self._heard) and not state.parked:
+            if state.turn not in (None, self._heard) and not state.parked and self._link is not None:
                 self._link.ask()  # its process may have started later than this subscription, and not know of it
             if more:  # a long log is shown in pages; the state comes with the last one
                 self._look_at = 0.0
@@ -706,34 +708,8 @@ class SessionSubscriber:
         if any(not isinstance(event, events.Text | events.Reasoning) for event in batch.events):
             # The entry that an event announces is written right after it.
             self._look_at = min(self._look_at, asyncio.get_running_loop().time() + SETTLE_SECONDS)
-        if batch.seq != self._at:
-            return
-        offset = batch.chars
-        for event in batch.events:
-            if isinstance(event, events.Text):
-                self._take_text(batch.attempt, offset, event.text)
-                offset += len(event.text)
-            elif not isinstance(event, events.Restarted | events.TurnEnded):  # the cursor and the log show these
-                self._found.append(Streamed(self._at, event))
-
-    def _take_text(self, attempt: str, offset: int, text: str) -> None:
-        """Show what is new of a text that stands at this offset of its attempt."""
-        cursor = self._cursor
-        if attempt != cursor.attempt:
-            cursor.begin(attempt)
-        if offset > cursor.length:
-            if (now := asyncio.get_running_loop().time()) - self._asked_at > ASK_SECONDS:
-                self._asked_at = now
-                self._link.ask()
-            return
-        if not (text := text[cursor.length - offset :]):
-            return
-        new = cursor.feed(text)
-        if new is None:
-            self._found.append(Streamed(self._at, events.Restarted(MOVED)))
-            new = cursor.restart()
-        if new:
-            self._found.append(Streamed(self._at, events.Text(new)))
+        if batch.seq == self._at:
+            self._show_batch(batch)
 
 
 def mark_of(one: Logged) -> int:

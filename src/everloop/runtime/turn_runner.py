@@ -41,7 +41,7 @@ from .budgets import Budgets
 from .compactor import Compactor, Histories, Window, read_conversation, read_shown
 from .images import Free, plain_images
 from .model_call import Reminder, TurnModelCall
-from .outbox import Outbox, reply
+from .outbox import BusAdapter, reply
 from .session import Session
 from .steps import SteppedModelCall, SteppedTools, StoppableTools
 from .streaming import TurnStreams
@@ -142,7 +142,7 @@ class TurnRunner:
     policy: Policy
     context: ContextBuilder
     workspace: Workspace
-    outbox: Outbox
+    outbox: BusAdapter
     streams: TurnStreams
     tasks: BackgroundTasks
     tracer: Tracer | None = None

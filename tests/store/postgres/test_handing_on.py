@@ -7,6 +7,7 @@ from pathlib import Path
 
 from everloop import InboundMessage
 from everloop.config import Config
+from everloop.runtime.agent import agent_of
 from everloop.runtime.durable_bus import DurableBus
 from everloop.runtime.owners import Owners
 from everloop.store.postgres.store import PostgresStore
@@ -21,7 +22,8 @@ async def test_a_turn_that_is_cut_off_at_the_end_of_its_process_is_taken_up_at_o
     gate, later = Gate(), Gate("the answer")
     config = Config(home=tmp_path / "home", workspace=tmp_path)
     first, second = (
-        Owners(config, store, ScriptedProvider([step])) for store, step in zip(stores, (gate, later), strict=True)
+        Owners(config, store, ScriptedProvider([step]), agent_of)
+        for store, step in zip(stores, (gate, later), strict=True)
     )
     running = asyncio.create_task(first.run())
     bus = DurableBus(stores[0])

@@ -43,7 +43,7 @@ from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
-from .api_requests import CLIENT_LEFT, Requests
+from .api_requests import ABANDONED, CLIENT_LEFT, Requests
 from .budgets import Budgets
 from .chat_commands import ChatCommands
 from .compactor import Compactor
@@ -442,6 +442,7 @@ class AgentLoop:
         worker = self._dispatcher.worker
         await self.look(await self.store.ready(worker, self.owner), await self.store.urgent(worker, self.owner))
         await self.settle(await self.store.over(self.waits()))
+        await self.stop_abandoned()
         self.subagents.look_again()
         self.cron_service.changed()  # the process that sent the notice may have added a job
 
@@ -465,6 +466,10 @@ class AgentLoop:
     def waits(self) -> list[int]:
         """Inbox rows whose answers are awaited here and given by other processes."""
         return self._dispatcher.awaited_elsewhere()
+
+    async def stop_abandoned(self) -> None:
+        """Another process may have died: end the turns of requests whose clients were connected to it."""
+        await self._dispatcher.stop_abandoned(ABANDONED)
 
     async def settle(self, rows: Sequence[int]) -> None:
         """These inbox rows are done."""

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.log import CallEnded
+from everloop.log import CallEnded, TurnEnded
 from everloop.store.base import Store
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.sqlite import SQLiteStore
@@ -116,6 +116,38 @@ async def test_an_owner_whose_folder_cannot_be_made_holds_up_nobody_else(tmp_pat
         assert text_of(await asyncio.wait_for(client.ask("hi"), 20)) == "from a worker"
         assert working.returncode is None
         assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize(("headers", "reason"), [({}, "abandoned"), ({"X-Session": "kept"}, "answer")])
+async def test_the_turn_of_a_killed_server_ends_in_its_worker_unless_its_session_is_kept(
+    tmp_path: Path, where: dict[str, str], headers: dict[str, str], reason: str
+):
+    """A lease that would end during the test could end the turn, too: it is longer."""
+    (tmp_path / "config.toml").write_text("[server]\nturns = false\n[worker]\nlease_seconds = 3600\n")
+    workspace, store = tmp_path / "workspace", opened(tmp_path, where)
+    async with (
+        FakeOpenAI() as fake,
+        aiohttp.ClientSession() as http,
+        process(fake, tmp_path, **where) as (server, url),
+        worker(fake, tmp_path, **where),
+    ):
+        fake.calls(call("exec", command="touch begun; while [ ! -e go ]; do sleep 0.1; done; touch ended"))
+        fake.reply("done")
+        asking = asyncio.create_task(Client(url, http).ask("go", headers))
+        await until((workspace / "begun").exists)
+        (session,) = await store.sessions("me")
+        server.kill()
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+        if reason == "answer":
+            (workspace / "go").touch()
+        async with asyncio.timeout(30):
+            while not isinstance(last := (await store.read_log(session.id))[-1].entry, TurnEnded):
+                await asyncio.sleep(0.05)
+    await store.close()
+    assert last.reason == reason
+    assert (workspace / "ended").exists() == (reason == "answer")
+    assert len(fake.requests) == (2 if reason == "answer" else 1)
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Session": "kept"}])

@@ -43,7 +43,7 @@ from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
-from .api_requests import CLIENT_LEFT, Requests
+from .api_requests import ABANDONED, CLIENT_LEFT, Requests
 from .budgets import Budgets
 from .chat_commands import ChatCommands
 from .compactor import Compactor
@@ -435,6 +435,10 @@ class AgentLoop:
     def waits(self) -> list[int]:
         """Inbox rows whose answers are awaited here and given by other processes."""
         return self._dispatcher.awaited_elsewhere()
+
+    async def stop_abandoned(self) -> None:
+        """Another process may have died: end the turns of requests whose clients were connected to it."""
+        await self._dispatcher.stop_abandoned(ABANDONED)
 
     async def settle(self, rows: Sequence[int]) -> None:
         """These inbox rows are done."""

@@ -181,6 +181,12 @@ class Dispatcher:
         if session is not None and session.message == message:
             session.stop("cancelled", text)
 
+    async def stop_abandoned(self, text: str) -> None:
+        """Stop the turns whose clients were connected to a server that has died."""
+        for session in [session for session in self._sessions.values() if session.server]:
+            if not await self._store.is_alive(session.server):
+                session.stop("abandoned", text)
+
     # ------------------------------------------------------------------------------------------ shutting down
 
     def drain(self, except_prefix: str) -> None:

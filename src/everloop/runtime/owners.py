@@ -234,6 +234,9 @@ class Owners:
             over = {*over, *await self.store.over(list(waits))}
         for id in over:
             await waits[id].settle([id])
+        if found.everything:
+            for agent in list(self._agents.values()):
+                await agent.stop_abandoned()
 
     async def _take_up(self, sessions: Sequence[int] | None) -> None:
         ready, urgent = await self.store.look(self.worker, sessions)

@@ -234,6 +234,7 @@ class Session:
         self.turn: Turn | None = None
         self.rows: Sequence[int] = ()  # inbox rows that opened the running turn
         self.message: str | None = None  # id of the message whose turn runs
+        self.server = ""  # the worker that has the connection of the turn's client; its death ends the turn
         self.stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
         self.stop_target: StopTarget = None
         self.chat_told = False  # the command that stopped the turn is answered in its chat: the turn says nothing there
@@ -294,6 +295,7 @@ class Session:
         self.watchers.clear()
         self.running, self.turn, self.stopped, self.stop_target, self.message = False, None, None, None, None
         self.rows = ()
+        self.server = ""
         self.chat_told = False
         self.changes += 1
 

@@ -75,6 +75,7 @@ class TurnSpecs:
         """The spec of a claimed turn. That of a request whose client has gone is stopped."""
         if (request := request_of(claim)) is None:
             return await self.subagents.turn_spec(claim) or TurnSpec(self.tools, self.limits)
+        session.server = "" if request.kept else request.via  # before the look: later it is told of a death
         if await is_abandoned(self.store, claim, request):
             session.stop("abandoned", ABANDONED)
         return spec_of(request, self.tools, self.request_rounds, self.allowed_model)

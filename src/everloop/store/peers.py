@@ -2,7 +2,8 @@
 events.
 
 A worker on this machine is identified by its process id *and* start time (process ids are reused), and its death is
-seen on its pidfd: neither needs a heartbeat or a poll.
+seen on its pidfd: neither needs a heartbeat or a poll. A chat or a `run` is a worker, too, though it need not join the
+others: they learn of it with the first session that it takes.
 
 Each store has its own transport: SQLite's workers are processes of one machine and use Unix sockets
 (`sqlite/peers.py`), PostgreSQL's use NOTIFY (`postgres/notify.py`, `postgres/event_relay.py`).
@@ -75,7 +76,10 @@ class ExitWatcher:
             return
         try:
             fd = os.pidfd_open(process_of(worker))
-        except (OSError, AttributeError):  # it has ended already, or this is not Linux
+        except ProcessLookupError:  # it has ended already
+            self._exited(worker)
+            return
+        except (OSError, AttributeError):  # out of file numbers, or this is not Linux
             return
         self._watched[worker] = fd
         asyncio.get_running_loop().add_reader(fd, self._ended, worker)
@@ -140,7 +144,9 @@ WORK = "w"  # sessions have messages in their inbox
 ENDED = "e"  # messages were answered that another process may wait for
 SENDING = "o"  # there is something in the outbox
 TIMERS = "t"  # timers have changed
-JOINED = "j"  # a worker has joined; for the peers themselves
+# For the peers themselves:
+JOINED = "j"  # a worker has joined
+HOLDS = "h"  # this worker takes sessions without having joined
 
 
 class Notice(NamedTuple):
@@ -169,7 +175,7 @@ def decode_notice(text: str) -> Notice:
 class Workers(Protocol):
     """The table of workers, as a store keeps it."""
 
-    async def workers(self) -> list[tuple[str, str]]: ...
+    async def holders(self) -> list[str]: ...
 
 
 class Peer(ABC):
@@ -211,10 +217,10 @@ class Peer(ABC):
 
     async def _watch_all(self) -> None:
         """Watch the processes of all other workers on this machine."""
-        others = await self._workers.workers()
+        others = await self._workers.holders()
         if not self._joined:
             return
-        for worker, _ in others:
+        for worker in others:
             self.watch(worker)
         self._on_notice(Notice())  # one may have died before it could be watched
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..peers import ANY, gone, of_this_process
+from ..peers import ANY, JOINED, gone, of_this_process
 from .transactions import NOW
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ REMOVE_DEAD = f"""WITH dead AS (
         RETURNING id)
     SELECT pg_notify('{CHANNEL}', '{ANY}') FROM dead"""
 
+# A worker takes its first session: those on its machine watch its process from then on.
+ANNOUNCE = f"SELECT pg_notify('{CHANNEL}', '{JOINED}')"
 REMOVE_MARKS = f"DELETE FROM lane WHERE at < {NOW} - 604800"  # the mark rows of threads that ended long ago
 
 Deliver = Callable[[str], None]

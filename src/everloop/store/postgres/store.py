@@ -40,7 +40,7 @@ from . import search as searching
 from . import transactions as tx
 from .connections import Connections, connect, explain
 from .event_relay import NotifyRelay
-from .heartbeat import Heartbeat
+from .heartbeat import ANNOUNCE, Heartbeat
 from .lone_writes import Call, LoneWrite, MustTransact, repeatable
 from .notify import NotifiedPeer, Notifier
 from .pooler_check import refuse_transaction_mode
@@ -152,7 +152,11 @@ class PostgresStore:
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
         def work(db: Connection) -> Begun:
-            return tx.begin(db, owner, key, worker, message, kind, self._lease, not self.heartbeat.knows(worker))
+            is_new = not self.heartbeat.knows(worker)
+            begun = tx.begin(db, owner, key, worker, message, kind, self._lease, is_new)
+            if is_new and isinstance(begun.work, Claim):
+                db.execute(ANNOUNCE)
+            return begun
 
         def alone(db: Connection, call: Call) -> Begun:
             if not self.heartbeat.knows(worker):
@@ -405,6 +409,12 @@ class PostgresStore:
         def work(db: Connection) -> list[tuple[str, str]]:
             rows = db.execute(queries.WORKERS, (self._lease,)).fetchall()
             return [(id, address) for id, address, fresh in rows if living(id, fresh)]
+
+        return await self._in_reader(work)
+
+    async def holders(self) -> list[str]:
+        def work(db: Connection) -> list[str]:
+            return [id for id, fresh in db.execute(queries.HOLDERS, (self._lease,)).fetchall() if living(id, fresh)]
 
         return await self._in_reader(work)
 

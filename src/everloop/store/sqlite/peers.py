@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import socket
+import sqlite3
 import stat
 import tempfile
 from collections.abc import Callable
@@ -15,12 +16,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import StoreError
-from ..peers import JOINED, Notice, Peer, decode_notice
+from ..peers import HOLDS, JOINED, Notice, Peer, decode_notice
 
 if TYPE_CHECKING:
     from .store import SQLiteStore
 
 log = logging.getLogger(__name__)
+MESSAGE_BYTES = 256  # more than any message has
+
+
+class Announcements:
+    """Tells the workers that have joined which others take sessions, so that they notice when one of those dies."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, set[str]] = {}  # by worker: the addresses that know it
+
+    def announce(self, db: sqlite3.Connection, worker: str) -> None:
+        """Announce a worker that is about to take a session.
+
+        To be called in the transaction that takes it. So there is no instant at which the process can die with the
+        session unnoticed: a worker that joins before this transaction gets the message, and one that joins after it
+        finds the session held.
+        """
+        rows = db.execute("SELECT id, address FROM worker").fetchall()
+        if any(id == worker for id, _ in rows):  # it has joined: the others know it
+            return
+        told = self._told.setdefault(worker, set())
+        for _, address in rows:
+            if address not in told and send(address, f"{HOLDS} {worker}"):
+                told.add(address)
 
 
 class SocketPeer(Peer):
@@ -71,20 +95,27 @@ class SocketPeer(Peer):
         kinds: set[str] = set()
         with contextlib.suppress(BlockingIOError):
             while True:
-                if (kind := self._socket.recv(16).decode()) == JOINED:
+                kind = self._socket.recv(MESSAGE_BYTES).decode()
+                if kind == JOINED:
                     self._spawn(self._watch_all())
+                elif kind.startswith(f"{HOLDS} "):
+                    self.watch(kind.partition(" ")[2])
                 else:
                     kinds.add(kind)
         for kind in kinds:
             self._on_notice(decode_notice(kind))
 
 
-def send(address: str, what: str) -> None:
-    """Wake the worker at an address."""
-    # A full socket has wake-ups waiting in it already; a missing one has no worker behind it.
-    unreachable = contextlib.suppress(BlockingIOError, FileNotFoundError, ConnectionRefusedError)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender, unreachable:
-        sender.sendto(what.encode(), address)
+def send(address: str, what: str) -> bool:
+    """Send a message to the worker at an address. Return False if its socket is full, with wake-ups waiting in it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+        try:
+            sender.sendto(what.encode(), address)
+        except BlockingIOError:
+            return False
+        except (FileNotFoundError, ConnectionRefusedError):  # the worker has ended
+            pass
+    return True
 
 
 def _socket_path() -> Path:

@@ -25,6 +25,9 @@ SESSIONS = """SELECT s.id, s.owner, s.key,
 READY = """SELECT owner, key, worker FROM session WHERE id IN (
         SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'
         EXCEPT SELECT session FROM inbox WHERE state <> 'done' AND state = 'parked') ORDER BY updated_at"""
+HOLDERS = """SELECT id FROM worker
+    UNION SELECT s.worker FROM inbox i JOIN session s ON s.id = i.session
+        WHERE i.state <> 'done' AND s.worker IS NOT NULL"""
 WAITING = f"""SELECT {_INBOX} FROM session s JOIN inbox i ON i.session = s.id
     WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent' ORDER BY i.id"""
 URGENT = f"""SELECT {_INBOX}, s.worker FROM inbox i JOIN session s ON s.id = i.session

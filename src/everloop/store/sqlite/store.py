@@ -43,7 +43,7 @@ from . import commit_mark, queries
 from . import search as searching
 from . import transactions as tx
 from .commit_mark import CommitMark
-from .peers import SocketPeer, send
+from .peers import Announcements, SocketPeer, send
 from .schema import NewerSchema, migrate
 from .writer import SYNCHRONOUS, Writer
 
@@ -73,6 +73,7 @@ class SQLiteStore:
         self._lock_seconds = lock_seconds
         self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path), flush_always)
         self.relay: EventRelay = NoRelay()
+        self._announcements = Announcements()
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
         self._open: list[sqlite3.Connection] = []
@@ -138,7 +139,10 @@ class SQLiteStore:
     async def begin(
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
-        work = partial(tx.begin, owner=owner, key=key, worker=worker, message=message, kind=kind)
+        def work(db: sqlite3.Connection) -> claims.Begun:
+            self._announcements.announce(db, worker)
+            return tx.begin(db, owner, key, worker, message, kind)
+
         begun = await self.writer.submit(work)
         claims.log_damaged(begun.damaged)
         return claims.begun(begun.work)
@@ -353,6 +357,9 @@ class SQLiteStore:
     async def workers(self) -> list[tuple[str, str]]:
         sql = "SELECT id, address FROM worker"
         return await self._in_reader(lambda db: [(id, address) for id, address in db.execute(sql) if alive(id)])
+
+    async def holders(self) -> list[str]:
+        return await self._in_reader(lambda db: [id for (id,) in db.execute(queries.HOLDERS) if alive(id)])
 
     async def leave(self, worker: str) -> None:
         await self._write("DELETE FROM worker WHERE id = ?", worker)

@@ -39,6 +39,11 @@ OTHER_CLIENTS = {
     "responses-node": ("node", "run_responses.mjs"),
     "litellm-anthropic": ("litellm", "run_litellm.py", "anthropic"),
     "litellm-ollama": ("litellm", "run_litellm.py", "ollama_chat"),
+    "anthropic": ("anthropic", "run_anthropic.py"),
+    "ollama": ("ollama", "run_ollama.py"),
+    "openai-agents": ("openai-agents", "run_agents.py"),
+    "pydantic-ai": ("pydantic-ai", "run_pydantic.py"),
+    "ai-sdk-openai": ("node", "run_ai.mjs", "openai"),
 }
 
 
@@ -58,6 +63,7 @@ def bare_environment(home: Path, settings: Mapping[str, str] | None = None) -> d
         "LANG": "C.UTF-8",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks a host for prices when it is imported
         "AI_SDK_LOG_WARNINGS": "false",
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "LLM_USER_PATH": str(home),
         **(settings or {}),
     }

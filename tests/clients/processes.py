@@ -49,7 +49,7 @@ OTHER_CLIENTS = {
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something that another process brings about."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -155,7 +155,7 @@ async def serving(folder: Path, model: str = "tools-0x0", token: str = "") -> As
             drain = asyncio.create_task(process.stderr.read())  # so that its log never fills the pipe
             yield Served(url, token, model, behind, environment)
             process.terminate()
-            await asyncio.wait_for(process.wait(), 20)
+            await asyncio.wait_for(process.wait(), 30)
             assert b"Traceback" not in await drain
         finally:
             if process.returncode is None:

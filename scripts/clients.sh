@@ -1,5 +1,5 @@
 #!/bin/sh
-# Renews the pins of the OpenAI clients that the tests run against the server: the newest versions, with hashes.
+# Renews the pins of the clients that the tests run against the server: the newest versions, with hashes.
 # Needs uv and npm. The environments themselves are made by tests/clients/environments.py.
 set -eu
 

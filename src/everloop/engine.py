@@ -526,6 +526,7 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
         finish_reason=_short_text(response.finish_reason) or "stop",
         usage=counts(response),
         model=_short_text(response.model),
+        logprobs=tuple(getattr(response, "logprobs", ())),
     )
 
 

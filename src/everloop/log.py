@@ -97,6 +97,7 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     seconds: float = 0.0  # that the model took, with every try
     first_token: float = 0.0  # seconds until the first piece of it, where it was streamed to a subscriber
     untrusted: bool = False  # the model was shown tools whose descriptions came from outside
+    logprobs: tuple[dict[str, Any], ...] = ()  # of each token, where the client of an API asked for it
 
     @property
     def empty(self) -> bool:

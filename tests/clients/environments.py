@@ -34,12 +34,16 @@ PYTHON_ENVIRONMENTS = {
     "litellm-provider": "litellm",  # it has Everloop's own packages too; Everloop itself comes by PYTHONPATH
     "schemathesis": "schemathesis",
     "aider": "aider",
+    "anthropic": "agents",
+    "ollama": "agents",
+    "openai-agents": "agents",
+    "pydantic-ai": "agents",
 }
 NODE_ENVIRONMENT = "node"
 # As they are before a test gets a home of its own: installers need the person's settings, proxy and download cache.
 _OUTSIDE = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
 _IN_CI = _OUTSIDE.get("CI", "").lower() in {"1", "true", "yes"}
-_CACHE = Path(_OUTSIDE.get("EVERLOOP_TEST_CACHE") or ROOT / ".clients").absolute()
+_CACHE = Path(_OUTSIDE.get("EVERLOOP_TEST_CACHE") or ROOT / ".clients").resolve()  # npm fails behind a symbolic link
 Run = Callable[[Sequence[str]], None]
 _TIME = 900  # seconds for one installer
 

@@ -39,12 +39,17 @@ OTHER_CLIENTS = {
     "responses-node": ("node", "run_responses.mjs"),
     "litellm-anthropic": ("litellm", "run_litellm.py", "anthropic"),
     "litellm-ollama": ("litellm", "run_litellm.py", "ollama_chat"),
+    "anthropic": ("anthropic", "run_anthropic.py"),
+    "ollama": ("ollama", "run_ollama.py"),
+    "openai-agents": ("openai-agents", "run_agents.py"),
+    "pydantic-ai": ("pydantic-ai", "run_pydantic.py"),
+    "ai-sdk-openai": ("node", "run_ai.mjs", "openai"),
 }
 
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something that another process brings about."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -58,6 +63,7 @@ def bare_environment(home: Path, settings: Mapping[str, str] | None = None) -> d
         "LANG": "C.UTF-8",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks a host for prices when it is imported
         "AI_SDK_LOG_WARNINGS": "false",
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "LLM_USER_PATH": str(home),
         **(settings or {}),
     }
@@ -149,7 +155,7 @@ async def serving(folder: Path, model: str = "tools-0x0", token: str = "") -> As
             drain = asyncio.create_task(process.stderr.read())  # so that its log never fills the pipe
             yield Served(url, token, model, behind, environment)
             process.terminate()
-            await asyncio.wait_for(process.wait(), 20)
+            await asyncio.wait_for(process.wait(), 30)
             assert b"Traceback" not in await drain
         finally:
             if process.returncode is None:

@@ -13,6 +13,16 @@ from tests.support.drawing import drawn
 from .processes import OTHER_CLIENTS, Client, Served, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(200, func_only=True)]
+# What each client raises for a request that the server refuses. litellm leaves such parameters out by itself.
+REFUSED = {
+    "responses": "BadRequestError",
+    "responses-node": "BadRequestError",
+    "anthropic": "BadRequestError",
+    "ollama": "ResponseError",
+    "openai-agents": "BadRequestError",
+    "pydantic-ai": "ModelHTTPError",
+    "ai-sdk-openai": "APICallError",
+}
 PICTURE = "data:image/png;base64," + base64.b64encode(drawn()).decode()
 
 
@@ -65,14 +75,15 @@ async def test_a_wrong_token_is_the_clients_own_exception(other: Client, server:
     assert server.behind.requests == []
 
 
-@pytest.mark.parametrize("other", ["responses", "responses-node"], indirect=True)
+@pytest.mark.parametrize("other", sorted(REFUSED), indirect=True)
 async def test_a_parameter_that_is_refused_is_the_clients_own_exception(other: Client, server: Served):
     said = await other.does("refused", server, prompt="hi", streamed=False)
-    assert "BadRequestError" in said["raised"]
+    assert REFUSED[other.name] in said["raised"]
     assert said["status"] == 400
+    assert server.behind.requests == []
 
 
-@pytest.mark.parametrize("other", ["responses", "responses-node", "litellm-anthropic"], indirect=True)
+@pytest.mark.parametrize("other", sorted({*OTHER_CLIENTS} - {"litellm-ollama"}), indirect=True)
 async def test_a_client_that_goes_away_stops_the_model(other: Client, server: Served):
     server.behind.hang(50, after_chunks=2, text="one two three four")
     said = await other.does("cancel", server, prompt="Count.")
@@ -87,3 +98,20 @@ async def test_responses_are_read_again_continued_and_deleted(other: Client, ser
     said = await other.does("kept", server, prompt="What needs doing?")
     assert said == {"texts": ["First.", "Second."], "gone": "NotFoundError"}
     assert "What needs doing?" in str(server.asked)
+
+
+@pytest.mark.parametrize("other", ["anthropic"], indirect=True)
+async def test_the_anthropic_sdk_counts_tokens_and_lists_models(other: Client, server: Served):
+    said = await other.does("count", server, prompt="What needs doing?")
+    assert said["tokens"] > 0
+    assert said["models"] == [server.model, "everloop/agent", "everloop/chat"]
+
+
+@pytest.mark.parametrize("other", ["ollama"], indirect=True)
+async def test_the_ollama_library_generates_and_looks_at_models(other: Client, server: Served):
+    server.behind.reply("Water the beans.")
+    said = await other.does("beside", server, prompt="What needs doing?")
+    assert said["generated"] == "Water the beans."
+    assert f"{server.model}:latest" in said["models"]
+    assert "tools" in said["capabilities"]
+    assert said["loaded"] == [f"{server.model}:latest"]

@@ -24,7 +24,7 @@ MODEL = "qwen3:8b"
 NAMED = {name: text for text, name in re.findall(r"^```\w+\n((?:#|//) (\w+\.\w+)\n.*?)^```$", PAGE, re.M | re.S)}
 ENVIRONMENTS = {
     "ask_openai.py": "openai", "ask_langchain.py": "langchain-openai", "ask_litellm.py": "litellm",
-    "ask_responses.py": "openai",
+    "ask_responses.py": "openai", "ask_anthropic.py": "anthropic", "ask_ollama.py": "ollama",
     "ask_openai.mjs": "node", "ask_ai.mjs": "node",
 }  # fmt: skip
 EDIT = """I change it.

@@ -34,6 +34,8 @@ VALUES: dict[str, Any] = {
     "prompt_cache_key": "key",
     "metadata": {"a": "b"},
     "service_tier": "auto",
+    "logprobs": True,
+    "top_logprobs": 2,
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 

@@ -13,6 +13,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from everloop.server.openai_responses import continued, find
+from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
@@ -277,6 +279,32 @@ async def test_a_previous_response_is_continued_and_can_be_branched_from(server)
     said = json.dumps(server.seen())
     assert "second question" in said
     assert "third question" not in said
+
+
+async def test_requests_that_continue_one_response_at_once_see_it_and_nothing_of_each_other(server):
+    server.fake.reply("First.")
+    first = await create(server, "begin")
+    questions = [f"question {number}" for number in range(4)]
+    for question in questions:
+        server.fake.reply(f"An answer, though not to {question}.", delay=0.2)
+    await asyncio.gather(*(create(server, said, previous_response_id=first["id"]) for said in questions))
+    asked = [[message["content"] for message in server.seen(number)[1:]] for number in range(1, 5)]
+    assert sorted(asked) == [["begin", "First.", question] for question in questions]
+
+
+async def test_two_servers_of_a_store_continue_one_response_apart(server):
+    server.fake.reply("First.")
+    first = await create(server, "begin")
+    agent = await server.owners.agent("me")
+    previous = await find(agent, "me", first["id"])
+    other = SQLiteStore(server.owners.config.home / "everloop.db")
+    try:
+        keys = [
+            await continued(store, "me", previous, id, copied=False) for store, id in ((agent.store, "a"), (other, "b"))
+        ]
+    finally:
+        await other.close()
+    assert keys == [previous.row.message.session_key, "api:b"]
 
 
 async def test_a_stored_response_is_shown_again_as_it_was(server):

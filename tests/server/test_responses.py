@@ -14,6 +14,7 @@ from everloop.log import Call
 from everloop.server import responses
 from everloop.server.errors import bad_gateway
 from everloop.server.responses import Chunks, completion, usage_of
+from everloop.server.responses import choice as made_choice
 
 CALLS = (Call("c1", "look", {"path": "é\u2028"}), Call("c2", "list"))
 
@@ -90,7 +91,7 @@ def test_any_text_comes_through_in_one_event(text, include_usage):
     odd = Call(text, text, {text: text})
     for event in events(made.calls([odd])):
         assert len(event["choices"]) == 1
-    assert json.loads(completion(text, 1, text, content=text, calls=[odd], reasoning=text))["choices"]
+    assert json.loads(completion(text, 1, text, [made_choice(content=text, calls=[odd], reasoning=text)]))["choices"]
     assert events(made.error(bad_gateway(text)))
     assert delta(Chunks(text, 1, text).text("x")) == {"content": "x"}
 
@@ -112,7 +113,7 @@ def test_every_event_is_what_the_types_of_the_document_say():
 
 
 def test_a_whole_answer_is_an_openai_completion():
-    data = completion("chatcmpl-1", 7, "m", content="Hi", usage={"prompt_tokens": 1, "completion_tokens": 2})
+    data = completion("chatcmpl-1", 7, "m", [made_choice(content="Hi")], {"prompt_tokens": 1, "completion_tokens": 2})
     assert json.loads(data) == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -132,7 +133,8 @@ def test_a_whole_answer_is_an_openai_completion():
 
 
 def test_a_whole_answer_may_hold_calls_and_thoughts():
-    answer = json.loads(completion("a", 7, "m", content=None, finish_reason="tool_calls", calls=CALLS, reasoning="hm"))
+    called = made_choice(content=None, finish_reason="tool_calls", calls=CALLS, reasoning="hm")
+    answer = json.loads(completion("a", 7, "m", [called]))
     (choice,) = answer["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None

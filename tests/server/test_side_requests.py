@@ -35,6 +35,21 @@ SIDE = {
     "claude code title": "Please write a 5-10 word title for the following conversation:",
     "fim": "<|fim_prefix|>def add(a, b):\n<|fim_suffix|>\n<|fim_middle|>",
     "codellama": "<PRE> def add(a, b): <SUF> return c <MID>",
+    "openwebui title, whole": "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat "
+    "history.\n"
+    "### Guidelines:\n- The title should clearly represent the main theme of the conversation.\n### Output:\n"
+    'JSON format: { "title": "your concise title here" }\n### Chat History:\n<chat_history>\nUSER: Save notes.md.\n'
+    "ASSISTANT: Done.\n</chat_history>",
+    "continue, whole": "Given the following... please reply with a title for the chat that is 3-4 words in length, all "
+    "words used should be directly related to the content of the chat, avoid using verbs unless they are directly "
+    "related to the content of the chat, no additional text or explanation, you don't need ending punctuation.\n\n"
+    "I saved it to notes.md.",
+    "continue hole": "You are a HOLE FILLER. You are provided with a file containing holes.",
+    "codestral": "[SUFFIX]return c[PREFIX]def add(a, b):",
+    "deepseek": "<｜fim▁begin｜>def add(a, b):<｜fim▁hole｜>return c<｜fim▁end｜>",
+    "short": "Generate a title for this chat:\nSave notes.md.",
+    "one line": "Write a title for this conversation: Fix the login page in app.py and push it.",
+    "quoted": 'Summarize this conversation "Save notes.md" in one line.',
     "the end": f"<messages>{'words ' * 2000}</messages>\nGenerate a title for this chat.",
 }
 SIDE_SYSTEM = {
@@ -51,6 +66,38 @@ WORK = [
     "Rename the file chat.py to talk.py.",
     "Add a description to the pyproject of this package.",
     "Create a file named title.txt.",
+    # Near misses: the words of a side request, and something to do.
+    "Summarize this conversation. Save it in notes.md.",
+    "Summarize this conversation into notes.md",
+    "Summarize the discussion in issue 42 and close it.",
+    "Summarize the thread in the Slack channel #garden.",
+    "Summarize the messages in the inbox of today.",
+    "Write a title for each chat in sessions.json.",
+    "Write a function that generates a title for the conversation.",
+    "Give every session a name in the database.",
+    "Make a 5-word title for the blog post and put it at the top of post.md.",
+    "Make a headline of at most 5 words for the garden show.",
+    "Add tags to the chat page so that messages can be categorized.",
+    "Generate tags for all my bookmarks.",
+    "Suggest follow-up questions for the interview with Ida, and look up her book first.",
+    "Add follow-up questions to the form.",
+    "Generate search queries for the logs of last night and run them.",
+    "Add auto-completion to the shell of this project.",
+    "Why does code completion not work in my editor? Look at its log.",
+    "Fill in the blank fields of form.pdf.",
+    "What does <|fim_prefix|> mean? Look it up.",
+    "<html><pre>a listing</pre></html> Turn this into Markdown and store it.",
+    "Find [PREFIX] in all templates and replace it.",
+    "The chat title is wrong in the header. Fix it.",
+    "Our conversation about beans: go on with it and plant them.",
+    f"Fix the parser.\n{'words ' * 300}\nSomeone once said: generate a title for this chat.\n{'words ' * 300}",
+]
+SYSTEM_OF_WORK = [
+    "You are a helpful assistant that can summarize conversations, write code and search the web.",
+    "You are Ida's gardener. Be brief. If the user asks for it, generate a title for this chat.",
+    "You help in a team chat. When asked, summarize the conversation for the others.",
+    "You are an expert in code completion engines and other tools of editors.",
+    "Work on the tasks of the user. Use the chat's tools. Give every file a title.",
 ]
 
 
@@ -119,6 +166,11 @@ async def test_a_side_request_in_a_session_does_not_act_either(running):
 @pytest.mark.parametrize("said", WORK)
 async def test_work_is_no_side_request(said):
     assert not is_side_request(ChatRequest([{"role": "user", "content": said}]))
+
+
+@pytest.mark.parametrize("system", SYSTEM_OF_WORK)
+async def test_an_agents_own_rules_are_no_side_request(system):
+    assert not is_side_request(ChatRequest([{"role": "user", "content": "Go."}], system))
 
 
 async def test_a_side_request_gets_neither_the_agents_prompt_nor_loses_its_own_tools(running):

@@ -30,6 +30,8 @@ OPTIONS = frozenset(
         "prompt_cache_key",
         "metadata",
         "service_tier",
+        "logprobs",
+        "top_logprobs",
     }
 )
 # These values change nothing, so no provider refuses them.
@@ -42,6 +44,8 @@ USUAL_VALUES: dict[str, Any] = {
     "frequency_penalty": 0,
     "logit_bias": {},
     "service_tier": "auto",
+    "logprobs": False,
+    "top_logprobs": 0,
 }
 
 Messages = Sequence[dict[str, Any]]  # in OpenAI's shape
@@ -74,6 +78,7 @@ class LLMResponse:
     usage: dict[str, int] = field(default_factory=dict)  # prompt_tokens, completion_tokens, total_tokens, …
     reasoning: str | None = None
     model: str | None = None  # the one that answered, where it is not the one asked (a fallback)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)  # of each token, in OpenAI's shape, if asked for
 
     @property
     def has_tool_calls(self) -> bool:

@@ -30,7 +30,7 @@ QUIET = {
     "LITELLM_MODE": "PRODUCTION",
 }
 # Litellm uses the first for something else, and silently ignores the others.
-NOT_HONOURED = frozenset({"metadata", "prompt_cache_key", "user"})
+NOT_HONOURED = frozenset({"metadata", "prompt_cache_key", "user", "logprobs", "top_logprobs"})
 NO_KEY = "no-key"
 NOT_REACHED = frozenset({"APIConnectionError", "Timeout", "MidStreamFallbackError"})
 GOODBYE = 2.0  # seconds for an abandoned stream to close

@@ -165,6 +165,7 @@ class MessageDelta(msgspec.Struct, gc=False):
 
 class Choice(msgspec.Struct, gc=False):
     index: Any = None
+    logprobs: Any = None
     delta: MessageDelta | None = None
     message: MessageDelta | None = None
     finish_reason: Any = None
@@ -238,6 +239,7 @@ class Answer:
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[PartialCall] = []
+        self._logprobs: list[dict[str, Any]] = []
         self._full = False
         self._sizes = [0, 0, 0]  # text, thoughts, arguments
         self._half = ""  # the first half of a surrogate pair that was split over two chunks
@@ -264,6 +266,8 @@ class Answer:
             piece = choice.delta or choice.message
             if piece is not None:
                 delta = self._take(piece, odd, whole=choice.delta is None)
+            if choice.logprobs and not self._full:
+                self._logprobs += read_logprobs(choice.logprobs)
             if choice.finish_reason and not self._full:
                 self.finish_reason = clean(str(choice.finish_reason))
             break
@@ -298,6 +302,7 @@ class Answer:
             reason or "stop",
             self.usage,
             "".join(self._thoughts) or None,
+            logprobs=self._logprobs,
         )
 
     def _decode_odd(self, payload: bytes) -> Chunk:
@@ -436,6 +441,27 @@ def read_call(id: str, name: str, raw: str, *, cut: bool) -> ToolCallRequest:
         return ToolCallRequest(id, name, value)
     why = "the answer was cut off before the arguments were complete" if cut else one_line(str(value), 100)
     return ToolCallRequest(id, name, {}, f"arguments are not valid JSON: {why}: {raw[:200]}")
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob] = []
+
+
+def read_logprobs(value: Any) -> list[dict[str, Any]]:
+    """The tokens of a choice's `logprobs`; what is not in OpenAI's shape is left out."""
+    try:
+        tokens = msgspec.convert(value.get("content") or [], list[TokenLogprob])
+    except (msgspec.ValidationError, AttributeError):
+        return []
+    for token in [*tokens, *(top for one in tokens for top in one.top_logprobs)]:
+        token.token = clean(token.token)
+    return [msgspec.to_builtins(token) for token in tokens]
 
 
 def read_usage(usage: Any) -> dict[str, int]:

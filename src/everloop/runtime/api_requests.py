@@ -162,6 +162,11 @@ class Outcome:
         return "\n\n".join(one.reasoning for one in self._answers() if one.reasoning)
 
     @property
+    def logprobs(self) -> tuple[dict[str, Any], ...]:
+        answer = self._last_answer()
+        return answer.logprobs if answer is not None else ()
+
+    @property
     def model(self) -> str:
         answer = self._last_answer()
         return answer.model if answer is not None else ""

@@ -17,31 +17,60 @@ from .requests import ChatRequest
 HEADER = "X-Agent"
 # Names under which the server's default model is offered, and whose tools are used with them.
 MODELS: Mapping[str, Agent] = {"everloop/agent": "own", "everloop/chat": "client"}
-INSTRUCTION = 1500  # characters at the beginning of a message, where a client's own prompt says what it is for
-CLOSING = 700  # and at its end, behind the text that it is about
+INSTRUCTION = 800  # characters at the beginning of a message, where a client's own prompt says what it is for
+CLOSING = 500  # and at its end, behind the text that it is about
+SHORT = 200  # characters of a message that is read as a whole
+MOST_SENTENCES = 2  # of a system message that say what a request is for; behind them stand rules of an agent
 
-_CHAT = r"(?:chats?|conversations?|threads?|sessions?|discussions?|dialogues?|exchange|messages?|topic|history)"
+_CHAT = r"(?:chats?|conversations?|threads?|sessions?|discussions?|dialogues?|exchange|topic)"
+# The chat that the request is part of, not any chat.
+_THIS = rf"(?:(?:this|the|our|following|above|previous|user's)\ (?:\w+\ ){{0,2}}{_CHAT}|(?:chat|conversation)\ history)"
 _MAKE = r"(?:generat\w+|creat\w+|writ\w+|provid\w+|giv\w+|mak\w+|suggest\w*|craft\w*|reply|output|propos\w+|nam\w+)"
-_NAME = r"(?:titles?|names?|headings?|headlines?|description|subject)"
-# What the prompts of Open WebUI, LibreChat, Continue, Zed, opencode, aider, Claude Code and others have in common.
-_SIDE = re.compile(
+_NAME = r"(?:titles?|names?|headings?|headlines?|descriptions?|subject)"
+# What the prompts of Open WebUI, LibreChat, Continue, Zed, goose, aider, Claude Code and others say in one sentence.
+_TASK = re.compile(
     rf"""
-    \b{_MAKE}\b[^.]{{0,100}}\b{_NAME}\b[^.]{{0,100}}\b{_CHAT}\b       # "Generate a title for this chat"
-    |\b{_CHAT}\b[^.]{{0,40}}\ba\ (?:short\ |concise\ |brief\ )?{_NAME}\b  # "give this conversation a name"
-    |\b{_CHAT}\ (?:title|naming|summar)                               # "a thread title"
-    |\b\w+-?\ ?words?(?:-or-less)?(?:\ or\ less)?,?\ title\b          # "a 3-5 word title"
-    |\btitle\ generator\b|\btitles?\b[^.]{{0,30}}\b\w+\ words\b       # "a title of at most 5 words"
-    |\bsummar(?:y|ies|i[sz]\w*)\b[^.]{{0,80}}\b{_CHAT}\b              # "summarize this conversation"
-    |\b{_CHAT}\b[^.]{{0,40}}\bsummar(?:y|i[sz]\w*)\b
-    |\btags?\b[^.]{{0,60}}\b(?:categori[sz]\w+|{_CHAT})\b             # "1-3 broad tags categorizing the themes"
-    |\bfollow-?\ ?ups?\ (?:questions?|prompts?)\b
-    |\b{_MAKE}\b[^.]{{0,40}}\bsearch\ quer(?:y|ies)\b
-    |\bauto-?\ ?complet(?:ion|e)\b|\bcode\ completion\b|\bfill[- ]in[- ]the[- ](?:middle|blank)
-    |<\|?(?:fim[_-]?(?:prefix|suffix|middle|begin|hole|end)|cursor)\|?>|<\uff5cfim\u2581
-    |</?(?:PRE|SUF|MID|COMPLETION)>|\[(?:SUFFIX|PREFIX)\]|\{{\{{?FILL_HERE\}}?\}}
+    \b{_MAKE}\b.{{0,60}}\b{_NAME}\b.{{0,60}}\b{_THIS}\b          # "Generate a title for this chat"
+    |\b{_MAKE}\ {_THIS}\ an?\ (?:\w+\ ){{0,2}}{_NAME}\b           # "give this conversation a name"
+    |\bsummari[sz](?:e|ing)\ {_THIS}\b                            # "summarize this conversation"
+    |\b{_MAKE}\b.{{0,40}}\bsummary\ of\ {_THIS}\b
+    |\b{_MAKE}\b.{{0,30}}\btags\b.{{0,60}}\b{_THIS}\b             # "1-3 broad tags categorizing the themes of …"
+    |\b{_MAKE}\b.{{0,30}}\bfollow-?\ ?up\ (?:questions|prompts)\b.{{0,60}}\b(?:the\ user\b|{_THIS}\b)
+    |\b{_THIS}\b.{{0,60}}\b{_MAKE}\ search\ quer(?:y|ies)\b
     """,
     re.I | re.X,
 )
+# What a prompt calls the model where it is nothing but one of these.
+_ROLE = re.compile(
+    r"""
+    \byou\ are\ (?:an?|the)\ (?:\w+\ ){0,4}?
+    (?:(?:thread\ |chat\ |conversation\ )?title\ generator|conversation\ summari[sz]er|hole\ filler
+      |(?:text\ |code\ |inline\ )?auto-?\ ?complet(?:ion|e)\ (?:system|engine|assistant|model)
+      |(?:code|inline|text)\ completion\ (?:system|engine|assistant|model)
+      |tasked\ with\ (?:summari[sz]ing|naming|titling)\ (?:\w+\ )?conversations
+      |in\ crafting\ (?:\w+\ )?titles\ for\ (?:\w+\ )?conversations)\b
+    """,
+    re.I | re.X,
+)
+# Marks of a text to be filled in; two of them, because one may be what a question is about.
+_GAPS = (
+    re.compile(r"<\|?fim[_-]?(?:prefix|suffix|middle|begin|hole|end)\|?>|<\uff5cfim\u2581\w+\uff5c>"),
+    re.compile(r"<(?:PRE|SUF|MID)>"),
+    re.compile(r"\[(?:SUFFIX|PREFIX)\]"),
+)
+# What no client asks for on the side: that something becomes of it elsewhere, or that it is about something elsewhere.
+_WORK = re.compile(
+    r"""
+    \b(?:save|store|append|commit|push|send|mail|post|upload|insert|rename|refactor|implement|install)\b
+    |\b(?:files?|folders?|director(?:y|ies)|repo(?:sitory)?|database|tables?|inbox|issues?|tickets?|channel|slack
+      |functions?|methods?|class(?:es)?|scripts?|modules?|components?|endpoints?|pages?|apps?|api|tests?)\b
+    |[\w-]{2,}\.[a-z]\w{0,4}\b|/\w+/                              # a path
+    """,
+    re.I | re.X,
+)
+_RULE = re.compile(r"\b(?:when|whenever|if|can|may|able|also|once)\b", re.I)  # what an agent does among other things
+_QUOTE = re.compile(r"""[:\n"“«`<]""")  # behind it may stand what the chat is about
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def model_of(name: str | None) -> str:
@@ -64,8 +93,33 @@ def agent_of(chat: ChatRequest, headers: Mapping[str, str], token: str, default:
 def is_side_request(chat: ChatRequest) -> bool:
     """Whether a client asks for a title, a summary, tags or a completion, by the words of its prompt."""
     said = next((text_of(one["content"]) for one in reversed(chat.messages) if one["role"] == "user"), "")
-    texts = (chat.system[:INSTRUCTION], said[:INSTRUCTION], said[INSTRUCTION:][-CLOSING:])
-    return any(_SIDE.search(text) for text in texts)
+    if _has_gap(said) or _ROLE.search(said[:SHORT]) or _ROLE.search(chat.system[:SHORT]):
+        return True
+    rules = [one for one in _sentences(chat.system[:INSTRUCTION])[:MOST_SENTENCES] if not _RULE.search(one)]
+    if any(_asks_aside(sentence) for sentence in rules):
+        return True
+    if len(said) <= SHORT and not _QUOTE.search(said) and _WORK.search(said):
+        return False
+    texts = (said[:INSTRUCTION], said[INSTRUCTION:][-CLOSING:])
+    return any(_asks_aside(sentence) for text in texts for sentence in _sentences(text))
+
+
+def _asks_aside(sentence: str) -> bool:
+    """Whether a sentence asks for it, and for nothing else. What it quotes of the chat does not count."""
+    task = _TASK.search(sentence)
+    if task is None:
+        return False
+    quote = _QUOTE.search(sentence, task.end())
+    return _WORK.search(sentence[: quote.start() if quote else None]) is None
+
+
+def _sentences(text: str) -> list[str]:
+    return [sentence for sentence in _SENTENCE.split(text) if sentence]
+
+
+def _has_gap(text: str) -> bool:
+    """Whether a text is one to be filled in: it has two different marks of a model's format."""
+    return any(len(set(mark.findall(text))) >= 2 for mark in _GAPS)
 
 
 def header_of(headers: Mapping[str, str]) -> Agent | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 from aiohttp import web
 
 from ..runtime.api_requests import Outcome
-from .requests import read_chat
-from .responses import Chunks, completion
-from .turns import Asked, Turns, finish_of
+from .errors import bad_request
+from .requests import ChatRequest, read_chat
+from .responses import Choice, Chunks, choice, completion
+from .turns import SESSION, Asked, Turns, finish_of, json_response, new_id
+
+PREFIX = "chatcmpl-"
 
 
 class ChatHandler:
@@ -18,7 +22,30 @@ class ChatHandler:
         self._read = partial(read_chat, honours=turns.honours, messages_limit=turns.messages_limit)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        return await self._turns.answer(request, self._read, ChatWire, "chatcmpl-")
+        chat = await self._turns.read(request, self._read)
+        if chat.choices > 1:
+            return await self._several(request, chat)
+        asked = await self._turns.ask(request, chat, new_id(PREFIX))
+        return await self._turns.respond(request, asked, ChatWire)
+
+    async def _several(self, request: web.Request, chat: ChatRequest) -> web.StreamResponse:
+        """Several answers to one request: as many turns, which must not act."""
+        if chat.stream or SESSION in request.headers:
+            where = "in a stream" if chat.stream else "in a session"
+            raise bad_request(f"n: only 1 is supported {where}", "n", "unsupported_value")
+        asked = [await self._turns.ask(request, chat, new_id(PREFIX)) for _ in range(chat.choices)]
+        if not asked[0].is_model_only:
+            raise bad_request(
+                "n: only 1 is supported where the agent uses its own tools; send tools, or the model everloop/chat",
+                "n",
+                "unsupported_value",
+            )
+        outcomes = await self._turns.run_all(asked)
+        usage = sum((Counter(outcome.usage) for outcome in outcomes), Counter[str]())
+        made = [_choice(one, outcome) for one, outcome in zip(asked, outcomes, strict=True)]
+        first = asked[0]
+        body = completion(first.id, first.created, outcomes[0].model or first.model, made, usage)
+        return json_response(body, chat)
 
 
 class ChatWire(Chunks):
@@ -35,19 +62,21 @@ class ChatWire(Chunks):
 
     def end(self, outcome: Outcome) -> bytes:
         usage = self.usage(outcome.usage) if self.include_usage else b""
-        return b"".join(
-            (self.calls(outcome.calls, self._asked.chat.custom), self.finish(finish_of(outcome)), usage, self.done())
-        )
+        calls = self.calls(outcome.calls, self._asked.chat.custom)
+        return b"".join((calls, self.logprobs(outcome.logprobs), self.finish(finish_of(outcome)), usage, self.done()))
 
     def whole(self, outcome: Outcome) -> bytes:
-        return completion(
-            self._asked.id,
-            self._asked.created,
-            outcome.model or self._asked.model,
-            content=None if outcome.calls and not outcome.text else outcome.text,
-            finish_reason=finish_of(outcome),
-            calls=outcome.calls,
-            reasoning=outcome.reasoning,
-            usage=outcome.usage,
-            custom=self._asked.chat.custom,
-        )
+        asked = self._asked
+        model = outcome.model or asked.model
+        return completion(asked.id, asked.created, model, [_choice(asked, outcome)], outcome.usage)
+
+
+def _choice(asked: Asked, outcome: Outcome) -> Choice:
+    return choice(
+        content=None if outcome.calls and not outcome.text else outcome.text,
+        finish_reason=finish_of(outcome),
+        calls=outcome.calls,
+        reasoning=outcome.reasoning,
+        custom=asked.chat.custom,
+        logprobs=outcome.logprobs,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -22,7 +23,7 @@ from ..messages import encode_json
 from ..providers.openai import encode
 from ..runtime.agent import AgentLoop
 from ..runtime.api_requests import Outcome
-from ..store.base import Incoming
+from ..store.base import Incoming, Store
 from ..text import clean, one_line
 from .errors import ApiError, bad_request, failure_of, not_found
 from .guard import OWNER, without_body
@@ -67,6 +68,8 @@ from .turns import CHANNEL, SESSION, Asked, Known, Thread, Turns, finish_of, jso
 
 PREFIX = "resp_"
 ITEM = re.compile(r"(msg|fc|ctc|rs)_([0-9a-f]{24})_(\d{1,4})", re.ASCII)
+CONTINUATIONS = 1024  # counters of an owner, one of which a continuation of a response uses
+CONTINUATION_SECONDS = 60.0  # more than a request takes until its message is on disk
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # Parameters that ask for nothing that the answer would lack.
 QUIET = frozenset(
@@ -552,7 +555,7 @@ class ResponsesHandler:
 
     async def _stored(self, request: web.Request) -> tuple[AgentLoop, Stored]:
         agent, id = await self._turns.agent(request), request.match_info["id"]
-        found = await _find(agent, request[OWNER], id)
+        found = await find(agent, request[OWNER], id)
         if found is None:
             raise not_found(f"there is no response {one_line(id, 80)!r}", code="response_not_found")
         return agent, found
@@ -561,7 +564,7 @@ class ResponsesHandler:
         if id is None:
             return None
         name = "previous_response_id"
-        found = await _find(agent, owner, id)
+        found = await find(agent, owner, id)
         if found is None:
             problem = f"{name}: there is no response {one_line(id, 80)!r}"
             raise bad_request(problem, name, "previous_response_not_found")
@@ -573,7 +576,7 @@ class ResponsesHandler:
         found: dict[str, Stored] = {}
         for id in [item.id for item in items if isinstance(item, ReferenceItem)]:
             match = ITEM.fullmatch(id)
-            if match is not None and (stored := await _find(agent, owner, f"{PREFIX}{match[2]}")) is not None:
+            if match is not None and (stored := await find(agent, owner, f"{PREFIX}{match[2]}")) is not None:
                 found[id] = stored
         return found
 
@@ -592,14 +595,14 @@ class ResponsesHandler:
             if header is not None:
                 raise bad_request(f"previous_response_id: not together with {SESSION}", "previous_response_id")
             stored = body.store is not False
-            key = await _continued(agent, request[OWNER], previous, id, copied=not stored)
+            key = await continued(agent.store, request[OWNER], previous, id, copied=not stored)
             return Thread(key, False, facts if stored else None)
         if body.store is False:
             return None
         return Thread(header or f"{CHANNEL}:{id}", header is None, facts)
 
 
-async def _find(agent: AgentLoop, owner: str, id: str) -> Stored | None:
+async def find(agent: AgentLoop, owner: str, id: str) -> Stored | None:
     """The stored response with this id. Requests of other APIs, and those that are not stored, are none."""
     row = await agent.store.find(owner, id) if id.startswith(PREFIX) else None
     if row is None:
@@ -611,15 +614,19 @@ async def _find(agent: AgentLoop, owner: str, id: str) -> Stored | None:
     return found if (request is not None and request.response is not None) or (row.done and not logged) else None
 
 
-async def _continued(agent: AgentLoop, owner: str, previous: Stored, id: str, copied: bool) -> str:
-    """The key of the session that goes on behind a response: its own, or a copy if that has gone on already."""
+async def continued(store: Store, owner: str, previous: Stored, id: str, copied: bool) -> str:
+    """The key of the session that goes on behind a response: its own, or a copy if that goes on already."""
     key, last = previous.row.message.session_key, previous.logged[-1].seq if previous.logged else 0
-    info = await agent.store.session(owner, key)
+    info = await store.session(owner, key)
     is_last = info is not None and info.entries == last and info.open_turn is None
-    if is_last and not copied and not await agent.store.waiting(owner, key):
-        return key
+    if is_last and not copied and not await store.waiting(owner, key):
+        # Of several requests at once only one goes on in the session, over all servers of the store. Two continuations
+        # may share a counter by chance, which costs no more than a copy.
+        place = zlib.crc32(f"{key}:{last}".encode()) % CONTINUATIONS
+        if not await store.admit(owner, f"continuation {place}", 1, CONTINUATION_SECONDS):
+            return key
     copy = f"{CHANNEL}:{id}"
-    await agent.store.fork(owner, key, last, copy)
+    await store.fork(owner, key, last, copy)
     return copy
 
 

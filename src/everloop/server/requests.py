@@ -38,6 +38,8 @@ DEFAULTS: Mapping[str, Any] = {
     "reasoning_effort": None,
     "verbosity": "medium",
     "user": "",
+    "logprobs": False,
+    "top_logprobs": 0,
 }
 # Bookkeeping parameters: they do not change the answer, so they are accepted without effect.
 WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
@@ -56,11 +58,9 @@ IGNORED = (
 INPUT = "input"  # the parameter of a custom tool, for the model
 MAX_SCHEMA_DEPTH = 100
 MAX_TOOLS = 1000
+MAX_CHOICES = 8
 # Parameters that the server does not support: the values that request nothing. Any other value is refused.
 FIXED: dict[str, tuple[Any, ...]] = {
-    "n": (1, None),
-    "logprobs": (False, None),
-    "top_logprobs": (0, None),
     "modalities": (["text"], None),
     "audio": (None,),
     "prediction": (None,),
@@ -298,9 +298,9 @@ class ChatBody(Struct, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    n: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
@@ -350,6 +350,7 @@ class ChatRequest:
     custom: frozenset[str] = frozenset()  # the client's names of its custom tools
     names: dict[str, str] = field(default_factory=dict)  # the client's, of tools that the model knows by another name
     hides_reasoning: bool = False  # the client does not want the model's thoughts
+    choices: int = 1  # how many answers the client wants
     ignored: tuple[str, ...] = ()  # parameters that have no effect; the client is told in a header
 
 
@@ -398,6 +399,7 @@ def chat_request(
         client_is_agent=client_is_agent or (brought and not chat.tools),
         custom=custom,
         hides_reasoning=hides_reasoning,
+        choices=chat.n or 1,
         ignored=tuple(ignored),
     )
 

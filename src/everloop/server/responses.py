@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from ..log import Call
@@ -76,11 +77,31 @@ class AnsweredMessage(Struct):
     tool_calls: list[AnsweredCall | AnsweredCustomCall] | UnsetType = UNSET
 
 
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class Logprobs(Struct):
+    """The log probabilities of the tokens of the last model call."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
 class Choice(Struct):
     message: AnsweredMessage
     finish_reason: Finish
-    index: Literal[0] = 0
-    logprobs: None = None
+    index: int = 0
+    logprobs: Logprobs | None = None
 
 
 class Completion(Struct):
@@ -120,6 +141,7 @@ class ChunkChoice(Struct):
     delta: Delta
     finish_reason: Finish | None
     index: Literal[0] = 0
+    logprobs: Logprobs | UnsetType = UNSET
 
 
 class Chunk(Struct):
@@ -180,19 +202,16 @@ def usage_of(tokens: Mapping[str, int]) -> Usage:
     )
 
 
-def completion(
-    id: str,
-    created: int,
-    model: str,
+def choice(
     *,
     content: str | None,
     finish_reason: str = "stop",
     calls: Sequence[Call] = (),
     reasoning: str | None = None,
-    usage: Mapping[str, int] | None = None,
     custom: Container[str] = (),
-) -> bytes:
-    """Encode a whole answer. It has no `usage` when the model reported none."""
+    logprobs: Sequence[Mapping[str, Any]] = (),
+) -> Choice:
+    """One whole answer."""
     made: list[AnsweredCall | AnsweredCustomCall] = [
         AnsweredCustomCall(clean(call.id), AnsweredCustom(clean(call.name), custom_input(call)))
         if call.name in custom
@@ -204,7 +223,20 @@ def completion(
         reasoning_content=clean(reasoning) if reasoning else UNSET,
         tool_calls=made or UNSET,
     )
-    answer = Completion(clean(id), created, clean(model), [Choice(message, cast(Finish, finish_reason))])
+    return Choice(message, cast(Finish, finish_reason), logprobs=logprobs_of(logprobs))
+
+
+def logprobs_of(tokens: Sequence[Mapping[str, Any]]) -> Logprobs | None:
+    return msgspec.convert({"content": tokens}, Logprobs) if tokens else None
+
+
+def completion(
+    id: str, created: int, model: str, choices: Sequence[Choice], usage: Mapping[str, int] | None = None
+) -> bytes:
+    """Encode whole answers. They have no `usage` when the model reported none."""
+    for index, one in enumerate(choices):
+        one.index = index
+    answer = Completion(clean(id), created, clean(model), [*choices])
     if usage:
         answer.usage = usage_of(usage)
     return encode_json(answer)
@@ -246,6 +278,13 @@ class Chunks:
             for part in (first, then):
                 encoded += self._delta, b'"tool_calls":[', one_line(encode_json(part)), b"]", self._rest
         return b"".join(encoded)
+
+    def logprobs(self, tokens: Sequence[Mapping[str, Any]]) -> bytes:
+        """The log probabilities of the whole answer, in one chunk behind it."""
+        if not tokens:
+            return b""
+        written = one_line(encode_json(logprobs_of(tokens)))
+        return self._delta + b'},"logprobs":' + written + b',"finish_reason":null}' + self._end
 
     def finish(self, reason: str) -> bytes:
         """The last chunk of the answer itself."""

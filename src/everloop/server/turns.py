@@ -83,6 +83,12 @@ class Asked:
     background: bool = False  # the turn goes on when the client leaves
 
     @property
+    def is_model_only(self) -> bool:
+        """Whether it is answered without the agent's tools."""
+        request = self.message.request
+        return request is not None and bool(request.model_only or request.tools or request.answer_only)
+
+    @property
     def is_counted(self) -> bool:
         """Whether it counts against the rate limit. Repeated requests and session commands do not."""
         request = self.message.request
@@ -165,7 +171,7 @@ class Turns:
 
     async def answer(self, request: web.Request, read: Read, wire: MakeWire, prefix: str) -> web.StreamResponse:
         """Answer a request whose body `read` understands. The answer's id begins with the prefix."""
-        asked = await self.ask(request, await self.read(request, read), f"{prefix}{secrets.token_hex(12)}")
+        asked = await self.ask(request, await self.read(request, read), new_id(prefix))
         return await self.respond(request, asked, wire)
 
     async def respond(self, request: web.Request, asked: Asked, wire: MakeWire) -> web.StreamResponse:
@@ -176,6 +182,18 @@ class Turns:
             return await self._stream(request, asked, wire(asked))
         outcome = await self._run(asked)
         return json_response(wire(asked).whole(outcome), asked.chat)
+
+    async def run_all(self, asked: Sequence[Asked]) -> list[Outcome]:
+        """Run several turns at once. The first that fails stops the others."""
+        for one in asked:
+            await self._count(one)
+        runs = [asyncio.ensure_future(self._run(one)) for one in asked]
+        try:
+            return list(await asyncio.gather(*runs))
+        finally:
+            for run in runs:
+                run.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)
 
     async def enqueue(self, asked: Asked) -> None:
         """Take a request that runs in the background."""
@@ -416,6 +434,10 @@ def _last(wire: Wire, stream: AnswerStream, outcome: Outcome) -> bytes:
     """What ends a stream: words that were not streamed, then what the API ends it with."""
     said = b"" if stream.said and outcome.reason in ("answer", "handed") else stream.unsaid(outcome.text)
     return said + wire.end(outcome)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(12)}"
 
 
 def json_response(body: bytes, chat: ChatRequest | None = None) -> web.Response:

@@ -3,6 +3,7 @@
 # mypy: ignore-errors
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -16,6 +17,13 @@ FORECAST = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+
+
+_loop = asyncio.new_event_loop()  # one for all actions: clients keep their connections
+
+
+def wait(coroutine):
+    return _loop.run_until_complete(coroutine)
 
 
 def run(**actions):

@@ -1,12 +1,16 @@
-// The Vercel AI SDK with its provider for OpenAI-compatible servers.
+// The Vercel AI SDK with its provider for OpenAI-compatible servers, or with the one that the first argument names.
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 import { forecast, run } from "./driver.mjs";
 
+// The provider for OpenAI speaks the Responses API.
+const provider = (baseURL, apiKey) => process.argv[2] === "openai"
+  ? createOpenAI({ baseURL, apiKey })
+  : createOpenAICompatible({ name: "everloop", baseURL, apiKey, includeUsage: true });
+
 const options = (asked) => ({
-  model: createOpenAICompatible({
-    name: "everloop", baseURL: asked.base_url, apiKey: asked.key, includeUsage: true,
-  })(asked.model),
+  model: provider(asked.base_url, asked.key)(asked.model),
   maxRetries: 0,
   prompt: asked.prompt,
 });
@@ -64,5 +68,7 @@ async function cancel(asked) {
 run({
   stream, tools, image, cancel,
   chat: async (asked) => answer(await generateText(options(asked))),
-  refused: async (asked) => answer(await generateText({ ...options(asked), providerOptions: { everloop: { n: 2 } } })),
+  refused: async (asked) => answer(await generateText({
+    ...options(asked), temperature: 3, providerOptions: { everloop: { n: 2 } },
+  })),
 });

@@ -24,7 +24,15 @@ Tools = Sequence[dict[str, Any]] | None
 ANSWER_TOKENS = 1_024  # a small model that rambles writes until it is stopped
 TEMPERATURE = 0.2
 LONGEST_ANSWER = 2_000_000  # characters
-HONOURED = OPTIONS - {"metadata", "reasoning_effort", "safety_identifier", "service_tier", "verbosity"}
+HONOURED = OPTIONS - {
+    "logprobs",
+    "metadata",
+    "reasoning_effort",
+    "safety_identifier",
+    "service_tier",
+    "top_logprobs",
+    "verbosity",
+}
 _NOT_SENT = frozenset({"user", "prompt_cache_key"})
 _OF_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 

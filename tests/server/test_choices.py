@@ -1,0 +1,123 @@
+"""Several answers to one request, and the log probabilities of an answer's tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from everloop.testing.openai_server import Reply
+
+from .serving import Serving, call, function, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+CHAT = "everloop/chat"
+TOKENS = [
+    {
+        "token": token,
+        "logprob": -0.25,
+        "bytes": list(token.encode()),
+        "top_logprobs": [
+            {"token": token, "logprob": -0.25, "bytes": None},
+            {"token": "x", "logprob": -2.5, "bytes": None},
+        ],
+    }
+    for token in ("Water", " it\u2028")
+]
+TEXT = "Water it\u2028"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+    async with serving(tmp_path_factory.mktemp("choices")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: Serving) -> Serving:
+    running.fake.requests.clear()
+    running.fake.replies.clear()
+    return running
+
+
+async def test_a_model_answers_several_times(server):
+    for number in range(3):
+        server.fake.reply(f"Answer {number}.")
+    body = await server.ask("What needs doing?", n=3, model=CHAT)
+    assert sorted(choice["message"]["content"] for choice in body["choices"]) == ["Answer 0.", "Answer 1.", "Answer 2."]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert len(server.fake.requests) == 3
+    assert body["usage"]["completion_tokens"] == 6
+
+
+async def test_several_answers_may_call_the_clients_tools(server):
+    for city in ("Oslo", "Oslo"):
+        server.fake.calls(call("forecast", city=city))
+    body = await server.ask("Rain?", n=2, tools=[function("forecast")])
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["tool_calls", "tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers"),
+    [({}, {}), ({"model": CHAT, "stream": True}, {}), ({"model": CHAT}, {"X-Session": "one"})],
+    ids=["agent", "streamed", "session"],
+)
+async def test_what_would_act_or_be_kept_several_times_is_refused(server, fields, headers):
+    status, error = await server.fails("Go.", headers, n=2, **fields)
+    assert (status, error["param"]) == (400, "n")
+    assert server.fake.requests == []
+
+
+async def test_one_answer_that_fails_fails_the_request(server):
+    server.fake.reply("First.")
+    server.fake.fail(400)
+    status, _ = await server.fails("Go.", n=2, model=CHAT)
+    assert status == 400
+
+
+def whole() -> Reply:
+    message = {"role": "assistant", "content": TEXT}
+    choice = {"index": 0, "message": message, "logprobs": {"content": TOKENS}, "finish_reason": "stop"}
+    return Reply(body={"choices": [choice], "usage": {}})
+
+
+def streamed(bad: Any = None) -> Reply:
+    lines = [
+        {"choices": [{"index": 0, "delta": {"content": token["token"]}, "logprobs": bad or {"content": [token]}}]}
+        for token in TOKENS
+    ]
+    events = [*map(json.dumps, [*lines, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]), "[DONE]"]
+    return Reply(raw=b"".join(b"data: %b\n\n" % event.encode() for event in events))
+
+
+async def test_log_probabilities_reach_the_client(server):
+    server.fake.replies.append(whole())
+    body = await server.ask("What needs doing?", logprobs=True, top_logprobs=2)
+    assert body["choices"][0]["logprobs"] == {"content": TOKENS, "refusal": None}
+    sent = server.fake.requests[-1].body
+    assert (sent["logprobs"], sent["top_logprobs"]) == (True, 2)
+
+
+async def test_log_probabilities_of_a_stream_come_behind_it(server):
+    server.fake.replies.append(streamed())
+    answer = await server.stream("What needs doing?", logprobs=True, top_logprobs=2)
+    assert answer.text == TEXT
+    (found,) = [choice["logprobs"] for chunk in answer.chunks for choice in chunk["choices"] if "logprobs" in choice]
+    assert found["content"] == TOKENS
+
+
+@pytest.mark.parametrize("bad", [{"content": [{"token": 5}]}, {"content": "x"}, "x", [1]])
+async def test_log_probabilities_in_another_shape_are_left_out(server, bad):
+    server.fake.replies.append(streamed(bad))
+    answer = await server.stream("What needs doing?", logprobs=True)
+    assert answer.text == TEXT
+    assert not any("logprobs" in choice for chunk in answer.chunks for choice in chunk["choices"])
+
+
+async def test_a_model_that_was_not_asked_for_them_sends_none(server):
+    server.fake.reply("Hi.")
+    body = await server.ask("Hello.", logprobs=False, top_logprobs=0)
+    assert body["choices"][0]["logprobs"] is None

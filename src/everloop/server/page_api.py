@@ -33,6 +33,7 @@ from .page_routes import (
     read_text,
     who,
 )
+from .page_timeline import TimelineApi
 from .turns import CHANNEL as API_CHANNEL
 from .turns import RateLimit
 
@@ -135,12 +136,14 @@ class PageApi:
         self._access = access
         self._store = owners.store
         self._feeds = FeedHandler(owners.store, ping_seconds)
+        self._timeline = TimelineApi(owners)
         self._rate_limit = RateLimit(owners.store, per_minute)
         self._titles: dict[int, str] = {}  # by session
         self._failed: dict[tuple[int, int], bool] = {}  # by session and its number of entries
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
-        add_operations(router, self)
+        for handlers in (self, self._timeline):
+            add_operations(router, handlers)
 
     def stop(self) -> None:
         """End the feeds: the server is shutting down."""
@@ -332,4 +335,4 @@ def _keep(known: dict[K, V], key: K, value: V) -> None:
         del known[next(iter(known))]
 
 
-HANDLERS: tuple[type, ...] = (PageApi,)  # of all operations of the page
+HANDLERS: tuple[type, ...] = (PageApi, TimelineApi)  # of all operations of the page

@@ -20,6 +20,7 @@ from .access import Access, set_cookie
 from .errors import bad_request, conflict, not_found, unauthorized, unavailable
 from .feed import FeedHandler, entry_of, read_number
 from .guard import LOGIN, OWNER
+from .page_files import FilesApi, attached
 from .page_routes import (
     MAX_KEY,
     Nothing,
@@ -34,6 +35,7 @@ from .page_routes import (
     who,
 )
 from .page_timeline import TimelineApi
+from .page_work import WorkApi
 from .turns import CHANNEL as API_CHANNEL
 from .turns import RateLimit
 
@@ -46,6 +48,7 @@ SESSIONS = 100
 KNOWN = 1_000  # titles and ends of sessions that are kept in memory
 MAX_TEXT = 1_000_000
 MAX_NOTE = 10_000
+MAX_MEDIA = 20
 FOUND = 20
 PAGE = 200  # entries of the log in one response
 HIDDEN = (*(f"{channel}:" for channel in INSIDE), f"{API_CHANNEL}:chatcmpl-")  # sessions that are not continued
@@ -57,6 +60,7 @@ class MessageBody(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     id: str = ""  # a message that is sent again with its id is taken once
     busy: Busy | None = None
+    media: list[str] = []  # paths of uploaded files
 
 
 class AnswerBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -136,13 +140,13 @@ class PageApi:
         self._access = access
         self._store = owners.store
         self._feeds = FeedHandler(owners.store, ping_seconds)
-        self._timeline = TimelineApi(owners)
+        self._others = (TimelineApi(owners), WorkApi(owners), FilesApi(owners))
         self._rate_limit = RateLimit(owners.store, per_minute)
         self._titles: dict[int, str] = {}  # by session
         self._failed: dict[tuple[int, int], bool] = {}  # by session and its number of entries
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
-        for handlers in (self, self._timeline):
+        for handlers in (self, *self._others):
             add_operations(router, handlers)
 
     def stop(self) -> None:
@@ -257,15 +261,19 @@ class PageApi:
         body, key, owner = await read_body(request, MessageBody), own_key_of(request), request[OWNER]
         if not body.text.strip() or len(body.text) > MAX_TEXT:
             raise bad_request(f"text: must have 1 to {MAX_TEXT:,} characters", "text")
+        if len(body.media) > MAX_MEDIA:
+            raise bad_request(f"media: must have at most {MAX_MEDIA} files", "media")
         if len(body.id) > MAX_KEY:
             raise bad_request(f"id: must have at most {MAX_KEY} characters", "id")
         await self._rate_limit.check(owner)
         agent, id = await self._owners.agent(owner), clean(body.id) or secrets.token_hex(8)
+        content = await attached(agent, body.text, body.media)
         message = InboundMessage(
             WEB,
             who(request),
             key,
-            body.text,
+            content if isinstance(content, str) else body.text,
+            parts=content if isinstance(content, list) else None,
             id=f"{WEB}:{len(key)}:{key}:{id}",  # with the length, because both may contain colons
             owner=owner,
             session=key,
@@ -325,7 +333,10 @@ class PageApi:
 
 def _said(one: Logged) -> str:
     entry = one.entry
-    return text_of(entry.content) if isinstance(entry, UserSaid) and not entry.inside else ""
+    if not isinstance(entry, UserSaid) or entry.inside:
+        return ""
+    text = text_of(entry.content)
+    return text.partition("\n\n[This is scheduled work:")[0] if entry.sender == "cron" else text
 
 
 def _keep(known: dict[K, V], key: K, value: V) -> None:
@@ -335,4 +346,4 @@ def _keep(known: dict[K, V], key: K, value: V) -> None:
         del known[next(iter(known))]
 
 
-HANDLERS: tuple[type, ...] = (PageApi, TimelineApi)  # of all operations of the page
+HANDLERS: tuple[type, ...] = (PageApi, TimelineApi, WorkApi, FilesApi)  # of all operations of the page

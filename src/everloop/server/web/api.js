@@ -46,6 +46,16 @@ export async function api(path, body) {
 }
 
 /**
+ * Read bytes.
+ * @param {string} path
+ */
+export async function blob(path) {
+  const response = await fetch(`/api/${path}`, { headers: headers(), cache: "no-store" });
+  if (!response.ok) throw new ApiError(response.status, (await response.json().catch(() => ({}))).error?.message ?? `the server answered ${response.status}`);
+  return response.blob();
+}
+
+/**
  * The address of a session's resource.
  * @param {string} key
  * @param {string} what

@@ -24,6 +24,11 @@ function keyOf(/** @type {string} */ hash) {
  */
 const VIEWS = {
   timeline: { title: "Timeline", load: () => import("./timeline.js") },
+  jobs: { title: "Scheduled jobs", load: () => import("./jobs.js") },
+  agents: { title: "Sub-agents", load: () => import("./agents.js") },
+  memory: { title: "Memory and skills", load: () => import("./memory.js") },
+  files: { title: "Files", load: () => import("./files.js") },
+  file: { title: "Files", load: () => import("./files.js") },
 };
 
 /** The name of the view in the address and what follows it; null where it names a session. */
@@ -119,7 +124,7 @@ function Loaded({ name, rest }) {
     };
   }, [name]);
   if (view.name !== name) return html`<p class="hint" role="status">Loading…</p>`;
-  return view.error ? html`<p class="hint is-error" role="alert">${view.error}</p>` : html`<${view.View} rest=${rest} />`;
+  return view.error ? html`<p class="hint is-error" role="alert">${view.error}</p>` : html`<${view.View} name=${name} rest=${rest} />`;
 }
 
 function Page() {

@@ -13,7 +13,7 @@ export const questions = signal(0);
 const hasList = signal(false);
 
 /** The views that the list leads to. @type {[string, string][]} */
-export const LINKS = [];
+export const LINKS = [["jobs", "Jobs"], ["agents", "Agents"], ["memory", "Memory"], ["files", "Files"]];
 
 const STATES = { running: "running", waiting: "waiting for you", failed: "failed", idle: "" };
 
@@ -48,6 +48,9 @@ export function keepFresh() {
     document.removeEventListener("visibilitychange", refresh);
   };
 }
+
+/** The title of a session, or its key where it is not in the list. @param {string} key */
+export const titleOf = (key) => sessions.value.find((one) => one.key === key)?.title ?? key;
 
 /** @param {string} key */
 export const sessionHash = (key) => `#/s/${encodeURIComponent(key)}`;

@@ -14,6 +14,7 @@ from playwright.async_api import Browser, expect
 from everloop.config import Price, Rule
 
 from .browser import Tab, chromium, link, tab
+from .feeds import PageClient
 from .serving import Serving, call, serving
 from .test_page_files import PIXEL
 
@@ -156,3 +157,43 @@ async def test_files_are_browsed_viewed_and_downloaded(browser: Browser, tmp_pat
         await expect(one.page.get_by_role("alert")).to_contain_text("outside the workspace")
         assert "canary" not in await one.page.content()
         assert await one.page.evaluate("window.hacked") is None
+
+
+async def test_usage_is_drawn_by_day_and_listed_by_model_and_session(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path, prices=PRICES) as server, tab(browser, await link(server)) as one:
+        await talked(server, one)
+        await one.page.get_by_role("link", name="Usage").click()
+        await expect(one.page.get_by_role("img", name=re.compile(r"Cost by day. Most on .*: \$0\."))).to_be_visible()
+        await expect(one.page.get_by_role("row", name=re.compile("scripted 2"))).to_be_visible()
+        await expect(one.page.get_by_role("row", name=re.compile("Water the roses 2"))).to_be_visible()
+        await expect(one.page.locator(".chart rect")).to_have_count(30)
+        await one.check("usage")
+        await one.page.get_by_label("Since").select_option("7")
+        await expect(one.page.locator(".chart rect")).to_have_count(7)
+        assert one.errors == []
+
+
+async def test_the_operator_sees_health_and_workers_and_makes_and_revokes_tokens(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        await one.page.get_by_role("link", name="Server").click()
+        await expect(one.page.get_by_role("row", name=re.compile("^store"))).to_be_visible()
+        await expect(one.page.get_by_role("table", name="Workers").get_by_text("alive").first).to_be_visible()
+        await one.page.get_by_label("Name").fill("garden")
+        await one.page.get_by_role("button", name="Make a token").click()
+        secret = await one.page.locator(".secret").inner_text()
+        assert secret.startswith("ev_")
+        row = one.page.get_by_role("row", name=re.compile("^garden garden use"))
+        await expect(row).to_be_visible()
+        await one.check("server")
+        gardener = PageClient(server.url, server.http, secret)
+        assert (await gardener.api("GET", "sessions"))[0] == 200
+        async with tab(browser, server.url) as other:  # who only uses the agent
+            await other.page.get_by_label("Token").fill(secret)
+            await other.page.get_by_role("button", name="Log in").click()
+            await other.page.get_by_role("link", name="Server").click()
+            await expect(other.page.get_by_text("Only an operator sees this")).to_be_visible()
+        one.page.once("dialog", lambda dialog: dialog.accept())
+        await row.get_by_role("button", name="Revoke garden").click()
+        await expect(one.page.get_by_text("revoked", exact=True)).to_be_visible()
+        assert (await gardener.api("GET", "sessions"))[0] == 401
+        assert one.errors == []

@@ -21,6 +21,7 @@ from .errors import bad_request, conflict, not_found, unauthorized, unavailable
 from .feed import FeedHandler, entry_of, read_number
 from .guard import LOGIN, OWNER
 from .page_files import FilesApi, attached
+from .page_operation import Checks, OperationApi, no_checks
 from .page_routes import (
     MAX_KEY,
     Nothing,
@@ -135,12 +136,14 @@ class FoundList(msgspec.Struct):
 class PageApi:
     """Everything under `/api/`. A request sees only what belongs to its owner."""
 
-    def __init__(self, owners: Owners, access: Access, *, ping_seconds: float, per_minute: int = 0) -> None:
+    def __init__(
+        self, owners: Owners, access: Access, *, ping_seconds: float, per_minute: int = 0, checks: Checks = no_checks
+    ) -> None:
         self._owners = owners
         self._access = access
         self._store = owners.store
         self._feeds = FeedHandler(owners.store, ping_seconds)
-        self._others = (TimelineApi(owners), WorkApi(owners), FilesApi(owners))
+        self._others = (TimelineApi(owners), WorkApi(owners), FilesApi(owners), OperationApi(owners, checks))
         self._rate_limit = RateLimit(owners.store, per_minute)
         self._titles: dict[int, str] = {}  # by session
         self._failed: dict[tuple[int, int], bool] = {}  # by session and its number of entries
@@ -346,4 +349,4 @@ def _keep(known: dict[K, V], key: K, value: V) -> None:
         del known[next(iter(known))]
 
 
-HANDLERS: tuple[type, ...] = (PageApi, TimelineApi, WorkApi, FilesApi)  # of all operations of the page
+HANDLERS: tuple[type, ...] = (PageApi, TimelineApi, WorkApi, FilesApi, OperationApi)  # of all operations of the page

@@ -28,6 +28,8 @@ const VIEWS = {
   agents: { title: "Sub-agents", load: () => import("./agents.js") },
   memory: { title: "Memory and skills", load: () => import("./memory.js") },
   files: { title: "Files", load: () => import("./files.js") },
+  usage: { title: "Usage", load: () => import("./usage.js") },
+  server: { title: "Server", load: () => import("./server.js") },
   file: { title: "Files", load: () => import("./files.js") },
 };
 

@@ -13,7 +13,8 @@ export const questions = signal(0);
 const hasList = signal(false);
 
 /** The views that the list leads to. @type {[string, string][]} */
-export const LINKS = [["jobs", "Jobs"], ["agents", "Agents"], ["memory", "Memory"], ["files", "Files"]];
+export const LINKS = [["jobs", "Jobs"], ["agents", "Agents"], ["memory", "Memory"], ["files", "Files"],
+  ["usage", "Usage"], ["server", "Server"]];
 
 const STATES = { running: "running", waiting: "waiting for you", failed: "failed", idle: "" };
 

@@ -484,3 +484,35 @@ async def test_a_timer_whose_data_is_no_json_at_all_stops_no_other(tmp_path):
     assert [job.message for job in await service.list()] == ["good"]
     assert await service.fire_due() is not None
     await store.close()
+
+
+async def test_a_paused_job_rests_and_is_due_again_at_its_next_time(service: CronService, clock: Clock):
+    job = await service.add("water", every="1h", channel="cli", chat_id="x")
+    clock.now += 3600
+    await service.fire_due()
+    assert await service.pause(job.id)
+    (paused,) = await service.list()
+    assert (paused.paused, paused.last_fired) == (True, NOW + 3600)
+    clock.now += 10 * 3600 + 60
+    await service.fire_due()
+    assert len(await service.store.waiting("me", "cli:x")) == 1
+    assert await service.run(job.id)  # a person may still run it
+    assert len(await service.store.waiting("me", "cli:x")) == 2
+    assert await service.resume(job.id)
+    (resumed,) = await service.list()
+    assert (resumed.paused, resumed.next_due) == (False, NOW + 12 * 3600)
+    clock.now = resumed.next_due
+    await service.fire_due()
+    assert len(await service.store.waiting("me", "cli:x")) == 3
+    assert not await service.pause("unknown")
+    assert not await service.resume("unknown")
+
+
+async def test_a_job_whose_only_time_passed_while_it_was_paused_is_not_resumed(service: CronService, clock: Clock):
+    job = await service.add("water", at="in 20 minutes", channel="cli", chat_id="x")
+    await service.pause(job.id)
+    clock.now += 3600
+    with pytest.raises(EverloopError, match="its time has passed"):
+        await service.resume(job.id)
+    assert (await service.list())[0].paused
+    assert await service.remove(job.id)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
-import os
 import re
-import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from playwright.async_api import Browser, Page, Request, async_playwright, expect
+from playwright.async_api import Browser, expect
 
 from everloop.config import Rule
 from everloop.server import web_files
 from everloop.testing.openai_server import FakeOpenAI
 
+from .browser import Tab, chromium, link, tab
 from .serving import Serving, call, process, serving
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -31,66 +28,12 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)
 ASK = (Rule(do="ask", tool="write_file", why="files are dear"),)
 WORDS = [f"word{number} " for number in range(60)]
 TEXT = "".join(WORDS).strip()
-AXE = Path(__file__).parent / "axe" / "axe.min.js"
-SHOTS = os.environ.get("EVERLOOP_SCREENSHOTS")  # a folder to put pictures of the page into
-expect.set_options(timeout=20_000)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("needs chromium (scripts/system.sh dev)")
-    async with async_playwright() as playwright:
-        running = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    async with chromium() as running:
         yield running
-        await running.close()
-
-
-class Tab:
-    """A page that is logged in, and everything that it asked for or complained about."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.requests: list[str] = []
-        self.resumed: list[str] = []  # ids that the page went on from
-        self.errors: list[str] = []
-        page.on("request", self._note)
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
-
-    def _note(self, request: Request) -> None:
-        self.requests.append(request.url)
-        if last_id := request.headers.get("last-event-id"):
-            self.resumed.append(last_id)
-
-    async def say(self, text: str) -> None:
-        await self.page.get_by_label("Message", exact=True).fill(text)
-        await self.page.keyboard.press("Enter")
-
-    @property
-    def log(self) -> Any:
-        return self.page.get_by_role("log")
-
-    async def shoot(self, name: str) -> None:
-        if SHOTS:
-            await self.page.wait_for_timeout(300)
-            await self.page.screenshot(path=f"{SHOTS}/{name}.png")
-
-
-@contextlib.asynccontextmanager
-async def tab(browser: Browser, address: str, **options: Any) -> AsyncIterator[Tab]:
-    context = await browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
-    try:
-        made = Tab(await context.new_page())
-        await made.page.goto(address)
-        yield made
-    finally:
-        await context.close()
-
-
-async def link(server: Serving) -> str:
-    return f"{server.url}/#link={await server.server.access.new_link()}"
 
 
 async def test_an_answer_streams_and_survives_a_reload_in_the_middle(browser: Browser, tmp_path: Path):
@@ -334,33 +277,27 @@ async def filled(server: Serving, one: Tab) -> None:
     await expect(one.page.get_by_role("button", name="Stop")).to_be_hidden()
 
 
-async def axe(one: Tab) -> list[str]:
-    await one.page.evaluate(AXE.read_text())
-    found = await one.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    return [f"{one['id']}: {node['html']}" for one in found["violations"] for node in one["nodes"]]
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_the_page_has_no_violations_of_accessibility(browser: Browser, tmp_path: Path, theme: str):
     async with serving(tmp_path, policy=ASK) as server, tab(browser, server.url, color_scheme=theme) as one:
         await expect(one.page.get_by_label("Token")).to_be_visible()
-        assert await axe(one) == []
+        assert await one.axe() == []
         await one.shoot(f"login-{theme}")
         await one.page.goto(await link(server))
         await one.page.reload()
         await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
         await one.shoot(f"empty-{theme}")
-        assert await axe(one) == []
+        assert await one.axe() == []
         await filled(server, one)
         await one.shoot(f"chat-{theme}")
-        assert await axe(one) == []
+        assert await one.axe() == []
         server.fake.calls(call("write_file", path="plan.md", content="# Plan\n"))
         await one.say("Write the plan")
         await expect(one.page.get_by_role("group", name="The agent asks")).to_be_visible()
-        assert await axe(one) == []
+        assert await one.axe() == []
         await one.shoot(f"question-{theme}")
         await one.page.keyboard.press("Control+k")
-        assert await axe(one) == []
+        assert await one.axe() == []
         await one.shoot(f"palette-{theme}")
         await one.page.keyboard.press("Escape")
         ground = "getComputedStyle(document.body).backgroundColor"
@@ -368,7 +305,7 @@ async def test_the_page_has_no_violations_of_accessibility(browser: Browser, tmp
         await one.page.get_by_role("button", name="Light or dark").click()
         after = await one.page.evaluate(ground)
         assert after != before
-        assert await axe(one) == []
+        assert await one.axe() == []
         await one.page.reload()
         await expect(one.page.get_by_role("group", name="The agent asks")).to_be_visible()
         assert await one.page.evaluate(ground) == after
@@ -379,12 +316,12 @@ async def test_the_page_fits_a_phone(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server), **phone) as one:
         await filled(server, one)
         assert await one.page.evaluate("document.documentElement.scrollWidth") == 320
-        assert await axe(one) == []
+        assert await one.axe() == []
         await one.shoot("phone")
         await one.page.get_by_role("button", name="Sessions").click()
         await expect(one.page.get_by_role("link", name="What needs doing")).to_be_visible()
         await one.shoot("phone-sessions")
-        assert await axe(one) == []
+        assert await one.axe() == []
         assert one.errors == []
 
 

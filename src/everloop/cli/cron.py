@@ -114,7 +114,8 @@ def _table(jobs: list[Job]) -> str:
     for job in jobs:
         last = _minute(job.last_fired) if job.last_fired is not None else ""
         where = printable(job.session_key)
-        rows.append((job.id, _minute(job.next_due), last, where, job.words, one_line(job.message, 60)))
+        due = "paused" if job.paused else _minute(job.next_due)
+        rows.append((job.id, due, last, where, job.words, one_line(job.message, 60)))
     wide = [max(len(row[column]) for row in rows) for column in range(6)]
     return "\n".join("  ".join(f"{cell:<{wide[n]}}" for n, cell in enumerate(row)).rstrip() for row in rows)
 

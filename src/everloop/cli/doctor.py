@@ -73,6 +73,18 @@ async def _look(config: Config) -> tuple[list[Check], Overview | None]:
     ], work
 
 
+async def checks_of(config: Config, store: Store) -> list[Check]:
+    """The checks for a server, with the store that it has open."""
+    return [
+        Check("everloop", True, f"{__version__}, Python {platform.python_version()}, home {config.home}"),
+        *(await _model(config)),
+        await asyncio.to_thread(_workspace, config.workspace),
+        await asyncio.to_thread(_sandbox, config),
+        Check("store", True, str(config.store)),
+        *_checks(await work_in(store)),
+    ]
+
+
 # ------------------------------------------------------------------------------------------------------ the model
 
 

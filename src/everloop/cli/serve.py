@@ -9,6 +9,7 @@ import logging
 import shlex
 import sys
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,13 +86,14 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
     from ..observability.metrics import Meters
     from ..server.app import Server
     from ..store.opening import store_at
+    from .doctor import checks_of
 
     await _check_tokens(config)
     meters = Meters()
     store = store_at(config.store, config)
     drain, runs = config.drain_seconds, config.server_turns
     async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (owners, told, again):
-        server = Server(config, owners, meters)
+        server = Server(config, owners, meters, partial(checks_of, config, store))
         addresses = await server.start()
         for address in addresses:
             print(f"everloop: serving on {address}", file=sys.stderr, flush=True)

@@ -110,6 +110,11 @@ class Skills:
                 self._blocks = [clean(block) for block in self._build(skills)]
             return list(self._blocks)
 
+    def all(self, reach: Reach) -> list[Skill]:
+        """All skills, also those with problems."""
+        with self._lock:
+            return list(self._look(reach))
+
     def load(self, name: str, reach: Reach) -> str | None:
         """The whole text of a skill, or what is wrong with it; None when there is no skill of that name."""
         with self._lock:

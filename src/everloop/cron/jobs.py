@@ -14,6 +14,7 @@ from .zones import zone
 
 Missed = Literal["run", "drop"]
 HEARTBEAT = "heartbeat"  # the id of the heartbeat's timer, which is not a job
+NEVER = 2.0**37  # when the timer of a paused job is due
 LATE_SECONDS = 60.0  # a one-shot job that is later than this was missed: no service was running
 
 
@@ -34,6 +35,7 @@ class _Kept(msgspec.Struct, omit_defaults=True):
     may_schedule: bool = False
     key: str = ""  # of the call that added it: a repeated call adds no second job
     deliver: Deliver = "answer"
+    paused: float | None = None  # when it would have been due next; None unless it is paused
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,6 +55,7 @@ class Job:
     may_schedule: bool = False  # its turns may add jobs
     key: str = ""
     deliver: Deliver = "answer"
+    paused: bool = False
 
     @property
     def session_key(self) -> str:
@@ -77,7 +80,7 @@ class Job:
     @property
     def next_words(self) -> str:
         """The next due time, in the job's own time zone."""
-        return moment(self.next_due, self.tz)
+        return "hold: it is paused" if self.paused else moment(self.next_due, self.tz)
 
     @property
     def _note(self) -> str:
@@ -149,13 +152,14 @@ def job_of(timer: Timer) -> Job:
         kept.message,
         kept.channel,
         kept.chat_id,
-        timer.due_at,
+        timer.due_at if kept.paused is None else kept.paused,
         kept.first,
         kept.session,
         kept.name,
         kept.may_schedule,
         kept.key,
         kept.deliver,
+        kept.paused is not None,
     )
 
 
@@ -171,6 +175,7 @@ def timer_of(job: Job) -> Timer:
         may_schedule=job.may_schedule,
         key=job.key,
         deliver=job.deliver,
+        paused=job.next_due if job.paused else None,
     )
     match job.schedule:
         case At(at):
@@ -180,4 +185,4 @@ def timer_of(job: Job) -> Timer:
         case Cron(expression):
             kept.cron = expression
     data: dict[str, Any] = msgspec.to_builtins(kept)
-    return Timer(job.owner, job.id, job.next_due, data)
+    return Timer(job.owner, job.id, NEVER if job.paused else job.next_due, data)

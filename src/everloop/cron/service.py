@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from ..bus import Deliver, InboundMessage
@@ -132,6 +133,31 @@ class CronService:
                 row = await self.store.accept(job.firing(f"run-{os.urandom(6).hex()}"))
                 self._tell(job.owner, job.session_key)
                 await self.store.wake(WORK, [row.session])  # another worker may run it
+                return True
+        return False
+
+    async def pause(self, id: str, owner: str | None = None) -> bool:
+        """Let a job rest until `resume`. Return False if there is none."""
+        return await self._replace(id, owner, lambda job: replace(job, paused=True))
+
+    async def resume(self, id: str, owner: str | None = None) -> bool:
+        """Let a paused job be due at its next time from now on. Return False if there is none; an `EverloopError` if
+        its only time has passed."""
+
+        def resumed(job: Job) -> Job:
+            due = next_after(job.schedule, self.clock())
+            if due is None:
+                raise EverloopError("its time has passed while it was paused: run it now, or remove it")
+            return replace(job, paused=False, next_due=due) if job.paused else job
+
+        return await self._replace(id, owner, resumed)
+
+    async def _replace(self, id: str, owner: str | None, change: Callable[[Job], Job]) -> bool:
+        for job in await self.list(owner):
+            if job.id == id:
+                await self.store.set_timer(timer_of(await in_thread(change, job)))
+                self.changed()
+                await self.store.wake(TIMERS)
                 return True
         return False
 

@@ -27,6 +27,7 @@ from .openai_chat import ChatHandler
 from .openai_responses import ResponsesHandler
 from .origins import check_bind
 from .page_api import PageApi
+from .page_operation import Checks, no_checks
 from .responses import health, model, models
 from .turns import Turns
 
@@ -38,7 +39,9 @@ READY_FRESH = 1.0  # seconds for which the result of one write is reused
 class Server:
     """Serves OpenAI's API. `start` gives the URLs that it listens on."""
 
-    def __init__(self, config: Config, owners: Owners, meters: Meters | None = None) -> None:
+    def __init__(
+        self, config: Config, owners: Owners, meters: Meters | None = None, checks: Checks = no_checks
+    ) -> None:
         self._config = config
         self._owners = owners
         self._metrics = MetricsHandler(owners.store, meters or Meters())
@@ -51,7 +54,11 @@ class Server:
         )
         self.access = Access(owners.store, config.home)
         self._page = PageApi(
-            owners, self.access, ping_seconds=config.ping_seconds, per_minute=config.requests_per_minute
+            owners,
+            self.access,
+            ping_seconds=config.ping_seconds,
+            per_minute=config.requests_per_minute,
+            checks=checks,
         )
         self._runner: Runner | None = None
         self._guard: Guard | None = None

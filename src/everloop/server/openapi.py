@@ -22,6 +22,8 @@ from .ollama import (
     OllamaVersion,
 )
 from .openai_responses import DeletedResponse, Response, ResponsesBody
+from .page_api import HANDLERS
+from .page_routes import operations_of, paths_of
 from .requests import DEFAULTS, FIXED, IGNORED, WITHOUT_EFFECT, ChatBody
 from .responses import Chunk, Completion, Error, Health, Model, Models
 
@@ -222,6 +224,7 @@ def document() -> Json:
                 )
             },
             "/openapi.json": {"get": _get("openapi", "This document.", None)},
+            **paths_of(HANDLERS, _ref, _errors),
         },
         "components": {
             "schemas": _schemas(),
@@ -395,6 +398,9 @@ ANSWERS: list[type] = [
     OllamaVersion,
     OllamaError,
 ]
+PAGE = [made for handlers in HANDLERS for _, made in operations_of(handlers)]
+PAGE_ANSWERS: list[type] = list(dict.fromkeys(made.answer for made in PAGE if made.answer is not None))
+PAGE_BODIES: list[type] = list(dict.fromkeys(made.body for made in PAGE if made.body is not None))
 
 
 def _answer(name: str) -> type[msgspec.Struct] | None:
@@ -418,7 +424,7 @@ def _schemas() -> Json:
         OllamaGenerateBody,
         OllamaShowBody,
     ]
-    types: list[type] = [*requests, *ANSWERS]
+    types: list[type] = [*requests, *ANSWERS, *PAGE_ANSWERS, *PAGE_BODIES]
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     properties = schemas["ChatBody"]["properties"]
     for name, values in FIXED.items():  # not in the types, because 0 and False are equal

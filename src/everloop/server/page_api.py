@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
 from typing import Literal, TypeVar
 
 import msgspec
@@ -13,7 +12,6 @@ from aiohttp import web
 from ..bus import INSIDE, WEB, Busy, InboundMessage
 from ..errors import StoreError
 from ..log import Logged, TurnEnded, UserSaid, text_of
-from ..messages import encode_json
 from ..providers.openai import encode
 from ..runtime.owners import Owners
 from ..store.base import SessionInfo
@@ -21,21 +19,37 @@ from ..text import clean, one_line
 from .access import Access, set_cookie
 from .errors import bad_request, conflict, not_found, unauthorized, unavailable
 from .feed import FeedHandler, entry_of, read_number
-from .guard import LOGIN, OWNER, TOKEN, VISITOR
+from .guard import LOGIN, OWNER
+from .page_files import FilesApi, attached
+from .page_operation import Checks, OperationApi, no_checks
+from .page_routes import (
+    MAX_KEY,
+    Nothing,
+    Parameter,
+    add_operations,
+    json_response,
+    key_of,
+    operation,
+    own_key_of,
+    read_body,
+    read_text,
+    who,
+)
+from .page_timeline import TimelineApi
+from .page_work import WorkApi
 from .turns import CHANNEL as API_CHANNEL
 from .turns import RateLimit
 
 log = logging.getLogger(__name__)
 K = TypeVar("K")
 V = TypeVar("V")
-B = TypeVar("B", bound=msgspec.Struct)
 State = Literal["running", "waiting", "failed", "idle"]
 TITLE = 80  # characters
 SESSIONS = 100
 KNOWN = 1_000  # titles and ends of sessions that are kept in memory
-MAX_KEY = 200
 MAX_TEXT = 1_000_000
 MAX_NOTE = 10_000
+MAX_MEDIA = 20
 FOUND = 20
 PAGE = 200  # entries of the log in one response
 HIDDEN = (*(f"{channel}:" for channel in INSIDE), f"{API_CHANNEL}:chatcmpl-")  # sessions that are not continued
@@ -47,6 +61,7 @@ class MessageBody(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     id: str = ""  # a message that is sent again with its id is taken once
     busy: Busy | None = None
+    media: list[str] = []  # paths of uploaded files
 
 
 class AnswerBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,10 +85,6 @@ class LoggedIn(msgspec.Struct):
 
 class LoggedOut(msgspec.Struct):
     logged_out: bool
-
-
-class Nothing(msgspec.Struct, forbid_unknown_fields=True):
-    pass
 
 
 class SessionItem(msgspec.Struct):
@@ -125,54 +136,38 @@ class FoundList(msgspec.Struct):
 class PageApi:
     """Everything under `/api/`. A request sees only what belongs to its owner."""
 
-    def __init__(self, owners: Owners, access: Access, *, ping_seconds: float, per_minute: int = 0) -> None:
+    def __init__(
+        self, owners: Owners, access: Access, *, ping_seconds: float, per_minute: int = 0, checks: Checks = no_checks
+    ) -> None:
         self._owners = owners
         self._access = access
         self._store = owners.store
         self._feeds = FeedHandler(owners.store, ping_seconds)
+        self._others = (TimelineApi(owners), WorkApi(owners), FilesApi(owners), OperationApi(owners, checks))
         self._rate_limit = RateLimit(owners.store, per_minute)
         self._titles: dict[int, str] = {}  # by session
         self._failed: dict[tuple[int, int], bool] = {}  # by session and its number of entries
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
-        session = "/api/sessions/{key:.+}"
-        router.add_post(LOGIN, self._login)
-        router.add_post("/api/logout", self._guarded(self._logout))
-        router.add_get("/api/sessions", self._guarded(self._sessions))
-        router.add_get("/api/search", self._guarded(self._search))
-        router.add_get(f"{session}/feed", self._guarded(self._feed))
-        router.add_get(f"{session}/log", self._guarded(self._log))
-        router.add_post(f"{session}/messages", self._guarded(self._post))
-        router.add_post(f"{session}/stop", self._guarded(self._stop))
-        router.add_post(f"{session}/answer", self._guarded(self._answer))
+        for handlers in (self, *self._others):
+            add_operations(router, handlers)
 
     def stop(self) -> None:
         """End the feeds: the server is shutting down."""
         self._feeds.stop()
 
-    def _guarded(
-        self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Let in only who has proven who they are. That a request comes from this machine is no proof: a command with
-        network in the sandbox comes from there, too, and must not answer its own question."""
-
-        async def handle(request: web.Request) -> web.StreamResponse:
-            if request[TOKEN] is None and VISITOR not in request:
-                raise unauthorized(
-                    "log in on the page, or send a token: Authorization: Bearer …; `everloop token add NAME` makes one",
-                    "not_logged_in",
-                )
-            try:
-                return await handler(request)
-            except StoreError as error:
-                log.error("%s", error)
-                raise unavailable("the server cannot use its store just now; try again") from error
-
-        return handle
-
+    @operation(
+        "POST",
+        LOGIN,
+        "login",
+        "Exchange a one-time link, or a token, for the page's cookie.",
+        LoggedIn,
+        LoginBody,
+        public=True,
+    )
     async def _login(self, request: web.Request) -> web.Response:
         """Exchange the code of a one-time link, or a token, for the page's cookie."""
-        body = await _read(request, LoginBody)
+        body = await read_body(request, LoginBody)
         try:
             login = await (self._access.redeem(body.link) if body.link else self._access.login(body.token))
         except StoreError as error:
@@ -181,21 +176,23 @@ class PageApi:
         if login is None:
             what = "this link was used before or is too old" if body.link else "this token is unknown or revoked"
             raise unauthorized(what, "not_logged_in")
-        response = _json(LoggedIn(login.owner, login.page_key))
+        response = json_response(LoggedIn(login.owner, login.page_key))
         set_cookie(request, response, login)
         return response
 
+    @operation("POST", "/api/logout", "logout", "Remove the page's cookie.", LoggedOut, Nothing)
     async def _logout(self, request: web.Request) -> web.Response:
-        await _read(request, Nothing)
-        response = _json(LoggedOut(True))
+        await read_body(request, Nothing)
+        response = json_response(LoggedOut(True))
         set_cookie(request, response, None)
         return response
 
+    @operation("GET", "/api/sessions", "sessions", "The latest sessions with their states.", SessionList)
     async def _sessions(self, request: web.Request) -> web.Response:
         owner = request[OWNER]
         infos = [info for info in await self._store.sessions(owner, 3 * SESSIONS) if not info.key.startswith(HIDDEN)]
         items = [await self._item(info) for info in infos[:SESSIONS]]
-        return _json(SessionList(items, sum(item.state == "waiting" for item in items)))
+        return json_response(SessionList(items, sum(item.state == "waiting" for item in items)))
 
     async def _item(self, info: SessionInfo) -> SessionItem:
         state: State = "idle"
@@ -224,35 +221,62 @@ class PageApi:
             _keep(self._failed, key, failed)
         return failed
 
+    @operation(
+        "GET",
+        "/api/sessions/{key}/feed",
+        "feed",
+        "A session as server-sent events: the entries of its log, then what is being written.",
+        None,
+        None,
+        Parameter("after", "The position, or the id of an event, to go on from."),
+        Parameter("last", "Without a position: how many entries from the end to begin with.", "integer"),
+        Parameter("Last-Event-ID", "The id of the last event that the client has.", place="header"),
+        media="text/event-stream",
+    )
     async def _feed(self, request: web.Request) -> web.StreamResponse:
-        owner, key = request[OWNER], _key(request)
+        owner, key = request[OWNER], key_of(request)
         agent = await self._owners.agent(owner)
         return await self._feeds.stream(request, agent.conversations, owner, key)
 
+    @operation(
+        "GET",
+        "/api/sessions/{key}/log",
+        "log",
+        "Entries of a session's log, up to a position.",
+        LogPage,
+        None,
+        Parameter("before", "The position that the page ends before.", "integer"),
+        Parameter("limit", "How many entries.", "integer"),
+    )
     async def _log(self, request: web.Request) -> web.Response:
         """A page of the log that ends before a position."""
-        info = await self._store.session(request[OWNER], _key(request))
+        info = await self._store.session(request[OWNER], key_of(request))
         if info is None:
             raise not_found("there is no such session", code="session_not_found")
         before = read_number(request, "before", info.entries + 1, 10**15)
         limit = read_number(request, "limit", PAGE, PAGE)
         first = max(before - 1 - limit, 0)
         logged = await self._store.read_log(info.id, first, before - 1)
-        return _json(LogPage([msgspec.Raw(encode(entry_of(one))) for one in logged], first > 0))
+        return json_response(LogPage([msgspec.Raw(encode(entry_of(one))) for one in logged], first > 0))
 
+    @operation("POST", "/api/sessions/{key}/messages", "message", "Send a message.", Posted, MessageBody, status=202)
     async def _post(self, request: web.Request) -> web.Response:
-        body, key, owner = await _read(request, MessageBody), _own_key(request), request[OWNER]
+        body, key, owner = await read_body(request, MessageBody), own_key_of(request), request[OWNER]
         if not body.text.strip() or len(body.text) > MAX_TEXT:
             raise bad_request(f"text: must have 1 to {MAX_TEXT:,} characters", "text")
+        if len(body.media) > MAX_MEDIA:
+            raise bad_request(f"media: must have at most {MAX_MEDIA} files", "media")
         if len(body.id) > MAX_KEY:
             raise bad_request(f"id: must have at most {MAX_KEY} characters", "id")
         await self._rate_limit.check(owner)
         agent, id = await self._owners.agent(owner), clean(body.id) or secrets.token_hex(8)
+        content = await attached(agent, body.text, body.media)
         message = InboundMessage(
             WEB,
-            _who(request),
+            who(request),
             key,
-            body.text,
+            content if isinstance(content, str) else body.text,
+            parts=content if isinstance(content, list) else None,
             id=f"{WEB}:{len(key)}:{key}:{id}",  # with the length, because both may contain colons
             owner=owner,
             session=key,
@@ -261,18 +285,20 @@ class PageApi:
         )
         reply = await agent.conversations.post(message)
         self._feeds.look(owner, key)
-        return _json(Posted(message.id or "", reply), 202)
+        return json_response(Posted(message.id or "", reply), 202)
 
+    @operation("POST", "/api/sessions/{key}/stop", "stop", "Stop the turn that runs.", Stopped, Nothing)
     async def _stop(self, request: web.Request) -> web.Response:
-        await _read(request, Nothing)
-        owner, key = request[OWNER], _own_key(request)
+        await read_body(request, Nothing)
+        owner, key = request[OWNER], own_key_of(request)
         agent = await self._owners.agent(owner)
-        stopped = await agent.conversations.stop(owner, key, _who(request))
+        stopped = await agent.conversations.stop(owner, key, who(request))
         self._feeds.look(owner, key)
-        return _json(Stopped(stopped))
+        return json_response(Stopped(stopped))
 
+    @operation("POST", "/api/sessions/{key}/answer", "answer", "Answer an open question.", Answered, AnswerBody)
     async def _answer(self, request: web.Request) -> web.Response:
-        body, owner, key = await _read(request, AnswerBody), request[OWNER], _own_key(request)
+        body, owner, key = await read_body(request, AnswerBody), request[OWNER], own_key_of(request)
         if len(body.note) > MAX_NOTE:
             raise bad_request(f"note: must have at most {MAX_NOTE:,} characters", "note")
         agent = await self._owners.agent(owner)
@@ -281,46 +307,39 @@ class PageApi:
             key,
             body.question,
             allowed=body.allow,
-            by=_who(request),
+            by=who(request),
             note=clean(body.note),
             always=body.always and body.allow,
         )
         self._feeds.look(owner, key)
         if not answered:
             raise conflict("this question is not open: it was answered, or its turn has ended", code="not_asked")
-        return _json(Answered(True))
+        return json_response(Answered(True))
 
+    @operation(
+        "GET",
+        "/api/search",
+        "search",
+        "Search everything that was said.",
+        FoundList,
+        None,
+        Parameter("q", "Words to look for.", required=True),
+        Parameter("limit", "How many messages.", "integer"),
+    )
     async def _search(self, request: web.Request) -> web.Response:
-        query = request.query.get("q", "")
-        if not query.strip() or len(query) > 1_000:
-            raise bad_request("q: must have 1 to 1,000 characters", "q")
+        query = read_text(request, "q", 1_000)
         found = await self._store.search(request[OWNER], query, read_number(request, "limit", FOUND, 100))
-        return _json(FoundList([FoundItem(one.session, one.seq, one.at, one.role, clean(one.text)) for one in found]))
-
-
-def _key(request: web.Request) -> str:
-    key = request.match_info["key"]
-    if not key.strip() or len(key) > MAX_KEY or not key.isprintable():
-        raise bad_request(f"the session's key must have 1 to {MAX_KEY} printable characters", "key")
-    return key
-
-
-def _own_key(request: web.Request) -> str:
-    """The key of a session that a person may write to."""
-    key = _key(request)
-    if key.partition(":")[0] in INSIDE:
-        raise bad_request(f"{key.partition(':')[0]}: is reserved for internal sessions", "key")
-    return key
-
-
-def _who(request: web.Request) -> str:
-    token = request[TOKEN]
-    return token.name if token is not None else "user"
+        return json_response(
+            FoundList([FoundItem(one.session, one.seq, one.at, one.role, clean(one.text)) for one in found])
+        )
 
 
 def _said(one: Logged) -> str:
     entry = one.entry
-    return text_of(entry.content) if isinstance(entry, UserSaid) and not entry.inside else ""
+    if not isinstance(entry, UserSaid) or entry.inside:
+        return ""
+    text = text_of(entry.content)
+    return text.partition("\n\n[This is scheduled work:")[0] if entry.sender == "cron" else text
 
 
 def _keep(known: dict[K, V], key: K, value: V) -> None:
@@ -330,16 +349,4 @@ def _keep(known: dict[K, V], key: K, value: V) -> None:
         del known[next(iter(known))]
 
 
-async def _read(request: web.Request, shape: type[B]) -> B:
-    try:
-        return msgspec.json.decode(await request.read() or b"{}", type=shape)
-    except msgspec.MsgspecError as error:
-        raise bad_request(f"the body is not what is expected here: {error}") from None
-
-
-def _json(body: msgspec.Struct, status: int = 200) -> web.Response:
-    try:
-        data = encode_json(body)
-    except UnicodeEncodeError:  # a lone surrogate in what a model wrote
-        data = encode(msgspec.to_builtins(body))
-    return web.Response(body=data, status=status, content_type="application/json")
+HANDLERS: tuple[type, ...] = (PageApi, TimelineApi, WorkApi, FilesApi, OperationApi)  # of all operations of the page

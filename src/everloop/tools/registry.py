@@ -237,6 +237,13 @@ class ToolRegistry:
             return failure_of(name, error).content
         return (await self.run(call, context)).content
 
+    async def admit(self, call: Call) -> CallContext:
+        """Return the context that a direct call of an agent's tool may run in; a `ToolError` if the policy does not
+        allow it, or the tool is not there."""
+        if self._direct is None or call.name not in self._tools:
+            raise ToolError(self._no_such_tool(call.name))
+        return await self._direct.admit(call, self, None)
+
     async def run(self, call: Call, context: CallContext) -> ToolResult:
         """Run one call. Any failure becomes an error result that the model can act on.
 

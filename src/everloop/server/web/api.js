@@ -40,9 +40,19 @@ export async function api(path, body) {
   const response = await fetch(`/api/${path}`, { ...options, cache: "no-store" });
   const data = await response.json().catch(() => ({}));
   if (response.status === 401 && path !== "login") loggedIn.value = false;
-  else if (response.ok && path !== "logout") loggedIn.value = true;
+  else if (response.ok && path !== "login" && path !== "logout") loggedIn.value = true; // a login has its key first
   if (!response.ok) throw new ApiError(response.status, data.error?.message ?? `the server answered ${response.status}`);
   return data;
+}
+
+/**
+ * Read bytes.
+ * @param {string} path
+ */
+export async function blob(path) {
+  const response = await fetch(`/api/${path}`, { headers: headers(), cache: "no-store" });
+  if (!response.ok) throw new ApiError(response.status, (await response.json().catch(() => ({}))).error?.message ?? `the server answered ${response.status}`);
+  return response.blob();
 }
 
 /**

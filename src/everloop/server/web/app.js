@@ -1,4 +1,4 @@
-/** The page: logs in, chooses the session by the address, and puts the parts together. */
+/** The page: logs in, chooses the session or the view by the address, and puts the parts together. */
 import { html, render, signal, computed, effect, useEffect, useState } from "./lib.js";
 import { login, loggedIn } from "./api.js";
 import { Chat } from "./chat.js";
@@ -18,6 +18,27 @@ function keyOf(/** @type {string} */ hash) {
   return hash.startsWith("#/s/") ? decodeURIComponent(hash.slice(4)) : "";
 }
 
+/**
+ * The views beside the chat: their titles, and the modules that are loaded when they are first shown.
+ * @type {Record<string, {title: string, load: () => Promise<{View: any}>}>}
+ */
+const VIEWS = {
+  timeline: { title: "Timeline", load: () => import("./timeline.js") },
+  jobs: { title: "Scheduled jobs", load: () => import("./jobs.js") },
+  agents: { title: "Sub-agents", load: () => import("./agents.js") },
+  memory: { title: "Memory and skills", load: () => import("./memory.js") },
+  files: { title: "Files", load: () => import("./files.js") },
+  usage: { title: "Usage", load: () => import("./usage.js") },
+  server: { title: "Server", load: () => import("./server.js") },
+  file: { title: "Files", load: () => import("./files.js") },
+};
+
+/** The name of the view in the address and what follows it; null where it names a session. */
+function viewOf(/** @type {string} */ hash) {
+  const [name, ...rest] = hash.replace(/^#\//, "").split("/");
+  return Object.hasOwn(VIEWS, name) ? { name, rest: rest.map(decodeURIComponent) } : null;
+}
+
 function newKey() {
   const random = crypto.getRandomValues(new Uint8Array(5));
   return `web:${Date.now().toString(36)}-${Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
@@ -25,8 +46,9 @@ function newKey() {
 
 /** Open the session in the address. */
 function show() {
-  const key = keyOf(route.value);
   const open = current.peek();
+  if (viewOf(route.value) && open) return;
+  const key = keyOf(route.value);
   if (open && open.key === key) return;
   open?.close();
   const session = new Session(key || newKey(), !key);
@@ -87,6 +109,26 @@ function Login({ error: before }) {
   </form></main>`;
 }
 
+/** A view, loaded with its style when it is first shown. @param {{name: string, rest: string[]}} props */
+function Loaded({ name, rest }) {
+  const [view, setView] = useState(/** @type {{name: string, View: any, error: string}} */ ({ name: "", View: null, error: "" }));
+  useEffect(() => {
+    let isOver = false;
+    Promise.all([VIEWS[name].load(), import("./views.js")]).then(
+      ([{ View }, { loadStyle }]) => {
+        loadStyle();
+        if (!isOver) setView({ name, View, error: "" });
+      },
+      () => !isOver && setView({ name, View: null, error: "The view could not be loaded. Is the server there?" }),
+    );
+    return () => {
+      isOver = true;
+    };
+  }, [name]);
+  if (view.name !== name) return html`<p class="hint" role="status">Loading…</p>`;
+  return view.error ? html`<p class="hint is-error" role="alert">${view.error}</p>` : html`<${view.View} name=${name} rest=${rest} />`;
+}
+
 function Page() {
   const [isOpen, setOpen] = useState(false);
   const [hasPalette, setPalette] = useState(false);
@@ -106,12 +148,13 @@ function Page() {
   }, []);
 
   if (!session) return null;
-  const title = sessions.value.find((one) => one.key === session.key)?.title ?? "New chat";
+  const view = viewOf(route.value);
+  const title = view ? VIEWS[view.name].title : sessions.value.find((one) => one.key === session.key)?.title ?? "New chat";
   return html`<a class="skip" href="#main" onClick=${(/** @type {Event} */ event) => {
       event.preventDefault();
-      document.querySelector("textarea")?.focus();
-    }}>Skip to the message</a>
-    <${Sidebar} current=${session.key} isOpen=${isOpen} onClose=${() => setOpen(false)} onTheme=${toggleTheme} />
+      /** @type {HTMLElement | null} */ (document.querySelector("textarea, #main a, #main button"))?.focus();
+    }}>Skip to the content</a>
+    <${Sidebar} current=${view ? "" : session.key} view=${view?.name ?? ""} isOpen=${isOpen} onClose=${() => setOpen(false)} onTheme=${toggleTheme} />
     ${isOpen && html`<div class="shade" onClick=${() => setOpen(false)}></div>`}
     <main id="main">
       <header class="bar">
@@ -119,9 +162,10 @@ function Page() {
           <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M2.5 4.5h11M2.5 8h11M2.5 11.5h11" /></svg>
           ${questions.value > 0 && html`<span class="count">${questions.value}</span>`}</button>
         <h1 dir="auto">${title}</h1>
+        ${!view && session.entries.value.length > 0 && html`<a class="quiet small button" href=${`#/timeline/${encodeURIComponent(session.key)}`}>Timeline</a>`}
         <button class="quiet small go" type="button" onClick=${() => setPalette(true)}>Go to… <kbd>Ctrl K</kbd></button>
       </header>
-      <${Chat} session=${session} />
+      ${view ? html`<${Loaded} name=${view.name} rest=${view.rest} />` : html`<${Chat} session=${session} />`}
     </main>
     ${hasPalette && html`<${Palette} onClose=${() => setPalette(false)} />`}`;
 }
@@ -149,7 +193,7 @@ effect(() => {
   if (!session) return;
   const { turn, parked } = session.state.value;
   const isBegun = session.entries.value.length > 0 || session.sent.value.length > 0;
-  if (isBegun && !location.hash.startsWith("#/s/")) {
+  if (isBegun && !location.hash.startsWith("#/s/") && !viewOf(location.hash)) {
     history.replaceState(null, "", `#/s/${encodeURIComponent(session.key)}`);
     route.value = location.hash;
   }

@@ -12,6 +12,10 @@ export const sessions = signal(/** @type {Item[]} */ ([]));
 export const questions = signal(0);
 const hasList = signal(false);
 
+/** The views that the list leads to. @type {[string, string][]} */
+export const LINKS = [["jobs", "Jobs"], ["agents", "Agents"], ["memory", "Memory"], ["files", "Files"],
+  ["usage", "Usage"], ["server", "Server"]];
+
 const STATES = { running: "running", waiting: "waiting for you", failed: "failed", idle: "" };
 
 let isReading = false;
@@ -46,13 +50,16 @@ export function keepFresh() {
   };
 }
 
+/** The title of a session, or its key where it is not in the list. @param {string} key */
+export const titleOf = (key) => sessions.value.find((one) => one.key === key)?.title ?? key;
+
 /** @param {string} key */
 export const sessionHash = (key) => `#/s/${encodeURIComponent(key)}`;
 
 /**
- * @param {{current: string, isOpen: boolean, onClose: () => void, onTheme: () => void}} props
+ * @param {{current: string, view: string, isOpen: boolean, onClose: () => void, onTheme: () => void}} props
  */
-export function Sidebar({ current, isOpen, onClose, onTheme }) {
+export function Sidebar({ current, view, isOpen, onClose, onTheme }) {
   const [query, setQuery] = useState("");
   const [found, setFound] = useState(/** @type {any[] | null} */ (null));
 
@@ -76,6 +83,8 @@ export function Sidebar({ current, isOpen, onClose, onTheme }) {
     <input type="search" class="search" placeholder="Search everything" aria-label="Search everything that was said"
       value=${query} onInput=${(/** @type {any} */ event) => setQuery(event.target.value)} />
     ${found ? html`<${Found} found=${found} query=${query} onClose=${onClose} />` : html`<${List} current=${current} onClose=${onClose} />`}
+    <ul class="views">${LINKS.map(([name, title]) => html`<li key=${name}>
+      <a href=${`#/${name}`} onClick=${onClose} aria-current=${name === view ? "page" : undefined}>${title}</a></li>`)}</ul>
     <div class="foot">
       <button class="quiet small" type="button" onClick=${onTheme}>Light or dark</button>
       <button class="quiet small" type="button" onClick=${logout}>Log out</button>

@@ -1,0 +1,379 @@
+"""Files of the workspace for the page, and the memory and skills among them.
+
+Each request is a tool call as far as the policy is concerned: what the tools may not read or write, the page may not
+either. Paths are confined to the workspace, whatever the settings allow the tools.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from ..context.pictures import user_content
+from ..context.skills import SHIPPED
+from ..log import Call
+from ..runtime.agent import AgentLoop
+from ..runtime.owners import Owners
+from ..sandbox.reach import FOLDER, OutOfReach, Reach, normalized, within
+from ..text import clean
+from ..threads import in_thread
+from ..tools.base import ToolError
+from ..tools.context import CallContext
+from ..tools.files.images import image_kind
+from ..tools.files.texts import BINARY_HEAD, form_of, is_binary
+from ..tools.policy.steering import steers
+from .errors import ApiError, bad_request, conflict, forbidden, not_found
+from .guard import OWNER
+from .page_routes import Parameter, json_response, operation, read_body
+
+T = TypeVar("T")
+MAX_ENTRIES = 1_000
+MAX_TEXT = 1_000_000  # bytes of a file that is shown
+MAX_UPLOAD = 20_000_000  # bytes
+CHUNK = 256 * 1024
+EDITABLE = ("memory", "skills")
+UPLOADS = "uploads"
+Kind = Literal["folder", "file", "link", "other"]
+PATH = Parameter("path", "A path relative to the workspace.", required=True)
+# A downloaded file must never act as a page of this server.
+HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
+
+
+class FileItem(msgspec.Struct):
+    name: str
+    kind: Kind
+    size: int
+    modified_at: float
+
+
+class FileList(msgspec.Struct):
+    path: str
+    entries: list[FileItem]
+    more: bool  # there are further ones
+
+
+class FileText(msgspec.Struct):
+    path: str
+    text: str | None  # None for a file that is no text
+    picture: bool
+    size: int
+    modified_at: float
+    digest: str  # of the whole file; "" for one that is too large to be changed here
+    cut: bool  # only its beginning is shown
+
+
+class MemoryItem(msgspec.Struct):
+    path: str
+    kind: Literal["memory", "skill"]
+    name: str
+    about: str
+    problem: str
+    editable: bool
+
+
+class MemoryList(msgspec.Struct):
+    files: list[MemoryItem]
+
+
+class MemoryText(msgspec.Struct):
+    text: str
+    digest: str
+
+
+class SaveBody(msgspec.Struct, forbid_unknown_fields=True):
+    path: str
+    text: str
+    digest: str  # of what was read; "" for a new file
+
+
+class Saved(msgspec.Struct):
+    digest: str
+
+
+class UploadBody(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    data: str  # in base64
+
+
+class Uploaded(msgspec.Struct):
+    path: str  # for `media` of a message
+    size: int
+
+
+async def attached(agent: AgentLoop, text: str, paths: Sequence[str]) -> str | list[dict[str, Any]]:
+    """A message with files that were uploaded: pictures as they are now, other files by their paths."""
+    for path in paths:
+        call = Call(secrets.token_hex(8), "read_file", {"path": path})
+        context = await _admitted(agent, call)
+        reach = _confined(context)
+        if _relative(path, context).split("/")[0] != UPLOADS:
+            raise bad_request(f"media: {clean(path)[:200]} was not uploaded", "media")
+        await _in_thread(path, _check_regular, reach, path)
+    return await in_thread(user_content, text, paths, reach) if paths else text
+
+
+class FilesApi:
+    """The workspace of an owner: list, read, download, upload; memory and skills also change."""
+
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
+
+    @operation("GET", "/api/files", "files", "List a folder of the workspace.", FileList, None, PATH)
+    async def files(self, request: web.Request) -> web.Response:
+        path = _path(request)
+        reach = await self._reach(request, "list_dir", path)
+        return json_response(await _in_thread(path, _listed, reach, path))
+
+    @operation("GET", "/api/files/text", "file", "Read a text file of the workspace.", FileText, None, PATH)
+    async def text(self, request: web.Request) -> web.Response:
+        path = _path(request)
+        reach = await self._reach(request, "read_file", path)
+        return json_response(await _in_thread(path, _text, reach, path))
+
+    @operation(
+        "GET",
+        "/api/files/data",
+        "download",
+        "Download a file of the workspace.",
+        None,
+        None,
+        PATH,
+        media="application/octet-stream",
+    )
+    async def data(self, request: web.Request) -> web.StreamResponse:
+        path = _path(request)
+        reach = await self._reach(request, "read_file", path)
+        descriptor, size = await _in_thread(path, _opened, reach, path)
+        try:
+            name = quote(os.path.basename(path.rstrip("/")), safe="")
+            response = web.StreamResponse(headers=HEADERS)
+            response.content_type = "application/octet-stream"
+            response.content_length = size
+            response.headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{name}"
+            await response.prepare(request)
+            left = size
+            while left and (chunk := await in_thread(os.read, descriptor, min(CHUNK, left))):
+                await response.write(chunk)
+                left -= len(chunk)
+            await response.write_eof()
+            return response
+        finally:
+            os.close(descriptor)
+
+    @operation("POST", "/api/files/uploads", "upload", "Put a file into the workspace.", Uploaded, UploadBody)
+    async def upload(self, request: web.Request) -> web.Response:
+        body = await read_body(request, UploadBody)
+        try:
+            data = base64.b64decode(body.data, validate=True)
+        except binascii.Error:
+            raise bad_request("data: must be base64", "data") from None
+        if len(data) > MAX_UPLOAD:
+            raise bad_request(f"data: must have at most {MAX_UPLOAD:,} bytes", "data")
+        path = f"{UPLOADS}/{_upload_name(body.name)}"
+        reach = await self._reach(request, "write_file", path, content="")
+        await _in_thread(path, _put, reach, path, data)
+        return json_response(Uploaded(path, len(data)))
+
+    # ------------------------------------------------------------------------------------------ memory and skills
+
+    @operation("GET", "/api/memory", "memory", "The files of the memory, and the skills.", MemoryList)
+    async def memory(self, request: web.Request) -> web.Response:
+        agent = await self._owners.agent(request[OWNER])
+        reach = await self._reach(request, "list_dir", "memory")
+        return json_response(MemoryList(await in_thread(_memory, agent, reach)))
+
+    @operation(
+        "GET", "/api/memory/text", "memory_text", "Read a file of the memory or of a skill.", MemoryText, None, PATH
+    )
+    async def memory_text(self, request: web.Request) -> web.Response:
+        path = _path(request)
+        reach = await self._reach(request, "read_file", path)
+        if os.path.isabs(path) and within(normalized(path, reach.workspace), str(SHIPPED)):
+            reach = dataclasses.replace(reach, readable=(SHIPPED,))
+        found = await _in_thread(path, _text, reach, path)
+        if found.text is None or found.cut:
+            raise bad_request(f"{path} is no text, or too long to be shown", "path")
+        return json_response(MemoryText(found.text, found.digest))
+
+    @operation("POST", "/api/memory", "save_memory", "Write a file of the memory or of a skill.", Saved, SaveBody)
+    async def save(self, request: web.Request) -> web.Response:
+        body = await read_body(request, SaveBody)
+        agent = await self._owners.agent(request[OWNER])
+        call = Call(secrets.token_hex(8), "write_file", {"path": body.path, "content": body.text})
+        context = await _admitted(agent, call)
+        path = _relative(body.path, context)
+        if path.split("/")[0] not in EDITABLE or not path.endswith(".md"):
+            raise forbidden(f"{clean(body.path)[:200]}: only Markdown files in memory/ and skills/ are edited here")
+        reach = _confined(context)
+        if await _in_thread(path, _digest, reach, path) != body.digest:
+            raise conflict("the file was changed meanwhile: read it again", code="changed")
+        result = await agent.tools.run(call, dataclasses.replace(context, restricted=True, approved=False))
+        if result.status != "ok":
+            raise forbidden(clean(result.content)[:1_000], "not_allowed")
+        return json_response(Saved(await _in_thread(path, _digest, reach, path)))
+
+    async def _reach(self, request: web.Request, tool: str, path: str, **arguments: Any) -> Reach:
+        """What the page may open for this path, as a call of this tool would be allowed to."""
+        agent = await self._owners.agent(request[OWNER])
+        call = Call(secrets.token_hex(8), tool, {"path": path, **arguments})
+        return _confined(await _admitted(agent, call))
+
+
+async def _admitted(agent: AgentLoop, call: Call) -> CallContext:
+    try:
+        return await agent.tools.admit(call)
+    except ToolError as error:
+        raise forbidden(str(error), "not_allowed") from None
+
+
+def _confined(call: CallContext) -> Reach:
+    """The reach of a call within the workspace, whatever else the settings allow."""
+    return Reach(call.workspace, protected=call.protected, frozen=call.frozen, guard=call.guard, steers=steers)
+
+
+def _relative(path: str, call: CallContext) -> str:
+    """A path relative to the workspace; an absolute one where it leads out."""
+    return normalized(path, call.workspace).removeprefix(f"{call.workspace}/")
+
+
+def _path(request: web.Request) -> str:
+    path = request.query.get("path", ".")
+    if len(path) > 4_000:
+        raise bad_request("path: must have at most 4,000 characters", "path")
+    return path or "."
+
+
+async def _in_thread(path: str, work: Callable[..., T], *arguments: object) -> T:
+    """Run file work in a thread, and say what is wrong with the path if it fails."""
+    shown = clean(path)[:200]
+    try:
+        return await in_thread(work, *arguments)
+    except OutOfReach as error:
+        raise forbidden(str(error), "out_of_reach") from None
+    except ToolError as error:  # the policy's guard
+        raise forbidden(str(error), "not_allowed") from None
+    except FileNotFoundError:
+        raise not_found(f"{shown} does not exist", "path", "file_not_found") from None
+    except (NotADirectoryError, IsADirectoryError):
+        raise bad_request(f"{shown} is a folder where a file is needed, or the other way round", "path") from None
+    except OSError as error:
+        raise ApiError(403, f"{shown}: {error.strerror}", param="path", code="not_readable") from None
+
+
+# ---------------------------------------------------------------------------------------------- on the disk
+
+
+def _listed(reach: Reach, path: str) -> FileList:
+    with reach.open(path, FOLDER) as opened, os.scandir(opened.descriptor) as entries:
+        found = [_item(entry) for entry in islice(entries, MAX_ENTRIES)]
+        more = next(entries, None) is not None
+    found.sort(key=lambda one: (one.kind != "folder", one.name.casefold()))
+    return FileList(path, found, more)
+
+
+def _item(entry: os.DirEntry[str]) -> FileItem:
+    try:
+        info = entry.stat(follow_symlinks=False)
+    except OSError:
+        return FileItem(clean(entry.name), "other", 0, 0.0)
+    kind: Kind = "other"
+    for name, test in (("folder", stat.S_ISDIR), ("file", stat.S_ISREG), ("link", stat.S_ISLNK)):
+        if test(info.st_mode):
+            kind = name  # type: ignore[assignment]
+    return FileItem(clean(entry.name), kind, info.st_size, info.st_mtime)
+
+
+@contextmanager
+def _regular(reach: Reach, path: str) -> Iterator[tuple[int, os.stat_result]]:
+    with reach.open(path) as opened:
+        info = os.fstat(opened.descriptor)
+        if stat.S_ISDIR(info.st_mode):
+            raise IsADirectoryError
+        if not stat.S_ISREG(info.st_mode):
+            raise OutOfReach(f"{path} is a pipe, socket or device: only regular files can be read.")
+        yield opened.descriptor, info
+
+
+def _text(reach: Reach, path: str) -> FileText:
+    with _regular(reach, path) as (descriptor, info):
+        data = os.read(descriptor, MAX_TEXT + 1)
+        while len(data) <= MAX_TEXT and (more := os.read(descriptor, MAX_TEXT + 1 - len(data))):
+            data += more
+    cut = len(data) > MAX_TEXT
+    data = data[:MAX_TEXT]
+    picture = bool(image_kind(data[:BINARY_HEAD]))
+    text = None if picture or is_binary(data[:BINARY_HEAD]) else _decoded(data)
+    digest = "" if cut else hashlib.sha256(data).hexdigest()
+    return FileText(path, text, picture, info.st_size, info.st_mtime, digest, cut)
+
+
+def _decoded(data: bytes) -> str:
+    form = form_of(data)
+    return clean(data[len(form.mark) :].decode(form.encoding, "replace"))
+
+
+def _opened(reach: Reach, path: str) -> tuple[int, int]:
+    with _regular(reach, path) as (descriptor, info):
+        return os.dup(descriptor), info.st_size
+
+
+def _check_regular(reach: Reach, path: str) -> None:
+    with _regular(reach, path):
+        return
+
+
+def _digest(reach: Reach, path: str) -> str:
+    """The digest of a file; "" if there is none."""
+    try:
+        return _text(reach, path).digest
+    except FileNotFoundError:
+        return ""
+
+
+def _put(reach: Reach, path: str, data: bytes) -> None:
+    """Write a new file."""
+    with reach.target(path) as target:
+        if target.old is not None:
+            raise OutOfReach(f"{path} is there already.")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(target.name, flags, 0o644, dir_fd=target.folder), "wb") as file:
+            file.write(data)
+
+
+def _upload_name(name: str) -> str:
+    """A file name of our own making from what a client calls it, with the time, so that none is replaced."""
+    base = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(clean(name))).strip("-.")[-80:] or "file"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}-{base}"
+
+
+def _memory(agent: AgentLoop, reach: Reach) -> list[MemoryItem]:
+    found = []
+    try:
+        with reach.open("memory", FOLDER) as opened, os.scandir(opened.descriptor) as entries:
+            names = sorted(entry.name for entry in islice(entries, MAX_ENTRIES) if entry.name.endswith(".md"))
+    except (OSError, OutOfReach, ToolError):
+        names = []
+    for name in dict.fromkeys(["MEMORY.md", *names]):
+        about = "Part of every prompt." if name == "MEMORY.md" else ""
+        found.append(MemoryItem(f"memory/{clean(name)}", "memory", clean(name), about, "", True))
+    rules = dataclasses.replace(reach, restricted=agent.restrict_to_workspace, guard=None)
+    for skill in agent.context.skills.all(rules):
+        problem = clean(skill.problem or skill.missing)
+        about = clean(skill.description)
+        found.append(MemoryItem(clean(skill.path), "skill", skill.name, about, problem, not skill.shipped))
+    return found

@@ -1,0 +1,370 @@
+"""The timeline of a turn for the page: its steps on a time axis without idle time, and the requests that were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from ..activity import Happening
+from ..activity import Timeline as Activity
+from ..config import Config
+from ..config.prices import cost_of, price_of
+from ..context.compaction import conversation_of
+from ..log import (
+    CallEnded,
+    CallsAsked,
+    Cleared,
+    Compacted,
+    Logged,
+    ModelAnswered,
+    TurnEnded,
+    UserSaid,
+    text_of,
+)
+from ..runtime.agent import AgentLoop
+from ..runtime.owners import Owners
+from ..store.base import SessionInfo, TurnInfo
+from ..text import clean, one_line
+from ..threads import in_thread
+from .errors import bad_request, not_found
+from .feed import read_number
+from .guard import OWNER
+from .page_routes import Parameter, json_response, key_of, operation
+
+Kind = Literal["said", "model", "tool", "question", "compacted", "end"]
+TURNS = 50
+SHOWN = 4_000  # characters of a step's text
+WORDS = 100  # characters of what opened a turn
+IDLE = 0.5  # seconds without a step after which the time is cut out
+
+# ---------------------------------------------------------------------------------------------- responses
+
+
+class TurnItem(msgspec.Struct):
+    id: str
+    started_at: float
+    ended_at: float | None
+    reason: str | None
+    title: str  # the first words of what opened it
+
+
+class TurnList(msgspec.Struct):
+    turns: list[TurnItem]
+
+
+class Step(msgspec.Struct):
+    """Something that took time, or marks a moment."""
+
+    kind: Kind
+    name: str  # of the model or the tool
+    at: float  # when it began
+    seconds: float
+    offset: float  # seconds on the axis, from which idle time is cut out
+    seq: int | None  # its entry in the log; None while it runs
+    status: str
+    call: str  # the id of a tool call
+    first_token: float  # seconds; 0 where the answer was not streamed
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost: float | None  # in dollars; None where no price is known
+    arguments: dict[str, Any]
+    text: str
+
+
+class Gap(msgspec.Struct):
+    """Idle time that was cut out of the axis."""
+
+    offset: float
+    seconds: float
+
+
+class TurnTimeline(msgspec.Struct):
+    id: str
+    session: str
+    started_at: float
+    ended_at: float | None
+    reason: str | None
+    seconds: float  # on the axis
+    idle: float  # seconds that were cut out
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost: float | None
+    steps: list[Step]
+    gaps: list[Gap]
+
+
+class SentRequest(msgspec.Struct):
+    """The request of a model call. The conversation is what the log says; what is not in the log is rebuilt."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    rebuilt: list[str]  # what may differ from what was sent then, in a sentence each
+
+
+# ---------------------------------------------------------------------------------------------- the timeline
+
+
+def cost_by(config: Config, model: str, usage: Mapping[str, int]) -> float | None:
+    """What tokens of a model cost; None where no price is known, and for a model on this machine."""
+    if config.provider == "local" or (price := price_of(model, config.prices)) is None:
+        return None
+    return cost_of(price, usage)
+
+
+def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: float) -> TurnTimeline:
+    """The timeline of a turn from its entries. `now` is the end of what still runs."""
+
+    def cost(model: str, usage: Mapping[str, int]) -> float | None:
+        return cost_by(config, model or config.model, usage)
+
+    steps = _steps(Activity(cost).read(logged), now)
+    gaps = _place(steps)
+    costs = [step.cost for step in steps if step.cost is not None]
+    busy = max((step.offset + step.seconds for step in steps), default=0.0)
+    return TurnTimeline(
+        turn.id,
+        turn.key,
+        turn.started_at,
+        turn.ended_at,
+        turn.reason,
+        busy,
+        sum(gap.seconds for gap in gaps),
+        sum(step.input_tokens for step in steps),
+        sum(step.cached_tokens for step in steps),
+        sum(step.output_tokens for step in steps),
+        sum(costs) if costs else None,
+        steps,
+        gaps,
+    )
+
+
+def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
+    steps: list[Step] = []
+    asked: Happening | None = None  # the model call under way
+    running: dict[str, Happening] = {}  # tools, by call
+    question: Step | None = None
+    arguments: dict[str, dict[str, Any]] = {}
+    for one in happenings:
+        facts, entry = one.facts, one.entry
+        match one.event:
+            case "request" | "steered" if isinstance(entry, UserSaid):
+                steps.append(_step("said", one.at, seq=one.seq, status=one.event, text=text_of(entry.content)))
+            case "model_called":
+                asked = one
+            case "model_answered" if isinstance(entry, ModelAnswered):
+                began = asked.at if asked is not None else one.at - facts["seconds"]
+                arguments |= {call.id: call.arguments for call in entry.calls}
+                steps.append(_model_step(began, one, entry))
+                asked = None
+            case "tool_started":
+                running[facts["call"]] = one
+            case "tool_ended" if isinstance(entry, CallEnded):
+                started = running.pop(entry.id, None)
+                began = started.at if started is not None else one.at - entry.seconds
+                steps.append(
+                    _step(
+                        "tool",
+                        one.at - entry.seconds if entry.seconds else began,
+                        name=entry.name,
+                        seconds=entry.seconds or max(one.at - began, 0.0),
+                        seq=one.seq,
+                        status=entry.status,
+                        call=entry.id,
+                        arguments=arguments.get(entry.id, {}),
+                        text=entry.content,
+                    )
+                )
+            case "asked" if isinstance(entry, CallsAsked):
+                question = _step("question", one.at, seq=one.seq, status="waiting", text=entry.question)
+                steps.append(question)
+            case "decided" if question is not None:
+                question.status = "allowed" if facts["allowed"] else "denied"
+                question = None
+            case "compacted":
+                steps.append(_step("compacted", one.at, seq=one.seq))
+            case "turn_ended" if isinstance(entry, TurnEnded):
+                text = entry.error or ("" if entry.reason == "answer" else entry.text)
+                steps.append(_step("end", one.at, seq=one.seq, status=entry.reason, text=text))
+            case _:
+                continue
+    if asked is not None and not any(step.kind == "end" for step in steps):
+        name = str(asked.facts.get("model", ""))
+        steps.append(_step("model", asked.at, name=name, seconds=max(now - asked.at, 0.0), status="running"))
+    for id, one in running.items():
+        given = arguments.get(id, {})
+        seconds = max(now - one.at, 0.0)
+        name = str(one.facts["tool"])
+        steps.append(_step("tool", one.at, name=name, seconds=seconds, status="running", call=id, arguments=given))
+    return sorted(steps, key=lambda step: step.at)
+
+
+def _model_step(began: float, one: Happening, entry: ModelAnswered) -> Step:
+    facts = one.facts
+    return _step(
+        "model",
+        began,
+        name=entry.model,
+        seconds=facts["seconds"],
+        seq=one.seq,
+        status=entry.finish_reason,
+        first_token=entry.first_token,
+        input_tokens=facts.get("input_tokens", 0),
+        cached_tokens=facts.get("cached_tokens", 0),
+        output_tokens=facts.get("output_tokens", 0),
+        cost=facts.get("cost"),
+        text=entry.content or "",
+    )
+
+
+def _step(
+    kind: Kind,
+    at: float,
+    *,
+    name: str = "",
+    seconds: float = 0.0,
+    seq: int | None = None,
+    status: str = "",
+    call: str = "",
+    first_token: float = 0.0,
+    input_tokens: int = 0,
+    cached_tokens: int = 0,
+    output_tokens: int = 0,
+    cost: float | None = None,
+    arguments: dict[str, Any] | None = None,
+    text: str = "",
+) -> Step:
+    tokens = (input_tokens, cached_tokens, output_tokens)
+    return Step(
+        kind,
+        name,
+        at,
+        seconds,
+        0.0,
+        seq,
+        status,
+        call,
+        first_token,
+        *tokens,
+        cost,
+        arguments or {},
+        clean(text)[:SHOWN],
+    )
+
+
+def _place(steps: Sequence[Step]) -> list[Gap]:
+    """Put steps, which are in order, on the axis without idle time. Return what was cut out."""
+    gaps: list[Gap] = []
+    if not steps:
+        return gaps
+    cut, end = steps[0].at, steps[0].at
+    for step in steps:
+        if step.at - end > IDLE:
+            gaps.append(Gap(end - cut, step.at - end))
+            cut += step.at - end
+        step.offset = max(step.at - cut, 0.0)
+        end = max(end, step.at + step.seconds)
+    return gaps
+
+
+# ---------------------------------------------------------------------------------------------- requests
+
+
+async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentRequest | None:
+    """The request whose answer is the entry at this position; None if none is there."""
+    after = info.history_from if seq > info.history_from else 0
+    logged = await agent.store.read_log(info.id, after, seq)
+    if not logged or logged[-1].seq != seq or not isinstance(answered := logged[-1].entry, ModelAnswered):
+        return None
+    before = logged[:-1]
+    cleared = [place for place, one in enumerate(before) if isinstance(one.entry, Cleared)]
+    before = before[cleared[-1] + 1 if cleared else 0 :]
+    compactions = [one.entry for one in before if isinstance(one.entry, Compacted)]
+    compacted = compactions[-1] if compactions else None
+    shown = [one for one in before if compacted is None or one.seq > compacted.until]
+    said = next((one.entry for one in reversed(before) if _opens(one, logged[-1].turn)), None)
+    request = said.request if isinstance(said, UserSaid) else None
+    rebuilt = []
+    if request is not None and request.model_only:
+        system, tools = request.system, list(request.tools)
+    else:
+        began = before[0].at if before else info.created_at
+        shared = await in_thread(agent.context.shared_prompt)
+        system = agent.context.conversation_prompt(shared, began)
+        tools = list(request.tools) if request is not None and request.tools else agent.tools.get_definitions()
+        rebuilt.append("The system prompt is built from the workspace as it is now.")
+        if request is None or not request.tools:
+            rebuilt.append("The tools are those that the agent has now.")
+        if info.key.partition(":")[0] == "sub":
+            rebuilt.append("A sub-agent has a note about its task in its prompt, and fewer tools.")
+    conversation = conversation_of(system, compacted, shown)
+    messages = [dict(message) for message in conversation if message.get("role") != "system" or message.get("content")]
+    return SentRequest(answered.model or agent.model or "", messages, [dict(tool) for tool in tools], rebuilt)
+
+
+def _opens(one: Logged, turn: str | None) -> bool:
+    return one.turn == turn and isinstance(one.entry, UserSaid) and one.entry.request is not None
+
+
+# ---------------------------------------------------------------------------------------------- handlers
+
+
+class TimelineApi:
+    """The turns of a session, their timelines, and the requests of their model calls."""
+
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
+        self._store = owners.store
+
+    @operation(
+        "GET",
+        "/api/sessions/{key}/turns",
+        "turns",
+        "The latest turns of a session.",
+        TurnList,
+        None,
+        Parameter("limit", "How many turns.", "integer"),
+    )
+    async def turns(self, request: web.Request) -> web.Response:
+        info = await self._session(request)
+        found = await self._store.turns(info.owner, session=info.id, limit=read_number(request, "limit", TURNS, TURNS))
+        return json_response(TurnList([await self._item(turn) for turn in found]))
+
+    @operation("GET", "/api/sessions/{key}/turns/{turn}", "timeline", "The steps of a turn in time.", TurnTimeline)
+    async def timeline(self, request: web.Request) -> web.Response:
+        info, wanted = await self._session(request), request.match_info["turn"]
+        found = await self._store.turns(info.owner, session=info.id, prefix=wanted, limit=1)
+        if not found or found[0].id != wanted:
+            raise not_found("there is no such turn", code="turn_not_found")
+        logged = await self._store.read_turn(info.id, found[0].first_seq)
+        now = (await self._store.overview()).at if found[0].ended_at is None else 0.0
+        return json_response(timeline_of(found[0], logged, self._owners.config, now))
+
+    @operation(
+        "GET", "/api/sessions/{key}/requests/{seq}", "request", "The request that an answer came from.", SentRequest
+    )
+    async def request(self, request: web.Request) -> web.Response:
+        info, seq = await self._session(request), request.match_info["seq"]
+        if not seq.isascii() or not seq.isdecimal() or len(seq) > 15:
+            raise bad_request("the position must be a number", "seq")
+        sent = await request_at(await self._owners.agent(info.owner), info, int(seq))
+        if sent is None:
+            raise not_found("no model has answered at this position", code="answer_not_found")
+        return json_response(sent)
+
+    async def _item(self, turn: TurnInfo) -> TurnItem:
+        first = await self._store.read_log(turn.session, turn.first_seq - 1, turn.first_seq)
+        entry = first[0].entry if first else None
+        title = one_line(text_of(entry.content), WORDS) if isinstance(entry, UserSaid) else ""
+        return TurnItem(turn.id, turn.started_at, turn.ended_at, turn.reason, title)
+
+    async def _session(self, request: web.Request) -> SessionInfo:
+        info = await self._store.session(request[OWNER], key_of(request))
+        if info is None:
+            raise not_found("there is no such session", code="session_not_found")
+        return info

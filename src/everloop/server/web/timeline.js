@@ -1,0 +1,123 @@
+/** The timeline of a turn: its steps on a time axis without idle time, and the request of each model call. */
+import { html, classes, useEffect, useState } from "./lib.js";
+import { api, sessionPath } from "./api.js";
+import { CopyButton } from "./markdown.js";
+import { Waiting, money, number, sessionHash, span, timelineHash, useLoad, when } from "./views.js";
+
+const EVERY = 2000; // milliseconds between two looks at a turn that runs
+const WIDE = 1000; // units of the axis
+
+const KINDS = /** @type {Record<string, string>} */ ({
+  said: "Message", model: "Model", tool: "Tool", question: "Question", compacted: "Summary", end: "End",
+});
+
+/** @typedef {{kind: string, name: string, at: number, seconds: number, offset: number, seq: number | null, status: string,
+ *   call: string, first_token: number, input_tokens: number, cached_tokens: number, output_tokens: number,
+ *   cost: number | null, arguments: Record<string, any>, text: string}} Step */
+
+/** @param {{rest: string[]}} props */
+export function View({ rest: [key, wanted] }) {
+  const list = useLoad(sessionPath(key, "turns"), EVERY * 2);
+  const turns = list.data?.turns ?? [];
+  const turn = wanted ?? turns[0]?.id ?? "";
+  const isOpen = turns.find((/** @type {any} */ one) => one.id === turn)?.ended_at === null;
+  const { data, error } = useLoad(turn && sessionPath(key, `turns/${turn}`), isOpen ? EVERY : 0);
+  return html`<div class="view timeline">
+    <p class="row"><a href=${sessionHash(key)}>Back to the chat</a>
+      ${turns.length > 0 && html`<label class="pick">Turn
+        <select value=${turn} onChange=${(/** @type {any} */ event) => (location.hash = timelineHash(key, event.target.value))}>
+          ${turns.map((/** @type {any} */ one) => html`<option key=${one.id} value=${one.id} selected=${one.id === turn}>
+            ${when(one.started_at)} · ${one.title || "(no words)"}</option>`)}
+        </select></label>`}</p>
+    <${Waiting} data=${list.data} error=${list.error} />
+    ${list.data && !turns.length && html`<p class="hint">Nothing has happened in this session yet.</p>`}
+    ${turn && html`<${Waiting} data=${data} error=${error} />`}
+    ${data && html`<${Turn} key=${data.id} sessionKey=${key} turn=${data} />`}
+  </div>`;
+}
+
+/** @param {{sessionKey: string, turn: any}} props */
+function Turn({ sessionKey, turn }) {
+  const [open, setOpen] = useState(-1);
+  const share = turn.input_tokens ? Math.round((100 * turn.cached_tokens) / turn.input_tokens) : 0;
+  const facts = [
+    ["Ended", turn.reason ?? "still running"],
+    ["Busy", span(turn.seconds)],
+    ["Idle, cut out", turn.idle ? span(turn.idle) : "none"],
+    ["Tokens", `${number(turn.input_tokens)} in, ${number(turn.output_tokens)} out`],
+    ["Cached", turn.input_tokens ? `${share} %` : "–"],
+    ["Cost", money(turn.cost) || "no price known"],
+  ];
+  return html`<dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    <ol class="steps" aria-label="Steps">${turn.steps.map((/** @type {Step} */ step, /** @type {number} */ index) => html`
+      <li key=${`${step.kind}${step.seq ?? step.call}${step.at}`} class=${classes(`is-${step.kind}`, isBad(step) && "is-bad")}>
+        <button type="button" class="step" aria-expanded=${open === index} onClick=${() => setOpen(open === index ? -1 : index)}>
+          <span class="kind">${KINDS[step.kind] ?? step.kind}</span>
+          <span class="name" dir="auto">${nameOf(step)}</span>
+          <${Axis} step=${step} turn=${turn} />
+          <span class="took">${step.seconds ? span(step.seconds) : ""}</span>
+        </button>
+        ${open === index && html`<${Details} sessionKey=${sessionKey} step=${step} />`}
+      </li>`)}</ol>`;
+}
+
+/** @param {Step} step */
+const isBad = (step) => ["error", "timeout", "interrupted", "denied"].includes(step.status);
+
+/** @param {Step} step */
+function nameOf(step) {
+  if (step.kind === "end" || step.kind === "question") return step.status;
+  if (step.kind === "said") return step.text.split("\n")[0].slice(0, 80);
+  return step.name || (step.status === "running" ? "running" : "");
+}
+
+/** @param {{step: Step, turn: any}} props */
+function Axis({ step, turn }) {
+  const scale = WIDE / Math.max(turn.seconds, 0.001);
+  const width = Math.max(step.seconds * scale, 3);
+  const left = Math.min(step.offset * scale, WIDE - width);
+  return html`<svg class="axis" viewBox="0 0 ${WIDE} 12" preserveAspectRatio="none" aria-hidden="true">
+    ${turn.gaps.map((/** @type {any} */ gap) => html`<line class="gap" x1=${gap.offset * scale} x2=${gap.offset * scale} y1="0" y2="12" />`)}
+    <rect x=${left} y="2" width=${width} height="8" rx="1" />
+    ${step.first_token > 0 && html`<rect class="first" x=${left} y="2" width=${Math.min(step.first_token * scale, width)} height="8" />`}
+  </svg>`;
+}
+
+/** @param {{sessionKey: string, step: Step}} props */
+function Details({ sessionKey, step }) {
+  /** @type {[string, string][]} */
+  const facts = [["At", `${when(step.at)}`]];
+  if (step.status) facts.push(["Status", step.status]);
+  if (step.kind === "model") {
+    facts.push(["First token", step.first_token ? span(step.first_token) : "not streamed"]);
+    facts.push(["Tokens", `${number(step.input_tokens)} in, ${number(step.output_tokens)} out`]);
+    if (step.input_tokens) facts.push(["Cached", `${Math.round((100 * step.cached_tokens) / step.input_tokens)} %`]);
+    facts.push(["Cost", money(step.cost) || "no price known"]);
+  }
+  const given = Object.entries(step.arguments);
+  return html`<div class="details">
+    <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    ${given.length > 0 && html`<dl class="arguments">${given.map(([name, value]) => html`
+      <dt>${name}</dt><dd dir="auto">${typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl>`}
+    ${step.text && html`<pre class="shown" tabindex="0" dir="auto">${step.text}</pre>`}
+    ${step.kind === "model" && step.seq !== null && html`<${Sent} sessionKey=${sessionKey} seq=${step.seq} />`}
+  </div>`;
+}
+
+/** The request of a model call. @param {{sessionKey: string, seq: number}} props */
+function Sent({ sessionKey, seq }) {
+  const [isShown, setShown] = useState(false);
+  const [sent, setSent] = useState(/** @type {any} */ (null));
+  const [error, setError] = useState("");
+  useEffect(() => {
+    if (!isShown) return;
+    api(sessionPath(sessionKey, `requests/${seq}`)).then(setSent, (failed) => setError(String(failed.message)));
+  }, [isShown, sessionKey, seq]);
+  if (!isShown) return html`<p><button type="button" class="small" onClick=${() => setShown(true)}>Show the request</button></p>`;
+  if (!sent) return html`<${Waiting} data=${null} error=${error} />`;
+  const { rebuilt, ...request } = sent;
+  const text = JSON.stringify(request, null, 2);
+  return html`<figure class="code"><figcaption>The request <${CopyButton} text=${text} /></figcaption>
+    <pre class="shown" tabindex="0" dir="ltr">${text}</pre></figure>
+    ${rebuilt.map((/** @type {string} */ words) => html`<p class="hint" key=${words}>${words}</p>`)}`;
+}

@@ -1,0 +1,153 @@
+"""The timeline of a turn over the page's API, and the requests that its model calls sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from everloop.config import Config, Price
+from everloop.log import Call as Called
+from everloop.log import CallEnded, CallsAsked, CallsDecided, Logged, ModelAnswered, TurnEnded, UserSaid
+from everloop.server.page_timeline import timeline_of
+from everloop.store.base import TurnInfo
+
+from .feeds import Page, PageClient
+from .serving import Serving, call, serving
+from .test_feed import is_over, page_client
+
+PRICES = (Price(model="scripted", input=10.0, output=20.0, cached=1.0),)
+USAGE = {"prompt_tokens": 1000, "completion_tokens": 100, "cached_tokens": 600, "total_tokens": 1100}
+
+
+@pytest.fixture
+async def server(tmp_path: Path):
+    async with serving(tmp_path, prices=PRICES) as running:
+        yield running
+
+
+@pytest.fixture
+async def ada(server: Serving) -> PageClient:
+    return await page_client(server, "ada")
+
+
+async def said(client: PageClient, key: str, text: str) -> Page:
+    """A session whose turn has ended."""
+    feed = await client.feed(key)
+    await client.say(key, text)
+    page = await feed.read(lambda page: is_over(page) and any(one.get("text") == text for one in page.entries.values()))
+    feed.close()
+    return page
+
+
+def logged(*entries: tuple[float, object]) -> list[Logged]:
+    return [Logged(seq, "t1", at, entry) for seq, (at, entry) in enumerate(entries, 1)]  # type: ignore[arg-type]
+
+
+def test_idle_time_is_cut_out_of_the_axis_and_costs_are_told(tmp_path: Path):
+    config = Config(home=tmp_path, workspace=tmp_path, prices=PRICES)
+    turn = TurnInfo("t1", 1, "web:1", "me", 1, 100.0, 5000.0, "answer")
+    entries = logged(
+        (100.0, UserSaid("go")),
+        (103.0, ModelAnswered(None, (Called("c1", "exec", {"command": "ls"}),), usage=USAGE, model="scripted",
+                              seconds=2.9, first_token=0.4)),
+        (103.1, CallsAsked(("c1",), "May it?")),
+        (4103.0, CallsDecided(("c1",), True)),
+        (4105.0, CallEnded("c1", "exec", "done", seconds=2.0)),
+        (4106.0, ModelAnswered("fine", usage=USAGE, model="scripted", seconds=1.0)),
+        (4106.0, TurnEnded("answer", "fine")),
+    )  # fmt: skip
+    found = timeline_of(turn, entries, config, 0.0)
+    kinds = [(step.kind, step.status, round(step.offset, 1), round(step.seconds, 1)) for step in found.steps]
+    assert kinds == [
+        ("said", "request", 0.0, 0.0),
+        ("model", "stop", 0.1, 2.9),
+        ("question", "allowed", 3.1, 0.0),
+        ("tool", "ok", 3.1, 2.0),
+        ("model", "stop", 5.1, 1.0),
+        ("end", "answer", 6.1, 0.0),
+    ]
+    assert [(round(gap.offset, 1), round(gap.seconds, 1)) for gap in found.gaps] == [(3.1, 3999.9)]
+    assert (round(found.seconds, 1), round(found.idle, 1)) == (6.1, 3999.9)
+    model, tool = found.steps[1], found.steps[3]
+    assert (model.first_token, model.input_tokens, model.cached_tokens, model.output_tokens) == (0.4, 1000, 600, 100)
+    assert model.cost == pytest.approx((400 * 10 + 600 * 1 + 100 * 20) / 1e6)
+    assert found.cost == pytest.approx(2 * (model.cost or 0))
+    assert (tool.arguments, tool.text, tool.call) == ({"command": "ls"}, "done", "c1")
+
+
+def test_what_runs_is_shown_until_now(tmp_path: Path):
+    config = Config(home=tmp_path, workspace=tmp_path)
+    turn = TurnInfo("t1", 1, "web:1", "me", 1, 100.0, None, None)
+    asked = timeline_of(turn, logged((100.0, UserSaid("go"))), config, 104.0)
+    assert [(step.kind, step.status, step.seconds) for step in asked.steps] == [
+        ("said", "request", 0.0),
+        ("model", "running", 4.0),
+    ]
+    called = ModelAnswered(None, (Called("c1", "exec", {"command": "ls"}),), seconds=1.0)
+    runs = timeline_of(turn, logged((100.0, UserSaid("go")), (101.0, called)), config, 107.0)
+    assert [(step.kind, step.status, step.seconds) for step in runs.steps[2:]] == [("tool", "running", 6.0)]
+    assert runs.cost is None
+
+
+async def test_a_turn_has_a_timeline_and_its_requests_are_those_that_were_sent(server: Serving, ada: PageClient):
+    server.fake.calls(call("write_file", path="a.txt", content="x"))
+    server.fake.reply("It is written.")
+    await said(ada, "web:1", "write it")
+    server.fake.reply("Again.")
+    await said(ada, "web:1", "and again")
+    status, body = await ada.api("GET", "sessions/web:1/turns")
+    assert (status, [one["title"] for one in body["turns"]]) == (200, ["and again", "write it"])
+    assert [one["reason"] for one in body["turns"]] == ["answer", "answer"]
+    status, timeline = await ada.api("GET", f"sessions/web:1/turns/{body['turns'][1]['id']}")
+    assert status == 200
+    assert [step["kind"] for step in timeline["steps"]] == ["said", "model", "tool", "model", "end"]
+    assert timeline["cost"] > 0
+    models = [step for step in timeline["steps"] if step["kind"] == "model"]
+    for number, step in enumerate(models):
+        status, sent = await ada.api("GET", f"sessions/web:1/requests/{step['seq']}")
+        seen = server.fake.requests[number].body
+        assert seen is not None
+        assert (status, sent["model"]) == (200, "scripted")
+        assert json.dumps(sent["messages"]) == json.dumps(seen["messages"])
+        assert sent["tools"] == seen["tools"]
+        assert len(sent["rebuilt"]) == 2
+
+
+async def test_requests_after_a_new_conversation_and_a_summary_are_rebuilt_the_same(server: Serving, ada: PageClient):
+    for text in ("one", "two", "three"):
+        server.fake.reply(f"{text} is answered at some length, so that a summary is shorter. " * 40)
+        await said(ada, "web:1", text)
+    server.fake.reply("They counted.")
+    feed = await ada.feed("web:1")
+    await ada.say("web:1", "/compact")
+    await feed.read(lambda page: "compacted" in page.kinds)
+    feed.close()
+    server.fake.reply("fine")
+    page = await said(ada, "web:1", "four")
+    answers = [seq for seq, one in sorted(page.entries.items()) if one["kind"] == "answer"]
+    status, sent = await ada.api("GET", f"sessions/web:1/requests/{answers[-1]}")
+    assert (status, sent["messages"]) == (200, server.seen())
+    assert "They counted." in str(sent["messages"])
+    await ada.say("web:1", "/new")
+    server.fake.reply("fresh")
+    page = await said(ada, "web:1", "five")
+    answers = [seq for seq, one in sorted(page.entries.items()) if one["kind"] == "answer"]
+    assert (await ada.api("GET", f"sessions/web:1/requests/{answers[-1]}"))[1]["messages"] == server.seen()
+    assert (await ada.api("GET", f"sessions/web:1/requests/{answers[0]}"))[1]["messages"] == server.seen(0)
+
+
+async def test_another_owner_and_wrong_positions_get_nothing(server: Serving, ada: PageClient):
+    server.fake.reply("fine")
+    await said(ada, "web:1", "hello")
+    turn = (await ada.api("GET", "sessions/web:1/turns"))[1]["turns"][0]["id"]
+    eve = await page_client(server, "eve")
+    for path in ("turns", f"turns/{turn}", "requests/2"):
+        assert (await eve.api("GET", f"sessions/web:1/{path}"))[0] == 404
+        assert (await ada.api("GET", f"sessions/web:1/{path}"))[0] == 200
+    for path, status in (("requests/1", 404), ("requests/99", 404), ("requests/x", 400), (f"turns/{turn[:5]}", 404)):
+        assert (await ada.api("GET", f"sessions/web:1/{path}"))[0] == status
+    server.fake.reply("no")
+    await said(eve, "web:1", "mine")
+    assert (await eve.api("GET", f"sessions/web:1/turns/{turn}"))[0] == 404

@@ -1,0 +1,199 @@
+"""The views of the page beside the chat, in a real browser with a real server behind it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from everloop.config import Price, Rule
+
+from .browser import Tab, chromium, link, tab
+from .feeds import PageClient
+from .serving import Serving, call, serving
+from .test_page_files import PIXEL
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+PRICES = (Price(model="scripted", input=10.0, output=20.0, cached=1.0),)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as running:
+        yield running
+
+
+async def talked(server: Serving, one: Tab) -> None:
+    """A turn with a tool call."""
+    server.fake.calls(call("exec", id="e", command="echo watered <b>roses</b>"))
+    server.fake.reply("The roses are watered.")
+    await one.say("Water the roses")
+    await expect(one.log.get_by_text("The roses are watered.")).to_be_visible()
+    await expect(one.page.get_by_role("button", name="Stop")).to_be_hidden()
+
+
+async def test_the_timeline_shows_steps_and_the_request_that_was_sent(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path, prices=PRICES) as server, tab(browser, await link(server)) as one:
+        await talked(server, one)
+        assert not [address for address in one.requests if address.endswith("/web/timeline.js")]  # on demand
+        await one.page.get_by_role("link", name="Timeline").click()
+        steps = one.page.get_by_role("list", name="Steps").get_by_role("listitem")
+        await expect(steps).to_have_count(5)
+        await expect(steps.locator(".kind")).to_have_text(["Message", "Model", "Tool", "Model", "End"])
+        await expect(one.page.get_by_text("Idle, cut out")).to_be_visible()
+        await steps.nth(2).get_by_role("button").click()
+        await expect(steps.nth(2)).to_contain_text("watered")
+        await expect(steps.nth(2)).to_contain_text("echo watered <b>roses</b>")
+        await steps.nth(1).get_by_role("button").click()
+        await expect(steps.nth(1)).to_contain_text("First token")
+        await expect(steps.nth(1)).to_contain_text("$0.")
+        await steps.nth(1).get_by_role("button", name="Show the request").click()
+        sent = steps.nth(1).locator("figure pre")
+        await expect(sent).to_contain_text("Water the roses")
+        shown = json.loads(await sent.inner_text())
+        assert (shown["messages"], shown["model"]) == (server.seen(0), "scripted")
+        await expect(steps.nth(1).get_by_text("as it is now")).to_be_visible()
+        await one.check("timeline")
+        await one.page.get_by_role("link", name="Back to the chat").click()
+        await expect(one.log.get_by_text("The roses are watered.")).to_be_visible()
+        assert one.errors == []
+        assert not re.search(r"#link", one.page.url)
+
+
+async def test_jobs_are_paused_resumed_run_and_removed(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        await one.go("#/jobs")
+        await expect(one.page.get_by_text("Nothing is scheduled.")).to_be_visible()
+        service = (await server.owners.agent("me")).cron_service
+        await service.add("Water the beans", every="1h", channel="web", chat_id="web:g", session="web:g")
+        job = one.page.get_by_role("list", name="Jobs").get_by_role("listitem")
+        await expect(job).to_contain_text("Water the beans")
+        await job.get_by_role("button", name="Pause").click()
+        await expect(job.get_by_text("when it is resumed")).to_be_visible()
+        assert (await service.list())[0].paused
+        await job.get_by_role("button", name="Resume").click()
+        await expect(job.get_by_text("when it is resumed")).to_be_hidden()
+        server.fake.reply("The beans are wet.")
+        await job.get_by_role("button", name="Run now").click()
+        await expect(job).to_contain_text("The beans are wet.")
+        await one.check("jobs")
+        one.page.once("dialog", lambda dialog: dialog.accept())
+        await job.get_by_role("button", name="Remove").click()
+        await expect(one.page.get_by_text("Nothing is scheduled.")).to_be_visible()
+        assert await service.list() == []
+        assert one.errors == []
+
+
+async def test_sub_agents_stand_in_a_tree_and_can_be_read(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        server.fake.calls(call("spawn", task="Count the beans in both beds"))
+        for _ in range(3):
+            server.fake.reply("There are 12 beans.")
+        await one.say("Count them")
+        await expect(one.log.get_by_label("Agent", exact=True).first).to_be_visible()
+        await one.page.get_by_role("link", name="Agents").click()
+        tree = one.page.get_by_role("list", name="Sub-agents")
+        await expect(tree.get_by_text("done")).to_be_visible()
+        await expect(tree.locator("li li")).to_contain_text("Count the beans in both beds")
+        await one.check("agents")
+        await tree.get_by_role("link", name="Count the beans").click()
+        await expect(one.log.get_by_text("There are 12 beans.").first).to_be_visible()
+        assert one.errors == []
+
+
+async def test_memory_is_edited_and_a_change_that_is_not_allowed_is_refused(browser: Browser, tmp_path: Path):
+    rules = (Rule(do="ask", tool="write_file", path="skills/**", why="skills are dear"),)
+    async with serving(tmp_path, policy=rules) as server, tab(browser, await link(server)) as one:
+        workspace = server.owners.config.workspace
+        skill = workspace / "skills" / "tea" / "SKILL.md"
+        skill.parent.mkdir(parents=True)
+        skill.write_text("---\nname: tea\ndescription: How tea is made.\n---\nBoil water.\n")
+        await one.page.get_by_role("link", name="Memory").click()
+        editor = one.page.locator("#editor")
+        await expect(editor).to_have_value("")
+        await editor.fill("- The beans want water.\n")
+        await one.page.get_by_role("button", name="Save").click()
+        await expect(one.page.get_by_text("Saved.")).to_be_visible()
+        assert (workspace / "memory" / "MEMORY.md").read_text() == "- The beans want water.\n"
+        await one.check("memory")
+        await one.page.get_by_role("link", name="tea").click()
+        await expect(editor).to_have_value(re.compile("Boil water"))
+        await editor.fill("Boil milk.")
+        await one.page.get_by_role("button", name="Save").click()
+        await expect(one.page.get_by_role("alert")).to_contain_text("skills are dear")
+        assert "Boil water" in skill.read_text()
+        await one.page.get_by_role("link", name="git", exact=False).first.click()
+        await expect(one.page.get_by_role("button", name="Save")).to_be_hidden()
+
+
+async def test_files_are_browsed_viewed_and_downloaded(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        workspace = server.owners.config.workspace
+        (workspace / "beds" / "long name").mkdir(parents=True)
+        (workspace / "beds" / "rose.png").write_bytes(PIXEL)
+        (workspace / "beds" / "a#b?.html").write_text("<script>window.hacked = 1</script>\n")
+        (tmp_path / "secret.txt").write_text("canary-7d1f")
+        (workspace / "beds" / "out").symlink_to(tmp_path / "secret.txt")
+        await one.page.get_by_role("link", name="Files").click()
+        await one.page.get_by_role("link", name="beds/").click()
+        await expect(one.page.get_by_role("link", name="long name/")).to_be_visible()
+        await one.check("files")
+        await one.page.get_by_role("link", name="a#b?.html").click()
+        await expect(one.page.locator("pre.shown")).to_have_text("<script>window.hacked = 1</script>\n")
+        async with one.page.expect_download() as started:
+            await one.page.get_by_role("button", name="Download").click()
+        path = await (await started.value).path()
+        assert path.read_text() == "<script>window.hacked = 1</script>\n"
+        await one.page.get_by_role("link", name="beds").click()
+        await one.page.get_by_role("link", name="rose.png").click()
+        await expect(one.page.locator("canvas[data-drawn]")).to_be_visible()
+        await one.page.get_by_role("link", name="beds").click()
+        await one.page.get_by_role("link", name="out").click()
+        await expect(one.page.get_by_role("alert")).to_contain_text("outside the workspace")
+        assert "canary" not in await one.page.content()
+        assert await one.page.evaluate("window.hacked") is None
+
+
+async def test_usage_is_drawn_by_day_and_listed_by_model_and_session(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path, prices=PRICES) as server, tab(browser, await link(server)) as one:
+        await talked(server, one)
+        await one.page.get_by_role("link", name="Usage").click()
+        await expect(one.page.get_by_role("img", name=re.compile(r"Cost by day. Most on .*: \$0\."))).to_be_visible()
+        await expect(one.page.get_by_role("row", name=re.compile("scripted 2"))).to_be_visible()
+        await expect(one.page.get_by_role("row", name=re.compile("Water the roses 2"))).to_be_visible()
+        await expect(one.page.locator(".chart rect")).to_have_count(30)
+        await one.check("usage")
+        await one.page.get_by_label("Since").select_option("7")
+        await expect(one.page.locator(".chart rect")).to_have_count(7)
+        assert one.errors == []
+
+
+async def test_the_operator_sees_health_and_workers_and_makes_and_revokes_tokens(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        await one.page.get_by_role("link", name="Server").click()
+        await expect(one.page.get_by_role("row", name=re.compile("^store"))).to_be_visible()
+        await expect(one.page.get_by_role("table", name="Workers").get_by_text("alive").first).to_be_visible()
+        await one.page.get_by_label("Name").fill("garden")
+        await one.page.get_by_role("button", name="Make a token").click()
+        secret = await one.page.locator(".secret").inner_text()
+        assert secret.startswith("ev_")
+        row = one.page.get_by_role("row", name=re.compile("^garden garden use"))
+        await expect(row).to_be_visible()
+        await one.check("server")
+        gardener = PageClient(server.url, server.http, secret)
+        assert (await gardener.api("GET", "sessions"))[0] == 200
+        async with tab(browser, server.url) as other:  # who only uses the agent
+            await other.page.get_by_label("Token").fill(secret)
+            await other.page.get_by_role("button", name="Log in").click()
+            await other.page.get_by_role("link", name="Server").click()
+            await expect(other.page.get_by_text("Only an operator sees this")).to_be_visible()
+        one.page.once("dialog", lambda dialog: dialog.accept())
+        await row.get_by_role("button", name="Revoke garden").click()
+        await expect(one.page.get_by_text("revoked", exact=True)).to_be_visible()
+        assert (await gardener.api("GET", "sessions"))[0] == 401
+        assert one.errors == []

@@ -75,6 +75,7 @@ def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("EVERLOOP_HOME", str(home / ".everloop"))
+    monkeypatch.setenv("EVERLOOP_TITLES", "words")  # no model call that a test does not expect
 
 
 def _called_from_a_test(*_: Any, **__: Any) -> bool:

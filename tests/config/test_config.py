@@ -130,6 +130,7 @@ def test_a_variable_wins_over_the_file_and_a_flag_over_both(home):
 def test_every_variable_reaches_its_attribute(home, key):
     value = "/somewhere" if key.kind.startswith("Path") else "http://x/v1" if key.url else "value"
     value = str(not key.default) if key.kind == "bool" else value
+    value = key.choices[-1] if key.choices else value
     assert str(getattr(load(home, env={key.env: value.lower()}), key.attribute)).lower() == value.lower()
 
 
@@ -431,3 +432,26 @@ def test_any_other_word_for_it_is_refused_in_one_line(home, written):
 def test_the_addresses_of_the_settings_are_those_of_all_keys_and_servers(home):
     config = load(home, '[web]\nsearxng_url = "http://a.example"\n[mcp.x]\nurl = "http://b.example"\n')
     assert config.addresses == {"http://a.example", "http://b.example"}
+
+
+# ---------------------------------------------------------------------------------------------- the section [store]
+
+
+def test_the_store_has_a_section_and_its_place_can_be_in_it(home):
+    assert Config().keep_requests_seconds == 30 * 86_400
+    config = load(home, '[store]\npath = "here.db"\nkeep_requests = "12h"')
+    assert (config.store, config.store_named) == (home / "here.db", True)
+    assert config.keep_requests_seconds == 12 * 3600
+    assert load(home, 'store = "there.db"').store == home / "there.db"
+    assert load(home, '[store]\nkeep_requests = ""').keep_requests_seconds == 0
+    assert load(home, '[store]\npath = "postgresql://u:p@h/d"').store == DSN("postgresql://u:p@h/d")
+
+
+@pytest.mark.parametrize("value", ['"30"', '"d"', '"-1d"', '"0d"', '"30 d"', "30", "true", '"1y"'])
+def test_a_time_that_is_none_is_refused_with_what_is_allowed(home, value):
+    said = refusal(home, f"[store]\nkeep_requests = {value}")
+    assert "[store] keep_requests must be a time like" in said
+
+
+def test_an_unknown_key_of_the_store_is_named(home):
+    assert 'did you mean "keep_requests"?' in refusal(home, '[store]\nkeep_request = "30d"')

@@ -51,6 +51,10 @@ async def test_sessions_have_titles_and_states(server: Serving, ada: PageClient)
     page = Page()
     await ada.say("web:idle", "What is\nin the garden?")
     await after(ada, page, "web:idle")
+    server.fake.reply("fine")
+    await ada.say("web:named", "hello")
+    await after(ada, Page(), "web:named")
+    await server.store.set_title("ada", "web:named", "A name")
     server.fake.reply("", status=500)
     await ada.say("web:fails", "fail please")
     await after(ada, Page(), "web:fails")
@@ -66,6 +70,7 @@ async def test_sessions_have_titles_and_states(server: Serving, ada: PageClient)
     assert found.pop("web:runs")[1] == "running"
     assert found == {
         "web:idle": ("What is in the garden?", "idle"),
+        "web:named": ("A name", "idle"),
         "web:waits": ("write it", "waiting"),
         "web:fails": ("fail please", "failed"),
     }

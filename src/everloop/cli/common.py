@@ -8,7 +8,8 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -201,6 +202,17 @@ async def reading(config: Config) -> AsyncIterator[Store]:
         yield store
     finally:
         await store.close()
+
+
+async def forget_outputs(home: Path, sessions: Iterable[tuple[str, str]]) -> None:
+    """Remove the long results that were saved in files for these sessions, which are (owner, key)."""
+    import shutil
+
+    from ..threads import in_thread
+    from ..tools.registry import outputs_folder
+
+    for owner, key in sessions:
+        await in_thread(partial(shutil.rmtree, outputs_folder(home, owner, key), ignore_errors=True))
 
 
 async def left_behind(store: Store, key: str) -> str:

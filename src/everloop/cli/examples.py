@@ -24,6 +24,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sessions show": ("everloop sessions show cli:direct",),
     "sessions rename": ('everloop sessions rename cli:direct "Garden plans"',),
     "sessions export": ("everloop sessions export cli:direct > garden.md",),
+    "sessions delete": ("everloop sessions delete cli:second-try",),
     "log": ("everloop log", "everloop log --follow", "everloop log --turn 1a1d"),
     "replay": ("everloop replay 1a1d",),
     "fork": ("everloop fork cli:direct@12 --as cli:second-try",),

@@ -167,7 +167,7 @@ def _add_work(add: Add, session: Parser) -> None:
 
 
 def _add_history(add: Add, session: Parser) -> None:
-    sessions = add("sessions", "sessions", "list the sessions, the latest first; show, rename or export one")
+    sessions = add("sessions", "sessions", "list the sessions, the latest first; show, rename, export or delete one")
     sessions.add_argument("-n", type=_count, default=100, metavar="N", help="at most so many (default 100)")
     sessions.add_argument(
         "--adopt", metavar="FOLDER", help="continue the sessions of FOLDER, which is gone, in the workspace"
@@ -244,6 +244,8 @@ def _session_actions(sessions: Parser) -> None:
     export = add("export", "write it as a document, with secrets taken out")
     export.add_argument("--format", choices=("md", "jsonl", "html"), default="md", help="(default: md)")
     export.add_argument("-o", "--output", metavar="FILE", help="a new file (default: standard output)")
+    delete = add("delete", "delete it and all that is kept of it, for good")
+    delete.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
 def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:

@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
@@ -15,6 +16,8 @@ from ..providers.factory import make_provider
 from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..store.base import Store
+from ..store.pruning import prune
+from .common import forget_outputs
 from .main import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -66,6 +69,9 @@ async def at_work(
     gc.enable()
     work = asyncio.create_task(owners.run())
     work.add_done_callback(ended)
+    forget = partial(forget_outputs, config.home)
+    keep = config.keep_requests_seconds
+    pruning = asyncio.create_task(prune(store, keep, forget)) if runs and keep else None
     try:
         yield owners, told, again
     finally:
@@ -73,7 +79,12 @@ async def at_work(
             store.hurry()
         if told.done() and not told.cancelled() and told.exception() is None and late is not None:
             await _unless(hurry, owners.leave(max(0.0, late.when() - loop.time())))
-        work.cancel()
+        tasks = [task for task in (work, pruning) if task is not None]
+        for task in tasks:
+            task.cancel()
+        for failed in await asyncio.gather(*tasks[1:], return_exceptions=True):
+            if isinstance(failed, Exception):
+                log.error("old requests were not pruned: %s", failed)
         await asyncio.gather(work, return_exceptions=True)
         await owners.close()
         if late is not None:

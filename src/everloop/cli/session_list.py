@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..config import Config
-from ..log import Cleared, Logged, ModelAnswered, UserSaid, text_of
+from ..log import Cleared, Compacted, Logged, ModelAnswered, UserSaid, text_of
 from ..store.base import SessionInfo, Store
 from ..text import one_line
 from ..threads import in_thread
+from .common import OWNER
 
 TITLE = 60  # characters
 MOST_ENTRIES = 20_000  # of a session that are read for its numbers
@@ -29,8 +30,9 @@ class Totals:
     tokens: dict[str, Counter[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, entries: Iterable[Logged], usual: str) -> Totals:
-        """Count the model calls in a log. `usual` is the model of answers that name none."""
+    def of(cls, entries: Iterable[Logged], usual: str, info: SessionInfo | None = None) -> Totals:
+        """Count the model calls in a log, and those for the session's title. `usual` is the model of calls that name
+        none."""
         found = cls()
         turns = set()
         for one in entries:
@@ -38,6 +40,10 @@ class Totals:
                 turns.add(one.turn)
             if isinstance(one.entry, ModelAnswered):
                 found.add(one.entry.model or usual, one.entry.usage)
+            elif isinstance(one.entry, Compacted) and one.entry.usage:
+                found.add(usual, one.entry.usage)
+        if info is not None and info.naming_usage:
+            found.add(info.named_by or usual, info.naming_usage)
         found.turns = len(turns)
         return found
 
@@ -81,39 +87,30 @@ def age(at: float, now: float | None = None) -> str:
 # ---------------------------------------------------------------------------------------------- titles
 
 
-class Titles:
-    """Titles that the user gave to sessions, in a small file in the home, by store and session. It
-    looks at the disk: call it in a thread."""
+async def adopt_titles(store: Store, config: Config) -> None:
+    """Move titles into the store from the file of the home in which an earlier version kept them."""
+    path = config.home / "titles.json"
+    for key, title in (await in_thread(_take_titles, path, str(config.store))).items():
+        info = await store.session(OWNER, key)
+        if info is not None and not info.title:
+            await store.set_title(OWNER, key, one_line(title, TITLE))
 
-    def __init__(self, config: Config) -> None:
-        self._path: Path = config.home / "titles.json"
-        self._store = str(config.store)
 
-    def all(self) -> dict[str, str]:
-        """The titles of this store's sessions, by their keys."""
-        return self._read().get(self._store, {})
-
-    def set(self, key: str, title: str) -> None:
-        """Keep a title; an empty one takes it away."""
-        titles = self._read()
-        own = titles.setdefault(self._store, {})
-        if title:
-            own[key] = title
-        else:
-            own.pop(key, None)
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}")
+def _take_titles(path: Path, store: str) -> dict[str, str]:
+    """The titles of a store's sessions by their keys. They are taken out of the file."""
+    try:
+        titles = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    own = titles.pop(store, {}) if isinstance(titles, dict) else {}
+    if not titles:
+        path.unlink(missing_ok=True)
+    elif own:
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        draft.touch(0o600)
         draft.write_text(json.dumps(titles, indent=1, ensure_ascii=False), encoding="utf-8")
-        draft.chmod(0o600)
-        draft.replace(self._path)
-
-    def _read(self) -> dict[str, dict[str, str]]:
-        try:
-            titles = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        known = titles.items() if isinstance(titles, dict) else ()
-        return {store: dict(own) for store, own in known if isinstance(own, dict)}
+        draft.replace(path)
+    return {key: title for key, title in own.items() if isinstance(title, str)} if isinstance(own, dict) else {}
 
 
 def first_words(entries: Iterable[Logged]) -> str:
@@ -138,11 +135,11 @@ class Listed:
 
 async def list_sessions(store: Store, config: Config, owner: str, limit: int) -> list[Listed]:
     """The latest sessions, each with its title and numbers."""
-    titles = await in_thread(Titles(config).all)
+    await adopt_titles(store, config)
     listed = []
     for info in await store.sessions(owner, limit):
         short = info.entries <= MOST_ENTRIES
         entries = await store.read_log(info.id, 0 if short else max(0, info.entries - 200))
-        title = titles.get(info.key, "") or first_words(entries)
-        listed.append(Listed(info, title, Totals.of(entries, config.model) if short else None))
+        totals = Totals.of(entries, config.model, info) if short else None
+        listed.append(Listed(info, info.title or first_words(entries), totals))
     return listed

@@ -1,4 +1,4 @@
-"""`everloop sessions`: list the sessions, show one, give it a title, export it, or continue those of a folder that is
+"""`everloop sessions`: list the sessions; show, rename, export or delete one; or continue those of a folder that is
 gone."""
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import asdict
 from ..config import Config
 from ..errors import EverloopError
 from ..log import Logged
+from ..store.base import Busy, Removed
 from ..text import one_line, printable
-from .common import OWNER, load_config, load_with_store, reading
+from .common import OWNER, forget_outputs, load_config, load_with_store, reading
 from .folder import adopt
 from .output import as_json
-from .session_list import TITLE, Listed, Titles, age, first_words, list_sessions, money
+from .session_list import TITLE, Listed, adopt_titles, age, first_words, list_sessions, money
 
 MOST_SEARCHED = 1000  # sessions among which one is found by its title
 
@@ -28,12 +29,12 @@ def command(options: argparse.Namespace) -> int:
         case "show":
             _show(asyncio.run(find_session(config, options.key)))
         case "rename":
-            session, _ = asyncio.run(find_session(config, options.key))
-            title = one_line(options.title, TITLE)
-            Titles(config).set(session.info.key, title)
+            session, title = asyncio.run(_rename(config, options.key, one_line(options.title, TITLE)))
             print(f"{printable(session.info.key)} is now {title!r}" if title else "The title is taken away.")
         case "export":
             _export(config, options)
+        case "delete":
+            return _delete(config, options)
         case _:
             return _list(config, options)
     return 0
@@ -86,10 +87,11 @@ def _table(found: list[Listed], config: Config) -> str:
 async def find_session(config: Config, wanted: str) -> tuple[Listed, list[Logged]]:
     """The session with this key, or the only one whose title has these words; with its log."""
     async with reading(config) as store:
+        await adopt_titles(store, config)
         info = await store.session(OWNER, wanted)
         if info is not None:
             entries = await store.read_log(info.id)
-            return Listed(info, Titles(config).all().get(info.key, "") or first_words(entries), None), entries
+            return Listed(info, info.title or first_words(entries), None), entries
         listed = await list_sessions(store, config, OWNER, MOST_SEARCHED)
         fitting = [one for one in listed if wanted.lower() in one.title.lower()]
         if len(fitting) != 1:
@@ -97,6 +99,66 @@ async def find_session(config: Config, wanted: str) -> tuple[Listed, list[Logged
             hint = "`everloop sessions` lists them"
             raise EverloopError(f'{what} has the key or title "{one_line(wanted, 60)}": {hint}')
         return fitting[0], await store.read_log(fitting[0].info.id)
+
+
+async def _rename(config: Config, wanted: str, title: str) -> tuple[Listed, str]:
+    session, _ = await find_session(config, wanted)
+    async with reading(config) as store:
+        await store.set_title(OWNER, session.info.key, title)
+    return session, title
+
+
+def _delete(config: Config, options: argparse.Namespace) -> int:
+    session, entries = asyncio.run(find_session(config, options.key))
+    key = printable(session.info.key)
+    what = f"{key} “{session.title}”" if session.title else key
+    if not options.yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise EverloopError(f"{what} would be deleted for good: say --yes")
+        question = f"Delete {what} with {counted(len(entries), 'entry', 'entries')}? It cannot be undone. [y/N] "
+        if input(question).strip().lower() not in ("y", "yes"):
+            print("Nothing is deleted.")
+            return 1
+    removed = asyncio.run(_remove(config, session.info.key))
+    kept = asyncio.run(_jobs_of(config, session.info.key))
+    parts = [
+        counted(removed.turns, "turn"),
+        counted(removed.entries, "entry of the log", "entries of the log"),
+        counted(removed.messages, "message"),
+    ]
+    if len(removed.keys) > 1:
+        parts.append(counted(len(removed.keys) - 1, "session of sub-agents", "sessions of sub-agents"))
+    print(f"Deleted {what}: {', '.join(parts)}.")
+    if kept:
+        print(f"{counted(kept, 'scheduled job')} will write to it again: `everloop cron list` shows the jobs.")
+    return 0
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+async def _remove(config: Config, key: str) -> Removed:
+    async with reading(config) as store:
+        try:
+            removed = await store.delete_session(OWNER, key)
+        except Busy:
+            raise EverloopError(
+                f"{printable(key)} is at work just now: stop its turn with /stop, or wait for its end, and try again"
+            ) from None
+    if removed is None:
+        raise EverloopError(f"{printable(key)} is gone already")
+    await forget_outputs(config.home, [(OWNER, one) for one in removed.keys])
+    return removed
+
+
+async def _jobs_of(config: Config, key: str) -> int:
+    """How many scheduled jobs write to a session."""
+    from ..cron.service import CronService
+
+    async with reading(config) as store:
+        jobs = await CronService(store, owner=OWNER).list()
+        return sum(job.session_key == key for job in jobs)
 
 
 def _show(found: tuple[Listed, list[Logged]]) -> None:

@@ -9,10 +9,9 @@ from ..config.sources import shown
 from ..log import UserSaid, text_of
 from ..runtime.agent import AgentLoop
 from ..text import one_line, printable
-from ..threads import in_thread
 from .common import OWNER
 from .render import tokens_in_words
-from .session_list import MOST_ENTRIES, Titles, Totals, age, first_words, money
+from .session_list import MOST_ENTRIES, Totals, adopt_titles, age, first_words, money
 
 
 class SessionStatus:
@@ -30,13 +29,13 @@ class SessionStatus:
 
     async def read(self) -> None:
         """Read the session's log."""
+        await adopt_titles(self._agent.store, self._config)
         info = await self._agent.store.session(OWNER, self._key)
         if info is None or not info.entries:
             return
         entries = await self._agent.store.read_log(info.id, max(0, info.entries - MOST_ENTRIES))
-        self.totals = Totals.of(entries, self._config.model)
-        titles = await in_thread(Titles(self._config).all)
-        self.title = titles.get(self._key, "") or first_words(entries)
+        self.totals = Totals.of(entries, self._config.model, info)
+        self.title = info.title or first_words(entries)
         if info.open_turn is not None:
             said = [one.entry for one in entries if one.turn == info.open_turn and isinstance(one.entry, UserSaid)]
             self.cut_off = one_line(text_of(said[0].content), 80) if said else ""

@@ -48,7 +48,7 @@ from .export import FORMATS, Format, exported, redactor
 from .live_output import STYLES, Background, LiveOutput
 from .local_commands import help_text, local_command, unknown_command
 from .prompt import ChatCompleter, WorkspaceFiles, attachments, chat_history, completes_while_typing, editing_keys
-from .session_list import TITLE, Listed, Titles, age, list_sessions, money
+from .session_list import TITLE, Listed, age, list_sessions, money
 from .status import SessionStatus
 from .turn_changes import ChangeTracker
 
@@ -58,6 +58,7 @@ MIN_REDRAW = 0.03  # seconds between two redraws, however quickly words come
 NO_QUERIES = "PROMPT_TOOLKIT_NO_CPR"  # set to 1 for a terminal that answers no queries
 MOST_SESSIONS = 30  # in the list
 EXPORTS = (("md", "Markdown"), ("jsonl", "one JSON object a line"), ("html", "a page"))
+IDLE_SECONDS = 2.0  # after a turn, before the session is named
 TWICE = 2.0  # seconds within which a second Ctrl-C leaves
 
 
@@ -130,6 +131,7 @@ class Chat:
         self._sessions: list[Listed] = []  # for completion
         self._prefill = ""  # what the next prompt begins with
         self._tasks: set[asyncio.Task[None]] = set()
+        self._naming: asyncio.Task[None] | None = None  # the call for a title
         self._asked = 0  # messages without an answer
         self._left_at = 0.0
         self._told_to_leave = False
@@ -304,8 +306,11 @@ class Chat:
         if not title:
             self._output.line("Say how: /rename TITLE", "bad")
             return
-        self._status.title = one_line(title, TITLE)
-        await in_thread(Titles(self._config).set, self._key, self._status.title)
+        title = one_line(title, TITLE)
+        if not await self._agent.store.set_title(OWNER, self._key, title):
+            self._output.line("There is nothing to name yet: say something first.", "bad")
+            return
+        self._status.title = title
         self._output.line(f"This session is now “{self._status.title}”.", "dim")
 
     async def _export(self, words: str) -> None:
@@ -406,10 +411,11 @@ class Chat:
 
     # ------------------------------------------------------------------------------------------ the agent
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -428,6 +434,19 @@ class Chat:
         self._sessions = await list_sessions(self._agent.store, self._config, OWNER, MOST_SESSIONS)
         self._redraw()
 
+    def _name_when_idle(self) -> None:
+        """Let the model name the session once the user has read for a while."""
+
+        async def name() -> None:
+            await asyncio.sleep(IDLE_SECONDS)
+            if not self._asked and await self._agent.name_session(self._key):
+                await self._status.read()
+                self._redraw()
+
+        if self._naming is not None:
+            self._naming.cancel()
+        self._naming = self._start(name())
+
     def _session_choices(self) -> list[tuple[str, str]]:
         return [(one.info.key, f"{one.title or '(untitled)'} · {age(one.info.updated_at)}") for one in self._sessions]
 
@@ -445,6 +464,8 @@ class Chat:
 
     async def _say(self, line: str) -> None:
         self._asked += 1
+        if self._naming is not None:
+            self._naming.cancel()
         try:
             channel, chat_id = chat_of(self._key)
             files = await in_thread(attachments, line, self._agent.workspace) if "@" in line else []
@@ -470,6 +491,9 @@ class Chat:
         if isinstance(event, events.TurnEnded):
             self._start(self._changes.end())
             self._start(self._look_around())
+            self._name_when_idle()
+        elif self._naming is not None:  # a turn runs, and needs the model more than a title does
+            self._naming.cancel()
         self._redraw()
 
     # ------------------------------------------------------------------------------------------ the screen

@@ -27,7 +27,9 @@ Vision = Literal["auto", "yes", "no"]
 Missed = Literal["run", "drop"]
 Flush = Literal["needed", "always"]
 Small = Literal["auto", "on", "off"]
+Titles = Literal["model", "words"]
 Taint = bool | Literal["outside"]
+Span = str  # "12h", "30d"; "" for ever
 Search = Literal["auto", "brave", "duckduckgo", "searxng"]
 
 
@@ -146,6 +148,10 @@ class Config:
 
     name: str = key("agent", "Everloop", "the agent's name")
     max_iterations: int = key("agent", 20, "rounds a turn may take", at_least=1)
+    titles: Titles = key(
+        "agent", "model", "what names a chat: its first words, or the model when the chat is idle",
+        env="EVERLOOP_TITLES", choices=get_args(Titles),
+    )
     busy: Busy = key("agent", "queue", "what a message does while its session is busy", choices=get_args(Busy))
     restrict_to_workspace: bool = key("agent", True, "keep files and commands inside the workspace")
     tool_timeout: float = key("agent", 120.0, "seconds a tool call may take", above=0)
@@ -174,6 +180,8 @@ class Config:
     environment: tuple[str, ...] = key("sandbox", (), "further variables that commands get", each="variable")
     memory_mb: int = key("sandbox", 4096, "memory that a command may use, in MiB", at_least=16)
     processes: int = key("sandbox", 512, "processes that a command may have at once", at_least=4)
+
+    keep_requests: Span = key("store", "30d", "how long API requests without a session are kept")
 
     turn_tokens: int = key("budget", 0, "tokens a turn may use with its sub-agents; 0 for no limit", at_least=0)
     turn_cost: float = key("budget", 0.0, "cost of a turn, by the prices below; 0 for no limit", at_least=0)
@@ -226,6 +234,11 @@ class Config:
                 object.__setattr__(self, item.name, self.home / value.name)
         if self.store != self.home / DEFAULT_STORE:
             object.__setattr__(self, "store_named", True)
+
+    @property
+    def keep_requests_seconds(self) -> float:
+        """How long API requests without a session are kept; 0 for ever."""
+        return sources.seconds_in(self.keep_requests)
 
     @property
     def addresses(self) -> frozenset[str]:

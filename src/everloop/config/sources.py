@@ -78,6 +78,15 @@ def over(below: dict[str, Any], above: dict[str, Any], tied: bool = True) -> dic
     return kept | above
 
 
+_SPAN = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
+
+
+def seconds_in(span: str) -> float:
+    """The seconds of a time like "30d"; 0 for an empty one."""
+    found = _SPAN.fullmatch(span)
+    return int(found[1]) * {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}[found[2]] if found else 0.0
+
+
 def default_home() -> Path:
     """The home by the environment, without looking at the disk."""
     return Path(os.environ.get("EVERLOOP_HOME", "").strip() or DEFAULT_HOME).expanduser().absolute()
@@ -114,7 +123,8 @@ def from_file(path: Path, keys: Sequence[Key]) -> dict[str, Any]:
     reader = _File(where, path.parent, keys)
     values = reader.table(document, "")
     for section in reader.sections:
-        values |= reader.table(document.get(section, {}), section)
+        table = document.get(section, {})
+        values |= reader.table(table, section) if isinstance(table, dict) else {}
     return values
 
 
@@ -130,8 +140,11 @@ class _File:
     def table(self, table: Mapping[str, Any], section: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
         known = {key.key: key for key in self._keys if key.section == section}
+        named = {key.key: key for key in self._keys if not key.section}
+        if section in named:  # `store = "…"` and the section [store] cannot both be in one file
+            known["path"] = named[section]
         for name, value in table.items():
-            if not section and name in self.sections:
+            if not section and name in self.sections and (name not in known or isinstance(value, dict)):
                 if not isinstance(value, dict):
                     raise ConfigError(
                         f"{self._where}: {name} is a section: write [{name}] and its keys on the lines below"
@@ -246,6 +259,8 @@ def _fits(key: Key, value: Any) -> bool:
         return all(isinstance(part, str) and part.isprintable() for part in texts)
     if key.kind == "bool":
         return isinstance(value, bool)
+    if key.kind == "Span":
+        return isinstance(value, str) and (not value or _SPAN.fullmatch(value) is not None)
     if key.kind == "Taint":
         return isinstance(value, bool) or value == "outside"
     if key.kind == "int":

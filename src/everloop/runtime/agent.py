@@ -56,6 +56,7 @@ from .owners import OWN, Owners
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
 from .subagents import SubagentManager
+from .titles import SessionNamer
 from .turn_runner import Models, TurnRunner, TurnSpecs
 from .workspace import Workspace
 
@@ -154,6 +155,7 @@ class AgentLoop:
         self._serving: asyncio.Task[None] | None = None
         budgets = Budgets(self.store, settings)
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, settings.home, budgets)
+        self._namer = SessionNamer(self.store, provider, model or "", settings, budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
         withdraw = partial(self._dispatcher.withdraw, text=CLIENT_LEFT)
         self._streams = TurnStreams(self.store.relay, withdraw, on_event)
@@ -380,6 +382,11 @@ class AgentLoop:
         session = self._dispatcher.session(owner, session_key)
         if session is not None and session.task is not None:
             await asyncio.wait([session.task])
+
+    async def name_session(self, session_key: str = "cli:direct", owner: str = "me") -> str:
+        """Let the model name a session that is idle and has no title. Return the title; "" where there is none, or
+        where the settings leave it at the first words."""
+        return await self._namer.name(owner, session_key)
 
     async def undelivered(self, channel: str, chat_id: str) -> list[Outgoing]:
         """What was said in a chat while no process could send it, such as a job's answer. The store must be told when

@@ -62,12 +62,24 @@ class Budgets:
         if spent := self._spent(claim, model, usage, estimate):
             await self._store.spend(claim.owner, spent)
 
+    async def allows(self, owner: str, model: str, tokens: int) -> bool:
+        """Whether the day has room for a request outside of any turn, of about so many tokens."""
+        most, dearest = self._limits["day"]
+        used, cost = (await self._store.spent(owner, [_day()])).get(_day(), (0, 0.0)) if most or dearest else (0, 0.0)
+        if dearest and (not self.price(model) or cost + self.cost(model, {"prompt_tokens": tokens}) > dearest):
+            return False
+        return not most or used + tokens <= most
+
+    async def record_outside(self, owner: str, model: str, usage: Mapping[str, int], estimate: int) -> None:
+        """Write down what was used outside of any turn; it counts for the day."""
+        if self._limited:
+            tokens, usage = _total(usage, estimate)
+            await self._store.spend(owner, [Spent(_day(), tokens, self.cost(model, usage))])
+
     def _spent(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> list[Spent]:
         if not self.limits(claim):
             return []
-        total = usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
-        if not total:
-            total, usage = estimate, {"prompt_tokens": estimate}
+        total, usage = _total(usage, estimate)
         cost = self.cost(model, usage)
         return [Spent(scope, total, cost) for scope in self._scopes(claim)]
 
@@ -78,8 +90,7 @@ class Budgets:
         scopes: dict[str, tuple[str, int, float]] = {}
         if self._limited:
             scopes[f"turn {root}"] = ("turn", *self._limits["turn"])
-            # UTC: machines that share a store may be in different time zones.
-            scopes[time.strftime("day %Y-%m-%d", time.gmtime())] = ("day", *self._limits["day"])
+            scopes[_day()] = ("day", *self._limits["day"])
         return scopes | {f"sub {id}": ("sub", most, 0.0) for id, most in _caps(claim).items()}
 
     def price(self, model: str) -> Price | None:
@@ -94,6 +105,17 @@ class Budgets:
         cheap = price.cached if price.cached >= 0 else price.input
         parts = read * price.input + cached * cheap + usage.get("completion_tokens", 0) * price.output
         return parts / 1_000_000
+
+
+def _day() -> str:
+    """The scope of this day. UTC: machines that share a store may be in different time zones."""
+    return time.strftime("day %Y-%m-%d", time.gmtime())
+
+
+def _total(usage: Mapping[str, int], estimate: int) -> tuple[int, Mapping[str, int]]:
+    """All tokens of a call; the estimate where the provider gives no numbers."""
+    total = usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+    return (total, usage) if total else (estimate, {"prompt_tokens": estimate})
 
 
 def _caps(claim: Claim) -> dict[str, int]:

@@ -203,7 +203,9 @@ class PageApi:
         return SessionItem(info.key, await self._title(info), state, info.updated_at, info.entries)
 
     async def _title(self, info: SessionInfo) -> str:
-        """The first words of a session."""
+        """The title of a session, or its first words."""
+        if info.title:
+            return info.title
         if (title := self._titles.get(info.id)) is None:
             logged = await self._store.read_log(info.id, 0, 3)
             title = next((one_line(text) for one in logged if (text := _said(one))), "")[:TITLE]

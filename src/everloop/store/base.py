@@ -99,6 +99,43 @@ class SessionInfo:
     worker: str | None
     compacted: int = 0  # the position of the entry that says what of the conversation is left out
     parked: bool = False  # the open turn waits for a person's answer
+    title: str = ""  # given by a person or a model; "" for a session that is known by its first words
+    named_by: str = ""  # the model that was asked for that title
+    naming_usage: dict[str, int] = field(default_factory=dict)  # the tokens of all model calls for titles
+
+
+@dataclass(slots=True, frozen=True)
+class Naming:
+    """A model call that named a session."""
+
+    model: str
+    usage: dict[str, int]
+
+
+@dataclass(slots=True, frozen=True)
+class Removed:
+    """What was deleted with a session."""
+
+    keys: tuple[str, ...]  # of the session, and of its sub-agents
+    entries: int = 0  # of their logs
+    turns: int = 0
+    messages: int = 0  # in their inboxes and outboxes
+
+    def __add__(self, other: Removed) -> Removed:
+        return Removed(
+            self.keys + other.keys,
+            self.entries + other.entries,
+            self.turns + other.turns,
+            self.messages + other.messages,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class Pruned:
+    """One step of removing old requests: the sessions that were removed, and where the next step begins."""
+
+    removed: tuple[tuple[str, str], ...]  # (owner, key)
+    position: int | None  # None at the end
 
 
 @dataclass(slots=True, frozen=True)
@@ -361,6 +398,22 @@ class Store(Protocol):
 
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
         """A new session whose log is the first `until` entries of another."""
+        ...
+
+    async def set_title(self, owner: str, key: str, title: str, naming: Naming | None = None) -> bool:
+        """Give a session a title; "" takes it away. With `naming` a model made it: its usage is kept in any case, and
+        its title only if no person or model gave one to this conversation. Return whether the title was set."""
+        ...
+
+    async def delete_session(self, owner: str, key: str) -> Removed | None:
+        """Delete a session and its sub-agents' sessions, with all that is kept of them: logs, messages, search index,
+        grants, titles. None if there is no such session; `Busy` while a living worker runs a turn of one of them, or
+        sends a message."""
+        ...
+
+    async def prune_requests(self, before: float, position: int = 0) -> Pruned:
+        """Look at some of the sessions from a position on, and delete those of API requests without a session, and of
+        their sub-agents, in which nothing has happened since this time and nothing is left to do."""
         ...
 
     # budgets

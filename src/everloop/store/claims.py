@@ -337,6 +337,20 @@ def timer_data(data: str) -> dict[str, Any]:
         return {}
 
 
+def usage_of(data: str) -> dict[str, int]:
+    """The tokens of a model call as a session keeps them; none for a damaged text."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, int]) if data else {}
+    except msgspec.MsgspecError:
+        return {}
+
+
+def added_usage(data: str, more: dict[str, int]) -> str:
+    """The tokens that a session keeps, and those of one more call."""
+    total = usage_of(data)
+    return encode({name: total.get(name, 0) + more.get(name, 0) for name in total | more}).decode()
+
+
 # ---------------------------------------------------------------------------------------------- questions
 
 

@@ -19,7 +19,8 @@ SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1),
         s.worker, s.compacted,
-        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
+        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked'),
+        s.title, s.named_by, s.naming_usage
     FROM session s WHERE s.owner = %s"""
 READY = f"""SELECT s.owner, s.key, s.worker, {FRESH} FROM session s LEFT JOIN worker w ON w.id = s.worker
     WHERE (%s::text IS NULL OR s.owner = %s) AND s.id IN (

@@ -322,6 +322,37 @@ END $$;
 CREATE TRIGGER entry_followed AFTER INSERT ON entry FOR EACH STATEMENT EXECUTE FUNCTION everloop_tell_followers();
 """
 
+# As m013_titles of SQLite. A message that comes in while its session is deleted waits for that, and begins a new one.
+m010_titles = """
+ALTER TABLE session ADD COLUMN title text NOT NULL DEFAULT '', ADD COLUMN named_by text NOT NULL DEFAULT '',
+    ADD COLUMN naming_usage text NOT NULL DEFAULT '';
+CREATE INDEX inbox_session ON inbox (session);
+CREATE INDEX outbox_session ON outbox (session);
+CREATE INDEX search_entry_session ON search_entry (session);
+CREATE OR REPLACE FUNCTION everloop_accept(
+    p_lane text, p_number bigint, p_owner text, p_key text, p_message_id text, p_kind text, p_data text)
+RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    clock float8 := extract(epoch FROM clock_timestamp());
+    its_session bigint;
+    its_row bigint;
+BEGIN
+    SELECT id INTO its_session FROM session WHERE owner = p_owner AND key = p_key FOR KEY SHARE;
+    WHILE its_session IS NULL LOOP
+        INSERT INTO session (owner, key, created_at, updated_at) VALUES (p_owner, p_key, clock, clock)
+            ON CONFLICT (owner, key) DO NOTHING;
+        SELECT id INTO its_session FROM session WHERE owner = p_owner AND key = p_key FOR KEY SHARE;
+    END LOOP;
+    INSERT INTO inbox (owner, session, message_id, kind, data, at)
+        VALUES (p_owner, its_session, p_message_id, p_kind, p_data, clock)
+        ON CONFLICT (owner, message_id) WHERE message_id IS NOT NULL DO NOTHING RETURNING id INTO its_row;
+    IF its_row IS NULL THEN  -- it was accepted before
+        RETURN NULL;
+    END IF;
+    RETURN everloop_keep(p_lane, p_number, ARRAY[its_row, its_session]);
+END $$;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -332,6 +363,7 @@ MIGRATIONS: tuple[str, ...] = (
     m007_token_agent,
     m008_hidden_messages,
     m009_steps,
+    m010_titles,
 )
 
 

@@ -206,6 +206,8 @@ def _read_batches(db: Connection, owner: str, behind: deque[Lag]) -> list[tuple[
 def _add(db: Connection, owner: str, batches: list[tuple[Batch, list[str]]]) -> None:
     """Index what was read, unless another search has done so meanwhile."""
     for batch, vectors in batches:
+        if db.execute("SELECT 1 FROM session WHERE id = %s FOR KEY SHARE", (batch.session,)).fetchone() is None:
+            continue  # it was deleted meanwhile
         # The cursor first: its row is the lock between two searches.
         if db.execute(CURSOR, (batch.session, batch.until, batch.untrusted, batch.after)).fetchone() is None:
             raise _Overtaken

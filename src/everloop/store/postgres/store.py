@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,8 +24,11 @@ from ..base import (
     Finished,
     Found,
     Incoming,
+    Naming,
     Outgoing,
     Overview,
+    Pruned,
+    Removed,
     SessionInfo,
     Spent,
     Timer,
@@ -35,7 +39,7 @@ from ..claims import Begun, Held
 from ..outbox import Taken, encoded
 from ..peers import ANY, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import prepared, queries
+from . import deleting, prepared, queries
 from . import search as searching
 from . import transactions as tx
 from .connections import Connections, connect, explain
@@ -294,11 +298,11 @@ class PostgresStore:
 
     async def session(self, owner: str, key: str) -> SessionInfo | None:
         rows = await self._read(queries.SESSIONS + " AND s.key = %s", owner, key)
-        return SessionInfo(*rows[0]) if rows else None
+        return _session_info(rows[0]) if rows else None
 
     async def sessions(self, owner: str, limit: int = 100) -> list[SessionInfo]:
         rows = await self._read(queries.SESSIONS + " ORDER BY s.updated_at DESC LIMIT %s", owner, limit)
-        return [SessionInfo(*row) for row in rows]
+        return [_session_info(row) for row in rows]
 
     async def turns(
         self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
@@ -325,6 +329,20 @@ class PostgresStore:
         made = await self.session(owner, new_key)
         assert made is not None
         return made
+
+    async def set_title(self, owner: str, key: str, title: str, naming: Naming | None = None) -> bool:
+        work = partial(deleting.set_title, owner=owner, key=key, title=title, naming=naming)
+        return await self._write(work, (owner, key))
+
+    async def delete_session(self, owner: str, key: str) -> Removed | None:
+        return claims.or_busy(await self._write(lambda db: deleting.delete(db, owner, key, self._lease), (owner, key)))
+
+    async def prune_requests(self, before: float, position: int = 0) -> Pruned:
+        found = await self._in_reader(lambda db: deleting.old_requests(db, before, position))
+        if not found.sessions:
+            return Pruned((), found.position)
+        removed = await self._write(lambda db: deleting.delete_old(db, found.sessions, before))
+        return Pruned(removed, found.position)
 
     async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
         await self._write(partial(tx.spend, owner=owner, spent=spent))
@@ -496,6 +514,11 @@ class PostgresStore:
             connection.close()
             raise explain(self.dsn, error) from error
         return connection
+
+
+def _session_info(row: Sequence[Any]) -> SessionInfo:
+    *facts, usage = row
+    return replace(SessionInfo(*facts), naming_usage=claims.usage_of(usage))
 
 
 def _does(query: str, *values: object) -> Callable[[Connection], int]:

@@ -93,7 +93,9 @@ LOOK = f"""SELECT s.id, s.worker, s.fence, s.history_from, s.compacted, s.update
 COPY_ENTRIES = """INSERT INTO entry (session, seq, turn, kind, data, at) SELECT %s, e.* FROM
     unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::float8[]) AS e"""
 PAGE_MARKS = {
-    "new": "UPDATE session SET history_from = %s, compacted = 0 WHERE id = %s",
+    # The title that a model gave was for the conversation that ends here.
+    "new": """UPDATE session SET history_from = %s, compacted = 0,
+        title = CASE WHEN named_by = '' THEN title ELSE '' END, named_by = '' WHERE id = %s""",
     "compacted": "UPDATE session SET compacted = %s WHERE id = %s",
 }
 SEND = f"""INSERT INTO outbox (owner, session, turn, worker, tries, at, key, data, channel, chat_id)
@@ -214,8 +216,9 @@ def set_aside(db: Connection, damaged: Iterable[Damaged]) -> list[Damaged]:
 
 
 def _session_id(db: Connection, owner: str, key: str) -> int:
-    """The id of a session, which is created if it does not exist. Its row is not locked."""
-    while (row := db.execute("SELECT id FROM session WHERE owner = %s AND key = %s", (owner, key)).fetchone()) is None:
+    """The id of a session, which is created if it does not exist. Its row is locked only against deletion."""
+    found = "SELECT id FROM session WHERE owner = %s AND key = %s FOR KEY SHARE"
+    while (row := db.execute(found, (owner, key)).fetchone()) is None:
         db.execute(NEW_SESSION, (owner, key))
     return int(row[0])
 

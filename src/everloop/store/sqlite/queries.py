@@ -20,7 +20,8 @@ SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id), s.history_from, s.created_at, s.updated_at,
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1),
         s.worker, s.compacted,
-        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
+        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked'),
+        s.title, s.named_by, s.naming_usage
     FROM session s WHERE s.owner = ?"""
 READY = """SELECT owner, key, worker FROM session WHERE id IN (
         SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'
@@ -75,8 +76,8 @@ UNSENT = """SELECT count(*) FILTER (WHERE damaged IS NULL), min(at) FILTER (WHER
         count(*) FILTER (WHERE damaged IS NOT NULL)
     FROM outbox WHERE sent_at IS NULL"""
 SET_ASIDE = "SELECT count(*) FROM inbox WHERE damaged IS NOT NULL"
-# Sessions are never deleted, so the last id is their number.
-COUNT = "SELECT coalesce(max(id), 0) FROM session"
+# No id is used twice, so the last one is the number of sessions that there ever were.
+COUNT = "SELECT coalesce((SELECT max(id) FROM session), 0) - sessions FROM deletion"
 LOST = "SELECT lost, lost_at FROM commit_mark"
 
 

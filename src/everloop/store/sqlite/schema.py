@@ -157,6 +157,18 @@ def m012_hidden_messages(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE inbox ADD COLUMN hidden INTEGER NOT NULL DEFAULT 0")
 
 
+def m013_titles(db: sqlite3.Connection) -> None:
+    """Titles of sessions, with the model call that made one; how many sessions were deleted, and indexes to delete one
+    without reading the others."""
+    db.execute("ALTER TABLE session ADD COLUMN title TEXT NOT NULL DEFAULT ''")
+    db.execute("ALTER TABLE session ADD COLUMN named_by TEXT NOT NULL DEFAULT ''")
+    db.execute("ALTER TABLE session ADD COLUMN naming_usage TEXT NOT NULL DEFAULT ''")
+    db.execute("CREATE TABLE deletion (sessions INTEGER NOT NULL)")
+    db.execute("INSERT INTO deletion (sessions) VALUES (0)")
+    for table in ("inbox", "outbox", "search_entry"):
+        db.execute(f"CREATE INDEX {table}_session ON {table} (session)")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -170,6 +182,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m010_damaged_incoming,
     m011_token_agent,
     m012_hidden_messages,
+    m013_titles,
 )
 
 

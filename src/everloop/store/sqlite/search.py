@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 
 from ...errors import StoreError
 from ..base import Found
-from ..search_index import Batch, Lag, Text, next_batches, said
-from ..search_text import Query
+from ..search_index import MAX_INDEXED, Batch, Lag, Text, next_batches, said
+from ..search_text import Query, indexed
 
 T = TypeVar("T")
 
@@ -125,6 +125,8 @@ def _read_batches(db: sqlite3.Connection, behind: deque[Lag]) -> list[Batch]:
 def _add(db: sqlite3.Connection, owner: str, batches: list[Batch]) -> bool:
     """Index what was read, unless another search has done so meanwhile."""
     for batch in batches:
+        if not db.execute("SELECT 1 FROM session WHERE id = ? AND owner = ?", (batch.session, owner)).fetchone():
+            continue  # it was deleted meanwhile
         cursor = db.execute("SELECT seq FROM search_cursor WHERE session = ?", (batch.session,)).fetchone()
         if (cursor[0] if cursor else 0) != batch.after:
             return False
@@ -146,3 +148,21 @@ def _add_text(db: sqlite3.Connection, owner: str, session: int, text: Text) -> N
         (owner, session, text.seq, text.at, text.untrusted),
     )
     db.execute("INSERT INTO search (rowid, text, owner) VALUES (?, ?, ?)", (new.lastrowid, text.text, _term(owner)))
+
+
+INDEXED = """SELECT f.id, f.owner, e.kind, e.data FROM search_entry f
+    JOIN entry e ON e.session = f.session AND e.seq = f.seq WHERE f.session = ?"""
+
+
+def unindex(db: sqlite3.Connection, session: int) -> None:
+    """Take a session out of the index, where its log is still there."""
+    if not db.execute(EXISTS).fetchone():
+        return
+    with _needs_fts5():
+        for id, owner, kind, data in db.execute(INDEXED, (session,)).fetchall():
+            _, text = said(kind, data) or ("", "")
+            # FTS5 keeps no texts here: it has to be told which words to forget.
+            forget = "INSERT INTO search (search, rowid, text, owner) VALUES ('delete', ?, ?, ?)"
+            db.execute(forget, (id, indexed(text[:MAX_INDEXED]), _term(owner)))
+    db.execute("DELETE FROM search_entry WHERE session = ?", (session,))
+    db.execute("DELETE FROM search_cursor WHERE session = ?", (session,))

@@ -29,8 +29,11 @@ from ..base import (
     Finished,
     Found,
     Incoming,
+    Naming,
     Outgoing,
     Overview,
+    Pruned,
+    Removed,
     SessionInfo,
     Spent,
     Timer,
@@ -39,7 +42,7 @@ from ..base import (
 )
 from ..peers import ANY, EventRelay, NoRelay, Notice, alive
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import commit_mark, queries
+from . import commit_mark, deleting, queries
 from . import search as searching
 from . import transactions as tx
 from .commit_mark import CommitMark
@@ -278,6 +281,19 @@ class SQLiteStore:
         assert made is not None
         return made
 
+    async def set_title(self, owner: str, key: str, title: str, naming: Naming | None = None) -> bool:
+        return await self.writer.submit(partial(deleting.set_title, owner=owner, key=key, title=title, naming=naming))
+
+    async def delete_session(self, owner: str, key: str) -> Removed | None:
+        return claims.or_busy(await self.writer.submit(partial(deleting.delete, owner=owner, key=key)))
+
+    async def prune_requests(self, before: float, position: int = 0) -> Pruned:
+        found = await self._in_reader(lambda db: deleting.old_requests(db, before, position))
+        if not found.sessions:
+            return Pruned((), found.position)
+        removed = await self.writer.submit(lambda db: deleting.delete_old(db, found.sessions, before))
+        return Pruned(removed, found.position)
+
     async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
         await self.writer.submit(partial(tx.spend, owner=owner, spent=spent))
 
@@ -505,7 +521,9 @@ def _json(values: Sequence[object] | dict[str, Any]) -> str:
 
 
 def _session_info(row: Sequence[Any]) -> SessionInfo:
-    return replace(SessionInfo(*row[:-1]), parked=bool(row[-1]))
+    *facts, usage = row
+    info = SessionInfo(*facts)
+    return replace(info, parked=bool(info.parked), naming_usage=claims.usage_of(usage))
 
 
 def _use_wal(connection: sqlite3.Connection, seconds: float) -> None:

@@ -44,7 +44,9 @@ OPEN_TURN = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state
 PARKED = """SELECT i.id, i.session, i.turn, i.first_seq FROM session s JOIN inbox i ON i.session = s.id
     WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'parked' ORDER BY i.opened DESC LIMIT 1"""
 PAGE_MARKS = {
-    "new": "UPDATE session SET history_from = ?, compacted = 0 WHERE id = ?",
+    # The title that a model gave was for the conversation that ends here.
+    "new": """UPDATE session SET history_from = ?, compacted = 0,
+        title = CASE WHEN named_by = '' THEN title ELSE '' END, named_by = '' WHERE id = ?""",
     "compacted": "UPDATE session SET compacted = ? WHERE id = ?",
 }
 SEND = """INSERT INTO outbox (owner, session, turn, data, channel, chat_id, worker, tries, at, key)

@@ -1,0 +1,126 @@
+"""Titles of sessions, and the deletion of sessions, in SQLite.
+
+Deleted rows are overwritten with zeros. No id of a session, of an incoming or of an outgoing message is used twice,
+because other processes may still know it: where the row with the highest id is deleted, it is blanked and stays until
+there is a higher one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+
+from .. import claims
+from ..base import Naming, Removed
+from ..claims import Held
+from ..deletion import API, STEP_DELETIONS, STEP_SESSIONS, SUBAGENT, OldRequests, family, is_prunable, parent_of
+from ..peers import alive
+from .search import unindex
+from .transactions import session_id
+
+NAME = "UPDATE session SET title = ?, named_by = ? WHERE id = ? AND title = '' AND named_by = ''"
+FIRST_MESSAGE = "(SELECT CAST(data AS BLOB) FROM inbox WHERE session = s.id ORDER BY id LIMIT 1)"
+SUBAGENTS = f"SELECT s.id, s.key, {FIRST_MESSAGE} FROM session s WHERE s.owner = ? AND s.key >= ? AND s.key < ?"
+HOLDERS = """SELECT worker FROM session WHERE id = ?1 AND worker IS NOT NULL
+    UNION SELECT worker FROM outbox WHERE session = ?1 AND sent_at IS NULL AND worker IS NOT NULL"""
+FORKS = """SELECT s.id FROM entry f, session s JOIN entry e ON e.session = s.id AND e.seq = 1
+    WHERE f.session = ?1 AND f.seq = 1 AND s.owner = ?2 AND s.id <> ?1 AND e.at = f.at AND e.data = f.data"""
+COUNTS = """SELECT (SELECT count(*) FROM entry WHERE session = ?1),
+    (SELECT count(*) FROM inbox WHERE session = ?1 AND opened),
+    (SELECT count(*) FROM inbox WHERE session = ?1) + (SELECT count(*) FROM outbox WHERE session = ?1)"""
+BLANK_SESSION = """UPDATE session SET owner = '', key = 'deleted ' || id, title = '', named_by = '', naming_usage = '',
+    worker = NULL, fence = fence + 1 WHERE id = ?"""
+BLANK_INBOX = """UPDATE inbox SET owner = '', message_id = NULL, kind = 'urgent', state = 'done', data = '',
+    turn = NULL, opened = 0, damaged = NULL WHERE session = ?"""
+BLANK_OUTBOX = """UPDATE outbox SET owner = '', turn = NULL, data = '', key = NULL, channel = '', chat_id = '',
+    damaged = NULL, sent_at = coalesce(sent_at, at) WHERE session = ?"""
+IS_OLD = """s.updated_at < ? AND s.worker IS NULL
+    AND NOT EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done')
+    AND NOT EXISTS (SELECT 1 FROM outbox WHERE session = s.id AND sent_at IS NULL)"""
+FIRST_ENTRY = "(SELECT data FROM entry WHERE session = s.id ORDER BY seq LIMIT 1)"
+SOME = f"""SELECT s.id, s.owner, s.key, {FIRST_ENTRY}, {FIRST_MESSAGE}
+    FROM session s WHERE s.id > ? AND s.id <= ? AND {IS_OLD} AND substr(s.key, 1, 4) IN ('{API}', '{SUBAGENT}')
+    ORDER BY s.id"""
+STILL_OLD = f"SELECT s.owner, s.key FROM session s WHERE s.id = ? AND {IS_OLD}"
+
+
+def set_title(db: sqlite3.Connection, owner: str, key: str, title: str, naming: Naming | None) -> bool:
+    if naming is None:
+        named = "UPDATE session SET title = ?, named_by = '' WHERE owner = ? AND key = ?"
+        return db.execute(named, (title, owner, key)).rowcount > 0
+    row = db.execute("SELECT id, naming_usage FROM session WHERE owner = ? AND key = ?", (owner, key)).fetchone()
+    if row is None:
+        return False
+    db.execute("UPDATE session SET naming_usage = ? WHERE id = ?", (claims.added_usage(row[1], naming.usage), row[0]))
+    return db.execute(NAME, (title, naming.model, row[0])).rowcount > 0
+
+
+def delete(db: sqlite3.Connection, owner: str, key: str) -> Removed | Held | None:
+    """Delete a session and the sessions of its sub-agents, unless a living worker is at work there."""
+    if (root := session_id(db, owner, key)) is None:
+        return None
+    rows = db.execute(SUBAGENTS, (owner, SUBAGENT, "sub;"))
+    sessions = family((root, key), ((id, name, parent_of(data)) for id, name, data in rows))
+    for id, _ in sessions:
+        for (worker,) in db.execute(HOLDERS, (id,)).fetchall():
+            if alive(worker):
+                return Held(worker, None)
+    for (fork,) in db.execute(FORKS, (root, owner)).fetchall():
+        unindex(db, fork)  # what it shares with this session is indexed here only: the next search indexes it there
+    removed = Removed(())
+    for id, name in sessions:
+        removed += Removed((name,), *db.execute(COUNTS, (id,)).fetchone())
+    _delete(db, [id for id, _ in sessions])
+    return removed
+
+
+def old_requests(db: sqlite3.Connection, before: float, position: int) -> OldRequests:
+    """Find old requests among the next sessions."""
+    (last,) = db.execute("SELECT coalesce(max(id), 0) FROM session").fetchone()
+    until = position + STEP_SESSIONS
+    found: list[int] = []
+    for id, owner, key, entry, message in db.execute(SOME, (position, until, before)):
+        if is_prunable(key, entry, message, partial(_exists, db, owner)):
+            found.append(id)
+            if len(found) == STEP_DELETIONS:
+                until = id
+                break
+    return OldRequests(found, until if until < last else None)
+
+
+def _exists(db: sqlite3.Connection, owner: str, key: str) -> bool:
+    return session_id(db, owner, key) is not None
+
+
+def delete_old(db: sqlite3.Connection, sessions: Sequence[int], before: float) -> tuple[tuple[str, str], ...]:
+    """Delete these sessions, except those in which something has happened meanwhile."""
+    still = [(id, *row) for id in sessions if (row := db.execute(STILL_OLD, (id, before)).fetchone()) is not None]
+    _delete(db, [id for id, _, _ in still])
+    return tuple((owner, key) for _, owner, key in still)
+
+
+def _delete(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
+    (usual,) = db.execute("PRAGMA secure_delete").fetchone()
+    db.execute("PRAGMA secure_delete = ON")
+    try:
+        for id in sessions:
+            unindex(db, id)
+            db.execute("DELETE FROM entry WHERE session = ?", (id,))
+            grants = "DELETE FROM session_grant WHERE (owner, key) = (SELECT owner, key FROM session WHERE id = ?)"
+            db.execute(grants, (id,))
+            for blank in (BLANK_INBOX, BLANK_OUTBOX, BLANK_SESSION):
+                db.execute(blank, (id,))
+        db.execute("UPDATE deletion SET sessions = sessions + ?", (len(sessions),))
+        blanked = [id for (id,) in db.execute("SELECT id FROM session WHERE owner = ''")]
+        for id in blanked:
+            for table in ("inbox", "outbox"):
+                lower = f"DELETE FROM {table} WHERE session = ? AND id < (SELECT max(id) FROM {table})"
+                db.execute(lower, (id,))
+        db.execute(
+            """DELETE FROM session WHERE owner = '' AND id < (SELECT max(id) FROM session)
+            AND id NOT IN (SELECT session FROM inbox WHERE id = (SELECT max(id) FROM inbox))
+            AND id NOT IN (SELECT session FROM outbox WHERE id = (SELECT max(id) FROM outbox))"""
+        )
+    finally:
+        db.execute(f"PRAGMA secure_delete = {usual}")

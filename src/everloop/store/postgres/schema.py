@@ -322,6 +322,15 @@ END $$;
 CREATE TRIGGER entry_followed AFTER INSERT ON entry FOR EACH STATEMENT EXECUTE FUNCTION everloop_tell_followers();
 """
 
+# As m013_channels of SQLite.
+m010_channels = """
+ALTER TABLE outbox ADD COLUMN parts text, ADD COLUMN failed text;
+CREATE INDEX outbox_dead ON outbox (id) WHERE failed IS NOT NULL;
+CREATE TABLE channel_lease (name text PRIMARY KEY, worker text NOT NULL);
+CREATE TABLE channel_state (
+    channel text NOT NULL, key text NOT NULL, value text NOT NULL, PRIMARY KEY (channel, key));
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -332,6 +341,7 @@ MIGRATIONS: tuple[str, ...] = (
     m007_token_agent,
     m008_hidden_messages,
     m009_steps,
+    m010_channels,
 )
 
 

@@ -51,6 +51,15 @@ async def test_a_row_that_was_held_back_is_no_repeat_for_the_next_worker(store, 
     assert [(row.id, row.message.repeat) for row in again] == [(first.id, True), (second.id, False)]
 
 
+async def test_rows_that_are_released_can_be_taken_by_the_next_worker(store, me, other):
+    await answered(store, "hello")
+    await answered(store, "elsewhere", channel="another")
+    assert len(await store.take_outgoing(me)) == 2
+    await store.release_outgoing(me, "test")
+    (row,) = await store.take_outgoing(other)
+    assert (row.message.content, row.message.repeat) == ("hello", True)
+
+
 async def test_a_dead_letter_is_not_sent_before_it_is_revived(store, me, other):
     await answered(store, "hello")
     (row,) = await store.take_outgoing(me, channels=["test"])

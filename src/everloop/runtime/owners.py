@@ -271,6 +271,7 @@ def _for_others(config: Config, workspace: Path) -> Config:
         private_hosts=(),
         message_to=(),
         mcp=(),
+        channels=(),
         heartbeat_minutes=0.0,
     )
 

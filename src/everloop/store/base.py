@@ -376,6 +376,10 @@ class Store(Protocol):
         """Rows that the worker has taken and is not sending yet: if it dies, they do not count as possible repeats."""
         ...
 
+    async def release_outgoing(self, worker: str, channel: str) -> None:
+        """Leave the rows of a channel that the worker has taken to the next one."""
+        ...
+
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
         """Record the parts of a row that the network has taken. Unless the row is `sent`, the next part counts as
         begun. False when another worker has the row."""

@@ -75,6 +75,7 @@ TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = %s AND tainted ORDER B
 HOLDERS = f"SELECT l.name, l.worker, {FRESH} FROM channel_lease l LEFT JOIN worker w ON w.id = l.worker"
 DELIVERIES = "SELECT id, at, parts FROM outbox WHERE id = ANY(%s)"
 HOLD_BACK = "UPDATE outbox SET tries = 0 WHERE worker = %s AND sent_at IS NULL AND id = ANY(%s)"
+RELEASE_OUTGOING = "UPDATE outbox SET worker = NULL WHERE worker = %s AND channel = %s AND sent_at IS NULL"
 MARK_PARTS = f"""UPDATE outbox SET parts = %s, tries = 1, sent_at = CASE WHEN %s THEN {NOW} END
     WHERE id = %s AND worker = %s AND sent_at IS NULL AND damaged IS NULL"""
 BURY = f"UPDATE outbox SET failed = %s, sent_at = {NOW} WHERE id = %s AND worker = %s AND sent_at IS NULL"

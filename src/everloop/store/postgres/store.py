@@ -298,6 +298,9 @@ class PostgresStore:
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
         await self._write(_does(queries.HOLD_BACK, worker, list(ids)), ("outbox", worker))
 
+    async def release_outgoing(self, worker: str, channel: str) -> None:
+        await self._write(_does(queries.RELEASE_OUTGOING, worker, channel), ("outbox", worker))
+
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
         marked = _does(queries.MARK_PARTS, outbox.encoded_parts(parts), sent, id, worker)
         return await self._write(marked, ("outbox", worker)) == 1

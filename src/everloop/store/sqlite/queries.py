@@ -52,6 +52,7 @@ TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = ? AND tainted ORDER BY
 DELIVERIES = "SELECT id, at, parts FROM outbox WHERE id IN (SELECT value FROM json_each(?))"
 HOLD_BACK = """UPDATE outbox SET tries = 0
     WHERE worker = ? AND sent_at IS NULL AND id IN (SELECT value FROM json_each(?))"""
+RELEASE_OUTGOING = "UPDATE outbox SET worker = NULL WHERE worker = ? AND channel = ? AND sent_at IS NULL"
 MARK_PARTS = """UPDATE outbox SET parts = ?, tries = 1, sent_at = ?
     WHERE id = ? AND worker = ? AND sent_at IS NULL AND damaged IS NULL"""
 BURY = "UPDATE outbox SET failed = ?, sent_at = ? WHERE id = ? AND worker = ? AND sent_at IS NULL"

@@ -250,6 +250,9 @@ class SQLiteStore:
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
         await self._write(queries.HOLD_BACK, worker, _json(ids))
 
+    async def release_outgoing(self, worker: str, channel: str) -> None:
+        await self._write(queries.RELEASE_OUTGOING, worker, channel)
+
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
         sent_at = time.time() if sent else None
         return await self._write(queries.MARK_PARTS, outbox.encoded_parts(parts), sent_at, id, worker) == 1

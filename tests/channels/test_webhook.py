@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from everloop.testing.channels import conform, running, storm
+from everloop.testing.channels import conform, running
 from tests.support.commands import until
 
 from .hooks import HookNetwork

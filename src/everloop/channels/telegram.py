@@ -62,10 +62,10 @@ class Message(msgspec.Struct):
 
 class Update(msgspec.Struct):
     update_id: int
-    message: msgspec.Raw | None = None
+    message: msgspec.Raw = msgspec.Raw()
 
 
-class Parameters(msgspec.Struct):
+class Parameters(msgspec.Struct, frozen=True):
     retry_after: float | None = None
 
 
@@ -73,7 +73,7 @@ class Envelope(msgspec.Struct):
     """Every answer of the Bot API."""
 
     ok: bool
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw = msgspec.Raw()
     description: str = ""
     error_code: int = 0
     parameters: Parameters = Parameters()
@@ -177,7 +177,7 @@ class Telegram:
         body, repeatable = msgspec.json.encode(asked), method != "sendMessage"
         reply = await client.post(target, {"Content-Type": "application/json"}, body, seconds, repeatable)
         answer = _envelope(reply)
-        if answer.ok and answer.result is not None:
+        if answer.ok and bytes(answer.result):
             return msgspec.json.decode(answer.result, type=result)
         code, description = answer.error_code or reply.status, one_line(answer.description, 200)
         if code == 429:
@@ -200,7 +200,7 @@ def _envelope(reply: Reply) -> Envelope:
 
 def _received(update: Update, me: User) -> Received | None:
     """The message of an update; None for what no person wrote, and for what cannot be read."""
-    if update.message is None:
+    if not bytes(update.message):
         return None
     try:
         message = msgspec.json.decode(update.message, type=Message)

@@ -78,8 +78,11 @@ class Report:
         self.problems += other.problems
 
 
-async def conform(new: NewNetwork, folder: Path, *, chats: Sequence[str] = ("1", "2")) -> Report:
-    """Kill a channel before and after every write of a short conversation, each time with a network of its own."""
+async def conform(new: NewNetwork, folder: Path, *, chats: Sequence[str] = ("1", "2"), step: int = 1) -> Report:
+    """Kill a channel before and after every write of a short conversation, each time with a network of its own.
+
+    With a `step`, it is killed only at each so many of these places.
+    """
     said = [(chats[0], f"first {LONG}"), (chats[-1], "second")]
     report = Report()
     async with Forker() as forker:
@@ -93,7 +96,7 @@ async def conform(new: NewNetwork, folder: Path, *, chats: Sequence[str] = ("1",
                 return await scene.run([(number, when)])
 
         places = [(number, when) for number in range(1, whole.commits + 1) for when in ("before", "after")]
-        for one in await asyncio.gather(*(killed(*place) for place in places)):
+        for one in await asyncio.gather(*(killed(*place) for place in places[::step])):
             report.add(one)
     return report
 
@@ -131,18 +134,18 @@ class Scene:
             try:
                 for die_at in dies:
                     child = await self._start(network, die_at)
-                    if await self._until(lambda child=child: child.ended.is_set(), talk):  # type: ignore[misc]
+                    if await self._until(child, talk):  # everything was done before the write came
+                        await child.stop()
+                    elif child.status == -signal.SIGKILL:
                         report.kills += 1
                         await network.disturb()
                     else:
-                        await child.stop()  # everything was done before the write came
+                        raise AssertionError(f"{self._folder.name}: the process ended with {child.status}")
                 child = await self._start(network, None)
-                done = await self._until(lambda: False, talk)
-                if child.ended.is_set():
-                    report.problems.append(f"{self._folder.name}: the process ended by itself with {child.status}")
+                if not await self._until(child, talk):
+                    raise AssertionError(f"{self._folder.name}: the process ended with {child.status}")
                 await child.stop()
-                if not done:
-                    await asyncio.to_thread(self._check, network, report)
+                await asyncio.to_thread(self._check, network, report)
                 self.commits = await asyncio.to_thread(child.read_commits)
             finally:
                 talk.cancel()
@@ -163,20 +166,19 @@ class Scene:
             if where == chat:
                 await network.say(chat, text)
 
-    async def _until(self, condition: Callable[[], bool], talk: asyncio.Task[None]) -> bool:
-        """Wait for the condition, or until all is said and answered. Return whether the condition came first."""
+    async def _until(self, child: Child, talk: asyncio.Task[None]) -> bool:
+        """Wait until all is said and answered, or until the process has ended. Return whether all is done."""
         deadline = time.monotonic() + PATIENCE + len(self._said) / 5
         while time.monotonic() < deadline:
-            if condition():
-                return True
+            if child.ended.is_set():
+                return False
             if talk.done():
                 talk.result()
                 if await asyncio.to_thread(self._is_quiet):
-                    return condition()
+                    return True
             await asyncio.sleep(0.02)
-        raise AssertionError(
-            f"{self._folder.name}: not done within {PATIENCE:g} s: {await asyncio.to_thread(self._state)}"
-        )
+        state = await asyncio.to_thread(self._state)
+        raise AssertionError(f"{self._folder.name}: not done within {PATIENCE:g} s: {state}")
 
     def _is_quiet(self) -> bool:
         inbox, outbox = self._state()
@@ -196,10 +198,10 @@ class Scene:
     def _check(self, network: Network, report: Report) -> None:
         can = make_can(network.settings)
         inbox, _ = self._state()
-        times = Counter(message["content"] for message, _ in inbox)
+        times = Counter((message["chat_id"], message["content"]) for message, _ in inbox)
         for chat, text in self._said:
-            if times[text] != 1:
-                report.problems.append(f"{self._folder.name}: {text!r} in {chat} was taken {times[text]} times")
+            if (count := times[chat, text]) != 1:
+                report.problems.append(f"{self._folder.name}: {text!r} in {chat} was taken {count} times")
         for chat in dict.fromkeys(chat for chat, _ in self._said):
             taken = [message["content"] for message, _ in inbox if message["chat_id"] == chat]
             wanted = [part for text in taken for part in parts_of(text, can)]

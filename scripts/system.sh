@@ -1,7 +1,7 @@
 #!/bin/sh
 # The system's programs that Everloop uses: bubblewrap (the sandbox of commands) and ripgrep (search in files).
-# With the argument "dev" also strace, with which tests watch what is flushed to the disk, and chromium, in which they
-# open the web page.
+# With the argument "dev" also strace, with which tests watch what is flushed to the disk, chromium, in which they
+# open the web page, and ngircd and dovecot, with which the channels talk; the tests start these two themselves.
 # Installs what is missing where it may (apt, as root or by sudo without a password); otherwise it says what to install.
 set -eu
 
@@ -11,6 +11,9 @@ command -v rg >/dev/null 2>&1 || missing="$missing ripgrep"
 [ "${1:-}" != dev ] || command -v strace >/dev/null 2>&1 || missing="$missing strace"
 [ "${1:-}" != dev ] || command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 ||
     missing="$missing chromium"
+PATH="$PATH:/usr/sbin"
+[ "${1:-}" != dev ] || command -v ngircd >/dev/null 2>&1 || missing="$missing ngircd"
+[ "${1:-}" != dev ] || command -v dovecot >/dev/null 2>&1 || missing="$missing dovecot-imapd"
 [ -n "$missing" ] || exit 0
 
 ask() {
@@ -29,6 +32,12 @@ else
     ask
 fi
 echo "Installing$missing"
+# A server that is installed for the tests must not be started as a service of the machine.
+policy=/usr/sbin/policy-rc.d
+if [ "${1:-}" = dev ] && [ ! -e "$policy" ]; then
+    trap '$as_root rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' | $as_root tee "$policy" >/dev/null && $as_root chmod 755 "$policy"
+fi
 # shellcheck disable=SC2086 # several words are meant
 { $as_root apt-get install -y -qq $missing || { $as_root apt-get update -qq && $as_root apt-get install -y -qq $missing; }; } \
     </dev/null >/dev/null 2>&1 || ask

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from . import sources
 from .keys import Key, UnderHome, key, keys_of
 from .sources import DSN
 
 DEFAULT_STORE = "everloop.db"
+RESERVED_CHANNELS = frozenset({"api", "cli", "cron", "executor", "run", "sub", "system", "web"})
 Agent = Literal["own", "client"]
 Busy = Literal["queue", "steer", "interrupt"]
 Decision = Literal["allow", "ask", "deny"]
@@ -89,6 +90,32 @@ class McpServer:
         if self.url and (self.args or self.env):
             return "has args or env, which belong to a command, not to a url"
         return "has headers, which belong to a url, not to a command" if self.command and self.headers else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelConfig:
+    """An account at a chat network, a `[channels.NAME]` table. Keys that are not listed here are the network's own."""
+
+    collects: ClassVar[str] = "options"  # the field that gets the other keys
+
+    name: str
+    # fmt: off
+    network: str = key("channels.NAME", "", "the network, if NAME is not its name: for a second account")
+    owner: str = key("channels.NAME", "me", "whose sessions its chats are")
+    allow: tuple[str, ...] = key("channels.NAME", (), "ids of people who are answered; `*`: all, in direct chats")
+    pairing: bool = key("channels.NAME", False, "a stranger who writes directly gets a code that you can confirm")
+    groups: tuple[str, ...] = key("channels.NAME", (), "ids of groups in which every member is answered")
+    mention: bool = key("channels.NAME", True, "in groups, answer only messages that mention it or reply to it")
+    per_minute: int = key("channels.NAME", 20, "messages a minute of one sender; 0 for no limit", at_least=0)
+    give_up_hours: float = key("channels.NAME", 24.0, "hours until an unsent message is given up", above=0)
+    # fmt: on
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def problem(self) -> str:
+        """Why this channel can never be used; "" if it can."""
+        if self.name in RESERVED_CHANNELS:
+            return "has a name that Everloop uses itself: choose another, and say which network it is with `network`"
+        return "" if self.owner.strip() else "needs an owner"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +252,7 @@ class Config:
     policy: tuple[Rule, ...] = key("", (), "rules for tool calls", record=Rule)
     prices: tuple[Price, ...] = key("", (), "prices of models", key="price", record=Price)
     mcp: tuple[McpServer, ...] = key("", (), "MCP servers", record=McpServer)
+    channels: tuple[ChannelConfig, ...] = key("", (), "accounts at chat networks", record=ChannelConfig)
     # fmt: on
 
     def __post_init__(self) -> None:

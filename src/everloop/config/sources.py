@@ -181,6 +181,9 @@ class _File:
         self, record: type[Any], parts: Sequence[Key], where: str, values: dict[str, Any], table: Mapping[str, Any]
     ) -> Any:
         known = {key.key: key for key in parts}
+        if (rest := getattr(record, "collects", "")) and isinstance(table, dict):
+            values[rest] = {name: value for name, value in table.items() if name not in known}
+            table = {name: value for name, value in table.items() if name in known}
         for name, value in table.items():
             if name not in known:
                 allowed = ", ".join(known)

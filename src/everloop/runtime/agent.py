@@ -594,6 +594,7 @@ async def agent_of(owners: Owners, owner: str) -> AgentLoop:
             private_hosts=(),
             message_to=(),
             mcp=(),
+            channels=(),
             heartbeat_minutes=0.0,
         )
     bus = DurableBus(owners.store)

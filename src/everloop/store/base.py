@@ -44,6 +44,34 @@ class Outgoing:
 
 
 @dataclass(slots=True, frozen=True)
+class SentPart:
+    """A part of a message that its network has taken."""
+
+    id: str  # that the network gave it
+    end: int  # where the part ends in the message's text
+
+
+@dataclass(slots=True, frozen=True)
+class Delivery:
+    """How far the delivery of an outbox row is."""
+
+    at: float  # when the message was written
+    parts: tuple[SentPart, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class DeadLetter:
+    """A message that its channel could not deliver."""
+
+    id: int
+    at: float
+    channel: str
+    chat_id: str
+    reason: str
+    content: str
+
+
+@dataclass(slots=True, frozen=True)
 class Spent:
     """Tokens and money that were used, and what they count for: a turn, a day."""
 
@@ -365,6 +393,52 @@ class Store(Protocol):
         ...
 
     async def sent(self, ids: Sequence[int]) -> None: ...
+
+    # channels
+    async def hold(self, name: str, worker: str) -> bool:
+        """Take a lease by its name, or keep it; False while another living worker has it."""
+        ...
+
+    async def unhold(self, name: str, worker: str) -> None:
+        """Give the lease back, if the worker has it."""
+        ...
+
+    async def holders(self) -> dict[str, str]:
+        """The living workers that hold leases, by the names of the leases."""
+        ...
+
+    async def deliveries(self, ids: Sequence[int]) -> dict[int, Delivery]: ...
+
+    async def hold_back(self, ids: Sequence[int], worker: str) -> None:
+        """Rows that the worker has taken and is not sending yet: if it dies, they do not count as possible repeats."""
+        ...
+
+    async def release_outgoing(self, worker: str, channel: str) -> None:
+        """Leave the rows of a channel that the worker has taken to the next one."""
+        ...
+
+    async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
+        """Record the parts of a row that the network has taken. Unless the row is `sent`, the next part counts as
+        begun. False when another worker has the row."""
+        ...
+
+    async def bury(self, id: int, worker: str, reason: str) -> bool:
+        """Make a row a dead letter, which is not sent. False when another worker has the row."""
+        ...
+
+    async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]: ...
+
+    async def revive(self, ids: Sequence[int]) -> list[int]:
+        """Let dead letters be sent, from their first part that was not. Return those that there were."""
+        ...
+
+    async def channel_state(self, channel: str) -> dict[str, str]:
+        """What a channel keeps: its cursor, pairings and status, by key."""
+        ...
+
+    async def set_channel_state(self, channel: str, key: str, value: str | None) -> None:
+        """Keep a value under its key; None removes it."""
+        ...
 
     # reading
     async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]: ...

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..bus import OutboundMessage
-from .base import Outgoing
+from .base import DeadLetter, Delivery, Outgoing, SentPart
 
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(OutboundMessage).decode
+_decode_parts = msgspec.json.Decoder(list[tuple[str, int]]).decode
 
 
 class Outbound(NamedTuple):
@@ -88,3 +89,17 @@ def _message(id: int, data: str, taken: Taken) -> OutboundMessage | None:
     except (msgspec.MsgspecError, UnicodeError) as error:
         taken.damaged.append((id, str(error)))
         return None
+
+
+def encoded_parts(parts: Iterable[SentPart]) -> str:
+    return _encode([(column(part.id), part.end) for part in parts]).decode()
+
+
+def delivery(at: float, parts: str | None) -> Delivery:
+    return Delivery(at, tuple(SentPart(*part) for part in _decode_parts(parts)) if parts else ())
+
+
+def dead_letter(row: Sequence[Any]) -> DeadLetter:
+    """A row (id, at, channel, chat, reason, data) as a dead letter."""
+    id, at, channel, chat_id, reason, data = row
+    return DeadLetter(id, at, channel, chat_id, reason, _decode(data).content)

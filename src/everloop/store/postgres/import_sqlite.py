@@ -30,12 +30,13 @@ TABLES: dict[str, tuple[str, ...]] = {
     "inbox": ("id", "owner", "session", "message_id", "kind", "state", "data", "at", "turn", "first_seq", "opened",
               "ended_at", "reason", "damaged", "hidden"),
     "outbox": ("id", "owner", "session", "turn", "data", "tries", "at", "sent_at", "key", "channel", "chat_id",
-               "damaged"),
+               "damaged", "parts", "failed"),
     "timer": ("owner", "id", "due_at", "data"),
     "spent": ("owner", "scope", "tokens", "cost"),
     "token": ("id", "hash", "name", "owner", "created_at", "last_used_at", "revoked_at", "rights", "agent"),
     "file_mark": ("owner", "digest", "tainted", "path", "at"),
     "session_grant": ("owner", "key", "name", "at"),
+    "channel_state": ("channel", "key", "value"),
 }  # fmt: skip
 NUMBERED = ("session", "inbox", "outbox")
 HELD = "SELECT worker FROM session WHERE worker IS NOT NULL UNION SELECT id FROM worker"

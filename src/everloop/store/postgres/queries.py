@@ -74,6 +74,20 @@ HOLDERS = f"SELECT w.id, {FRESH} FROM worker w"
 NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
 FILE_MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = %s AND digest = ANY(%s)"
 TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = %s AND tainted ORDER BY at DESC LIMIT %s"
+HOLDERS = f"SELECT l.name, l.worker, {FRESH} FROM channel_lease l LEFT JOIN worker w ON w.id = l.worker"
+DELIVERIES = "SELECT id, at, parts FROM outbox WHERE id = ANY(%s)"
+HOLD_BACK = "UPDATE outbox SET tries = 0 WHERE worker = %s AND sent_at IS NULL AND id = ANY(%s)"
+RELEASE_OUTGOING = "UPDATE outbox SET worker = NULL WHERE worker = %s AND channel = %s AND sent_at IS NULL"
+MARK_PARTS = f"""UPDATE outbox SET parts = %s, tries = 1, sent_at = CASE WHEN %s THEN {NOW} END
+    WHERE id = %s AND worker = %s AND sent_at IS NULL AND damaged IS NULL"""
+BURY = f"UPDATE outbox SET failed = %s, sent_at = {NOW} WHERE id = %s AND worker = %s AND sent_at IS NULL"
+DEAD_LETTERS = """SELECT id, at, channel, chat_id, failed, data FROM outbox
+    WHERE failed IS NOT NULL AND (%s::text IS NULL OR channel = %s) ORDER BY id LIMIT %s"""
+REVIVE = """UPDATE outbox SET failed = NULL, sent_at = NULL, worker = NULL, tries = 0
+    WHERE id = ANY(%s) AND failed IS NOT NULL RETURNING id"""
+CHANNEL_STATE = "SELECT key, value FROM channel_state WHERE channel = %s"
+SET_CHANNEL_STATE = """INSERT INTO channel_state (channel, key, value) VALUES (%s, %s, %s)
+    ON CONFLICT (channel, key) DO UPDATE SET value = excluded.value"""
 GRANTS = "SELECT name FROM session_grant WHERE owner = %s AND key = %s"
 
 

@@ -353,6 +353,15 @@ BEGIN
 END $$;
 """
 
+# As m014_channels of SQLite.
+m011_channels = """
+ALTER TABLE outbox ADD COLUMN parts text, ADD COLUMN failed text;
+CREATE INDEX outbox_dead ON outbox (id) WHERE failed IS NOT NULL;
+CREATE TABLE channel_lease (name text PRIMARY KEY, worker text NOT NULL);
+CREATE TABLE channel_state (
+    channel text NOT NULL, key text NOT NULL, value text NOT NULL, PRIMARY KEY (channel, key));
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -364,6 +373,7 @@ MIGRATIONS: tuple[str, ...] = (
     m008_hidden_messages,
     m009_steps,
     m010_titles,
+    m011_channels,
 )
 
 

@@ -20,6 +20,8 @@ from ...log import CallsAsked, Compacted, Entry, Logged, Written
 from .. import claims, outbox
 from ..base import (
     Claim,
+    DeadLetter,
+    Delivery,
     FileMark,
     Finished,
     Found,
@@ -29,6 +31,7 @@ from ..base import (
     Overview,
     Pruned,
     Removed,
+    SentPart,
     SessionInfo,
     Spent,
     Timer,
@@ -281,6 +284,53 @@ class PostgresStore:
 
     async def sent(self, ids: Sequence[int]) -> None:
         await self._write(repeatable(f"UPDATE outbox SET sent_at = {NOW} WHERE id = ANY(%s)", list(ids)))
+
+    # ------------------------------------------------------------------------------------------ channels
+
+    async def hold(self, name: str, worker: str) -> bool:
+        held = await self._write(lambda db: tx.hold(db, name, worker, self._lease), ("lease", name))
+        if held:
+            self.heartbeat.keep(worker)
+        return held
+
+    async def unhold(self, name: str, worker: str) -> None:
+        await self._write(_does("DELETE FROM channel_lease WHERE name = %s AND worker = %s", name, worker))
+
+    async def holders(self) -> dict[str, str]:
+        rows = await self._read(queries.HOLDERS, self._lease)
+        return {name: worker for name, worker, fresh in rows if living(worker, fresh)}
+
+    async def deliveries(self, ids: Sequence[int]) -> dict[int, Delivery]:
+        return {id: outbox.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, list(ids))}
+
+    async def hold_back(self, ids: Sequence[int], worker: str) -> None:
+        await self._write(_does(queries.HOLD_BACK, worker, list(ids)), ("outbox", worker))
+
+    async def release_outgoing(self, worker: str, channel: str) -> None:
+        await self._write(_does(queries.RELEASE_OUTGOING, worker, channel), ("outbox", worker))
+
+    async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
+        marked = _does(queries.MARK_PARTS, outbox.encoded_parts(parts), sent, id, worker)
+        return await self._write(marked, ("outbox", worker)) == 1
+
+    async def bury(self, id: int, worker: str, reason: str) -> bool:
+        return await self._write(_does(queries.BURY, outbox.column(reason), id, worker), ("outbox", worker)) == 1
+
+    async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]:
+        return [outbox.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, channel, limit)]
+
+    async def revive(self, ids: Sequence[int]) -> list[int]:
+        revived = await self._write(lambda db: db.execute(queries.REVIVE, (list(ids),)).fetchall())
+        return [id for (id,) in revived]
+
+    async def channel_state(self, channel: str) -> dict[str, str]:
+        return dict(await self._read(queries.CHANNEL_STATE, channel))
+
+    async def set_channel_state(self, channel: str, key: str, value: str | None) -> None:
+        if value is None:
+            await self._write(_does("DELETE FROM channel_state WHERE channel = %s AND key = %s", channel, key))
+        else:
+            await self._write(_does(queries.SET_CHANNEL_STATE, channel, key, value))
 
     # ------------------------------------------------------------------------------------------ reading
 

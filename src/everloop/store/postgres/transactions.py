@@ -706,6 +706,20 @@ def _set_aside(db: Connection, damaged: Sequence[tuple[int, str]]) -> None:
         db.execute("UPDATE outbox SET damaged = %s WHERE id = %s", (why, id))
 
 
+# ---------------------------------------------------------------------------------------------- channels
+
+
+def hold(db: Connection, name: str, worker: str, lease: float) -> bool:
+    new = "INSERT INTO channel_lease (name, worker) VALUES (%s, %s) ON CONFLICT DO NOTHING"
+    db.execute(new, (name, worker))
+    row = db.execute("SELECT worker FROM channel_lease WHERE name = %s FOR UPDATE", (name,)).fetchone()
+    if row is not None and row[0] != worker and is_alive(db, row[0], lease):
+        return False
+    db.execute("UPDATE channel_lease SET worker = %s WHERE name = %s", (worker, name))
+    db.execute(RENEW, (worker,))
+    return True
+
+
 # ---------------------------------------------------------------------------------------------- everything else
 
 

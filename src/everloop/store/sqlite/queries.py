@@ -53,6 +53,17 @@ TOKEN_USED = "UPDATE token SET last_used_at = ?1 WHERE id = ?2 AND (last_used_at
 REVOKE_TOKEN = "UPDATE token SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 FILE_MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = ? AND digest IN (SELECT value FROM json_each(?))"
 TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = ? AND tainted ORDER BY at DESC LIMIT ?"
+DELIVERIES = "SELECT id, at, parts FROM outbox WHERE id IN (SELECT value FROM json_each(?))"
+HOLD_BACK = """UPDATE outbox SET tries = 0
+    WHERE worker = ? AND sent_at IS NULL AND id IN (SELECT value FROM json_each(?))"""
+RELEASE_OUTGOING = "UPDATE outbox SET worker = NULL WHERE worker = ? AND channel = ? AND sent_at IS NULL"
+MARK_PARTS = """UPDATE outbox SET parts = ?, tries = 1, sent_at = ?
+    WHERE id = ? AND worker = ? AND sent_at IS NULL AND damaged IS NULL"""
+BURY = "UPDATE outbox SET failed = ?, sent_at = ? WHERE id = ? AND worker = ? AND sent_at IS NULL"
+DEAD_LETTERS = """SELECT id, at, channel, chat_id, failed, CAST(data AS BLOB) FROM outbox
+    WHERE failed IS NOT NULL AND (?1 IS NULL OR channel = ?1) ORDER BY id LIMIT ?2"""
+CHANNEL_STATE = "SELECT key, value FROM channel_state WHERE channel = ?"
+SET_CHANNEL_STATE = "INSERT OR REPLACE INTO channel_state (channel, key, value) VALUES (?, ?, ?)"
 GRANTS = "SELECT name FROM session_grant WHERE owner = ? AND key = ?"
 
 

@@ -169,6 +169,19 @@ def m013_titles(db: sqlite3.Connection) -> None:
         db.execute(f"CREATE INDEX {table}_session ON {table} (session)")
 
 
+def m014_channels(db: sqlite3.Connection) -> None:
+    """The parts of an outgoing message that its network has taken; why a message was given up; leases by name; and what
+    channels keep."""
+    db.execute("ALTER TABLE outbox ADD COLUMN parts TEXT")
+    db.execute("ALTER TABLE outbox ADD COLUMN failed TEXT")
+    db.execute("CREATE INDEX outbox_dead ON outbox (id) WHERE failed IS NOT NULL")
+    db.execute("CREATE TABLE channel_lease (name TEXT PRIMARY KEY, worker TEXT NOT NULL) WITHOUT ROWID")
+    db.execute(
+        """CREATE TABLE channel_state (
+            channel TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (channel, key)) WITHOUT ROWID"""
+    )
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -183,6 +196,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m011_token_agent,
     m012_hidden_messages,
     m013_titles,
+    m014_channels,
 )
 
 

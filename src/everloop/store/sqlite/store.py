@@ -22,9 +22,11 @@ import msgspec
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
-from .. import claims
+from .. import claims, outbox
 from ..base import (
     Claim,
+    DeadLetter,
+    Delivery,
     FileMark,
     Finished,
     Found,
@@ -34,6 +36,7 @@ from ..base import (
     Overview,
     Pruned,
     Removed,
+    SentPart,
     SessionInfo,
     Spent,
     Timer,
@@ -235,6 +238,49 @@ class SQLiteStore:
         now = time.time()
         rows = [(now, id) for id in ids]
         await self.writer.submit(lambda db: db.executemany("UPDATE outbox SET sent_at = ? WHERE id = ?", rows).rowcount)
+
+    # ------------------------------------------------------------------------------------------ channels
+
+    async def hold(self, name: str, worker: str) -> bool:
+        return await self.writer.submit(partial(tx.hold, name=name, worker=worker))
+
+    async def unhold(self, name: str, worker: str) -> None:
+        await self._write("DELETE FROM channel_lease WHERE name = ? AND worker = ?", name, worker)
+
+    async def holders(self) -> dict[str, str]:
+        rows = await self._read("SELECT name, worker FROM channel_lease")
+        return {name: worker for name, worker in rows if alive(worker)}
+
+    async def deliveries(self, ids: Sequence[int]) -> dict[int, Delivery]:
+        return {id: outbox.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, _json(ids))}
+
+    async def hold_back(self, ids: Sequence[int], worker: str) -> None:
+        await self._write(queries.HOLD_BACK, worker, _json(ids))
+
+    async def release_outgoing(self, worker: str, channel: str) -> None:
+        await self._write(queries.RELEASE_OUTGOING, worker, channel)
+
+    async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
+        sent_at = time.time() if sent else None
+        return await self._write(queries.MARK_PARTS, outbox.encoded_parts(parts), sent_at, id, worker) == 1
+
+    async def bury(self, id: int, worker: str, reason: str) -> bool:
+        return await self._write(queries.BURY, outbox.column(reason), time.time(), id, worker) == 1
+
+    async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]:
+        return [outbox.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, limit)]
+
+    async def revive(self, ids: Sequence[int]) -> list[int]:
+        return await self.writer.submit(partial(tx.revive, ids=ids))
+
+    async def channel_state(self, channel: str) -> dict[str, str]:
+        return dict(await self._read(queries.CHANNEL_STATE, channel))
+
+    async def set_channel_state(self, channel: str, key: str, value: str | None) -> None:
+        if value is None:
+            await self._write("DELETE FROM channel_state WHERE channel = ? AND key = ?", channel, key)
+        else:
+            await self._write(queries.SET_CHANNEL_STATE, channel, key, value)
 
     # ------------------------------------------------------------------------------------------ reading
 

@@ -439,6 +439,25 @@ def take_outgoing(
     return taken
 
 
+# ---------------------------------------------------------------------------------------------- channels
+
+
+def hold(db: sqlite3.Connection, name: str, worker: str) -> bool:
+    row = db.execute("SELECT worker FROM channel_lease WHERE name = ?", (name,)).fetchone()
+    if row is not None and row[0] != worker and alive(row[0]):
+        return False
+    if row is None or row[0] != worker:
+        db.execute("INSERT OR REPLACE INTO channel_lease (name, worker) VALUES (?, ?)", (name, worker))
+    return True
+
+
+def revive(db: sqlite3.Connection, ids: Sequence[int]) -> list[int]:
+    revived = (
+        "UPDATE outbox SET failed = NULL, sent_at = NULL, worker = NULL, tries = 0 WHERE id = ? AND failed IS NOT NULL"
+    )
+    return [id for id in ids if db.execute(revived, (id,)).rowcount]
+
+
 # ---------------------------------------------------------------------------------------------- everything else
 
 

@@ -1,0 +1,161 @@
+"""Who a channel answers: the allow list of the settings, people who were paired by a code, and open groups.
+
+Strangers get nothing. With `pairing = true`, a stranger who writes in a chat of their own gets a code, once; the owner
+confirms it with `/pair CODE` or `everloop channels pair CODE`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from typing import Literal
+
+import msgspec
+
+from ..bus import InboundMessage, OutboundMessage
+from ..config import ChannelConfig
+from ..errors import EverloopError
+from ..store.base import Store
+from ..store.peers import SENDING
+from ..text import one_line
+from .base import Received
+
+LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # none that is taken for another
+CODE_LENGTH = 8
+CODE_SECONDS = 3600.0
+MOST_PENDING = 3  # codes of one channel at a time: more strangers get nothing
+MOST_SENDERS = 10_000  # whose rates are remembered
+PAIRED = "You are paired with this agent now. Write whatever you like; /help shows the commands."
+_CODE, _PEER = "code:", "peer:"
+
+Standing = Literal["owner", "peer", "member", "stranger"]
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """A stranger who was given a code."""
+
+    code: str
+    sender: str
+    chat: str
+    name: str
+    at: float
+
+    @property
+    def is_valid(self) -> bool:
+        return 0 <= time.time() - self.at < CODE_SECONDS
+
+
+class PairedPeer(msgspec.Struct, frozen=True):
+    """A person whose code was confirmed."""
+
+    sender: str
+    name: str
+    at: float
+    admin: bool = False  # may confirm the codes of others
+
+
+class Pairings:
+    """The codes and paired people of a channel, as the store keeps them."""
+
+    def __init__(self, store: Store, channel: str) -> None:
+        self._store = store
+        self._channel = channel
+
+    async def peers(self) -> dict[str, PairedPeer]:
+        state = await self._store.channel_state(self._channel)
+        found = [msgspec.json.decode(value, type=PairedPeer) for key, value in state.items() if key.startswith(_PEER)]
+        return {peer.sender: peer for peer in found}
+
+    async def pending(self) -> list[Pending]:
+        """The codes that are valid, the oldest first. Those that have expired are removed."""
+        state = await self._store.channel_state(self._channel)
+        found = [msgspec.json.decode(value, type=Pending) for key, value in state.items() if key.startswith(_CODE)]
+        for one in found:
+            if not one.is_valid:
+                await self._store.set_channel_state(self._channel, _CODE + one.code, None)
+        return sorted((one for one in found if one.is_valid), key=lambda one: one.at)
+
+    async def new_code(self, message: Received, chat_id: str) -> str | None:
+        """A code for a stranger; None if they have one already, or too many strangers have."""
+        pending = await self.pending()
+        if len(pending) >= MOST_PENDING or any(one.sender == message.sender for one in pending):
+            return None
+        code = "".join(secrets.choice(LETTERS) for _ in range(CODE_LENGTH))
+        made = Pending(code, message.sender, chat_id, one_line(message.name, 60), time.time())
+        await self._store.set_channel_state(self._channel, _CODE + code, msgspec.json.encode(made).decode())
+        return code
+
+    async def confirm(self, code: str, owner: str, admin: bool = False) -> PairedPeer | None:
+        """Pair the person who has this code, and tell them; None when no valid code is the same."""
+        wanted = code.strip().upper().replace("-", "")
+        for one in await self.pending():
+            if secrets.compare_digest(one.code.encode(), wanted.encode()):
+                peer = PairedPeer(one.sender, one.name, time.time(), admin)
+                await self._store.set_channel_state(
+                    self._channel, _PEER + one.sender, msgspec.json.encode(peer).decode()
+                )
+                await self._store.set_channel_state(self._channel, _CODE + one.code, None)
+                await tell(self._store, self._channel, owner, one.chat, PAIRED, f"pair:{one.code}")
+                return peer
+        return None
+
+    async def remove(self, sender: str) -> bool:
+        known = sender in await self.peers()
+        await self._store.set_channel_state(self._channel, _PEER + sender, None)
+        return known
+
+
+async def tell(store: Store, channel: str, owner: str, chat_id: str, text: str, id: str) -> None:
+    """Say something in a chat that no turn says, once for each id."""
+    # In a session of its own: what strangers and commands cause stays out of the conversation.
+    about = InboundMessage(
+        channel, "channel", chat_id, "", id=f"{channel}:{id}", owner=owner, session=f"{channel}:access"
+    )
+    await store.answer(about, [OutboundMessage(channel, chat_id, text)])
+    await store.wake(SENDING)
+
+
+async def confirm_anywhere(store: Store, channels: dict[str, ChannelConfig], code: str, admin: bool) -> str:
+    """Confirm a code of any channel and return what to tell the owner; an `EverloopError` if there is none."""
+    for name, config in channels.items():
+        if (peer := await Pairings(store, name).confirm(code, config.owner, admin)) is not None:
+            return f"Paired {peer.name or peer.sender} ({name}:{peer.sender})."
+    raise EverloopError(f"no valid code is {one_line(code, 20)}: a code is valid for an hour; ask for a new one")
+
+
+class Access:
+    """Decides what a person may do in a channel."""
+
+    def __init__(self, config: ChannelConfig, pairings: Pairings) -> None:
+        self._config = config
+        self._allowed = frozenset(one.casefold() for one in config.allow)
+        self._pairings = pairings
+
+    async def standing(self, message: Received) -> Standing:
+        """What the sender is here. People on the allow list count as owners: the settings name them."""
+        if message.sender.casefold() in self._allowed:
+            return "owner"
+        if (peer := (await self._pairings.peers()).get(message.sender)) is not None:
+            return "owner" if peer.admin else "peer"
+        if "*" in self._allowed and not message.group:
+            return "peer"
+        return "member" if message.group and message.chat in self._config.groups else "stranger"
+
+
+class RateLimit:
+    """Counts the messages of each sender in the current minute. One process polls an account, so memory is enough."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._most = per_minute
+        self._windows: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def count(self, sender: str, now: float) -> int:
+        """Count a message. Return by how many the sender is over the limit in this window."""
+        began, number = self._windows.pop(sender, (now, 0))
+        if now - began >= 60:
+            began, number = now, 0
+        self._windows[sender] = (began, number + 1)
+        while len(self._windows) > MOST_SENDERS:
+            self._windows.popitem(last=False)
+        return max(number + 1 - self._most, 0) if self._most else 0

@@ -1,0 +1,207 @@
+"""The port of a chat network: what a channel receives, what it sends, and how it is set up.
+
+A channel only speaks its network's protocol. Everything else is done once for all of them: `runner` has the lease, the
+inbox and outbox, retries and dead letters, `access` decides who is answered, `text` splits and renders.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ..errors import ConfigError
+
+Repeats = Literal["key", "window", "none"]
+Form = Literal["plain", "markdown", "html", "telegram"]
+Unit = Literal["characters", "utf16", "bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Can:
+    """What a network can do.
+
+    `repeats` is its class of repeats: with "key" it takes a key with each part and shows a part that is sent twice
+    once; with "window" it does so for some minutes; with "none" a part that may be there already is marked.
+    """
+
+    text: int = 4000  # the longest text of a part
+    unit: Unit = "characters"  # that `text` counts
+    lines: bool = True  # a part may have more than one line
+    form: Form = "plain"  # what Markdown is turned into
+    repeats: Repeats = "none"
+    ids: bool = True  # its messages have ids, so that each is taken once however often it comes
+    edit: bool = False
+    threads: bool = False
+    typing: bool = False
+    media: int = 0  # the largest file in bytes; 0 for none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A message as a network delivers it."""
+
+    chat: str
+    sender: str
+    text: str
+    id: str | None = None  # the network's; None where it has none
+    name: str = ""  # of the sender, to be shown
+    group: bool = False  # several people are in the chat
+    mentioned: bool = False  # in a group: it names the agent, or replies to it
+    thread: str = ""  # a thread of the chat has a session of its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a message to send; `text` is in the channel's form, `plain` without any markup."""
+
+    chat: str
+    text: str
+    plain: str
+    thread: str = ""
+    reply_to: str | None = None  # the network's id of the message that is answered
+    number: int = 1  # from 1
+    repeat: bool = False  # the network may have it already; where it takes no key, the text says so
+
+
+class Later(Exception):
+    """The network has not taken the part, and wants to be asked again after some seconds."""
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        super().__init__(reason or f"try again in {seconds:g} s")
+        self.seconds = seconds
+
+
+class Never(Exception):
+    """The network refuses the part, and would refuse it again."""
+
+
+class Inbox(Protocol):
+    """Where a channel puts what it receives."""
+
+    async def accept(self, message: Received) -> None:
+        """Return when the message is on disk, or was refused: only then may the network be told that it arrived."""
+        ...
+
+    async def ready(self) -> None:
+        """The channel is connected: from now on a failure is a new one."""
+        ...
+
+    async def cursor(self) -> str:
+        """The value that was kept last; "" at first."""
+        ...
+
+    async def keep_cursor(self, value: str) -> None: ...
+
+
+class Channel(Protocol):
+    """One account at a chat network. It is made with its `Options`, and may connect when `receive` is called."""
+
+    name: str
+    can: Can
+
+    async def receive(self, inbox: Inbox) -> None:
+        """Receive messages until cancelled. A message is accepted before it is acknowledged."""
+        ...
+
+    async def send(self, part: Part, key: str) -> str:
+        """Send a part and return the network's id for it. `key` is the same whenever this part is sent.
+
+        Raises `Later` or `Never`; after anything else it is unknown whether the network has the part.
+        """
+        ...
+
+    async def show(self, chat: str, key: str, text: str) -> None:
+        """Show that an answer is on its way: typing, if the text is empty. It may get lost."""
+        ...
+
+
+class Options:
+    """The network's own settings of a `[channels.NAME]` table.
+
+    Reading a setting declares it: what the table has besides is an error. A secret may also be in a file
+    (`token_file`) or in the environment (`EVERLOOP_CHANNEL_NAME_TOKEN`), and is removed from everything that is logged.
+    """
+
+    def __init__(self, name: str, table: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> None:
+        self.name = name
+        self._table = table
+        self._env = env
+        self._known: list[str] = []
+        self._secrets: list[str] = []
+
+    def text(self, key: str, default: str | None = None, *, choices: Iterable[str] = ()) -> str:
+        """A text. Without a default it must be set."""
+        found = self._read(key, str, "a text", default)
+        if choices and found not in (allowed := tuple(choices)):
+            raise self._wrong(key, "must be one of " + ", ".join(f'"{choice}"' for choice in allowed))
+        return str(found)
+
+    def number(self, key: str, default: int) -> int:
+        found = self._read(key, int, "a whole number of 0 or more", default)
+        if isinstance(found, bool) or found < 0:
+            raise self._wrong(key, "must be a whole number of 0 or more")
+        return int(found)
+
+    def flag(self, key: str, default: bool) -> bool:
+        return bool(self._read(key, bool, "true or false", default))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        found = self._read(key, list, "a list of texts", [])
+        if not all(isinstance(one, str) for one in found):
+            raise self._wrong(key, "must be a list of texts")
+        return tuple(found)
+
+    def secret(self, key: str, default: str | None = None) -> str:
+        """A secret: from the environment, the table, or the file that the table names."""
+        variable = f"EVERLOOP_CHANNEL_{self.name}_{key}".upper().replace("-", "_")
+        self._known.append(f"{key}_file")
+        value = self._env.get(variable, "").strip() or self._table.get(key) or self._from_file(key) or default
+        self._known.append(key)
+        if value is None:
+            raise self._wrong(key, f"is missing: set it, or {key}_file, or the variable {variable}")
+        if not isinstance(value, str) or not value.isprintable():
+            raise self._wrong(key, "must be one line of text")
+        if value:
+            self._secrets.append(value)
+        return value
+
+    def check(self) -> None:
+        """Refuse settings that the channel has not read."""
+        for key in self._table:
+            if key not in self._known:
+                raise self._wrong(key, f"is unknown; allowed: {', '.join(sorted(self._known))}")
+
+    def redacted(self, text: str) -> str:
+        """The text without the secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "…")
+        return text
+
+    def problem(self, what: str) -> ConfigError:
+        return ConfigError(f"[channels.{self.name}] {what}")
+
+    def _read(self, key: str, kind: type, words: str, default: Any) -> Any:
+        self._known.append(key)
+        value = self._table.get(key, default)
+        if value is None:
+            raise self._wrong(key, f"is missing: it must be {words}")
+        if not isinstance(value, kind):
+            raise self._wrong(key, f"must be {words}")
+        return value
+
+    def _from_file(self, key: str) -> str | None:
+        if (path := self._table.get(f"{key}_file")) is None:
+            return None
+        if not isinstance(path, str):
+            raise self._wrong(f"{key}_file", "must be a path")
+        try:
+            return Path(path).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise self._wrong(f"{key}_file", f"cannot be read ({why}): {path}") from None
+
+    def _wrong(self, key: str, what: str) -> ConfigError:
+        return self.problem(f"{key} {what}")

@@ -1,0 +1,563 @@
+"""Runs channels: from their networks into the inbox, and from the outbox to their networks.
+
+One worker polls an account, under a lease. A message that comes in is on disk before the channel acknowledges it. A
+message that goes out is sent in parts; each part is marked when the network has taken it, so that a crash repeats at
+most one part of each chat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import random
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from ..bus import InboundMessage, Kind
+from ..commands import kind_of
+from ..config import ChannelConfig
+from ..errors import EverloopError, StoreError
+from ..store.base import Delivery, Outgoing, SentPart, Store
+from ..store.peers import ANY, SENDING, WORK, Notice, new_worker, retire
+from ..text import clean, one_line
+from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
+from .base import Channel, Later, Never, Options, Part, Received
+from .text import MARK, Piece, render, split
+
+log = logging.getLogger(__name__)
+FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two tries
+STEADY_SECONDS = 60.0  # a connection that held for so long was a good one
+AT_ONCE = 8  # parts sent at the same time, in different chats
+TAKEN_AT_ONCE = 50
+MOST_WAITING = 1000  # messages held for chats that wait
+LONGEST_TEXT = 100_000  # characters of a message; the rest is left out
+LONGEST_ID = 300
+REMEMBERED = 1000  # ids of messages that came in last
+STATUS = "status"
+CURSOR = "cursor"
+INSTANCE = "instance"
+
+
+def lease_of(channel: str) -> str:
+    return f"channel:{channel}"
+
+
+def chat_id_of(chat: str, thread: str) -> str:
+    """The chat id of a chat, or of a thread in it: a session of its own."""
+    return f"{quote(chat, safe='@:+!#&$*, ')}/{quote(thread, safe='@:+!#&$*, ')}" if thread else chat
+
+
+def chat_of(chat_id: str, threads: bool) -> tuple[str, str]:
+    """The chat and the thread of a chat id."""
+    chat, slash, thread = chat_id.rpartition("/")
+    return (unquote(chat), unquote(thread)) if threads and slash else (chat_id, "")
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What the last worker knew of its connection."""
+
+    at: float
+    error: str = ""  # why it does not work; "" while it does
+
+
+class ChannelRunner:
+    """Runs all channels of the settings until it is cancelled."""
+
+    def __init__(self, store: Store, channels: Sequence[tuple[ChannelConfig, Channel, Options]]) -> None:
+        self.worker = new_worker()
+        self._store = store
+        configs = {config.name: config for config, _, _ in channels}
+        self._accounts = [Account(store, self.worker, configs, *one) for one in channels]
+        self._peer = store.peer(self.worker, self._on_notice)
+
+    async def run(self) -> None:
+        try:
+            await self._peer.join()
+            async with asyncio.TaskGroup() as tasks:
+                for account in self._accounts:
+                    tasks.create_task(account.run(), name=f"channel {account.name}")
+        finally:
+            await self._peer.leave()
+            retire(self.worker)
+
+    def _on_notice(self, notice: Notice) -> None:
+        for account in self._accounts:
+            if notice.what in (SENDING, ANY):
+                account.more_outgoing()
+            if notice.what == ANY:
+                account.lease_changed()
+
+
+class Account:
+    """One account at a network: its lease, what comes in and what goes out."""
+
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        configs: dict[str, ChannelConfig],
+        config: ChannelConfig,
+        channel: Channel,
+        options: Options,
+    ) -> None:
+        self.name = config.name
+        self._store = store
+        self._worker = worker
+        self._channel = channel
+        self._reporter = Reporter(store, config.name, options)
+        self._inbox = ChannelInbox(store, config, channel, configs, self._reporter)
+        self._sender = Sender(store, worker, config, channel, self._reporter)
+        self._changed = asyncio.Event()  # the lease may have another holder
+
+    def more_outgoing(self) -> None:
+        self._sender.more.set()
+
+    def lease_changed(self) -> None:
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Work whenever the lease is held, until cancelled."""
+        delay = FIRST_DELAY
+        while True:
+            self._changed.clear()  # before asking: what changes meanwhile sets it again
+            try:
+                if await self._store.hold(lease_of(self.name), self._worker):
+                    await self._work()
+                    continue
+                delay = FIRST_DELAY
+            except StoreError as error:  # a full or locked disk does not end a server
+                log.error("channel %s: %s", self.name, error)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LONGEST_DELAY)
+                continue
+            except Exception:  # a bug of ours: the other channels and the server go on
+                log.exception("channel %s failed", self.name)
+                await asyncio.sleep(LONGEST_DELAY)
+                continue
+            await self._changed.wait()
+
+    async def _work(self) -> None:
+        """Receive and send until the lease is lost."""
+        work = [asyncio.create_task(self._receive()), asyncio.create_task(self._sender.run())]
+        await self._store.wake(ANY)  # a worker that had the lease, and was frozen, sees that it is lost
+        try:
+            while await self._store.hold(lease_of(self.name), self._worker):
+                changed = asyncio.create_task(self._changed.wait())
+                done, _ = await asyncio.wait({*work, changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                for task in done - {changed}:
+                    task.result()  # it does not end by itself: whatever it raises is a bug of ours, or the store's
+                self._changed.clear()
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            if (close := getattr(self._channel, "close", None)) is not None:
+                with contextlib.suppress(Exception):
+                    await close()
+            with contextlib.suppress(StoreError):
+                await self._store.release_outgoing(self._worker, self.name)
+                await self._store.unhold(lease_of(self.name), self._worker)
+                await self._store.wake(ANY)
+
+    async def _receive(self) -> None:
+        """Keep receiving: whatever ends it, it is begun again after a while, and the status says why."""
+        delay = FIRST_DELAY
+        while True:
+            began = time.monotonic()
+            wait = 0.0
+            try:
+                await self._channel.receive(self._inbox)
+                reason = "the connection ended"
+            except Later as error:
+                wait, reason = error.seconds, str(error)
+            except Exception as error:
+                reason = describe(error)
+            if time.monotonic() - began > STEADY_SECONDS:
+                delay = FIRST_DELAY
+            await self._reporter.failed(reason)
+            await asyncio.sleep(max(wait, delay * random.uniform(0.5, 1.0)))
+            delay = min(2 * delay, LONGEST_DELAY)
+
+
+def describe(error: BaseException) -> str:
+    if isinstance(error, EverloopError | Never | Later) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class Reporter:
+    """Says how a channel is: in the log and in the store, without its secrets, and only when it changes."""
+
+    def __init__(self, store: Store, name: str, options: Options) -> None:
+        self._store = store
+        self._name = name
+        self._options = options
+        self._last: str | None = None
+
+    async def works(self) -> None:
+        if self._last is None or self._last:
+            if self._last:
+                log.warning("channel %s: it works again", self._name)
+            await self._keep("")
+
+    async def failed(self, reason: str) -> None:
+        reason = self.clean(reason)
+        if reason != self._last:
+            log.warning("channel %s: %s; it is tried again", self._name, reason)
+            await self._keep(reason)
+
+    def clean(self, text: str) -> str:
+        """A reason on one line, without secrets."""
+        return one_line(self._options.redacted(text), 300)
+
+    async def _keep(self, error: str) -> None:
+        self._last = error
+        status = msgspec.json.encode(Status(time.time(), error)).decode()
+        with contextlib.suppress(StoreError):
+            await self._store.set_channel_state(self._name, STATUS, status)
+
+
+# ------------------------------------------------------------------------------------------------------- incoming
+
+
+class ChannelInbox:
+    """Takes what a channel receives: decides who is answered, and puts it into the store's inbox."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: ChannelConfig,
+        channel: Channel,
+        configs: dict[str, ChannelConfig],
+        reporter: Reporter,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._channel = channel
+        self._configs = configs
+        self._reporter = reporter
+        self._pairings = Pairings(store, config.name)
+        self._access = Access(config, self._pairings)
+        self._rates = RateLimit(config.per_minute)
+        self._recent: OrderedDict[str, None] = OrderedDict()
+        self._order = asyncio.Lock()
+        self._shown: set[asyncio.Task[None]] = set()
+
+    async def ready(self) -> None:
+        """The channel is connected."""
+        await self._reporter.works()
+
+    async def cursor(self) -> str:
+        return (await self._store.channel_state(self._config.name)).get(CURSOR, "")
+
+    async def keep_cursor(self, value: str) -> None:
+        await self._store.set_channel_state(self._config.name, CURSOR, value)
+
+    async def accept(self, message: Received) -> None:
+        async with self._order:
+            await self._reporter.works()
+            if not _is_usable(message) or (message.id is not None and message.id in self._recent):
+                return
+            await self._accept(message)
+            if message.id is not None:
+                self._recent[message.id] = None
+                while len(self._recent) > REMEMBERED:
+                    self._recent.popitem(last=False)
+
+    async def _accept(self, message: Received) -> None:
+        if message.group and self._config.mention and not message.mentioned:
+            return
+        standing = await self._access.standing(message)
+        if standing == "stranger":
+            await self._offer_code(message)
+            return
+        if message.text.split(maxsplit=1)[0].lower().partition("@")[0] == "/pair" and standing != "member":
+            await self._pair(message, standing)
+            return
+        incoming = self._incoming(message)
+        kind = kind_of(incoming)
+        if standing == "member":
+            kind = "message"  # whoever is in an open group may talk, and neither approve nor stop anything
+        if kind != "urgent" and await self._is_over_limit(message):
+            return
+        if message.group and kind == "message":
+            incoming.content = f"{one_line(message.name or message.sender, 60)}: {incoming.content}"
+        await self._put(incoming, kind)
+        if self._channel.can.typing:
+            shown = asyncio.create_task(self._show(message))
+            self._shown.add(shown)
+            shown.add_done_callback(self._shown.discard)
+
+    async def _put(self, incoming: InboundMessage, kind: Kind) -> None:
+        row = await self._store.accept(incoming.addressed(), kind)
+        if not row.done:
+            await self._store.wake(WORK, [row.session])
+
+    async def _show(self, message: Received) -> None:
+        with contextlib.suppress(Exception):
+            await self._channel.show(message.chat, message.id or "", "")
+
+    def _incoming(self, message: Received) -> InboundMessage:
+        name = self._config.name
+        return InboundMessage(
+            name,
+            message.sender,
+            self._chat_id(message),
+            clean(message.text[:LONGEST_TEXT]),
+            id=None if message.id is None else f"{name}:{message.id}",
+            owner=self._config.owner,
+            metadata={"group": True} if message.group else {},
+        )
+
+    def _chat_id(self, message: Received) -> str:
+        return chat_id_of(message.chat, message.thread if self._channel.can.threads else "")
+
+    async def _say(self, message: Received, text: str, about: str) -> None:
+        id = f"{about}:{message.id or secrets.token_hex(8)}"
+        await tell(self._store, self._config.name, self._config.owner, self._chat_id(message), text, id)
+
+    async def _offer_code(self, message: Received) -> None:
+        """Give a stranger a code if the settings say so; strangers in groups get nothing."""
+        if not self._config.pairing or message.group:
+            return
+        code = await self._pairings.new_code(message, self._chat_id(message))
+        if code is not None:
+            await self._say(message, f"Your pairing code is {code}. It is valid for an hour.", "code")
+
+    async def _pair(self, message: Received, standing: Standing) -> None:
+        code = message.text.partition(" ")[2].strip()
+        if standing != "owner":
+            said = "Only the owner can pair others."
+        elif not code:
+            said = "Write /pair and the code that the other person got."
+        else:
+            try:
+                said = await confirm_anywhere(self._store, self._configs, code, False)
+            except EverloopError as error:
+                said = str(error)
+        await self._say(message, said, "pair")
+
+    async def _is_over_limit(self, message: Received) -> bool:
+        """Whether the sender has written too often. They are told once a minute."""
+        over = self._rates.count(message.sender, time.monotonic())
+        known = f"{self._config.name}:{message.id}"
+        if over and message.id is not None and await self._store.find(self._config.owner, known) is not None:
+            return False  # it was taken before
+        if over == 1:
+            most = self._config.per_minute
+            await self._say(
+                message, f"That was too fast: I take {most} messages a minute. Send it again later.", "rate"
+            )
+        return over > 0
+
+
+def _is_usable(message: Received) -> bool:
+    ids = (message.chat, message.sender, message.thread, message.id or "-")
+    return bool(message.text.strip() and message.chat and message.sender) and max(map(len, ids)) <= LONGEST_ID
+
+
+# ------------------------------------------------------------------------------------------------------- outgoing
+
+
+@dataclass(slots=True)
+class Queued:
+    """A message to send, and how far it is."""
+
+    row: Outgoing
+    parts: list[SentPart]
+    since: float  # when the first try was made here
+    begun: bool  # the store counts its next part as begun
+    uncertain: bool  # the network may have its next part
+
+
+class LeaseLost(Exception):
+    """Another worker sends this message now."""
+
+
+class Sender:
+    """Sends the outbox of a channel: chats side by side, the messages of a chat in their order."""
+
+    def __init__(self, store: Store, worker: str, config: ChannelConfig, channel: Channel, reporter: Reporter) -> None:
+        self.more = asyncio.Event()  # there may be something in the outbox
+        self._store = store
+        self._worker = worker
+        self._config = config
+        self._channel = channel
+        self._reporter = reporter
+        self._chats: dict[str, deque[Queued]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._instance = ""
+
+    async def run(self) -> None:
+        try:
+            self._instance = await self._find_instance()
+            while True:
+                self.more.clear()  # before looking: what comes meanwhile sets it again
+                if sum(map(len, self._chats.values())) < MOST_WAITING and await self._take():
+                    continue
+                await self.more.wait()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            self._chats.clear()
+            self._tasks.clear()
+
+    async def _find_instance(self) -> str:
+        """A name of this store, so that no key is ever used by two stores."""
+        if not (found := (await self._store.channel_state("")).get(INSTANCE, "")):
+            found = secrets.token_hex(8)
+            await self._store.set_channel_state("", INSTANCE, found)
+        return found
+
+    async def _take(self) -> bool:
+        rows = await self._store.take_outgoing(self._worker, TAKEN_AT_ONCE, None, [self._config.name])
+        if not rows:
+            return False
+        found = await self._store.deliveries([row.id for row in rows])
+        queued = [self._queued(row, found[row.id]) for row in rows]
+        behind = [one for one in queued if self._enqueue(one)]
+        back = [one for one in behind if not one.uncertain]
+        for one in back:
+            one.begun = False
+        if back:
+            await self._store.hold_back([one.row.id for one in back], self._worker)
+        for chat in self._chats.keys() - self._tasks.keys():
+            task = self._tasks[chat] = asyncio.create_task(self._send_chat(chat))
+            task.add_done_callback(self._chat_ended)
+        return True
+
+    def _queued(self, row: Outgoing, delivery: Delivery) -> Queued:
+        return Queued(row, list(delivery.parts), time.time(), True, row.message.repeat)
+
+    def _enqueue(self, one: Queued) -> bool:
+        """Put a message behind the others of its chat. Return whether there are any."""
+        queue = self._chats.setdefault(one.row.message.chat_id, deque())
+        queue.append(one)
+        return len(queue) > 1
+
+    def _chat_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("channel %s: %s", self._config.name, self._reporter.clean(describe(error)))
+        self.more.set()
+
+    async def _send_chat(self, chat: str) -> None:
+        """Send the messages of a chat until there are none left."""
+        queue = self._chats[chat]
+        try:
+            while queue:
+                with contextlib.suppress(LeaseLost):
+                    await self._send(queue[0])
+                queue.popleft()
+        finally:
+            self._chats.pop(chat, None)
+            self._tasks.pop(chat, None)
+
+    async def _send(self, one: Queued) -> None:
+        message, can = one.row.message, self._channel.can
+        text = render(message.content, "plain") if can.form == "plain" else message.content
+        start = one.parts[-1].end if one.parts else 0
+        for piece, is_last in _with_last(split(text, can, start)):
+            plain = piece.text if can.form == "plain" else render(piece.text, "plain")
+            shown = piece.text if can.form == "plain" else render(piece.text, can.form)
+            part = self._part(one, shown, plain)
+            network_id = await self._send_part(one, part)
+            if network_id is None:
+                return
+            one.parts.append(SentPart(network_id[:LONGEST_ID], piece.end))
+            one.uncertain = False
+            await self._mark(one, is_last)
+        if not text.strip():
+            await self._mark(one, True)
+
+    def _part(self, one: Queued, shown: str, plain: str) -> Part:
+        message = one.row.message
+        chat, thread = chat_of(message.chat_id, self._channel.can.threads)
+        number = len(one.parts) + 1
+        reply_to = None
+        if number == 1 and message.reply_to and message.metadata.get("group"):
+            reply_to = message.reply_to.removeprefix(f"{self._config.name}:")
+        return Part(chat=chat, thread=thread, text=shown, plain=plain, reply_to=reply_to, number=number)
+
+    async def _send_part(self, one: Queued, part: Part) -> str | None:
+        """Send a part, as often as it takes. Return the network's id; None when the message was given up."""
+        key = hashlib.sha256(f"{self._instance}:{one.row.id}:{part.number}".encode()).hexdigest()[:32]
+        delay = FIRST_DELAY
+        while True:
+            if not one.begun:
+                await self._mark(one, False)
+            sent = self._marked(part) if one.uncertain else part
+            wait = delay * random.uniform(0.5, 1.0)
+            try:
+                async with self._slots:
+                    return await self._channel.send(sent, key)
+            except Later as error:
+                wait, reason = max(error.seconds, 0.0), str(error)
+                if not one.uncertain:
+                    await self._store.hold_back([one.row.id], self._worker)
+                    one.begun = False
+            except Never as error:
+                await self._give_up(one, str(error))
+                return None
+            except Exception as error:
+                one.uncertain, reason = True, describe(error)
+            await self._reporter.failed(f"cannot send: {reason}")
+            if time.time() + wait > one.since + 3600 * self._config.give_up_hours:
+                await self._give_up(one, reason)
+                return None
+            await asyncio.sleep(wait)
+            delay = min(2 * delay, LONGEST_DELAY)
+
+    def _marked(self, part: Part) -> Part:
+        if self._channel.can.repeats == "key":
+            return replace(part, repeat=True)
+        return replace(part, repeat=True, text=f"{MARK} {part.text}", plain=f"{MARK} {part.plain}")
+
+    async def _mark(self, one: Queued, sent: bool) -> None:
+        if not await self._patiently(one, sent):
+            raise LeaseLost
+        one.begun = True
+        if sent:
+            await self._reporter.works()
+
+    async def _patiently(self, one: Queued, sent: bool) -> bool:
+        """Write the mark, as often as it takes: what the network has must not be sent again because of a full disk."""
+        delay = FIRST_DELAY
+        while True:
+            try:
+                return await self._store.mark_parts(one.row.id, self._worker, one.parts, sent)
+            except StoreError as error:
+                log.error("channel %s: %s", self._config.name, error)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY)
+
+    async def _give_up(self, one: Queued, reason: str) -> None:
+        reason = self._reporter.clean(reason)
+        log.warning(
+            "channel %s: message %d was given up (%s): `everloop channels dead` shows it",
+            self._config.name,
+            one.row.id,
+            reason,
+        )
+        await self._store.bury(one.row.id, self._worker, reason)
+
+
+def _with_last(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
+    """The pieces, each with whether it is the last one."""
+    previous: Piece | None = None
+    for piece in pieces:
+        if previous is not None:
+            yield previous, False
+        previous = piece
+    if previous is not None:
+        yield previous, True

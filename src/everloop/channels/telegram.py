@@ -1,0 +1,245 @@
+"""Telegram, by long polling of the Bot API.
+
+An update is confirmed by asking for the next one, which is done only when it is on disk. Telegram takes no key with a
+message, so that a part which may be there already is marked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..providers.http import origin_of
+from ..text import one_line
+from .base import Can, Inbox, Later, Never, Options, Part, Received
+from .http import HttpClient, Reply
+
+API = "https://api.telegram.org"
+POLL_SECONDS = 50
+MARGIN_SECONDS = 15.0  # that an answer may take beyond the time it was asked to
+SEND_SECONDS = 30.0
+MEDIA = ("photo", "document", "voice", "audio", "video", "video_note", "sticker", "animation", "location", "contact")
+T = TypeVar("T")
+
+
+class User(msgspec.Struct):
+    id: int
+    first_name: str = ""
+    last_name: str = ""
+    username: str = ""
+    is_bot: bool = False
+
+
+class Chat(msgspec.Struct):
+    id: int
+    type: str = "private"
+
+
+class Entity(msgspec.Struct):
+    type: str
+    offset: int
+    length: int
+    user: User | None = None
+
+
+class RepliedTo(msgspec.Struct):
+    from_: User | None = msgspec.field(default=None, name="from")
+
+
+class Message(msgspec.Struct):
+    message_id: int
+    chat: Chat
+    from_: User | None = msgspec.field(default=None, name="from")
+    text: str = ""
+    caption: str = ""
+    entities: list[Entity] = []
+    caption_entities: list[Entity] = []
+    message_thread_id: int | None = None
+    is_topic_message: bool = False
+    reply_to_message: RepliedTo | None = None
+
+
+class Update(msgspec.Struct):
+    update_id: int
+    message: msgspec.Raw = msgspec.Raw()
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    retry_after: float | None = None
+
+
+class Envelope(msgspec.Struct):
+    """Every answer of the Bot API."""
+
+    ok: bool
+    result: msgspec.Raw = msgspec.Raw()
+    description: str = ""
+    error_code: int = 0
+    parameters: Parameters = Parameters()
+
+
+class SentMessage(msgspec.Struct):
+    message_id: int
+
+
+class Refused(Never):
+    """The Bot API refused a request."""
+
+    def __init__(self, code: int, description: str) -> None:
+        super().__init__(f"{code} {description}")
+        self.code = code
+        self.description = description
+
+
+class Telegram:
+    """A bot at Telegram."""
+
+    can = Can(text=4096, unit="utf16", form="telegram", repeats="none", threads=True, typing=True)
+
+    def __init__(self, options: Options) -> None:
+        self.name = options.name
+        self._token = options.secret("token")
+        base = options.text("base_url", API)
+        if not self._token.isascii() or "/" in self._token or " " in self._token:
+            raise options.problem("token has characters that no bot's token has: copy it from @BotFather")
+        try:
+            origin_of(base)
+        except ValueError as error:
+            raise options.problem(f"base_url is no address: {error}") from None
+        # Polling has a connection of its own: it is busy nearly all of the time.
+        self._poll_client, self._client = HttpClient(base), HttpClient(base)
+        self._me: User | None = None
+
+    async def receive(self, inbox: Inbox) -> None:
+        me = self._me = await self._call("getMe", {}, User)
+        await inbox.ready()
+        offset: int | None = None
+        while True:
+            asked: dict[str, Any] = {"timeout": POLL_SECONDS, "allowed_updates": ["message"]}
+            if offset is not None:
+                asked["offset"] = offset
+            updates = await self._call(
+                "getUpdates", asked, list[Update], self._poll_client, POLL_SECONDS + MARGIN_SECONDS
+            )
+            for update in updates:
+                if (message := _received(update, me)) is not None:
+                    await inbox.accept(message)
+                offset = update.update_id + 1
+
+    async def send(self, part: Part, key: str) -> str:
+        asked: dict[str, Any] = {
+            "chat_id": int(part.chat) if part.chat.lstrip("-").isdecimal() else part.chat,
+            "text": part.text,
+            "parse_mode": "HTML",
+            "link_preview_options": {"is_disabled": True},
+        }
+        if part.thread:
+            asked["message_thread_id"] = int(part.thread)
+        if part.reply_to is not None:
+            replied = int(part.reply_to.rpartition(":")[2])
+            asked["reply_parameters"] = {"message_id": replied, "allow_sending_without_reply": True}
+        try:
+            sent = await self._call("sendMessage", asked, SentMessage)
+        except Refused as error:
+            if "parse entities" not in error.description:
+                raise
+            plain = {name: value for name, value in asked.items() if name != "parse_mode"}
+            sent = await self._call("sendMessage", {**plain, "text": part.plain}, SentMessage)
+        return f"{part.chat}:{sent.message_id}"
+
+    async def show(self, chat: str, key: str, text: str) -> None:
+        await self._call("sendChatAction", {"chat_id": chat, "action": "typing"}, bool)
+
+    async def check(self) -> str:
+        """Ask who the bot is."""
+        try:
+            me = await self._call("getMe", {}, User)
+        finally:
+            await self.close()
+        return f"@{me.username}"
+
+    async def close(self) -> None:
+        await self._poll_client.close()
+        await self._client.close()
+
+    async def _call(
+        self,
+        method: str,
+        asked: dict[str, Any],
+        result: type[T],
+        client: HttpClient | None = None,
+        seconds: float = SEND_SECONDS,
+    ) -> T:
+        """Call a method of the Bot API."""
+        client = client or self._client
+        target = f"{client.target.rstrip('/')}/bot{self._token}/{method}"
+        body, repeatable = msgspec.json.encode(asked), method != "sendMessage"
+        reply = await client.post(target, {"Content-Type": "application/json"}, body, seconds, repeatable)
+        answer = _envelope(reply)
+        if answer.ok and bytes(answer.result):
+            return msgspec.json.decode(answer.result, type=result)
+        code, description = answer.error_code or reply.status, one_line(answer.description, 200)
+        if code == 429:
+            raise Later(answer.parameters.retry_after or reply.retry_after or 5.0, f"{code} {description}")
+        if code == 409:  # another program polls this bot
+            raise Later(10.0, f"{code} {description}")
+        if code >= 500:
+            raise OSError(f"HTTP {code} {description}")
+        raise Refused(code, description)
+
+
+def _envelope(reply: Reply) -> Envelope:
+    try:
+        return msgspec.json.decode(reply.body, type=Envelope)
+    except msgspec.MsgspecError:
+        if reply.status in (404, 401):
+            return Envelope(False, error_code=reply.status, description="not the Bot API")
+        raise OSError(f"HTTP {reply.status}, and no answer of the Bot API") from None
+
+
+def _received(update: Update, me: User) -> Received | None:
+    """The message of an update; None for what no person wrote, and for what cannot be read."""
+    if not bytes(update.message):
+        return None
+    try:
+        message = msgspec.json.decode(update.message, type=Message)
+        attached = [name for name in msgspec.json.decode(update.message) if name in MEDIA]
+    except msgspec.MsgspecError:  # a kind of message that is newer than this
+        return None
+    if message.from_ is None or message.from_.is_bot or message.chat.type not in ("private", "group", "supergroup"):
+        return None
+    text = message.text or message.caption
+    text, named = _without_mention(text, message.entities or message.caption_entities, me)
+    replied = message.reply_to_message is not None and message.reply_to_message.from_ is not None
+    to_me = replied and message.reply_to_message.from_.id == me.id  # type: ignore[union-attr]
+    if attached:
+        text = f"{text}\n\n[A {attached[0].replace('_', ' ')} was attached, which I cannot open here.]".strip()
+    sender = message.from_
+    return Received(
+        id=f"{message.chat.id}:{message.message_id}",
+        chat=str(message.chat.id),
+        sender=str(sender.id),
+        text=text,
+        name=f"{sender.first_name} {sender.last_name}".strip() or sender.username,
+        group=message.chat.type != "private",
+        mentioned=named or to_me,
+        thread=str(message.message_thread_id) if message.is_topic_message and message.message_thread_id else "",
+    )
+
+
+def _without_mention(text: str, entities: list[Entity], me: User) -> tuple[str, bool]:
+    """The text without the bot's name, and whether it was there. Entities count in UTF-16 units."""
+    units = text.encode("utf-16-le")
+    named = False
+    for entity in sorted(entities, key=lambda one: one.offset, reverse=True):
+        start, end = 2 * entity.offset, 2 * (entity.offset + entity.length)
+        words = units[start:end].decode("utf-16-le", "replace")
+        name = f"@{me.username}".lower()
+        if (entity.type == "mention" and words.lower() == name) or (
+            entity.type == "text_mention" and entity.user is not None and entity.user.id == me.id
+        ):
+            named, units = True, units[:start] + units[end:]
+        elif entity.type == "bot_command" and words.lower().endswith(name):
+            named = True
+    return units.decode("utf-16-le", "replace").strip() if named else text, named

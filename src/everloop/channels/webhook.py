@@ -1,0 +1,162 @@
+"""Webhook: any system connects by signed HTTP requests, in and out.
+
+Both directions carry the time and an HMAC-SHA256 of `TIME.BODY` under a shared secret, so that neither can be forged
+or used again later. What goes out carries an idempotency key, so that a repeat is invisible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from aiohttp import web
+
+from ..providers.http import origin_of
+from .base import Can, Inbox, Later, Never, Options, Part, Received
+from .http import HttpClient
+
+FRESH_SECONDS = 300.0  # how old a signed request may be
+LARGEST_BODY = 1024 * 1024
+SEND_SECONDS = 30.0
+TIME, SIGNATURE, KEY = "X-Everloop-Time", "X-Everloop-Signature", "Idempotency-Key"
+
+
+class Incoming(msgspec.Struct):
+    """The body of a request."""
+
+    id: str
+    chat: str
+    sender: str
+    text: str
+    name: str = ""
+    group: bool = False
+    mentioned: bool = False
+    thread: str = ""
+
+
+class Outgoing(msgspec.Struct, omit_defaults=True):
+    """The body of a request that Everloop sends."""
+
+    key: str
+    chat: str
+    text: str
+    part: int
+    thread: str = ""
+    reply_to: str | None = None
+    repeat: bool = False
+
+
+class Taken(msgspec.Struct):
+    """What the receiver may answer."""
+
+    id: str = ""
+
+
+def signature(secret: str, at: str, body: bytes) -> str:
+    """The value of the signature header."""
+    return "sha256=" + hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
+
+
+def is_signed(secret: str, at: str, body: bytes, given: str, now: float) -> bool:
+    """Whether a request was signed with the secret, just now."""
+    right = hmac.compare_digest(signature(secret, at, body).encode(), given.encode())
+    return right and at.isdecimal() and len(at) < 16 and abs(now - int(at)) <= FRESH_SECONDS
+
+
+class Webhook:
+    """Listens for signed requests, and sends answers to a URL."""
+
+    can = Can(text=16_000, form="markdown", repeats="key", threads=True)
+
+    def __init__(self, options: Options) -> None:
+        self.name = options.name
+        self._secret = options.secret("secret")
+        self._url = options.text("url")
+        self._host = options.text("host", "127.0.0.1")
+        self._port = options.number("port", 8003)
+        self._path = "/" + options.text("path", f"/{options.name}").strip("/")
+        if len(self._secret) < 16:
+            raise options.problem("secret must have at least 16 characters, such as `openssl rand -hex 32` makes")
+        try:
+            origin_of(self._url)
+        except ValueError as error:
+            raise options.problem(f"url is no address: {error}") from None
+        self._client = HttpClient(self._url)
+        self.port = self._port  # where it listens; with 0 in the settings, any free port
+
+    async def receive(self, inbox: Inbox) -> None:
+        async with self._listening(inbox):
+            await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def _listening(self, inbox: Inbox) -> AsyncIterator[None]:
+        async def handle(request: web.Request) -> web.Response:
+            return await self._handle(request, inbox)
+
+        app = web.Application(client_max_size=LARGEST_BODY)
+        app.router.add_post(self._path, handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self._host, self._port, reuse_address=True)
+            await site.start()
+            self.port = runner.addresses[0][1]
+            await inbox.ready()
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def _handle(self, request: web.Request, inbox: Inbox) -> web.Response:
+        body = await request.read()
+        at, given = request.headers.get(TIME, ""), request.headers.get(SIGNATURE, "")
+        if not is_signed(self._secret, at, body, given, time.time()):
+            return web.Response(status=401)
+        try:
+            message = msgspec.json.decode(body, type=Incoming)
+        except msgspec.MsgspecError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        await inbox.accept(
+            Received(
+                id=message.id,
+                chat=message.chat,
+                sender=message.sender,
+                text=message.text,
+                name=message.name,
+                group=message.group,
+                mentioned=message.mentioned,
+                thread=message.thread,
+            )
+        )
+        return web.json_response({"taken": message.id})
+
+    async def send(self, part: Part, key: str) -> str:
+        message = Outgoing(key, part.chat, part.text, part.number, part.thread, part.reply_to, part.repeat)
+        body, at = msgspec.json.encode(message), str(int(time.time()))
+        headers = {
+            "Content-Type": "application/json",
+            KEY: key,
+            TIME: at,
+            SIGNATURE: signature(self._secret, at, body),
+        }
+        reply = await self._client.post(self._client.target, headers, body, SEND_SECONDS)
+        if reply.status in (408, 425, 429) or (reply.status == 503 and reply.retry_after is not None):
+            raise Later(reply.retry_after or 5.0, f"HTTP {reply.status}")
+        if reply.status >= 500:
+            raise OSError(f"HTTP {reply.status}")
+        if not 200 <= reply.status < 300:
+            raise Never(f"HTTP {reply.status}")
+        try:
+            return msgspec.json.decode(reply.body, type=Taken).id or key
+        except msgspec.MsgspecError:
+            return key
+
+    async def show(self, chat: str, key: str, text: str) -> None:
+        """Nothing is shown before the answer."""
+
+    async def close(self) -> None:
+        await self._client.close()

@@ -1,0 +1,468 @@
+"""The conformance kit of channels: kills the process at every write, and checks that nothing is lost or doubled.
+
+A test describes its network by a `Network`, and `conform` does the rest: it runs the channel with an agent that answers
+every message, in a process of its own which is killed with SIGKILL and started again. Between accepting a message and
+acknowledging it, and between sending a part and marking it, there is always a write, before and after which it is
+killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..channels.base import Can
+from ..channels.factory import make_channel
+from ..channels.runner import ChannelRunner
+from ..channels.text import MARK, render, split
+from ..config import ChannelConfig, Config
+from ..providers.base import LLMProvider, LLMResponse
+from ..runtime.owners import Owners
+from ..store.sqlite import SQLiteStore
+from ..store.sqlite.writer import SYNCHRONOUS
+
+PATIENCE = 60.0  # seconds in which a process must have done its work
+AT_ONCE = 2  # scenes that run side by side
+LONG = "long"  # a message with this word gets an answer of several parts
+
+
+class Network(Protocol):
+    """What the kit needs to know of a network."""
+
+    settings: dict[str, Any]  # the [channels.NAME] table, with `name` and with `allow` or `groups`
+
+    async def say(self, chat: str, text: str) -> None:
+        """A person writes in a chat; return when the network need not be told again."""
+        ...
+
+    def heard(self, chat: str) -> list[str]:
+        """The texts that have come to a chat, in their order, as a person sees them."""
+        ...
+
+    async def disturb(self) -> None:
+        """Drop the connections of the channel."""
+        ...
+
+
+NewNetwork = Callable[[], AbstractAsyncContextManager[Network]]
+
+
+@dataclass(slots=True)
+class Report:
+    """What was seen. `problems` says in words what went wrong."""
+
+    messages: int = 0
+    kills: int = 0
+    marked: int = 0  # parts that came again, and said so
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, other: Report) -> None:
+        self.messages += other.messages
+        self.kills += other.kills
+        self.marked += other.marked
+        self.problems += other.problems
+
+
+async def conform(new: NewNetwork, folder: Path, *, chats: Sequence[str] = ("1", "2"), step: int = 1) -> Report:
+    """Kill a channel before and after every write of a short conversation, each time with a network of its own.
+
+    With a `step`, it is killed only at each so many of these places.
+    """
+    said = [(chats[0], f"first {LONG}"), (chats[-1], "second")]
+    report = Report()
+    async with Forker() as forker:
+        whole = Scene(forker, new, folder / "whole", said)
+        report.add(await whole.run([]))
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def killed(number: int, when: str) -> Report:
+            async with slots:
+                scene = Scene(forker, new, folder / f"{when}-{number}", said)
+                return await scene.run([(number, when)])
+
+        places = [(number, when) for number in range(1, whole.commits + 1) for when in ("before", "after")]
+        for one in await asyncio.gather(*(killed(*place) for place in places[::step])):
+            report.add(one)
+    return report
+
+
+async def storm(new: NewNetwork, folder: Path, *, chats: Sequence[str], each: int, kills: int, seed: int = 0) -> Report:
+    """Many messages in many chats, while the process is killed again and again at random writes."""
+    chance = random.Random(seed)
+    said = [(chat, f"message {number} {LONG if chance.random() < 0.1 else ''}".strip())
+            for number in range(each) for chat in chats]  # fmt: skip
+    share = max(2 * len(said) // max(kills, 1), 4)
+    async with Forker() as forker:
+        dies = [(chance.randrange(2, share), chance.choice(("before", "after"))) for _ in range(kills)]
+        return await Scene(forker, new, folder / "storm", said).run(dies)
+
+
+# ------------------------------------------------------------------------------------------------------- one scene
+
+
+class Scene:
+    """A network, a store and a process that is killed at some writes."""
+
+    def __init__(self, forker: Forker, new: NewNetwork, folder: Path, said: Sequence[tuple[str, str]]) -> None:
+        self._forker = forker
+        self._new = new
+        self._folder = folder
+        self._said = [(chat, f"{folder.name} {text}") for chat, text in said]
+        self.commits = 0
+
+    async def run(self, dies: Sequence[tuple[int, str]]) -> Report:
+        """Let people write and kill the process at these writes, one after the other; then let it finish."""
+        await asyncio.to_thread(self._folder.mkdir, parents=True)
+        report = Report(len(self._said))
+        async with self._new() as network:
+            talk = asyncio.create_task(self._talk(network))
+            try:
+                for die_at in dies:
+                    child = await self._start(network, die_at)
+                    if await self._until(child, talk):  # everything was done before the write came
+                        await child.stop()
+                    elif child.status == -signal.SIGKILL:
+                        report.kills += 1
+                        await network.disturb()
+                    else:
+                        raise AssertionError(f"{self._folder.name}: the process ended with {child.status}")
+                child = await self._start(network, None)
+                if not await self._until(child, talk):
+                    raise AssertionError(f"{self._folder.name}: the process ended with {child.status}")
+                await child.stop()
+                await asyncio.to_thread(self._check, network, report)
+                self.commits = await asyncio.to_thread(child.read_commits)
+            finally:
+                talk.cancel()
+                await asyncio.gather(talk, return_exceptions=True)
+        return report
+
+    async def _start(self, network: Network, die_at: tuple[int, str] | None) -> Child:
+        child = await asyncio.to_thread(self._forker.start, network.settings, self._folder, die_at)
+        return child
+
+    async def _talk(self, network: Network) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for chat in dict.fromkeys(chat for chat, _ in self._said):
+                tasks.create_task(self._talk_in(network, chat))
+
+    async def _talk_in(self, network: Network, chat: str) -> None:
+        for where, text in self._said:
+            if where == chat:
+                await network.say(chat, text)
+
+    async def _until(self, child: Child, talk: asyncio.Task[None]) -> bool:
+        """Wait until all is said and answered, or until the process has ended. Return whether all is done."""
+        deadline = time.monotonic() + PATIENCE + len(self._said) / 5
+        while time.monotonic() < deadline:
+            if child.ended.is_set():
+                return False
+            if talk.done():
+                talk.result()
+                if await asyncio.to_thread(self._is_quiet):
+                    return True
+            await asyncio.sleep(0.02)
+        state = await asyncio.to_thread(self._state)
+        raise AssertionError(f"{self._folder.name}: not done within {PATIENCE:g} s: {state}")
+
+    def _is_quiet(self) -> bool:
+        inbox, outbox = self._state()
+        return len(inbox) >= len(self._said) and all(state == "done" for _, state in inbox) and not outbox
+
+    def _state(self) -> tuple[list[tuple[dict[str, Any], str]], list[str]]:
+        """The messages in the inbox with their states, and what is in the outbox."""
+        path = self._folder / "store.db"
+        if not path.exists():
+            return [], []
+        with closing(sqlite3.connect(path)) as db, contextlib.suppress(sqlite3.OperationalError):
+            rows = db.execute("SELECT data, state FROM inbox ORDER BY id").fetchall()
+            unsent = [data for (data,) in db.execute("SELECT data FROM outbox WHERE sent_at IS NULL")]
+            return [(json.loads(data), state) for data, state in rows], unsent
+        return [], []
+
+    def _check(self, network: Network, report: Report) -> None:
+        can = make_can(network.settings)
+        inbox, _ = self._state()
+        times = Counter((message["chat_id"], message["content"]) for message, _ in inbox)
+        for chat, text in self._said:
+            if (count := times[chat, text]) != 1:
+                report.problems.append(f"{self._folder.name}: {text!r} in {chat} was taken {count} times")
+        for chat in dict.fromkeys(chat for chat, _ in self._said):
+            taken = [message["content"] for message, _ in inbox if message["chat_id"] == chat]
+            wanted = [part for text in taken for part in parts_of(text, can)]
+            self._check_chat(chat, wanted, network.heard(chat), can, report)
+
+    def _check_chat(self, chat: str, wanted: list[str], heard: list[str], can: Can, report: Report) -> None:
+        seen: list[str] = []
+        for text in heard:
+            marked = text.startswith(MARK)
+            plain = text.removeprefix(MARK).strip()
+            if plain not in seen:
+                seen.append(plain)
+            elif marked and can.repeats != "key":
+                report.marked += 1
+            else:
+                report.problems.append(f"{self._folder.name}: {plain[:60]!r} came twice to {chat}, unmarked")
+        if seen != wanted:
+            lost = [text[:40] for text in wanted if text not in seen]
+            what = f"lost {lost}" if lost else f"in another order: {[text[:40] for text in seen]}"
+            report.problems.append(f"{self._folder.name}: to {chat}: {what}")
+
+
+def answer_to(text: str, can: Can) -> str:
+    """What the kit's agent answers."""
+    if LONG not in text.split():
+        return f"re: {text}"
+    size = max(can.text // 2, 8)
+    words = [f"{text} {letter}{'x' * max(size - len(text) - 3, 1)}" for letter in "abc"]
+    return "\n\n".join(words)
+
+
+def parts_of(text: str, can: Can) -> list[str]:
+    """The parts of that answer as people see them."""
+    answer = answer_to(text, can)
+    return [render(piece.text, can.form).strip() for piece in split(answer, can)]
+
+
+def make_can(settings: dict[str, Any]) -> Can:
+    return make_channel(config_of(settings))[0].can
+
+
+def config_of(settings: dict[str, Any]) -> ChannelConfig:
+    """The settings of a channel from the keys of its table."""
+    known = {"name", "network", "owner", "allow", "pairing", "groups", "mention", "per_minute", "give_up_hours"}
+    own: dict[str, Any]
+    own = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if key in known}
+    own.setdefault("per_minute", 0)
+    return ChannelConfig(**own, options={key: value for key, value in settings.items() if key not in known})
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+
+
+class Answerer(LLMProvider):
+    """Answers every message at once."""
+
+    default_model = "kit"
+
+    def __init__(self, can: Can) -> None:
+        self._can = can
+
+    async def chat(self, messages: Any, tools: Any = None, model: str | None = None) -> LLMResponse:
+        said = next(message["content"] for message in reversed(messages) if message["role"] == "user")
+        text = said if isinstance(said, str) else said[0]["text"]
+        return LLMResponse(answer_to(text.partition("\n")[0], self._can))
+
+
+async def _work(settings: dict[str, Any], folder: Path, die_at: tuple[int, str] | None) -> None:
+    """Run the channel with an agent until SIGTERM, or until it is killed at a write."""
+    config = config_of(settings)
+    store = SQLiteStore(folder / "store.db")
+    count = 0
+
+    def hook(what: str) -> None:
+        nonlocal count
+        count += what == "before"
+        if die_at is not None and [count, what] == list(die_at):
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+
+    store.writer.hook = hook
+    channel, options = await asyncio.to_thread(make_channel, config)
+    home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,))
+    owners = Owners(home, store, Answerer(channel.can))
+    tasks: list[Coroutine[Any, Any, None]] = [owners.run(), ChannelRunner(store, [(config, channel, options)]).run()]
+    running = [asyncio.create_task(task) for task in tasks]
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    waiting = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait({waiting, *running}, return_when=asyncio.FIRST_COMPLETED)
+    (folder / "commits").write_text(str(count))
+    for task in done - {waiting}:
+        task.result()
+    os._exit(0)
+
+
+class Child:
+    """A process of the kit."""
+
+    def __init__(self, pid: int, folder: Path) -> None:
+        self._pid = pid
+        self._folder = folder
+        self.ended = threading.Event()
+        self.status = 0
+
+    def read_commits(self) -> int:
+        """How often it wrote; 0 when it was stopped before it had begun."""
+        path = self._folder / "commits"
+        return int(path.read_text()) if path.exists() else 0
+
+    async def stop(self) -> None:
+        if not self.ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
+        if not await asyncio.to_thread(self.ended.wait, PATIENCE):
+            os.kill(self._pid, signal.SIGKILL)
+            raise AssertionError(f"{self._folder.name}: the process did not end")
+
+
+class Forker:
+    """A warm process that forks the others: importing takes half a second, forking a few milliseconds."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, Child] = {}
+        self._started: dict[str, Child] = {}
+        self._news = threading.Condition()
+
+    async def __aenter__(self) -> Forker:
+        await asyncio.to_thread(self._open)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self._close)
+
+    def _open(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "everloop.testing.channels"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._reader.join(30)
+        self._process.stdout.close()
+
+    def start(self, settings: dict[str, Any], folder: Path, die_at: tuple[int, str] | None) -> Child:
+        name = os.urandom(8).hex()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, settings, str(folder), die_at]) + "\n")
+        with self._news:
+            if not self._news.wait_for(lambda: name in self._started, PATIENCE):
+                raise AssertionError("the kit's process does not fork")
+            return self._started.pop(name)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            name, what, value = json.loads(line)
+            with self._news:
+                if what == "pid":
+                    folder = Path(name[1])
+                    self._started[name[0]] = self._children[value] = Child(value, folder)
+                    self._news.notify_all()
+                else:
+                    child = self._children[what]
+                    child.status = value
+                    child.ended.set()
+
+
+def main() -> None:
+    """Fork what is asked for on standard input, and tell of pids and exit statuses on standard output."""
+    output = threading.Lock()
+    # What a process has written stays when it is killed, whether or not the disk has it yet.
+    SYNCHRONOUS.update(dict.fromkeys(SYNCHRONOUS, "OFF"))
+
+    def tell(*news: Any) -> None:
+        with output:
+            os.write(1, json.dumps(news).encode() + b"\n")
+
+    children: set[int] = set()
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(children, tell))
+    while line := _read_line():
+        name, settings, folder, die_at = json.loads(line)
+        with contextlib.suppress(Exception):  # the child says what is wrong
+            make_channel(config_of(settings))  # imports what the children need
+        # The parent must know the child before it hears of its end.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        if (pid := os.fork()) == 0:
+            _become(settings, Path(folder), die_at)
+        children.add(pid)
+        tell([name, folder], "pid", pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _read_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(0, 1)):
+            return b""
+        line += byte
+    return line
+
+
+def _reap(children: set[int], tell: Callable[..., None]) -> None:
+    for pid in list(children):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            children.discard(pid)
+            tell(None, pid, os.waitstatus_to_exitcode(status))
+
+
+def _become(settings: dict[str, Any], folder: Path, die_at: tuple[int, str] | None) -> None:
+    """Run the child in the forked process."""
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)
+        asyncio.run(_work(settings, folder, die_at))
+        status = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+@asynccontextmanager
+async def running(
+    settings: dict[str, Any], folder: Path, provider: LLMProvider | None = None
+) -> AsyncIterator[SQLiteStore]:
+    """Run a channel with an agent in this process, for tests that kill nothing."""
+    config = config_of(settings)
+    channel, options = await asyncio.to_thread(make_channel, config)
+    store = SQLiteStore(folder / "store.db")
+    home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,))
+    owners = Owners(home, store, provider or Answerer(channel.can))
+    runner = ChannelRunner(store, [(config, channel, options)])
+    tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]
+    try:
+        yield store
+    finally:
+        for task in reversed(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await owners.close()
+        await store.close()
+
+
+if __name__ == "__main__":
+    main()

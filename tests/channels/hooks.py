@@ -1,0 +1,106 @@
+"""A system that is connected by the webhook channel: it signs what it sends, and checks what it gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from everloop.channels.webhook import SIGNATURE, TIME, is_signed, signature
+
+SECRET = "a-secret-that-must-never-be-shown"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class HookNetwork:
+    """Sends each message until it is taken, twice and out of order if it is told to, and takes each key once."""
+
+    def __init__(self, *, rough: bool = False) -> None:
+        self.settings: dict[str, Any] = {}
+        self.got: list[dict[str, Any]] = []  # every request, repeats too
+        self.status: list[tuple[int, dict[str, str]]] = []  # to answer with, before 200
+        self.answers = True  # otherwise the connection is closed when the request was read
+        self._rough = rough
+        self._known: dict[str, None] = {}
+        self._heard: defaultdict[str, list[str]] = defaultdict(list)
+        self._number = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[HookNetwork]:
+        app = web.Application()
+        app.router.add_post("/answers", self._take)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        self.settings = {
+            "name": "hook",
+            "network": "webhook",
+            "allow": ["anna"],
+            "secret": SECRET,
+            "url": f"http://127.0.0.1:{port}/answers",
+            "port": free_port(),
+        }
+        async with aiohttp.ClientSession() as self._session:
+            try:
+                yield self
+            finally:
+                await runner.cleanup()
+
+    async def say(self, chat: str, text: str, **more: Any) -> None:
+        self._number += 1
+        message = {"id": more.pop("id", f"m{self._number}"), "chat": chat, "sender": "anna", "text": text, **more}
+        for _ in range(2 if self._rough else 1):
+            while await self.post(message) != 200:
+                await asyncio.sleep(0.02)
+
+    async def post(self, message: dict[str, Any], *, secret: str = SECRET, at: float | None = None) -> int:
+        """One try: the status, or 0 without an answer."""
+        body, now = json.dumps(message).encode(), str(int(at if at is not None else time.time()))
+        headers = {TIME: now, SIGNATURE: signature(secret, now, body)}
+        assert self._session is not None
+        try:
+            url = f"http://127.0.0.1:{self.settings['port']}/hook"
+            async with self._session.post(url, data=body, headers=headers) as reply:
+                await reply.read()
+                return reply.status
+        except aiohttp.ClientError:
+            return 0
+
+    def heard(self, chat: str) -> list[str]:
+        return self._heard[chat]
+
+    async def disturb(self) -> None:
+        """The channel's connections died with its process."""
+
+    async def _take(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        if not is_signed(SECRET, request.headers[TIME], body, request.headers[SIGNATURE], time.time()):
+            return web.Response(status=401)
+        message = json.loads(body)
+        self.got.append(message)
+        if self.status:
+            status, headers = self.status.pop(0)
+            return web.Response(status=status, headers=headers)
+        assert request.headers["Idempotency-Key"] == message["key"]
+        if message["key"] not in self._known:
+            self._known[message["key"]] = None
+            self._heard[message["chat"]].append(message["text"])
+        if not self.answers and request.transport is not None:
+            request.transport.abort()
+        return web.json_response({"id": f"n{len(self._known)}"})

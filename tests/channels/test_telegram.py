@@ -1,0 +1,152 @@
+"""Telegram, against a fake that speaks the Bot API."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.channels.text import MARK
+from everloop.testing.channels import conform, running, storm
+from tests.support.commands import until
+
+from .fake_telegram import TOKEN, FakeTelegram
+from .says import Says, found
+
+
+@pytest.fixture
+async def telegram() -> AsyncIterator[FakeTelegram]:
+    async with FakeTelegram().running() as made:
+        yield made
+
+
+@pytest.mark.timeout(300)
+async def test_nothing_is_lost_or_doubled_whichever_write_is_the_last(tmp_path: Path) -> None:
+    report = await conform(lambda: FakeTelegram().running(), tmp_path, step=2)
+    assert report.problems == []
+    assert report.kills >= 8
+
+
+@pytest.mark.timeout(300)
+async def test_a_rough_network_and_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    chats = [str(number) for number in range(1, 6)]
+    report = await storm(lambda: FakeTelegram(rough=True).running(), tmp_path, chats=chats, each=6, kills=4)
+    assert report.problems == []
+    assert report.kills >= 2
+
+
+@pytest.mark.chaos
+async def test_a_thousand_messages_and_twenty_kills(tmp_path: Path) -> None:
+    chats = [str(number) for number in range(1, 51)]
+    report = await storm(lambda: FakeTelegram(rough=True).running(), tmp_path, chats=chats, each=20, kills=20)
+    assert report.problems == []
+    assert (report.messages, report.kills) == (1000, 20)
+
+
+async def test_markdown_comes_as_telegrams_html(telegram: FakeTelegram, tmp_path: Path) -> None:
+    said = (
+        "# Plan\n\n- **one** & _two_\n- `a<b`\n\n```python\nif a < b: pass\n```\n[site](https://example.org/?a=1&b=2)"
+    )
+    async with running(telegram.settings, tmp_path, Says(said)):
+        await telegram.say("7", "hello")
+        await until(lambda: telegram.sent)
+    assert telegram.sent[0]["text"] == (
+        "<b>Plan</b>\n\n• <b>one</b> &amp; <i>two</i>\n• <code>a&lt;b</code>\n\n"
+        '<pre><code class="language-python">if a &lt; b: pass</code></pre>\n'
+        '<a href="https://example.org/?a=1&amp;b=2">site</a>'
+    )
+
+
+async def test_what_telegram_cannot_parse_is_sent_as_plain_text(telegram: FakeTelegram, tmp_path: Path) -> None:
+    telegram.fail = [(400, "Bad Request: can't parse entities: something", {})]
+    async with running(telegram.settings, tmp_path, Says("**bold**")):
+        await telegram.say("7", "hello")
+        await until(lambda: telegram.sent)
+    assert telegram.sent[0]["text"] == "bold"
+    assert "parse_mode" not in telegram.sent[0]
+
+
+async def test_a_delay_that_telegram_asks_for_is_waited_for_and_nothing_is_marked(
+    telegram: FakeTelegram, tmp_path: Path
+) -> None:
+    telegram.fail = [(429, "Too Many Requests: retry after 0", {"retry_after": 0.1})] * 2
+    async with running(telegram.settings, tmp_path):
+        await telegram.say("7", "hello")
+        await until(lambda: telegram.heard("7"))
+    assert telegram.heard("7") == ["re: hello"]
+
+
+async def test_what_may_have_been_sent_is_sent_again_with_a_mark(telegram: FakeTelegram, tmp_path: Path) -> None:
+    telegram.fail = [(502, "Bad Gateway", {})]
+    async with running(telegram.settings, tmp_path):
+        await telegram.say("7", "hello")
+        await until(lambda: telegram.heard("7"))
+    assert telegram.heard("7") == [f"{MARK} re: hello"]
+
+
+async def test_a_chat_that_blocked_the_bot_makes_a_dead_letter_that_can_be_sent_later(
+    telegram: FakeTelegram, tmp_path: Path
+) -> None:
+    telegram.blocked.add("7")
+    async with running(telegram.settings, tmp_path) as store:
+        await telegram.say("7", "hello")
+        await telegram.say("8", "hello")  # another chat goes on
+        await until(lambda: telegram.heard("8"))
+        dead = await found(lambda: store.dead_letters("telegram"))
+        assert dead[0].reason == "403 Forbidden: bot was blocked by the user"
+        telegram.blocked.clear()
+        await store.revive([dead[0].id])
+        await store.wake()
+        await until(lambda: telegram.heard("7"))
+    assert telegram.heard("7") == ["re: hello"]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "answered"),
+    [
+        ("hello", {}, False),
+        ("@ever_bot hello", {}, True),
+        ("so 👍 @Ever_Bot what now", {}, True),
+        ("@other_bot hello", {}, False),
+        ("/status@ever_bot", {}, True),
+        ("hello", {"reply_to_message": {"message_id": 1, "from": {"id": 4242, "is_bot": True}}}, True),
+    ],
+)
+async def test_in_a_group_only_what_mentions_or_answers_the_bot_costs_a_model_call(
+    telegram: FakeTelegram, tmp_path: Path, text: str, more: dict[str, Any], answered: bool
+) -> None:
+    says = Says("yes?")
+    async with running(telegram.settings, tmp_path, says):
+        await telegram.say("-100", text, **more)
+        await telegram.say("-100", "@ever_bot last")
+        await until(lambda: says.asked and says.asked[-1].endswith("last"))
+        await until(lambda: len(telegram.heard("-100")) == 1 + answered)
+    assert len(says.asked) == 1 + (answered and not text.startswith("/"))
+    assert telegram.sent[-1]["reply_parameters"]["message_id"] == 2
+    assert says.asked[-1] == "Person 7: last"
+
+
+async def test_a_thread_of_a_group_is_a_session_of_its_own(telegram: FakeTelegram, tmp_path: Path) -> None:
+    async with running(telegram.settings, tmp_path) as store:
+        for thread in (3, 4):
+            await telegram.say("-100", "@ever_bot hi", message_thread_id=thread, is_topic_message=True)
+        await until(lambda: len(telegram.sent) == 2)
+        keys = {info.key for info in await store.sessions("me")}
+    assert keys == {"telegram:-100/3", "telegram:-100/4"}
+    assert sorted(one["message_thread_id"] for one in telegram.sent) == [3, 4]
+
+
+async def test_the_token_is_in_no_log_and_no_status(
+    telegram: FakeTelegram, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    telegram.settings["base_url"] = "http://127.0.0.1:1"
+    async with running(telegram.settings, tmp_path) as store:
+        state = await found(lambda: store.channel_state("telegram"))
+    assert "ConnectionRefused" in state["status"] or "NoConnection" in state["status"]
+    assert TOKEN not in caplog.text
+    assert TOKEN not in str(state)
+    assert "channel telegram" in caplog.text

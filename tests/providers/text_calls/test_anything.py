@@ -30,7 +30,11 @@ WORDS = [
     "Let me look. ", "I will call ", "This is how it goes.", "I report later.", "for example", "{", "}", "[", "]",
     '"', "'", "\\", ",", ";", ":", "<think>", "</think>", "\n</think>\n", "[THINK]", "[/THINK]", "<", ">", "|",
     "`", "é", "😀", "\ud800", "\x00", "</s>", "print(", "null", "true", "NaN", "1e999", '{"name": "exec"',
-    '"arguments": ', "{}", '{"tool_calls": [', "\r\n", "\u2028",
+    '"arguments": ', "{}", '{"tool_calls": [', "\r\n", "\u2028", "functools[", "Action: read_file", "Action Input: ",
+    "\nObservation:", ">>>", "<|content|>", "<tool_sep>", "]<]minimax[>[", "<path>", "</path>", "</invoke>", "<|sep|>",
+    '<|open|>call tool="read_file" index="1"', '<|open|>argument key="path" type="string"', "<|close|>argument",
+    "<|close|>call", "<|close|>tools", "<atem:", "to=user", "to=self", "<answer>", "</answer>", "<|message_sep|>",
+    '<param name="path">', "</param>", "<![CDATA[", "]]>", "<|eom|>", "<|close|>think<|sep|>", "◁/think▷",
 ]  # fmt: skip
 texts = st.one_of(st.lists(st.sampled_from(WORDS), max_size=24).map("".join), st.text(max_size=60))
 
@@ -54,7 +58,8 @@ def test_any_text_is_either_shown_or_read(text):
     for call in reading.calls:
         json.dumps(call.arguments, allow_nan=False)
         assert call.name
-    if not reading.calls and not reading.reasoning and "<|" not in text and "think" not in text.lower():
+    marked = any(one in text.lower() for one in ("<|", "think", "answer>", "response>"))
+    if not reading.calls and not reading.reasoning and not marked:
         assert reading.content == said == text
 
 

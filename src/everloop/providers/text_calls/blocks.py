@@ -15,6 +15,7 @@ from .calls import ARGUMENTS, CUT_OFF, KEYS, MAX_CALLS, NAMES, CallBlock, Offere
 from .dialects import (
     BY_OPENING,
     ENDS,
+    NAMED_JSON,
     OPENINGS,
     PYTHON_BEGINS,
     PYTHON_MAY_BEGIN,
@@ -33,6 +34,7 @@ Found = CallBlock | Literal[False] | None
 _BETWEEN = re.compile(r"[\s,;]*")
 _BETWEEN_MARKED = re.compile(r"[}\]]*[\s,;]*")  # small models close more brackets than they opened
 FENCE_END = re.compile(r"^[ \t]*`{3,}[ \t\r]*$", re.M)
+_FENCE_CLOSE = re.compile(r"`{3,}[ \t\r]*$", re.M)  # also behind the last bracket, as Command R writes it
 _FENCE_STOP = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n)")
 _FENCE_STOP_LAST = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n|\Z)")
 _TOOLS_END = re.compile(r"</tools>")
@@ -47,17 +49,19 @@ def marked_block(
 ) -> Found:
     """The calls after a mark at this place."""
     family = BY_OPENING[opening]
-    start = at if family.inside else at + len(opening)
-    begins = begins_call(text, start, final, offered)
+    start = at + len(opening) - len(family.body)
+    begins = begins_call(text, start, family, final, offered)
     if not begins:
         return begins
     first = after(_SPACE, text, start)
-    extent = _json_extent if text[first : first + 1] in ("{", "[") else _tagged_extent
-    found = extent(text, first, ENDS[family.name], final)
+    named = NAMED_JSON.match(text, first)
+    values = named.end() if named else first
+    extent = _json_extent if text[values : values + 1] in ("{", "[") else _tagged_extent
+    found = extent(text, values, ENDS[opening], final)
     if found is None:
         return None
     stop, end, complete = found
-    written = read_body(text[first:stop], json_reader, complete)
+    written = read_body(text[first:stop], json_reader, complete, exact=opening == "<seed:tool_call>")
     return CallBlock(end, [offered.request(call) for call in written[:MAX_CALLS]], text[first:stop])
 
 
@@ -162,7 +166,7 @@ def fenced_block(
         return False if final else None
     if text[place] == "<":
         return _fenced_marks(text, place, final, offered, json_reader)
-    ending = _TOOLS_END if tools else FENCE_END
+    ending = _TOOLS_END if tools else _FENCE_CLOSE
     stopping = _TOOLS_STOP if tools else _FENCE_STOP_LAST if final else _FENCE_STOP
     calls: list[CallBlock] = []
     first = place
@@ -222,7 +226,7 @@ def _fenced_marks(text: str, place: int, final: bool, offered: OfferedTools, jso
         place = after(_BETWEEN, text, block.end)
         if not final and place >= len(text):
             return None
-    end = _fence_end(text, place, FENCE_END, final)
+    end = _fence_end(text, place, _FENCE_CLOSE, final)
     if not end:
         return None if end is None else False
     return CallBlock(end, [call for block in calls for call in block.calls], text[first:place])
@@ -232,7 +236,7 @@ def _fence_end(text: str, place: int, ending: re.Pattern[str], final: bool) -> i
     """Where the fence that must close here ends; the end of the answer closes it too."""
     found = ending.match(text, place)
     if found is not None:
-        return None if not final and found.end() == len(text) and ending is FENCE_END else found.end()
+        return None if not final and found.end() == len(text) and ending is _FENCE_CLOSE else found.end()
     if place >= len(text):
         return place if final else None
     if final or len(text) - place >= 8:

@@ -1,4 +1,4 @@
-"""Where a model thinks and where it answers: tags around thoughts, and the channels of harmony (gpt-oss)."""
+"""Where a model thinks and where it answers: tags around thoughts and answers, and the channels of harmony."""
 
 from __future__ import annotations
 
@@ -9,27 +9,43 @@ from .calls import CallBlock, OfferedTools
 from .dialects import with_arguments
 from .json_values import JsonReader, stop_pattern, value_end
 
-# The tags between which models write what they think.
+# The tags between which models write what they think. Many models start inside a thought, since the prompt template
+# opened the tag for them.
 THOUGHT_TAGS = {
     "<think>": "</think>",
     "<thinking>": "</thinking>",
     "<seed:think>": "</seed:think>",
+    "<mm:think>": "</mm:think>",
+    "<longcat_think>": "</longcat_think>",
     "[think]": "[/think]",
+    "◁think▷": "◁/think▷",
     "<|start_thinking|>": "<|end_thinking|>",
+    "<|inner_prefix|>": "<|inner_suffix|>",
+    "<|open|>think<|sep|>": "<|close|>think<|sep|>",
+    "<|channel>thought": "<channel|>",
 }
 THOUGHT_ENDS = {tag: re.compile(re.escape(end), re.IGNORECASE) for tag, end in THOUGHT_TAGS.items()}
-# Some models start inside a thought, since the prompt template opened the tag for them.
-STRAY_END = r"</think(?:ing)?>[ \t\r]*(?:\n|\Z)"
+STRAY_ENDS = tuple(end for end in THOUGHT_TAGS.values() if end != "<channel|>")
+# What some models put around an answer. Words count only behind a thought: a user may have asked for such a tag.
+WRAPPERS = ("<answer>", "<response>", "</answer>", "</response>")
+WRAPPER_TOKENS = (
+    "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>",
+    "<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>",
+    "<|message_sep|>",
+)  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------- harmony
+# ------------------------------------------------------------------------- harmony (gpt-oss), Muse
 
 HARMONY_BEGIN = ("<|start|>", "<|channel|>")
-HARMONY_TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
+HARMONY_TOKENS = (
+    *HARMONY_BEGIN, "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>", "<|eom|>", "<|eot|>",
+)  # fmt: skip
 LONGEST_HEADER = 240
-HARMONY_END = re.compile(r"<\|end\|>|<\|return\|>|<\|call\|>|(?=<\|start\|>|<\|channel\|>)")
+HARMONY_END = re.compile(r"<\|end\|>|<\|return\|>|<\|call\|>|<\|eom\|>|<\|eot\|>|(?=<\|start\|>|<\|channel\|>)")
 _STOP = stop_pattern(HARMONY_END.pattern)
 _TO = re.compile(r"\bto=([\w.:-]{1,160})")
+_TAGS = "<atem:"  # Muse calls with tags in a message to a tool
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,8 +63,13 @@ def harmony_header(text: str, at: int, final: bool) -> HarmonyHeader | bool | No
     if end < 0:
         return None if not final and len(text) - at < LONGEST_HEADER else False
     words = text[at:end]
-    recipient = _TO.search(words)
-    return HarmonyHeader(end + len("<|message|>"), "analysis" in words, recipient[1] if recipient else "")
+    recipient = found[1] if (found := _TO.search(words)) else ""
+    end += len("<|message|>")
+    body = text[end : end + 40].lstrip()[: len(_TAGS)]
+    if recipient and not final and _TAGS.startswith(body) and body != _TAGS:
+        return None
+    thought = "analysis" in words or recipient == "self"
+    return HarmonyHeader(end, thought, "" if recipient in ("user", "self", "all") or body == _TAGS else recipient)
 
 
 def harmony_call(

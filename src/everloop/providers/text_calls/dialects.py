@@ -7,6 +7,7 @@ the mark that it follows.
 from __future__ import annotations
 
 import ast
+import html
 import re
 import warnings
 from dataclasses import dataclass
@@ -18,72 +19,103 @@ from .json_values import BROKEN, EVALUABLE, JsonReader, as_json, literal, open_b
 
 @dataclass(slots=True, frozen=True)
 class Family:
-    """A way to mark calls: what opens and what ends them. `inside`: the opening is part of the body."""
+    """A way to mark calls: what opens and what ends them."""
 
-    name: str
-    openings: tuple[str, ...]
-    ends: str = ""
-    inside: bool = False
+    opening: str
+    ends: str  # a pattern
+    body: str = ""  # the end of the opening that is part of the body
+    argument: str = ""  # what stands between the name of an offered tool, which must follow, and its arguments
 
     @property
-    def end(self) -> re.Pattern[str]:
-        return re.compile(self.ends or r"(?!)")
+    def is_special(self) -> bool:
+        """Whether a special token opens the calls, which no model writes into prose."""
+        return self.opening[:2] in ("<|", "<｜", "]<")
+
+
+def _tag(name: str, more: str = "") -> Family:
+    return Family(f"<{name}>", f"</{name}>{more}")
 
 
 FAMILIES = (
-    Family("hermes", ("<tool_call>", "<function_call>"), r"</(?:tool|function)_call>|<tool_response>"),
-    Family("jamba", ("<tool_calls>",), r"</tool_calls>"),
-    Family("granite", ("<|tool_call|>",), r"<\|/tool_call\|>|</tool_call>|<\|end_of_text\|>"),
-    Family("llama", ("<|python_tag|>",), r"<\|eom_id\|>|<\|eot_id\|>"),
-    Family("llama4", ("<|python_start|>",), r"<\|python_end\|>|<\|eom\|>|<\|eot\|>"),
-    Family("functions", ("<function=",), r"</function>", inside=True),
-    Family("mistral", ("[TOOL_CALLS]",), r"</s>|(?=\[TOOL_CALLS\])"),
-    Family("lmstudio", ("[TOOL_REQUEST]",), r"\[END_TOOL_REQUEST\]"),
-    Family("deepseek", ("<｜tool▁calls▁begin｜>", "<|tool▁calls▁begin|>"), r"<[｜|]tool▁calls▁end[｜|]>"),
-    Family("deepseek-call", ("<｜tool▁call▁begin｜>",), r"<｜tool▁call▁end｜>", inside=True),
-    Family("deepseek-dsml", ("<｜DSML｜function_calls>",), r"</｜DSML｜function_calls>"),
-    Family("kimi", ("<|tool_calls_section_begin|>",), r"<\|tool_calls_section_end\|>"),
-    Family("kimi-call", ("<|tool_call_begin|>",), r"<\|tool_call_end\|>", inside=True),
-    Family("gemma", ("<start_function_call>",), r"<end_function_call>"),
-    Family("gemma4", ("<|tool_call>",), r"<tool_call\|>"),
-    Family("invoke", ("<invoke name=",), r"</invoke>", inside=True),
-    Family("invokes", ("<function_calls>",), r"</function_calls>"),
-    Family("minimax", ("<minimax:tool_call>",), r"</minimax:tool_call>"),
-    Family("seed", ("<seed:tool_call>",), r"</seed:tool_call>"),
-    Family("cohere", ("<|START_ACTION|>",), r"<\|END_ACTION\|>"),
-    Family("internlm", ("<|action_start|>",), r"<\|action_end\|>"),
+    Family("<tool_call>", r"</(?:tool|function)_call>|<tool_response>"),  # Hermes, Qwen, GLM and many others
+    Family("<function_call>", r"</(?:tool|function)_call>"),
+    _tag("tool_calls"),  # Jamba, Hunyuan
+    _tag("function_calls"),
+    _tag("TOOLCALL"),  # Nemotron Nano 2
+    _tag("longcat_tool_call"),
+    _tag("dots_function_call"),
+    _tag("minimax:tool_call"),  # MiniMax M2
+    _tag("seed:tool_call"),
+    _tag("atem:function_calls"),  # Muse
+    _tag("｜DSML｜function_calls"),  # DeepSeek V3.2
+    _tag("｜DSML｜tool_calls"),  # DeepSeek V4
+    _tag("start_function_call", "|<end_function_call>"),  # FunctionGemma
+    Family("<|tool_call>", r"<tool_call\|>"),  # Gemma 4
+    Family("<|tool_call|>", r"<\|/tool_call\|>|</tool_call>|<\|end_of_text\|>"),  # Granite, Phi-4-mini
+    Family("<|tool_call_start|>", r"<\|tool_call_end\|>"),  # LFM2
+    Family("<|tools_prefix|>", r"<\|tools_suffix\|>"),  # Apertus
+    Family("<|python_tag|>", r"<\|eom_id\|>|<\|eot_id\|>"),  # Llama 3
+    Family("<|python_start|>", r"<\|python_end\|>|<\|eom\|>|<\|eot\|>"),  # Llama 4
+    Family("<|START_ACTION|>", r"<\|END_ACTION\|>"),  # Command A
+    Family("<|action_start|>", r"<\|action_end\|>"),  # InternLM
+    Family("<｜tool▁calls▁begin｜>", r"<[｜|]tool▁calls▁end[｜|]>"),  # DeepSeek
+    Family("<|tool▁calls▁begin|>", r"<[｜|]tool▁calls▁end[｜|]>"),
+    Family("<｜tool▁call▁begin｜>", r"<｜tool▁call▁end｜>", body="<｜tool▁call▁begin｜>"),
+    Family("<｜tool_calls_begin｜>", r"<｜tool_calls_end｜>"),  # Step 3
+    Family("<|tool_calls_section_begin|>", r"<\|tool_calls_section_end\|>"),  # Kimi K2
+    Family("<|tool_call_begin|>", r"<\|tool_call_end\|>", body="<|tool_call_begin|>"),
+    Family("<|open|>tools<|sep|>", r"<\|close\|>tools<\|sep\|>"),  # Kimi K3
+    Family("]<]minimax[>[<tool_call>", r"\]<\]minimax\[>\[</tool_call>"),  # MiniMax M3
+    Family("[TOOL_CALLS]", r"</s>|(?=\[TOOL_CALLS\])"),  # Mistral
+    Family("[TOOL_REQUEST]", r"\[END_TOOL_REQUEST\]"),  # LM Studio
+    Family("<function=", r"</function>", body="<function="),  # Qwen-coder, Llama 3
+    Family("<function name=", r"</function>", body="<function name="),  # MiniCPM 5
+    Family("<invoke name=", r"</invoke>", body="<invoke name="),
+    Family("<｜DSML｜invoke name=", r"</｜DSML｜invoke>", body="<｜DSML｜invoke name="),
+    Family("<steptml:invoke name=", r"</steptml:invoke>", body="<steptml:invoke name="),
+    Family("functools[", r"<\|im_end\|>|<\|end\|>", body="["),  # FireFunction, Phi-4-mini
+    Family("function call<|role_sep|>", r"<\|message_sep\|>|</s>"),  # GigaChat 3
+    Family("<|function_call|>", r"<\|message_sep\|>|</s>"),
+    Family("<|recipient|>", r"<\|stop\|>|(?=<\|from\|>)", argument="<|content|>"),  # Functionary 2
+    Family(">>>", r"<\|eot_id\|>|<\|eom_id\|>|(?=>>>)", argument="{"),  # Functionary 3
+    Family("Action:", r"\n\s*(?:Observation|Thought|Final Answer):", argument="Action Input:"),  # ReAct
 )
-BY_OPENING = {opening: family for family in FAMILIES for opening in family.openings}
+BY_OPENING = {family.opening: family for family in FAMILIES}
 OPENINGS = tuple(sorted(BY_OPENING, key=len, reverse=True))
-ENDS = {family.name: family.end for family in FAMILIES}
+ENDS = {family.opening: re.compile(family.ends) for family in FAMILIES}
 
 # Tokens without meaning between or after calls.
-NOISE = re.compile(
-    r"(?:[\s,;]|</s>|<\|eom_id\|>|<\|eot_id\|>|<\|eom\|>|<\|eot\|>|<\|im_end\|>|<\|end_of_text\|>|<\|endoftext\|>"
-    r"|<end_of_turn>|<｜end▁of▁sentence｜>|<｜tool▁calls▁end｜>|<\|tool_calls_section_end\|>|<\|observation\|>"
-    r"|</tool_calls?>|</function_calls?>|</function>|<\|/tool_call\|>)*"
-)
 NOISES = (
     "</s>", "<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>",
     "<end_of_turn>", "<｜end▁of▁sentence｜>", "<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>", "<|observation|>",
     "</tool_call>", "</tool_calls>", "</function_call>", "</function_calls>", "</function>", "<|/tool_call|>",
+    "<|message_sep|>", "<|stop|>", "<|from|>assistant", "<｜tool_calls_end｜>", "<|close|>message<|sep|>",
+    "<|end_of_msg|>", "</answer>", "</response>",
 )  # fmt: skip
+NOISE = re.compile(rf"(?:[\s,;]|{'|'.join(map(re.escape, NOISES))})*")
 
 _SPACE = re.compile(r"\s*")
 _INNER = (
-    "<function=", "<invoke name=", "<｜DSML｜invoke name=", "<｜tool▁call▁begin｜>", "<|tool▁call▁begin|>",
-    "<|tool_call_begin|>", "<|plugin|>", "call:", "```",
+    "<function=", "<function name=", "<invoke name=", "<｜DSML｜invoke name=", "<steptml:invoke name=",
+    "<atem:invoke name=", "<｜tool▁call▁begin｜>", "<|tool▁call▁begin|>", "<｜tool_call_begin｜>",
+    "<|tool_call_begin|>", "<|open|>call tool=", "]<]minimax[>[<invoke name=", "<tool_call>", "<|plugin|>",
+    "call:", "```",
 )  # fmt: skip
 _BODY_NAME = re.compile(r"[\w.:-]{1,120}")
-_AFTER_NAME = ("<arg_key>", "(", "[ARGS]", "[CALL_ID]", "{", "<｜tool▁sep｜>", "<|tool_call_argument_begin|>")
+_AFTER_NAME = (
+    "<arg_key>", "<longcat_arg_key>", "<tool_sep>", "(", "[ARGS]", "[CALL_ID]", "{", "<｜tool▁sep｜>",
+    "<|tool_call_argument_begin|>",
+)  # fmt: skip
 _CLOSERS = ("</", "<|", "<｜")
 
 
-def begins_call(text: str, at: int, final: bool, offered: OfferedTools) -> bool | None:
+def begins_call(text: str, at: int, family: Family, final: bool, offered: OfferedTools) -> bool | None:
     """Whether a call follows a mark, and not prose that mentions the mark; None while more text is needed."""
     place = after(_SPACE, text, at)
     if place >= len(text):
         return False if final else None
+    if family.argument:
+        return _begins_named(text, place, family.argument, final, offered)
     if text[place] in "{[" or text.startswith(_INNER, place):
         return True
     if not final and _may_become(text[place : place + 40], _INNER):
@@ -99,6 +131,21 @@ def begins_call(text: str, at: int, final: bool, offered: OfferedTools) -> bool 
     return name[0] in offered and (rest >= len(text) or text.startswith(_CLOSERS, rest))
 
 
+def _begins_named(text: str, at: int, argument: str, final: bool, offered: OfferedTools) -> bool | None:
+    """Whether a line with the name of an offered tool stands here, and what begins its arguments on the next."""
+    name = _BODY_NAME.match(text, at)
+    if name is None:
+        return False
+    rest = after(_SPACE, text, name.end())
+    if rest >= len(text) and not final:
+        return None
+    return (
+        name[0] in offered
+        and "\n" in text[name.end() : rest]
+        and (text.startswith(argument, rest) or (None if not final and argument.startswith(text[rest:]) else False))
+    )
+
+
 def _may_become(beginning: str, whole: tuple[str, ...]) -> bool:
     return any(one.startswith(beginning) for one in whole)
 
@@ -111,38 +158,58 @@ def after(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 _BODY_FENCE = re.compile(r"```\w*\s*(.*?)\s*(?:```\s*)?\Z", re.DOTALL)
 _PYTHONIC = re.compile(r"\[\s*[A-Za-z_][\w.]{0,120}\(")
-_MISTRAL = re.compile(r"\s*([\w.-]{1,120})\s*(?:\[CALL_ID\][\w-]{0,80})?(?:\[ARGS\])?\s*(?=\{)")
+# A name and then its arguments as JSON: Mistral, Functionary, ReAct.
+NAMED_JSON = re.compile(
+    r"\s*(?!call:)([\w.:-]{1,120})\s*(?:\[CALL_ID\][\w-]{0,80})?(?:\[ARGS\]|<\|content\|>|Action Input:)?\s*(?=\{)"
+)
+_INPUT = re.compile(r"\s*([\w.:-]{1,120})\s*(?:Action Input:|<\|content\|>)(.*)", re.DOTALL)
 _ANY_NAME = re.compile(rf"[\"'](?:{'|'.join(NAMES)})[\"']\s*:\s*[\"']([^\"'\n]{{1,200}})[\"']")
 
 
-def read_body(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
-    """The calls between marks. `complete`: a mark ended them, and not the end of the answer."""
+def read_body(body: str, json_reader: JsonReader, complete: bool, *, exact: bool = False) -> list[WrittenCall]:
+    """The calls between marks. `complete`: a mark ended them, and not the end of the answer; `exact`: no line break
+    around a value is the template's."""
     try:
-        return _read_body(body.strip(), json_reader, complete)[:MAX_CALLS] or [
+        return _read_body(body.strip(), json_reader, complete, exact)[:MAX_CALLS] or [
             WrittenCall("unknown", problem=UNREADABLE)
         ]
     except RecursionError:
         return [WrittenCall("unknown", problem=UNREADABLE)]
 
 
-def _read_body(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
+def _read_body(body: str, json_reader: JsonReader, complete: bool, exact: bool) -> list[WrittenCall]:
     body = body.removeprefix("<|plugin|>").lstrip()
     if body.startswith("```") and (fenced := _BODY_FENCE.match(body)):
         body = fenced[1]
     if body.startswith("call:"):
         return read_gemma(body, json_reader, complete)
-    if "tool▁call▁begin" in body[:200] or body.startswith("<|tool_call_begin|>"):
+    if body.startswith("<tool_call>"):
+        return _read_calls(body, json_reader, complete, exact)
+    if _CALL_BEGIN.search(body, 0, 200):
         return read_section(body, json_reader, complete)
-    if body.startswith(("<function=", "<invoke", "<｜DSML｜invoke")):
-        return read_functions(body, json_reader, complete)
+    if body.startswith(_NAMESPACE):
+        return read_namespaced(body, complete)
+    if _CALL_TAG.match(body):
+        return read_tags(body, json_reader, complete, exact)
     if body[:1] in ("{", "["):
         python = read_python(body) if _PYTHONIC.match(body) else None
         return python if python is not None else read_objects(body, json_reader, complete)
-    if "<arg_key>" in body:
-        return read_pairs(body, json_reader, complete)
-    if named := _MISTRAL.match(body):
+    if _PAIR.search(body):
+        return read_pairs(body, complete)
+    if named := NAMED_JSON.match(body):
         return [with_arguments(named[1], body[named.end() :], json_reader, complete)]
-    return read_python(body) or read_pairs(body, json_reader, complete)
+    if given := _INPUT.match(body):
+        return [WrittenCall(given[1], positional=[given[2].strip()])]
+    return read_python(body) or read_pairs(body, complete)
+
+
+def _read_calls(body: str, json_reader: JsonReader, complete: bool, exact: bool) -> list[WrittenCall]:
+    """Calls that each have a mark of their own inside the one around all of them."""
+    calls: list[WrittenCall] = []
+    for part in body.split("<tool_call>")[1 : MAX_CALLS + 1]:
+        inner, end, _ = part.rpartition("</tool_call>")
+        calls += _read_body((inner if end else part).strip(), json_reader, bool(end), exact)
+    return calls
 
 
 def read_objects(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
@@ -150,15 +217,22 @@ def read_objects(body: str, json_reader: JsonReader, complete: bool) -> list[Wri
     depth, open_string = open_brackets(body)
     cut = open_string or (depth > 0 and not complete and not (depth == 1 and body.endswith("}")))
     if cut:
-        return [WrittenCall(named[1] if (named := _ANY_NAME.search(body[:4096])) else "unknown", problem=CUT_OFF)]
+        return [WrittenCall(sniff_name(body) or "unknown", problem=CUT_OFF)]
     calls: list[WrittenCall] = []
     for value in json_reader.read_all(body):
         more = calls_of(value, json_reader) if value is not BROKEN else None
         if more is None:
-            named = _ANY_NAME.search(body[:4096])
-            more = [WrittenCall(named[1] if named else "unknown", problem=UNREADABLE)]
+            more = _keyed_calls(value) or [WrittenCall(sniff_name(body) or "unknown", problem=UNREADABLE)]
         calls += more
     return calls
+
+
+def _keyed_calls(value: Any) -> list[WrittenCall]:
+    """The calls of objects whose only key is the tool's name, as Apertus writes them."""
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, dict) and all(isinstance(inner, dict) for inner in item.values()) for item in items):
+        return []
+    return [WrittenCall(name, arguments) for item in items for name, arguments in item.items()]
 
 
 def sniff_name(text: str) -> str:
@@ -167,78 +241,123 @@ def sniff_name(text: str) -> str:
     return named[1] if named else ""
 
 
-# ------------------------------------------------------------------ tags: Qwen-coder, MiniMax, GLM
+# ----------------------------------------- tags: Qwen-coder, MiniMax, DeepSeek's DSML, Step, Kimi K3
 
-_FUNCTION = re.compile(r"<function=([^>\n]{1,200})>")
-_INVOKE = re.compile(r"<(?:[\w]{1,20}:|｜DSML｜)?invoke name=[\"']([^\"'\n]{1,200})[\"'][^>\n]{0,200}>")
-_PARAMETER = re.compile(
-    r"<parameter=([^>\n]{1,200})>|<(?:[\w]{1,20}:|｜DSML｜)?parameter name=[\"']([^\"'\n]{1,200})[\"'][^>\n]{0,200}>"
+_PREFIX = r"<(?:\w{1,20}:|｜DSML｜)?"
+_CALL_TAG = re.compile(
+    rf"<function=([^>\n]{{1,200}})>|{_PREFIX}(?:invoke|function) name=[\"']([^\"'\n]{{1,200}})[\"'][^>\n]{{0,200}}>"
+    r"|<\|open\|>call tool=\"([^\"\n]{1,200})\"[^<\n]{0,200}<\|sep\|>"
 )
-_PARAMETER_END = re.compile(r"</(?:[\w]{1,20}:|｜DSML｜)?parameter>\s*(?=<|\Z)")
-_CALL_END = re.compile(r"</(?:[\w]{1,20}:|｜DSML｜)?(?:function|invoke)>")
-_ARG_KEY = re.compile(r"<arg_key>([^<]{0,200})</arg_key>\s*<arg_value>")
+_CALL_END = re.compile(r"</(?:\w{1,20}:|｜DSML｜)?(?:function|invoke)>|<\|close\|>call<\|sep\|>")
+_PARAMETER = re.compile(
+    rf"<parameter=([^>\n]{{1,200}})>|{_PREFIX}param(?:eter)? name=[\"']([^\"'\n]{{1,200}})[\"']([^>\n]{{0,200}})>"
+    r"|<\|open\|>argument key=\"([^\"\n]{1,200})\"([^<\n]{0,200})<\|sep\|>"
+)
+_PARAMETER_END = re.compile(r"</(?:\w{1,20}:|｜DSML｜)?param(?:eter)?>\s*(?=<|\Z)|<\|close\|>argument<\|sep\|>")
+_JSON_BLOCK = re.compile(r"<\|(?:open|close)\|>json[^<\n]{0,200}<\|sep\|>")
+_NOT_TEXT = re.compile(r"\bstring=[\"']false|\btype=[\"'](?!string)")
+_CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*\Z", re.DOTALL)
 
 
-def read_functions(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
-    """The calls of a text with <function=…> or <invoke …> tags; the last is cut off if the text is not complete."""
-    opening = _FUNCTION if _FUNCTION.search(body) else _INVOKE
-    found = list(opening.finditer(body))[:MAX_CALLS]
+def read_tags(body: str, json_reader: JsonReader, complete: bool, exact: bool) -> list[WrittenCall]:
+    """The calls of a text with a tag for each call and each argument; the last is cut off if the text is."""
+    found = list(_CALL_TAG.finditer(body))[:MAX_CALLS]
     calls = []
     for number, start in enumerate(found):
         end = found[number + 1].start() if number + 1 < len(found) else len(body)
         inner = body[start.end() : end]
         closed = list(_CALL_END.finditer(inner))
-        whole = bool(closed) or complete
-        calls.append(_function(start[1].strip(), inner[: closed[-1].start()] if closed else inner, json_reader, whole))
+        name = html.unescape(start[3]) if start[3] else (start[1] or start[2]).strip("\"' ")
+        if not closed and not complete:
+            calls.append(WrittenCall(name, problem=CUT_OFF))
+        else:
+            calls.append(_tagged_call(name, inner[: closed[-1].start()] if closed else inner, json_reader, exact))
     return calls
 
 
-def _function(name: str, inner: str, json_reader: JsonReader, whole: bool) -> WrittenCall:
-    name = name.strip("\"' ")
+def _tagged_call(name: str, inner: str, json_reader: JsonReader, exact: bool) -> WrittenCall:
     starts = list(_PARAMETER.finditer(inner))
-    if not whole:
-        return WrittenCall(name, problem=CUT_OFF)
     if not starts:  # JSON inside a tag, as Llama writes it
+        inner = _JSON_BLOCK.sub("", inner)
         value = json_reader.read(inner) if inner.strip() else {}
         return WrittenCall(name, value) if isinstance(value, dict) else WrittenCall(name, problem=UNREADABLE)
     arguments: dict[str, object] = {}
     for number, start in enumerate(starts):
-        value_text = inner[start.end() : starts[number + 1].start() if number + 1 < len(starts) else len(inner)]
-        ends = list(_PARAMETER_END.finditer(value_text))
-        value_text = value_text[: ends[-1].start()] if ends else value_text
-        arguments[(start[1] or start[2]).strip("\"' ")] = _value(value_text)
+        text = inner[start.end() : starts[number + 1].start() if number + 1 < len(starts) else len(inner)]
+        ends = list(_PARAMETER_END.finditer(text))
+        text = text[: ends[-1].start()] if ends else text
+        if start[1] and not exact and text[:1] == text[-1:] == "\n" and len(text) > 1:
+            text = text[1:-1]  # the line breaks of Qwen-coder's template
+        if data := _CDATA.match(text):
+            text = data[1]
+        value = json_reader.read(text) if _NOT_TEXT.search(start[3] or start[5] or "") else BROKEN
+        key = html.unescape(start[4]) if start[4] else (start[1] or start[2]).strip("\"' ")
+        arguments[key] = text if value is BROKEN else value  # a text is coerced by the tool's schema later
     return WrittenCall(name, arguments)
 
 
-def _value(text: str) -> str:
-    """A value without the line breaks around it; it is coerced by the tool's schema later."""
-    return text.removeprefix("\n").removesuffix("\n")
+_NAMESPACE = "]<]minimax[>["
+_NAMESPACED = re.compile(r"\]<\]minimax\[>\[\s*<(/?)([^<>\n]{1,200})>")
+_INVOKED = re.compile(r"invoke name=[\"']([^\"']{1,200})[\"']")
 
 
-def read_pairs(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
+def read_namespaced(body: str, complete: bool) -> list[WrittenCall]:
+    """The calls of MiniMax M3: a token before each tag, and arguments that are tags named after them, also nested."""
+    calls: list[WrittenCall] = []
+    stack: list[tuple[str, list[tuple[str, Any]]]] = []  # the open tags, and what is inside them
+    text_from = 0
+    for tag in _NAMESPACED.finditer(body):
+        closing, name, text = tag[1], tag[2].strip(), body[text_from : tag.start()]
+        if len(stack) > 1 and text.endswith(end := f"</{stack[-1][0]}>"):  # the token before it was left out
+            stack[-2][1].append((stack.pop()[0], text.removesuffix(end)))
+        if not closing:
+            stack.append((name, []))
+        elif stack and (name == stack[-1][0] or (name == "invoke" and len(stack) == 1)):
+            opened, inside = stack.pop()
+            if stack:
+                stack[-1][1].append((name, _namespaced_value(inside, text)))
+            elif (invoked := _INVOKED.match(opened)) and len(calls) < MAX_CALLS:
+                calls.append(WrittenCall(invoked[1], dict(inside)))
+        text_from = tag.end()
+    if stack and (invoked := _INVOKED.match(stack[0][0])):
+        calls.append(WrittenCall(invoked[1], problem=UNREADABLE if complete else CUT_OFF))
+    return calls
+
+
+def _namespaced_value(inside: list[tuple[str, Any]], text: str) -> Any:
+    if not inside:
+        return text
+    return [value for _, value in inside] if inside[0][0] == "item" else dict(inside)
+
+
+# --------------------------------------------------------------- keys and values: GLM, Hunyuan, LongCat
+
+_PAIR = re.compile(r"<(?:\w{1,20}_)?arg_key>([^<]{0,200})</(?:\w{1,20}_)?arg_key>\s*<(?:\w{1,20}_)?arg_value>")
+_PAIR_END = re.compile(r"</(?:\w{1,20}_)?arg_value>")
+_PAIR_HEAD = re.compile(r"([^<]{1,200}?)\s*(?:<tool_sep>\s*)?(?=<|\Z)")
+
+
+def read_pairs(body: str, complete: bool) -> list[WrittenCall]:
     """One call as GLM writes it: a name, then keys and values."""
-    head, _, _ = body.partition("<arg_key>")
-    name = head.strip()
-    if not name or len(name) > 200 or any(character.isspace() for character in name):
+    head = _PAIR_HEAD.match(body)
+    if head is None or not head[1].strip() or any(character.isspace() for character in head[1].strip()):
         return []
-    starts = list(_ARG_KEY.finditer(body))
+    starts = list(_PAIR.finditer(body))
     arguments: dict[str, object] = {}
-    whole = complete and (bool(starts) or "<arg_key>" not in body)
+    whole = complete and (bool(starts) or "arg_key>" not in body)
     for number, start in enumerate(starts):
         stop = starts[number + 1].start() if number + 1 < len(starts) else len(body)
-        value, end, _ = body[start.end() : stop].rpartition("</arg_value>")
-        whole = whole and bool(end)
-        arguments[start[1].strip()] = _value(value)
-    return [WrittenCall(name, arguments) if whole else WrittenCall(name, problem=CUT_OFF)]
+        ends = list(_PAIR_END.finditer(body, start.end(), stop))
+        whole = whole and bool(ends)
+        arguments[start[1].strip()] = body[start.end() : ends[-1].start()] if ends else ""
+    return [WrittenCall(head[1].strip(), arguments) if whole else WrittenCall(head[1].strip(), problem=CUT_OFF)]
 
 
-# --------------------------------------------------------- special tokens: DeepSeek, Kimi, Mistral
+# ------------------------------------------------------------------ special tokens: DeepSeek, Kimi, Step
 
-_CALL_BEGIN = re.compile(r"<｜tool▁call▁begin｜>|<\|tool_call_begin\|>|<\|tool▁call▁begin\|>")
-_CALL_TOKEN_END = re.compile(
-    r"<｜tool▁call▁end｜>|<\|tool_call_end\|>|<\|tool▁call▁end\|>|<｜tool▁calls▁end｜>|<\|tool_calls_section_end\|>"
-)
-_SEPARATOR = re.compile(r"<｜tool▁sep｜>|<\|tool▁sep\|>|<\|tool_call_argument_begin\|>|<\|tool_sep\|>")
+_CALL_BEGIN = re.compile(r"<[｜|]tool[▁_]call[▁_]begin[｜|]>")
+_CALL_TOKEN_END = re.compile(r"<[｜|]tool[▁_]calls?[▁_](?:section_)?end[｜|]>")
+_SEPARATOR = re.compile(r"<[｜|]tool[▁_]sep[｜|]>|<\|tool_call_argument_begin\|>")
 _NAMED = re.compile(r"\s*([\w.:-]{1,200})\s*(?:```\w*\s*)?")
 
 
@@ -248,7 +367,11 @@ def read_section(body: str, json_reader: JsonReader, complete: bool) -> list[Wri
     for part in _CALL_BEGIN.split(body)[1 : MAX_CALLS + 1]:
         ended = _CALL_TOKEN_END.search(part)
         inner = part[: ended.start()] if ended else part
+        whole = complete or ended is not None
         pieces = _SEPARATOR.split(inner, 1)
+        if len(pieces) == 2 and _CALL_TAG.match(pieces[1].lstrip()):  # Step 3
+            calls += read_tags(pieces[1], json_reader, whole, True)
+            continue
         if len(pieces) == 2 and pieces[0].strip() == "function" and (named := _NAMED.match(pieces[1])):
             name, text = named[1], pieces[1][named.end() :]  # DeepSeek's older form: the type comes first
         elif len(pieces) == 2:
@@ -257,7 +380,7 @@ def read_section(body: str, json_reader: JsonReader, complete: bool) -> list[Wri
             name, text = named[1], inner[named.end() :]
         else:
             continue
-        calls.append(with_arguments(name, text, json_reader, complete or ended is not None))
+        calls.append(with_arguments(name, text, json_reader, whole))
     return calls
 
 

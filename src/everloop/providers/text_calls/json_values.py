@@ -28,7 +28,8 @@ def _refuse(name: str) -> Any:
 
 def stop_pattern(pattern: str) -> re.Pattern[str]:
     """The structure pattern for `value_end`, plus one that ends an unclosed value."""
-    return re.compile(f"(?P<stop>{pattern})|{_PARTS}", re.DOTALL)
+    parts = _PARTS.replace(r"[{\[]++", r"[{\[]") if r"\[" in pattern else _PARTS  # a mark may follow a bracket
+    return re.compile(f"(?P<stop>{pattern})|{parts}", re.DOTALL)
 
 
 def value_end(text: str, at: int, structure: re.Pattern[str] = _STRUCTURE) -> tuple[int, bool] | None:

@@ -7,7 +7,7 @@ decision waits until nothing that follows can change it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..base import ToolCallRequest
@@ -18,14 +18,16 @@ from .channels import (
     HARMONY_BEGIN,
     HARMONY_END,
     HARMONY_TOKENS,
-    STRAY_END,
+    STRAY_ENDS,
     THOUGHT_ENDS,
     THOUGHT_TAGS,
+    WRAPPER_TOKENS,
+    WRAPPERS,
     HarmonyHeader,
     harmony_call,
     harmony_header,
 )
-from .dialects import NOISE, NOISES, OPENINGS, after
+from .dialects import BY_OPENING, NOISE, NOISES, OPENINGS, Family, after
 from .json_values import JsonReader
 
 _FENCE = re.compile(r"(`{3,})[ \t]*([\w+-]*)[ \t]*\r?\n")
@@ -38,7 +40,8 @@ _FENCE_MARK = re.compile(r"```")
 _PROSE = 80  # characters without brackets that announce a call in the middle of a line; keeps hostile texts cheap
 _LINE = re.compile(rf"[^\n]{{0,{prose.WINDOW}}}")
 _TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
-_STRAY_LINE = re.compile(rf"^[ \t]{{0,80}}(?i:{STRAY_END})", re.M)
+_STRAY_LINE = re.compile(rf"^[ \t]{{0,80}}(?i:{'|'.join(map(re.escape, STRAY_ENDS))})[ \t\r]*(?:\n|\Z)", re.M)
+_BEHIND_STRAY = re.compile(r"[ \t\r]{0,80}")
 
 Quoted = Callable[[str], bool]
 
@@ -73,12 +76,14 @@ class Reader:
         self._fence = HARMONY_END  # ends the open fence
         self._opened = False  # a thought began with a tag
         self._harmony = False
+        self._wrapper = ""  # ends the answer
         self._shows_examples = False  # something that looked like a call was an example: so is later plain JSON
         self._blocks: list[CallBlock] = []
         self._cursor = 0  # the end of the blocks, relative to _at
         self._last_lead: tuple[str, prose.Lead] = ("", "neutral")
         self._lead: prose.Lead = "neutral"  # what the prose before the blocks announces
         self._marked = False  # the blocks' calls have marks
+        self._special = False  # which are special tokens
         self._calls: list[ToolCallRequest] = []
         self._cut = False  # prose followed the calls
         self._outermost = True  # False for the reader of an unfinished thought
@@ -135,37 +140,68 @@ class Reader:
     def _in_text(self, final: bool) -> bool:
         text, place = self._text, self._at
         while (found := self._tokens.search(text, place)) is not None:
-            kind = found.lastgroup or ""
+            kind = found.lastgroup or KINDS[found[0].lower()]
             place = found.end()
             inline = kind in LINE_TOKENS and not self._begins_line(found.start())
-            if inline and not self._is_announced(found, final):
+            if inline and not self._is_announced(found, kind, final):
                 continue
-            if kind in ("mark", "bracket", "tools", "list", "object"):
-                if self._shows_examples and kind not in ("mark", "bracket"):
+            if kind in ("mark", "line_mark", "tools", "list", "object"):
+                if self._shows_examples and kind not in ("mark", "line_mark"):
                     continue
-                block = self._block(found, final)
+                block = self._block(found, kind, final)
                 if block is False:
                     continue
                 if block is not None and not block.calls:
                     place = block.end
                     continue
                 self._add_text(found.start())
-                return block is not None and self._accept(block, kind in ("mark", "bracket"))
-            if kind == "stray" and (self._opened or self._harmony):
-                continue
+                return block is not None and self._accept(block, BY_OPENING.get(found[0]))
+            if kind == "stray":
+                stray = self._is_stray(found, final)
+                if not stray:
+                    if stray is None:
+                        self._add_text(found.start())
+                        return False
+                    continue
             if kind == "harmony" and not self._is_message(found, final):
+                continue
+            if kind == "wrapper" and found[0] in WRAPPERS and not self._is_wrapper(found):
                 continue
             self._add_text(found.start())
             return self._open(kind, found, final, inline)
-        self._add_text(len(text) if final else held_from(text, self._at))
+        self._add_text(len(text) if final else held_from(text, self._at, self._answer.inline))
         return False
+
+    def _is_stray(self, found: re.Match[str], final: bool) -> bool | None:
+        """Whether this ends a thought that no tag opened, and is not a mention; None while more text is needed."""
+        if self._opened or self._harmony:
+            return False
+        if found[0][:2] in ("<|", "◁/") or self._begins_line(found.start()):
+            return True
+        behind = after(_BEHIND_STRAY, self._text, found.end())
+        if behind >= len(self._text):
+            return True if final else None
+        if self._text[behind] == "\n":
+            return True
+        if behind == found.end():
+            return self._text[behind].isalnum() or self._text[behind] in "<[{*#"
+        return prose.ends_sentence(self._before(found.start()))
+
+    def _is_wrapper(self, found: re.Match[str]) -> bool:
+        """Whether a tag is put around the answer behind a thought, and is not part of it."""
+        if found[0].startswith("</"):
+            return self._wrapper == found[0]
+        if not self._opened or self._answer.spoken or self._text[self._at : found.start()].strip():
+            return False
+        self._wrapper = f"</{found[0][1:]}"
+        return True
 
     def _begins_line(self, place: int) -> bool:
         return begins_line(self._text, place, self._at, self._answer.inline)
 
-    def _is_announced(self, found: re.Match[str], final: bool) -> bool:
+    def _is_announced(self, found: re.Match[str], kind: str, final: bool) -> bool:
         """Whether a call may begin here, in the middle of a line: only if the prose before announces it."""
-        kind, place = found.lastgroup, found.start()
+        place = found.start()
         if self._shows_examples or not self._offered or kind not in ("object", "list", "fence"):
             return False
         before = self._before(place)
@@ -187,10 +223,10 @@ class Reader:
         said = self._text[max(self._at, place - prose.WINDOW) : place]
         return said if len(said) >= prose.WINDOW else (self._answer.recent + said)[-prose.WINDOW :]
 
-    def _block(self, found: re.Match[str], final: bool) -> Found:
+    def _block(self, found: re.Match[str], kind: str, final: bool) -> Found:
         """The call, if any, at a place where one may begin."""
-        text, kind = self._text, found.lastgroup
-        if kind in ("mark", "bracket"):
+        text = self._text
+        if kind in ("mark", "line_mark"):
             return marked_block(text, found.start(), found[0], final, self._offered, self._json_reader)
         if kind == "tools":
             return fenced_block(text, found.end(), final, self._offered, self._json_reader, tools=True)
@@ -198,7 +234,10 @@ class Reader:
 
     def _open(self, kind: str, found: re.Match[str], final: bool, inline: bool) -> bool:
         """Open a thought, a fence or a channel."""
-        if kind in ("think", "thought"):
+        if kind == "wrapper":
+            self._at = found.end()
+            return True
+        if kind == "thought":
             self._opened = True
             self._answer.begin_thought(found[0])
             self._close = THOUGHT_ENDS[found[0].lower()]
@@ -206,7 +245,7 @@ class Reader:
             self._step = self._in_thought
             return True
         if kind == "stray":
-            return self._end_untagged_thought(found, final)
+            return self._end_untagged_thought(found)
         if kind == "harmony":
             return self._message(found[0], final)
         return self._open_inline_fence(found, final) if inline else self._open_fence(final)
@@ -222,10 +261,8 @@ class Reader:
         self._step = self._in_text
         return True
 
-    def _end_untagged_thought(self, found: re.Match[str], final: bool) -> bool:
+    def _end_untagged_thought(self, found: re.Match[str]) -> bool:
         """End a thought that no tag opened: everything before was reasoning."""
-        if not final and not found[0].endswith("\n"):
-            return False
         self._opened = True
         self._at = found.end()
         self._calls = []
@@ -248,7 +285,7 @@ class Reader:
         if block is None:
             return False
         if block:
-            return self._accept(block, False)
+            return self._accept(block, None)
         self._skip_fence(line)
         return True
 
@@ -262,7 +299,7 @@ class Reader:
         if block is None:
             return False
         if block:
-            return self._accept(block, False)
+            return self._accept(block, None)
         self._add_text(self._at + len(found[0]))
         return True
 
@@ -310,7 +347,7 @@ class Reader:
             if block is None:
                 return False
             self._harmony = True
-            return self._accept(block, True)
+            return self._accept(block, BY_OPENING["<|tool_call|>"])
         self._harmony = True
         self._at = header.end
         if header.thought or header.to:
@@ -321,14 +358,15 @@ class Reader:
 
     # ------------------------------------------------------------------------------------------ calls
 
-    def _accept(self, block: CallBlock, marked: bool) -> bool:
+    def _accept(self, block: CallBlock, family: Family | None) -> bool:
         """Begin a group of calls with this block, unless it is a quotation or an example."""
+        marked = family is not None
         lead = prose.lead_of(self._answer.recent) if self._answer.spoken and not marked else "neutral"
         if self._is_quoted(block) or lead == "example":
             self._add_text(block.end)
             return True
         self._lead = lead
-        self._blocks, self._marked = [block], marked
+        self._blocks, self._marked, self._special = [block], marked, family is not None and family.is_special
         self._cursor = block.end - self._at
         self._step = self._behind_call
         return True
@@ -343,7 +381,7 @@ class Reader:
             end = after(_TOO_MANY, text, end)
         place = after(NOISE, text, end)
         ahead = text[place : place + LONGEST_LITERAL]
-        if not final and (not ahead or any(one.startswith(ahead) for one in (*LITERALS, "```"))):
+        if not final and (not ahead or ahead.lower() in BEGINNINGS):
             return False
         full = sum(len(block.calls) for block in self._blocks) >= MAX_CALLS
         block = self._next(place, final) if ahead and not full else False
@@ -355,7 +393,7 @@ class Reader:
             return True
         same_line = bool(ahead) and "\n" not in text[end:place]
         if self._marked:
-            counts = not (same_line and self._answer.inline)
+            counts = self._special or not (same_line and self._answer.inline)
         else:
             line = _LINE.match(text, place)
             if not final and (line is None or line.end() == len(text)) and len(text) - place < prose.WINDOW:
@@ -419,7 +457,7 @@ class Reader:
         """Drop the text after the calls. Only the end of an untagged thought would cancel them."""
         found = None if self._opened or self._harmony else _STRAY_LINE.search(self._text, self._at)
         if found is not None and (final or found[0].endswith("\n")):
-            return self._end_untagged_thought(found, final)
+            return self._end_untagged_thought(found)
         line = self._text.rfind("\n", max(self._at, len(self._text) - _FENCE_LINE))
         self._at = len(self._text) if final or line < 0 else found.start() if found else line
         return False
@@ -429,51 +467,60 @@ class Reader:
 
 _QUOTES = "[`\"'\\\\]"  # a tag behind one of these is only mentioned
 MAY_INDENT = 80
-
-
-def _tails(literals: Sequence[str], first: str) -> str:
-    return "|".join(re.escape(literal[1:]) for literal in literals if literal[0] == first)
+_LINE_MARKS = tuple(one for one in OPENINGS if one[0].isalpha())
+_MARKS = tuple(one for one in OPENINGS if not one[0].isalpha())
+KINDS = {
+    **dict.fromkeys((one.lower() for one in _MARKS), "mark"),
+    **dict.fromkeys((one.lower() for one in _LINE_MARKS), "line_mark"),
+    **dict.fromkeys(HARMONY_TOKENS, "harmony"),
+    **dict.fromkeys(THOUGHT_TAGS, "thought"),
+    **dict.fromkeys(STRAY_ENDS, "stray"),
+    **dict.fromkeys((one.lower() for one in (*WRAPPERS, *WRAPPER_TOKENS)), "wrapper"),
+    "<tools>": "tools",
+}
+LINE_TOKENS = frozenset({"tools", "line_mark", "list", "object", "fence"})  # that count only where a line begins
 
 
 def _tokens(calls: bool) -> re.Pattern[str]:
     """Every alternative begins with a literal character, which keeps the search fast."""
-    tags = tuple(THOUGHT_TAGS)
-    marks = (rf"(?P<mark>{_tails(OPENINGS, '<')})|", rf"(?P<bracket>{_tails(OPENINGS, '[')})|") if calls else ("", "")
-    channels, tag = _tails(HARMONY_TOKENS, "<"), _tails(tags, "<")
-    angle = (
-        rf"<(?:(?<!{_QUOTES}<)(?:{marks[0]}(?P<harmony>{channels})|(?P<think>(?i:{tag})))"
-        rf"|(?P<stray>(?i:{STRAY_END[1:]}))" + ("|(?P<tools>tools>)" if calls else "") + ")"
-    )
-    square = rf"\[(?:(?<!{_QUOTES}\[)(?:{marks[1]}(?P<thought>(?i:{_tails(tags, '[')})))"
-    square += r"|(?P<list>(?=\s*(?:[{A-Za-z_]|\Z))))" if calls else ")"
-    brace = r"|\{(?P<object>(?=\s*(?:[\"']|\Z)))" if calls else ""
-    return re.compile(rf"{angle}|{square}|`(?P<fence>`{{2,}}){brace}")
+    exact = (*HARMONY_TOKENS, *WRAPPERS, *WRAPPER_TOKENS, *((*OPENINGS, "<tools>") if calls else ()))
+    literals = [(one, re.escape(one[1:])) for one in exact]
+    literals += [(one, f"(?i:{re.escape(one[1:])})") for one in (*THOUGHT_TAGS, *STRAY_ENDS)]
+    alternatives = []
+    for first in sorted({one[0] for one, _ in literals}):
+        tails = "|".join(tail for one, tail in sorted(literals, key=lambda one: -len(one[0])) if one[0] == first)
+        begin = re.escape(first)
+        alternatives.append(rf"{begin}(?<!{_QUOTES}{begin})(?:{tails})")
+    if calls:
+        alternatives += [r"\[(?P<list>(?=\s*(?:[{A-Za-z_]|\Z)))", r"\{(?P<object>(?=\s*(?:[\"']|\Z)))"]
+    return re.compile("|".join((*alternatives, "`(?P<fence>`{2,})")))
 
 
 ALL_TOKENS = _tokens(True)
 THOUGHT_TOKENS = _tokens(False)
-LINE_TOKENS = frozenset({"stray", "tools", "list", "object", "fence"})  # that count only where a line begins
-
-LITERALS = (*OPENINGS, *HARMONY_TOKENS, *THOUGHT_TAGS, "</think>", "</thinking>", "<tools>", *NOISES)
-_LOWER = tuple(literal.lower() for literal in LITERALS)
-_CLOSERS = (*THOUGHT_TAGS.values(), *HARMONY_TOKENS)
-LONGEST_LITERAL = max(map(len, LITERALS))
-_TICKS = re.compile(r"`{1,2}\Z")
 
 
-def held_from(text: str, at: int, *, thought: bool = False) -> int:
+def _beginnings(literals: Iterable[str]) -> frozenset[str]:
+    return frozenset(one[:size].lower() for one in literals for size in range(1, len(one)))
+
+
+LONGEST_LITERAL = max(map(len, (*KINDS, *NOISES)))
+BEGINNINGS = _beginnings((*KINDS, *NOISES, "```"))
+_TEXT_BEGINNINGS = _beginnings((*(one for one in KINDS if KINDS[one] != "line_mark"), *NOISES, "```"))
+_THOUGHT_BEGINNINGS = _beginnings((*THOUGHT_TAGS.values(), *HARMONY_TOKENS))
+_LINE_BEGINNINGS = frozenset(one[:size] for one in _LINE_MARKS for size in range(1, len(one)))
+
+
+def held_from(text: str, at: int, inline: bool = False, *, thought: bool = False) -> int:
     """Where a tag may begin at the end of a text that is still arriving; the text's end if nowhere."""
-    start = len(text)
-    first = max(at, start - LONGEST_LITERAL)
-    for bracket in "<[":
-        place = text.rfind(bracket, first)
-        if place >= 0:
-            beginning = text[place:].lower()
-            if any(literal.startswith(beginning) for literal in (_CLOSERS if thought else _LOWER)):
-                start = min(start, place)
-    if not thought and (ticks := _TICKS.search(text, max(at, len(text) - 2))):
-        start = min(start, ticks.start())
-    return start
+    beginnings = _THOUGHT_BEGINNINGS if thought else _TEXT_BEGINNINGS
+    for place in range(max(at, len(text) - LONGEST_LITERAL), len(text)):
+        tail = text[place:]
+        if tail.lower() in beginnings:
+            return place
+        if not thought and tail in _LINE_BEGINNINGS and begins_line(text, place, at, inline):
+            return place
+    return len(text)
 
 
 def begins_line(text: str, place: int, at: int, inline: bool) -> bool:

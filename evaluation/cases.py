@@ -103,6 +103,11 @@ def _problem(case: Case) -> str:
         return "is not judged by anything"
     if case.needs_tool != bool(case.solution):
         return "needs a solution with calls where a tool is needed, and none where none is"
+    return problem_of_judging(case)
+
+
+def problem_of_judging(case: Case) -> str:
+    """What is wrong with how the end of a case is judged; "" if nothing is."""
     for state in case.after.values():
         if len(state) != 1 or not all(isinstance(state.get(name, kind()), kind) for name, kind in STATES.items()):
             return f"has a file with other than one of {', '.join(STATES)}"

@@ -6,9 +6,11 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
+import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
@@ -18,6 +20,7 @@ from everloop.providers.base import LLMProvider
 from everloop.providers.factory import make_provider
 
 from .cases import SETS, Case, load
+from .conversations import CONVERSATIONS, TurnOutcome, by_subject, load_conversations, run_conversation, told
 from .report import by_category, by_model, share
 from .results import Label, Results, read
 from .runner import Desk, Outcome, run_case
@@ -33,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.report:
             print(by_model(read(options.report)), end="")
             return 0
+        if options.set in CONVERSATIONS:
+            return asyncio.run(_converse(options))
         return asyncio.run(_evaluate(options))
     except EverloopError as error:
         print(f"evaluation: {error}", file=sys.stderr)
@@ -44,7 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m evaluation", description=__doc__)
-    parser.add_argument("--set", choices=list(SETS), default="development", help="which requests (development)")
+    parser.add_argument(
+        "--set", choices=[*SETS, *CONVERSATIONS], default="development", help="which requests (development)"
+    )
     parser.add_argument("--provider", help="as for everloop")
     parser.add_argument("--base-url", help="as for everloop")
     parser.add_argument("--model", help="as for everloop")
@@ -122,6 +129,50 @@ async def _evaluate(options: argparse.Namespace) -> int:
     finally:
         await provider.close()
     return _conclude(cases, results, options)
+
+
+async def _converse(options: argparse.Namespace) -> int:
+    """Take the conversations of a set, one after another: each turn depends on the ones before it."""
+    config = settings(options)
+    conversations = [
+        one
+        for one in load_conversations(CONVERSATIONS[options.set])
+        if not options.cases or {one.name, one.about} & set(options.cases)
+    ]
+    if not conversations:
+        raise EverloopError(f"there is no conversation {', '.join(options.cases)} in this set")
+    provider = make_provider(config)
+    outcomes: list[TurnOutcome] = []
+    until = time.monotonic() + options.total
+    left = len(conversations)
+    try:
+        with desks(config.home, 1) as (desk,):
+            for conversation in conversations:
+                if time.monotonic() > until:
+                    break
+                found = await run_conversation(conversation, provider, config, desk, options.limit)
+                outcomes += found
+                left -= 1
+                for outcome in found:
+                    _record(outcome, options)
+    finally:
+        await provider.close()
+    print(f"{config.model or provider.get_default_model()}, {options.set}\n\n{by_subject(outcomes)}", end="")
+    if left:
+        print(f"evaluation: the time is over, {left} conversations are left", file=sys.stderr)
+        return UNFINISHED
+    if options.at_least is None or not outcomes:
+        return 0
+    return 0 if 100 * sum(one.right for one in outcomes) / len(outcomes) >= options.at_least[1] else 1
+
+
+def _record(outcome: TurnOutcome, options: argparse.Namespace) -> None:
+    for line in told(outcome):
+        if options.verbose or not line.startswith(" "):
+            print(line, file=sys.stderr, flush=True)
+    if options.json is not None:
+        with options.json.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"set": options.set, **asdict(outcome)}, ensure_ascii=False) + "\n")
 
 
 async def _run_all(

@@ -81,17 +81,17 @@ async def run_case(case: Case, provider: LLMProvider, config: Config, desk: Desk
 
     async def observe(results: int) -> None:
         if results not in worlds:
-            worlds[results] = await _world(agent, desk.workspace)
+            worlds[results] = await look_at(agent, desk.workspace)
 
-    agent = _agent(own, watched(provider, observe))
-    async with _closing(agent):
+    agent = agent_of(own, watched(provider, observe))
+    async with closing(agent):
         await _prepare(agent, case)
-        before = await _world(agent, desk.workspace)
+        before = await look_at(agent, desk.workspace)
         started, clock = time.time(), time.monotonic()
         answer, reason = await _turn(agent, case, limit)
         seconds = time.monotonic() - clock
         logged = await _logged(agent, case)
-        after = await _world(agent, desk.workspace)
+        after = await look_at(agent, desk.workspace)
     ends = [one.entry for one in logged if isinstance(one.entry, TurnEnded)]
     run = Run(
         workspace=str(desk.workspace),
@@ -106,7 +106,7 @@ async def run_case(case: Case, provider: LLMProvider, config: Config, desk: Desk
     return _outcome(case, run, logged, await in_thread(judge, case, run))
 
 
-def _agent(config: Config, provider: LLMProvider) -> AgentLoop:
+def agent_of(config: Config, provider: LLMProvider) -> AgentLoop:
     return AgentLoop(
         MessageBus(),
         provider,
@@ -120,7 +120,7 @@ def _agent(config: Config, provider: LLMProvider) -> AgentLoop:
 
 
 @contextlib.asynccontextmanager
-async def _closing(agent: AgentLoop) -> AsyncIterator[None]:
+async def closing(agent: AgentLoop) -> AsyncIterator[None]:
     try:
         yield
     finally:
@@ -175,7 +175,7 @@ def _calls(logged: list[Logged], worlds: dict[int, World], after: World) -> tupl
     return tuple(made)
 
 
-async def _world(agent: AgentLoop, workspace: Path) -> World:
+async def look_at(agent: AgentLoop, workspace: Path) -> World:
     jobs = [Job(job.message, job.schedule) for job in await agent.cron_service.list(OWNER)]
     files, folders = await in_thread(_look, workspace)
     return World(files, folders, tuple(jobs))

@@ -1,0 +1,80 @@
+"""Conversations of the evaluation: each turn is judged, what is right passes, and what is wrong does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from evaluation.conversations import CONVERSATIONS, Conversation, Turn, by_subject, load_conversations, run_conversation
+from evaluation.runner import Desk
+
+from everloop.config import Config
+from everloop.errors import EverloopError
+from everloop.testing import ScriptedProvider, call
+from tests.support.evaluation_runs import arguments_of
+
+ALL = {name: load_conversations(path) for name, path in CONVERSATIONS.items()}
+
+
+def steps_of(turn: Turn) -> list[Any]:
+    return [*(call(step["tool"], **arguments_of(step)) for step in turn.solution), turn.answer]
+
+
+@pytest.mark.parametrize(
+    "conversation", [pytest.param(one, id=f"{name}-{one.name}") for name, some in ALL.items() for one in some]
+)
+async def test_the_right_calls_and_answers_of_every_turn_pass_through_the_real_loop(conversation, tmp_path):
+    steps = [step for turn in conversation.turns for step in steps_of(turn)]
+    outcomes = await run_conversation(conversation, ScriptedProvider(steps), Config(), Desk(tmp_path / "desk"))
+    assert [(one.number, one.problems) for one in outcomes if not one.right] == []
+    assert len(outcomes) == len(conversation.turns)
+
+
+def test_the_sets_are_large_enough_and_share_no_request_and_no_file():
+    one, other = ALL["talks"], ALL["talks_heldout"]
+    assert sum(len(some.turns) for some in one) >= 100
+    assert sum(len(some.turns) for some in other) >= 70
+    said = [{turn.request for some in part for turn in some.turns if len(turn.request) > 12} for part in (one, other)]
+    assert not said[0] & said[1] - {"what reminders do I have?"}
+    assert not {path for some in one for path in some.files} & {path for some in other for path in some.files}
+
+
+async def _turn(turn: Turn, steps: list[Any], tmp_path: Any, **files: str) -> Any:
+    conversation = Conversation("one", "lists", files, (turn,))
+    (outcome,) = await run_conversation(conversation, ScriptedProvider(steps), Config(), Desk(tmp_path / "desk"))
+    return outcome
+
+
+async def test_a_call_on_talk_is_wrong_and_counted(tmp_path):
+    turn = Turn(request="hello", answer="Hi.", talk=True)
+    outcome = await _turn(turn, [call("list_dir", path="."), "Hi."], tmp_path)
+    assert not outcome.right
+    assert "| 1 | 0 % (0) | 0 | 1 |" in by_subject([outcome])
+
+
+async def test_a_file_that_was_not_asked_for_and_a_false_claim_are_wrong(tmp_path):
+    turn = Turn(request="add figs to it", answer="Done.", after={"a.txt": {"is": "figs"}})
+    stray = await _turn(turn, [call("write_file", path="b.txt", content="figs"), "Done."], tmp_path)
+    claim = await _turn(turn, ["I added figs."], tmp_path)
+    assert not stray.right
+    assert not claim.right
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[[conversation", "TOML"),
+        ('[[conversation]]\nname = "a"\nabout = "x"\nturns = [{ request = "x", answer = "y", odd = 1 }]\n', "odd"),
+        ('[[conversation]]\nname = "a"\nabout = "x"\n', "turns"),
+        (
+            '[[conversation]]\nname = "a"\nabout = "x"\nturns = [{ request = "x", answer = "y", talk = true, '
+            'solution = [{ tool = "exec" }] }]\n',
+            "talk",
+        ),
+    ],
+)
+def test_a_conversation_that_is_not_well_formed_is_an_error_that_says_why(text, word, tmp_path):
+    path = tmp_path / "some.toml"
+    path.write_text(text)
+    with pytest.raises(EverloopError, match=word):
+        load_conversations(path)

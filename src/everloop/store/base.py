@@ -575,7 +575,7 @@ class Store(Protocol):
         """(worker, address) of all living ones that have joined."""
         ...
 
-    async def holders(self) -> list[str]:
+    async def session_holders(self) -> list[str]:
         """All living workers that may hold sessions, whether they have joined or not."""
         ...
 

@@ -175,7 +175,7 @@ def decode_notice(text: str) -> Notice:
 class Workers(Protocol):
     """The table of workers, as a store keeps it."""
 
-    async def holders(self) -> list[str]: ...
+    async def session_holders(self) -> list[str]: ...
 
 
 class Peer(ABC):
@@ -217,7 +217,7 @@ class Peer(ABC):
 
     async def _watch_all(self) -> None:
         """Watch the processes of all other workers on this machine."""
-        others = await self._workers.holders()
+        others = await self._workers.session_holders()
         if not self._joined:
             return
         for worker in others:

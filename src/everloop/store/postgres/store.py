@@ -480,7 +480,7 @@ class PostgresStore:
 
         return await self._in_reader(work)
 
-    async def holders(self) -> list[str]:
+    async def session_holders(self) -> list[str]:
         def work(db: Connection) -> list[str]:
             return [id for id, fresh in db.execute(queries.HOLDERS, (self._lease,)).fetchall() if living(id, fresh)]
 

@@ -420,7 +420,7 @@ class SQLiteStore:
         sql = "SELECT id, address FROM worker"
         return await self._in_reader(lambda db: [(id, address) for id, address in db.execute(sql) if alive(id)])
 
-    async def holders(self) -> list[str]:
+    async def session_holders(self) -> list[str]:
         return await self._in_reader(lambda db: [id for (id,) in db.execute(queries.HOLDERS) if alive(id)])
 
     async def leave(self, worker: str) -> None:

@@ -69,7 +69,7 @@ RELEASE_ALL = "UPDATE session SET worker = NULL WHERE worker = %s AND (%s::text 
 JOIN = f"""INSERT INTO worker (id, address, at) VALUES (%s, %s, {NOW})
     ON CONFLICT (id) DO UPDATE SET at = excluded.at, address = excluded.address"""
 WORKERS = f"SELECT w.id, w.address, {FRESH} FROM worker w WHERE w.address IS NOT NULL"
-HOLDERS = f"SELECT w.id, {FRESH} FROM worker w"
+SESSION_HOLDERS = f"SELECT w.id, {FRESH} FROM worker w"
 # Notices are not kept, so they need not wait for the disk.
 NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
 FILE_MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = %s AND digest = ANY(%s)"

@@ -482,7 +482,9 @@ class PostgresStore:
 
     async def session_holders(self) -> list[str]:
         def work(db: Connection) -> list[str]:
-            return [id for id, fresh in db.execute(queries.HOLDERS, (self._lease,)).fetchall() if living(id, fresh)]
+            return [
+                id for id, fresh in db.execute(queries.SESSION_HOLDERS, (self._lease,)).fetchall() if living(id, fresh)
+            ]
 
         return await self._in_reader(work)
 

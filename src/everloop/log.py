@@ -355,6 +355,16 @@ def with_notice(content: str, repeats: int) -> str:
     return f"{content}\n[{notice}]"
 
 
+def tokens_of(entries: Iterable[Entry]) -> dict[str, int]:
+    """The tokens of all model calls in these entries, by their kind."""
+    total: dict[str, int] = {}
+    for entry in entries:
+        if isinstance(entry, ModelAnswered):
+            for name, count in entry.usage.items():
+                total[name] = total.get(name, 0) + count
+    return total
+
+
 def text_of(content: Any) -> str:
     """A message's text, whatever a library has put there; what is no text is named."""
     if not isinstance(content, list):

@@ -26,7 +26,7 @@ from .. import events
 from ..bus import EXECUTOR, InboundMessage, MessageBus, SubagentTask
 from ..config import Config
 from ..config.sources import DSN
-from ..log import Call, Entry, Logged, ModelAnswered, TurnEnded, day_in_words
+from ..log import Call, Entry, Logged, ModelAnswered, TurnEnded, day_in_words, tokens_of
 from ..messages import Conversation
 from ..providers.base import LLMProvider, LLMResponse, ProviderError, option_keywords
 from ..runtime.agent import AgentLoop
@@ -367,19 +367,17 @@ def _output(definition: AgentDefinition, logged: Sequence[Logged], key: str, sec
     """Read the output of a run from its log."""
     entries = [one.entry for one in logged]
     outcome = phases.outcome_of(definition, [entry for entry in entries if isinstance(entry, TurnEnded)])
-    turns, works, usage = 0, True, dict[str, int]()
+    turns, works = 0, True
     for entry in entries:
         works = works and not isinstance(entry, TurnEnded)
         if isinstance(entry, ModelAnswered):
             turns += works and entry.finish_reason != "cancelled"
-            for name, count in entry.usage.items():
-                usage[name] = usage.get(name, 0) + count
     return OutputObject(
         outcome.result,
         outcome.reason,
         turns,
         round(seconds, 4),
-        usage,
+        tokens_of(entries),
         outcome.recovered,
         outcome.reason if outcome.recovered else None,
         outcome.error,

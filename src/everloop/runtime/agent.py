@@ -26,7 +26,7 @@ from ..cron.service import CronService
 from ..engine import Left, Parked
 from ..errors import StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
-from ..log import Cleared, Entry, ModelAnswered, Reason, TurnEnded, apology
+from ..log import Cleared, Entry, ModelAnswered, Reason, TurnEnded, apology, tokens_of
 from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
@@ -331,10 +331,7 @@ class AgentLoop:
         `attended` says that a person is there who can be asked: then what comes back may be a question, and
         "y", "n", "a" (always), "/approve" or "/deny" as the next message gives the answer of the turn that goes on.
         """
-        message = InboundMessage(
-            channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
-        ).addressed()
-        return await self._take_direct(message, on_event)
+        return await self._take_direct(_direct(content, session_key, channel, chat_id, media, attended), on_event)
 
     async def ask(
         self,
@@ -349,9 +346,7 @@ class AgentLoop:
     ) -> TurnResult:
         """Run one turn as `process_direct` does, and return all that is known of it: its answer, why it ended, what
         went wrong and what it used."""
-        message = InboundMessage(
-            channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
-        ).addressed()
+        message = _direct(content, session_key, channel, chat_id, media, attended)
         message.id = f"ask:{secrets.token_hex(8)}"  # by which its turn is found, wherever it ran
         text = await self._take_direct(message, on_event)
         row = await self.store.find(message.owner, message.id)
@@ -609,6 +604,15 @@ def _workspace(home: Path, owner: str) -> Path:
     return folder
 
 
+def _direct(
+    content: str, session_key: str, channel: str, chat_id: str, media: list[str] | None, attended: bool
+) -> InboundMessage:
+    """A message whose answer is returned to its caller, and not sent to its chat."""
+    return InboundMessage(
+        channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
+    ).addressed()
+
+
 def _without_place(emit: events.Emit) -> events.Show:
     """Tell `emit` events without their places in the log."""
     return lambda _, event: emit(event)
@@ -677,13 +681,9 @@ class TurnResult:
     @classmethod
     def of(cls, text: str, turn: str | None, entries: Sequence[Entry]) -> TurnResult:
         """Read the result from the turn's log; `text` is what the caller was answered."""
-        answers = [entry for entry in entries if isinstance(entry, ModelAnswered)]
-        usage: dict[str, int] = {}
-        for answer in answers:
-            for name, count in answer.usage.items():
-                usage[name] = usage.get(name, 0) + count
+        usage, rounds = tokens_of(entries), sum(isinstance(entry, ModelAnswered) for entry in entries)
         ended = next((entry for entry in reversed(entries) if isinstance(entry, TurnEnded)), None)
         if ended is None:
-            return cls(text, "question", None, usage, turn, len(answers))
+            return cls(text, "question", None, usage, turn, rounds)
         error = (ended.error or ended.text) if ended.reason == "error" else None
-        return cls(text, ended.reason, error, usage, turn, len(answers))
+        return cls(text, ended.reason, error, usage, turn, rounds)

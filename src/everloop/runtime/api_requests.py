@@ -16,7 +16,7 @@ from ..context.prompt import PARTING
 from ..context.window import is_overflow
 from ..errors import StoreError
 from ..events import Show
-from ..log import Call, Entry, ModelAnswered, Request, TurnEnded, UserSaid, text_of
+from ..log import Call, Entry, ModelAnswered, Request, TurnEnded, UserSaid, text_of, tokens_of
 from ..providers.base import ProviderError
 from ..store.base import Claim, Store
 from ..tools.context import CallContext
@@ -174,11 +174,7 @@ class Outcome:
     @property
     def usage(self) -> dict[str, int]:
         """The tokens of all model calls of the turn."""
-        total: dict[str, int] = {}
-        for answer in self._answers():
-            for name, count in answer.usage.items():
-                total[name] = total.get(name, 0) + count
-        return total
+        return tokens_of(self.entries)
 
     def _answers(self) -> list[ModelAnswered]:
         return [entry for entry in self.entries if isinstance(entry, ModelAnswered)]

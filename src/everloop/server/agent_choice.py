@@ -64,7 +64,7 @@ def agent_of(chat: ChatRequest, headers: Mapping[str, str], token: str, default:
 def is_side_request(chat: ChatRequest) -> bool:
     """Whether a client asks for a title, a summary, tags or a completion, by the words of its prompt."""
     said = next((text_of(one["content"]) for one in reversed(chat.messages) if one["role"] == "user"), "")
-    texts = (chat.system[:INSTRUCTION], said[:INSTRUCTION], said[INSTRUCTION:][-CLOSING:])
+    texts = (chat.system[:INSTRUCTION], said[:INSTRUCTION], said[max(INSTRUCTION, len(said) - CLOSING) :])
     return any(_SIDE.search(text) for text in texts)
 
 

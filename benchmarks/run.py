@@ -277,6 +277,7 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("served_first", lambda: served(rounds, "first_token")),
         ("served_chunks", lambda: served(rounds, "sse")),
         ("served_crowd", lambda: served(rounds, "crowd")),
+        ("served_body", lambda: served(rounds, "large_body")),
         ("workers_first", lambda: many(rounds, "first_request")),
         ("workers_more", lambda: many(rounds, "more_workers")),
         ("workers_death", lambda: many(rounds, "death")),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import os
 import re
 import statistics
@@ -239,6 +241,78 @@ async def crowd(clients: int) -> Row:
     return Row(what, f"{wall:.1f} s", f"{direct:.1f} s direct", dropped, 0, "")
 
 
+# Sends the body in a file as often as a line comes in. In a process of its own: it would hold up the clients here.
+SENDER = """
+import http.client, sys
+body = open(sys.argv[2], 'rb').read()
+print('ready', flush=True)
+for _ in sys.stdin:
+    connection = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]))
+    connection.request('POST', '/v1/chat/completions', body, {'Content-Type': 'application/json'})
+    response = connection.getresponse()
+    response.read()
+    print(response.status, flush=True)
+"""
+
+
+def large(size: int) -> bytes:
+    """A request of so many bytes: a long history in several languages."""
+    text = 'Er sagte: "Wir prüfen das." Она ответила: «Хорошо».\n漢字かな交じり文, 50 % — naïve café\n' * 100
+    message = {"role": "user", "content": text}
+    count = size // len(json.dumps(message, ensure_ascii=False).encode())
+    asked = {"model": "n20", "stream": True, "messages": [message] * count}
+    return json.dumps(asked, ensure_ascii=False).encode()
+
+
+async def waits(port: int, model: bytes) -> list[float]:
+    """The seconds between the chunks of a streamed answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    body = REQUEST % model
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    times: list[float] = []
+    while data := await reader.read(1 << 18):
+        if b"token" in data:
+            times.append(time.perf_counter())
+    writer.close()
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+async def large_body(rounds: int, megabytes: int = 10) -> Row:
+    """The longest wait of a client for a chunk, which come every 5 ms, while another one sends a large body."""
+    model = b"n300-t5"
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(large(megabytes * 1_000_000))
+        file.flush()
+        async with all_servers(model.decode()) as (_, everloop, _):
+            sender = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", SENDER, str(everloop.port), file.name,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+            assert sender.stdin is not None
+            assert sender.stdout is not None
+            await sender.stdout.readline()
+            quiet, busy = [], []
+            for number in range(rounds + 1):  # the first is for warming up
+                alone = await waits(everloop.port, model)
+                streaming = asyncio.create_task(waits(everloop.port, model))
+                await asyncio.sleep(0.1)
+                sender.stdin.write(b"\n")
+                status = await sender.stdout.readline()
+                if status.strip() != b"200":
+                    raise SystemExit(f"a body of {megabytes} MB was answered with {status.decode()}")
+                if number:
+                    quiet.append(max(alone) * 1e3)
+                    busy.append(max(await streaming) * 1e3)
+                else:
+                    await streaming
+            sender.stdin.close()
+            await sender.wait()
+    ours, base = statistics.median(busy), statistics.median(quiet)
+    what = f"longest wait for a chunk while another client sends {megabytes} MB, added"
+    return Row(what, f"{ours:.0f} ms", f"{base:.0f} ms", ours - base, 50.0 * megabytes / 10, " ms")
+
+
 def _p95(times: list[float]) -> float:
     return sorted(times)[int(0.95 * (len(times) - 1))]
 
@@ -288,7 +362,13 @@ async def soak(everloop: Process, many: Any) -> str:
 
 
 async def rows(rounds: int) -> list[Row]:
-    return [await first_token(rounds), await sse(rounds), await crowd(500)]
+    return [
+        await first_token(rounds),
+        await sse(rounds),
+        await crowd(500),
+        await large_body(rounds),
+        await large_body(rounds, 20),
+    ]
 
 
 async def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,3 +94,10 @@ def test_its_size_grows_with_what_it_holds_also_when_nobody_asks_for_its_json(en
     if encoded:
         conversation.json()
     assert 180_000 < conversation.size < 600_000
+
+
+def test_a_conversation_has_at_least_the_characters_of_its_texts_and_pictures():
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}}
+    content: list[dict[str, Any]] = [{"type": "text", "text": "see" * 100}, picture]
+    assert 5322 <= Conversation([user_message(content)]).characters < 7000
+    assert Conversation([user_message("x" * 1000)]).characters >= 1000

@@ -65,7 +65,7 @@ class Conversation(list[Message]):
             if self.blind is not None and isinstance(content, list):
                 message = {**message, "content": self.blind(content)}
             super().append(message)
-            self._size += 400 + (len(content) if isinstance(content, str) else len(str(content)))
+            self._size += 400 + _characters(content)
             for call in message.get("tool_calls") or ():
                 self.call_ids.add(call["id"])
                 self._size += 400 + len(str(call.get("function")))
@@ -103,3 +103,14 @@ class Conversation(list[Message]):
                 last = self._parts.pop()
                 self._parts[-1] += last
         return [b"[", *self._parts, b"]"]
+
+
+def _characters(content: Any) -> int:
+    """About as many characters as a message's content has, without making another text of it."""
+    if isinstance(content, str):
+        return len(content)
+    if isinstance(content, list):
+        return sum(50 + _characters(part) for part in content)
+    if isinstance(content, dict):
+        return sum(50 + _characters(value) for value in content.values())
+    return len(str(content))

@@ -27,6 +27,8 @@ _TRAILING = re.compile(r" +(?=\n|\Z)")
 
 def clean(text: str) -> str:
     """Return the text without lone surrogates, which JSON encoders and databases refuse."""
+    if text.isascii():  # known without a look at it
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everloop.context import window
-from everloop.context.window import Meter, weigh, weigh_text, weigh_tools
+from everloop.context.window import LONG, Meter, weigh, weigh_text, weigh_tools
 from everloop.messages import assistant_message, tool_message, user_message
 
 # Texts with the numbers of tokens that real tokenizers count: o200k (GPT-4o and later), Llama 3, Qwen 2.5, DeepSeek V3.
@@ -191,6 +191,14 @@ def test_texts_weigh_together_what_they_weigh_alone(first, second):
 @given(st.text(st.characters(codec=None, categories=["Cs", "Ll"]), max_size=20))
 def test_lone_surrogates_can_be_weighed(text):
     assert weigh_text(text) >= 0
+
+
+def test_a_very_long_text_weighs_by_samples_about_what_it_weighs_whole():
+    parts = ["Plain words, one after another. ", "Она ответила: «Хорошо». ", "漢字かな交じり文 ", "0x1F 0X2E {};\n"]
+    text = "".join(part * (7_000 + 1_000 * number) for number, part in enumerate(parts * 4))
+    assert len(text) > LONG
+    whole = sum(weigh_text(text[start : start + 1000]) for start in range(0, len(text), 1000))
+    assert abs(weigh_text(text) - whole) < 0.02 * whole
 
 
 def test_weighing_is_quick_and_its_time_grows_with_the_text():

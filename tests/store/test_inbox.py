@@ -163,3 +163,12 @@ async def test_an_outgoing_row_that_is_no_text_at_all_is_set_aside(store, me, ot
     with caplog.at_level(logging.WARNING):
         assert await taken(store, other) == ["two"]
     assert (await store.overview()).damaged == 1
+
+
+async def test_the_turn_that_a_message_opened_is_found_by_its_id(store, me):
+    await store.accept(message("waits", id="later", chat="2"))
+    assert await store.turn_of("me", "later") is None  # no turn yet
+    claim = await begun(store, me, "first", id="m1")
+    assert await store.turn_of("me", "m1") == (claim.session, claim.first_seq)
+    assert await store.turn_of("you", "m1") is None
+    assert await store.turn_of("me", "unknown") is None

@@ -302,6 +302,8 @@ START = 0.3  # tokens per unit of a model without observations: higher than most
 _LEAST, _MOST = 0.12, 1.2  # plausible ratios: other counts leave out cached tokens, or are mistakes
 _SMALLEST = 1_000  # units of a request worth learning from: in smaller ones the provider's overhead dominates
 _MAX_MODELS = 64
+LONG = 1_000_000  # characters of a text that is weighed by samples, or of a conversation that is weighed in a thread
+SAMPLES = 50
 _LOWER = string.ascii_lowercase.encode()
 _SPACE = string.whitespace.encode()
 _RARE = (string.ascii_uppercase + string.digits).encode()
@@ -329,6 +331,9 @@ def weigh_text(text: str) -> int:
     A token holds a word or a good part of one, but only few capitals, digits or punctuation marks, and rarely a space
     alone. Two-byte letters (Cyrillic, Arabic) share a token more often than three-byte ones (Chinese, Korean).
     """
+    if len(text) > LONG:  # too long for any model: weighed by samples, so that nothing else waits for it
+        samples = [text[start : start + LONG // SAMPLES] for start in range(0, len(text), len(text) // SAMPLES + 1)]
+        return sum(map(weigh_text, samples)) * len(text) // sum(map(len, samples))
     data = text.encode("utf-8", "replace")
     without_lower = data.translate(None, _LOWER)
     without_spaces = without_lower.translate(None, _SPACE)

@@ -231,10 +231,13 @@ class Requests:
             self._waiting += Counter()  # drops the zeros
             if subscriber is not None:
                 subscriber.close()
-        row = await self._store.find(message.owner, id)
-        if row is None or row.first_seq is None:
+        found = await self._store.turn_of(message.owner, id)
+        if found is None:
             return Outcome(text)
-        logged = await self._store.read_turn(row.session, row.first_seq)
+        session, first = found
+        follows = subscriber is not None and subscriber.is_following
+        # The first entry is what was said, which may be very long: only who has followed the turn needs it.
+        logged = await self._store.read_turn(session, first if follows else first + 1)
         if subscriber is not None:
             subscriber.finish(logged)
         return Outcome(text, [one.entry for one in logged])

@@ -18,7 +18,7 @@ from .. import events
 from ..config import Config
 from ..context.compaction import KEPT_TURNS, Plan, Room, conversation_of, digest, plan, summarise
 from ..context.pictures import without_pictures
-from ..context.window import FITS, Measure, Meter, model_info, weigh
+from ..context.window import FITS, LONG, Measure, Meter, model_info, weigh
 from ..engine import Turn
 from ..errors import StoreError
 from ..log import CallEnded, Compacted, Logged
@@ -217,6 +217,8 @@ class Compactor:
         note = self._notes.get(claim.session)
         if not refused and note is None and measure.is_small(conversation, FITS):
             return False
+        if conversation.characters > LONG:  # each message is weighed once, and these take a while
+            await in_thread(measure.weight, conversation)
         full = refused or measure.tokens(conversation) > measure.limit
         if note is not None and note.ready is None and note.task is not None and full:
             await asyncio.wait([note.task])

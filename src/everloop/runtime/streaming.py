@@ -489,6 +489,11 @@ class TurnSubscriber(Subscriber):
         if self._task is not None:
             self._task.cancel()
 
+    @property
+    def is_following(self) -> bool:
+        """Whether the turn runs, or ran, in another process."""
+        return self._link is not None
+
     def finish(self, logged: Sequence[Logged]) -> None:
         """The turn has ended and this is its log: show what a follower has missed."""
         if self._link is None:

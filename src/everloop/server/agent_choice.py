@@ -100,7 +100,7 @@ def is_side_request(chat: ChatRequest) -> bool:
         return True
     if len(said) <= SHORT and not _QUOTE.search(said) and _WORK.search(said):
         return False
-    texts = (said[:INSTRUCTION], said[INSTRUCTION:][-CLOSING:])
+    texts = (said[:INSTRUCTION], said[max(INSTRUCTION, len(said) - CLOSING) :])
     return any(_asks_aside(sentence) for text in texts for sentence in _sentences(text))
 
 

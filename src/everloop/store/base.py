@@ -292,6 +292,11 @@ class Store(Protocol):
         """The owner's message with this id, unless it is hidden."""
         ...
 
+    async def turn_of(self, owner: str, message_id: str) -> tuple[int, int] | None:
+        """The session of the message with this id, and the first entry of the turn that it opened. What was said is
+        not read: it may be very long."""
+        ...
+
     async def hide(self, owner: str, message_id: str) -> bool:
         """Let the owner's message be found no more; its log stays. Return whether it was there."""
         ...

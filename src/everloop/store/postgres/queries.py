@@ -43,6 +43,8 @@ UNFINISHED = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE state <> 'done' AND owner
 INCOMING = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE id = %s"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id = ANY(%s)"
 FIND = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = %s AND message_id = %s AND NOT hidden"
+TURN_OF = """SELECT session, first_seq FROM inbox
+    WHERE owner = %s AND message_id = %s AND NOT hidden AND first_seq IS NOT NULL"""
 HIDE = "UPDATE inbox SET hidden = true WHERE owner = %s AND message_id = %s AND NOT hidden"
 LOG = "SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq > %s AND seq <= %s ORDER BY seq"
 TURN = """SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq >= %s

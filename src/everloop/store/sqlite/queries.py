@@ -36,6 +36,8 @@ URGENT = f"""SELECT {_INBOX}, s.worker FROM inbox i JOIN session s ON s.id = i.s
 UNFINISHED = f"SELECT {INBOX_ROW} FROM inbox WHERE state <> 'done' AND owner = ? ORDER BY id"
 INCOMING = f"SELECT {INBOX_ROW} FROM inbox WHERE id = ?"
 FIND = f"SELECT {INBOX_ROW} FROM inbox WHERE owner = ? AND message_id = ? AND NOT hidden"
+TURN_OF = """SELECT session, first_seq FROM inbox
+    WHERE owner = ? AND message_id = ? AND NOT hidden AND first_seq IS NOT NULL"""
 HIDE = "UPDATE inbox SET hidden = 1 WHERE owner = ? AND message_id = ? AND NOT hidden"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id IN (SELECT value FROM json_each(?))"
 LOG = "SELECT seq, turn, at, data FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq"

@@ -137,6 +137,10 @@ class SQLiteStore:
         rows = await self._read(queries.FIND, owner, message_id)
         return claims.incoming(rows[0]) if rows else None
 
+    async def turn_of(self, owner: str, message_id: str) -> tuple[int, int] | None:
+        rows = await self._read(queries.TURN_OF, owner, message_id)
+        return rows[0] if rows else None
+
     async def hide(self, owner: str, message_id: str) -> bool:
         return await self._write(queries.HIDE, owner, message_id) == 1
 

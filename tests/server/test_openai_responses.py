@@ -297,6 +297,7 @@ async def test_two_servers_of_a_store_continue_one_response_apart(server):
     first = await create(server, "begin")
     agent = await server.owners.agent("me")
     previous = await find(agent, "me", first["id"])
+    assert previous is not None
     other = SQLiteStore(server.owners.config.home / "everloop.db")
     try:
         keys = [

@@ -8,13 +8,15 @@ each take a last bit of the same rest.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from ..bus import EXECUTOR
 from ..config import Config, Price
 from ..errors import BudgetReached
 from ..store.base import Claim, Spent, Store
+
+Scopes = dict[str, tuple[str, int, float]]  # by what is counted: its name, and its limits of tokens and of money
 
 
 class Budgets:
@@ -35,27 +37,40 @@ class Budgets:
 
     async def check(self, claim: Claim, model: str, tokens: int) -> None:
         """Raise `BudgetReached` if a budget has no room for a request of about so many tokens."""
-        scopes = self._scopes(claim)
-        spent = await self._store.spent(claim.owner, list(scopes)) if scopes else {}
+        await self._check(claim.owner, self._scopes(claim), model, tokens, claim.spent, _is_run(claim))
+
+    async def _check(
+        self, owner: str, scopes: Scopes, model: str, tokens: int, unwritten: Sequence[Spent] = (), is_run: bool = False
+    ) -> None:
+        spent = await self._store.spent(owner, list(scopes)) if scopes else {}
         for scope, (name, most, dearest) in scopes.items():
             used, cost = spent.get(scope, (0, 0.0))
-            for waiting in claim.spent:
+            for waiting in unwritten:
                 if waiting.scope == scope:
                     used, cost = used + waiting.tokens, cost + waiting.cost
             if dearest and not self.price(model):
                 raise BudgetReached(NO_PRICE.format(model))
             if most and used + tokens > most:
                 shown = f"{used:,} are" if used else ""
-                raise BudgetReached(_words(name, f"{most:,} tokens", shown, f"about {tokens:,}", _is_run(claim)))
+                raise BudgetReached(_words(name, f"{most:,} tokens", shown, f"about {tokens:,}", is_run))
             needed = self.cost(model, {"prompt_tokens": tokens})
             if dearest and cost + needed > dearest:
                 shown = f"{cost:.4f} is" if cost else ""
-                raise BudgetReached(_words(name, f"{dearest:g}", shown, f"about {needed:.4f}", _is_run(claim)))
+                raise BudgetReached(_words(name, f"{dearest:g}", shown, f"about {needed:.4f}", is_run))
 
     def spend(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
         """Note what an answer has cost; it is written with the turn's next entries. `estimate` counts where the
         provider gives no numbers."""
         claim.spent += self._spent(claim, model, usage, estimate)
+
+    async def check_day(self, owner: str, model: str, tokens: int) -> None:
+        """Raise `BudgetReached` if an owner's day has no room for so many tokens of a request that is no turn."""
+        await self._check(owner, self._day(), model, tokens)
+
+    async def record_day(self, owner: str, model: str, usage: Mapping[str, int], estimate: int) -> None:
+        """Write down what a request that is no turn has used."""
+        if scopes := self._day():
+            await self._store.spend(owner, self._amounts(scopes, model, usage, estimate))
 
     async def record(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
         """Write down what was used outside of the turn's entries, such as for a summary."""
@@ -65,22 +80,27 @@ class Budgets:
     def _spent(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> list[Spent]:
         if not self.limits(claim):
             return []
+        return self._amounts(self._scopes(claim), model, usage, estimate)
+
+    def _amounts(self, scopes: Scopes, model: str, usage: Mapping[str, int], estimate: int) -> list[Spent]:
         total = usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
         if not total:
             total, usage = estimate, {"prompt_tokens": estimate}
         cost = self.cost(model, usage)
-        return [Spent(scope, total, cost) for scope in self._scopes(claim)]
+        return [Spent(scope, total, cost) for scope in scopes]
 
-    def _scopes(self, claim: Claim) -> dict[str, tuple[str, int, float]]:
+    def _scopes(self, claim: Claim) -> Scopes:
         """The budgets that a turn's answers count for, each with its limits: the root turn, the day, and every
         sub-agent above it that was given a number of tokens."""
         root = (task.root if (task := claim.message.task) is not None else "") or claim.turn
-        scopes: dict[str, tuple[str, int, float]] = {}
+        scopes: Scopes = {}
         if self._limited:
             scopes[f"turn {root}"] = ("turn", *self._limits["turn"])
-            # UTC: machines that share a store may be in different time zones.
-            scopes[time.strftime("day %Y-%m-%d", time.gmtime())] = ("day", *self._limits["day"])
-        return scopes | {f"sub {id}": ("sub", most, 0.0) for id, most in _caps(claim).items()}
+        return scopes | self._day() | {f"sub {id}": ("sub", most, 0.0) for id, most in _caps(claim).items()}
+
+    def _day(self) -> Scopes:
+        # UTC: machines that share a store may be in different time zones.
+        return {time.strftime("day %Y-%m-%d", time.gmtime()): ("day", *self._limits["day"])} if self._limited else {}
 
     def price(self, model: str) -> Price | None:
         """The configured price of a model."""

@@ -803,7 +803,7 @@ def _parse_odd(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
     """Parse with the standard library, and replace lone surrogates."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
-        return msgspec.convert(_cleaned(value), decoder.type)
+        return msgspec.convert(cleaned(value), decoder.type)
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except RecursionError:
@@ -812,13 +812,13 @@ def _parse_odd(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
         raise _no_json(error) from None
 
 
-def _cleaned(value: Any) -> Any:
+def cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [_cleaned(item) for item in value]
+        return [cleaned(item) for item in value]
     if isinstance(value, dict):
-        return {clean(key): _cleaned(item) for key, item in value.items()}
+        return {clean(key): cleaned(item) for key, item in value.items()}
     return value
 
 

@@ -117,6 +117,22 @@ class ImagePart(Struct, tag="image_url", tag_field="type"):
     image_url: ImageUrl | Url
 
 
+def image_part(url: str, place: str, detail: Any = None) -> ImagePart:
+    """The part that an image of another API is; `place` is its name there, for errors."""
+    try:
+        return ImagePart(msgspec.convert({"url": url, "detail": detail}, ImageUrl))
+    except msgspec.ValidationError:
+        raise bad_request(f"{place}: must be an http(s) URL, or a png, jpeg, gif or webp", place) from None
+
+
+def only_text(parts: Sequence[TextPart | ImagePart], where: str) -> list[TextPart]:
+    """The parts of a message that may have text only."""
+    texts = [part for part in parts if isinstance(part, TextPart)]
+    if len(texts) < len(parts):
+        raise bad_request(f"{where}.content: only a user's message may have images", f"{where}.content")
+    return texts
+
+
 class OnlyPart(Struct):
     """A text part where only text is allowed. (msgspec makes the tag of a single alternative optional.)"""
 

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -229,8 +230,8 @@ def context_from_disk(rounds: int, turns: int) -> Figure:
     return Figure(what, f"{ours:.2f} ms", f"{base:.2f} ms", ours / base, 1.3)
 
 
-def served(rounds: int, figure: str) -> Figure:
-    row = asyncio.run(getattr(import_module("serving"), figure)(500 if figure == "crowd" else rounds))
+def served(rounds: int, figure: str, *names: str) -> Figure:
+    row = asyncio.run(getattr(import_module("serving"), figure)(500 if figure == "crowd" else rounds, *names))
     return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
 
 
@@ -275,6 +276,11 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("context_1000", lambda: context_from_disk(rounds, 1_000)),
         ("context_10000", lambda: context_from_disk(rounds, 10_000)),
         ("served_first", lambda: served(rounds, "first_token")),
+        *(
+            (f"{row}_{api}", partial(served, rounds, figure, api))
+            for api in ("responses", "messages", "ollama")
+            for row, figure in (("first", "first_of"), ("answer", "against_chat"))
+        ),
         ("served_chunks", lambda: served(rounds, "sse")),
         ("served_crowd", lambda: served(rounds, "crowd")),
         ("served_body", lambda: served(rounds, "large_body")),

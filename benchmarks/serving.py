@@ -26,13 +26,41 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.tables import Row
 
-REQUEST = b'{"model":"%s","stream":true,"messages":[{"role":"user","content":"go"}]}'
 HEAD = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
 ROLE, END = (
     HEAD + b'{"role":"assistant","content":""}}]}\n\n',
     HEAD + b'{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n',
 )
 TOKEN = HEAD + b'{"content":" token"}}]}\n\n'
+
+
+@dataclass(frozen=True)
+class Api:
+    """How a client speaks to a server: what it sends, what a piece of text looks like, and the end of a stream."""
+
+    path: bytes
+    request: bytes
+    piece: bytes
+    end: bytes
+
+
+SAID = b'"messages":[{"role":"user","content":"go"}]'
+CHAT = Api(b"/v1/chat/completions", b'{"model":"%b","stream":true,' + SAID + b"}", b'"content":" token"', b"[DONE]")
+APIS = {
+    "responses": Api(
+        b"/v1/responses",
+        b'{"model":"%b","stream":true,"input":"go"}',
+        b'"delta":" token"',
+        b"event: response.completed",
+    ),
+    "messages": Api(
+        b"/v1/messages",
+        b'{"model":"%b","stream":true,"max_tokens":100000,' + SAID + b"}",
+        b'"text":" token"',
+        b"event: message_stop",
+    ),
+    "ollama": Api(b"/api/chat", b'{"model":"%b",' + SAID + b"}", b'"content":" token"', b'"done":true'),
+}
 
 
 # ------------------------------------------------------------------------------------------------ the model server
@@ -154,24 +182,26 @@ async def all_servers(model: str) -> AsyncIterator[tuple[Process, Process, Proce
 # ------------------------------------------------------------------------------------------------ clients
 
 
-async def stream(port: int, model: bytes, first: list[float] | None = None, headers: bytes = b"") -> int:
+async def stream(
+    port: int, model: bytes, first: list[float] | None = None, headers: bytes = b"", api: Api = CHAT
+) -> int:
     """Read one streamed answer to its end; how many chunks of text it had. `first` gets the seconds to the first."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    body = REQUEST % model
+    body = api.request % model
     began = time.perf_counter()
     writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Connection: close\r\n%bContent-Length: %d\r\n\r\n%b" % (headers, len(body), body)
+        b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\n%bContent-Length: %d\r\n\r\n%b" % (api.path, headers, len(body), body)
     )
     count, ended, rest = 0, False, b""
     while not ended and (data := await reader.read(1 << 18)):
         data = rest + data
-        found = data.count(b'"content":" token"')
+        found = data.count(api.piece)
         if found and not count and first is not None:
             first.append(time.perf_counter() - began)
         count += found
-        ended = b"[DONE]" in data
-        rest = data[-17:]  # not long enough to hold a whole one, which would be counted twice
+        ended = api.end in data
+        rest = data[1 - len(api.piece) :]  # not long enough to hold a whole one, which would be counted twice
     writer.close()
     if not ended:
         raise SystemExit(f"a stream from port {port} ended early, after {count} chunks")
@@ -194,18 +224,40 @@ async def throughput(server: Process, model: bytes, streams: int, at_once: int) 
 # ------------------------------------------------------------------------------------------------ figures
 
 
-async def first_token(rounds: int) -> Row:
+async def first_token(rounds: int, api: Api = CHAT) -> Row:
     """Time to the first token at one client, against asking the model server itself."""
     async with all_servers("n20-t2") as (source, everloop, _):
         ours: list[float] = []
         direct: list[float] = []
         for _ in range(20 * rounds):
             await stream(source.port, b"n20-t2", direct)
-            await stream(everloop.port, b"n20-t2", ours)
+            await stream(everloop.port, b"n20-t2", ours, api=api)
     base, now = statistics.median(direct) * 1e3, statistics.median(ours) * 1e3
-    return Row(
-        "first token through the server at one client, added", f"{now:.2f} ms", f"{base:.2f} ms", now - base, 5.0, " ms"
-    )
+    what = "first token through the server at one client, added"
+    if api is not CHAT:
+        what = f"first token over {api.path.decode()} at one client, added"
+    return Row(what, f"{now:.2f} ms", f"{base:.2f} ms", now - base, 5.0, " ms")
+
+
+async def first_of(rounds: int, name: str) -> Row:
+    """The same over another API."""
+    return await first_token(rounds, APIS[name])
+
+
+async def against_chat(rounds: int, name: str) -> Row:
+    """The time of a streamed answer over another API, against chat completions of the same server."""
+    api = APIS[name]
+    times: tuple[list[float], list[float]] = ([], [])
+    async with all_servers("n400") as (_, everloop, _):
+        for _ in range(10 * rounds + 1):
+            for one, taken in zip((CHAT, api), times, strict=True):
+                began = time.perf_counter()
+                await stream(everloop.port, b"n400", api=one)
+                taken.append(time.perf_counter() - began)
+    base, ours = (statistics.median(taken[1:]) * 1e3 for taken in times)  # the first of each warms up
+    ratio = statistics.median(our / its for its, our in zip(times[0][1:], times[1][1:], strict=True))
+    what = f"an answer of 400 chunks over {api.path.decode()}, against /v1/chat/completions"
+    return Row(what, f"{ours:.2f} ms", f"{base:.2f} ms", ratio, 1.2)
 
 
 async def sse(rounds: int) -> Row:
@@ -267,7 +319,7 @@ def large(size: int) -> bytes:
 async def waits(port: int, model: bytes) -> list[float]:
     """The seconds between the chunks of a streamed answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    body = REQUEST % model
+    body = CHAT.request % model
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     times: list[float] = []
@@ -362,13 +414,9 @@ async def soak(everloop: Process, many: Any) -> str:
 
 
 async def rows(rounds: int) -> list[Row]:
-    return [
-        await first_token(rounds),
-        await sse(rounds),
-        await crowd(500),
-        await large_body(rounds),
-        await large_body(rounds, 20),
-    ]
+    others = [row for name in APIS for row in (await first_of(rounds, name), await against_chat(rounds, name))]
+    bodies = [await large_body(rounds), await large_body(rounds, 20)]
+    return [await first_token(rounds), *others, await sse(rounds), await crowd(500), *bodies]
 
 
 async def main() -> None:

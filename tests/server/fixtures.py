@@ -1,4 +1,4 @@
-"""Fixtures for tests with servers."""
+"""Fixtures for tests with servers. A module that uses `server` runs its tests in one event loop."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from everloop.testing.openai_server import FakeOpenAI
+
+from .serving import Serving, serving
 
 
 @pytest.fixture
@@ -21,3 +24,18 @@ async def fake() -> AsyncIterator[FakeOpenAI]:
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as session:
         yield session
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+    """A server that lives as long as the module's tests."""
+    async with serving(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: Serving) -> Serving:
+    """The module's server, with nothing left of the tests before."""
+    running.fake.requests.clear()
+    running.fake.replies.clear()
+    return running

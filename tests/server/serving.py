@@ -29,6 +29,11 @@ from everloop.testing.openai_server import FakeOpenAI
 from ..support.commands import environment, start
 
 CHAT = "/v1/chat/completions"
+# A model's stream that fails behind its first word.
+HALF = (
+    b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "half "}}]}\n\n'
+    b'data: {"error": {"message": "broken", "type": "invalid_request_error", "code": 400}}\n\n'
+)
 
 
 @dataclass
@@ -127,6 +132,19 @@ class Client:
             return response.status, await response.json()
 
 
+async def named_events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream in which each has its type as its name."""
+    name = ""
+    async for line in response.content:
+        text = line.decode().removesuffix("\n")
+        if text.startswith("event: "):
+            name = text[7:]
+        elif text.startswith("data: "):
+            data = json.loads(text[6:])
+            assert data["type"] == name
+            yield data
+
+
 def _messages(said: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
 
@@ -176,6 +194,12 @@ class Serving(Client):
         body = self.fake.requests[number].body
         assert body is not None
         return list(body["messages"])
+
+    async def model_left(self, number: int = -1) -> None:
+        """Wait until a model call has ended because its client left."""
+        async with asyncio.timeout(30):
+            while not self.fake.requests[number].gone:
+                await asyncio.sleep(0.01)
 
     async def entries(self, key: str | None = None, owner: str = "me") -> list[Entry]:
         """All that is in the log of a session, by default the latest."""

@@ -289,15 +289,6 @@ async def test_parameters_without_effect_are_named_in_a_header(server: Serving, 
     assert not {"top_k", "min_p"} & (server.fake.requests[-1].body or {}).keys()
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/api/embed", "/api/embeddings"])
-async def test_what_no_provider_can_do_is_refused_by_name(server: Serving, path: str):
-    async with server.http.post(server.url + path, json={"input": "x", "prompt": "x"}) as response:
-        body, status = await response.text(), response.status
-    assert (status, path in body) == (400, True)
-    assert "/v1/chat/completions" in body
-    assert server.fake.requests == []
-
-
 @pytest.mark.parametrize("path", ["/v1/nothing", "/v2/chat/completions", "/chat/completions", "/api/pull"])
 async def test_a_path_that_is_none_names_what_the_server_speaks(server: Serving, path: str):
     async with server.http.post(server.url + path, json={}) as response:

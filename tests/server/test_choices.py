@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from everloop.testing.openai_server import Reply
 
-from .serving import Serving, call, function, serving
+from .serving import call, function
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHAT = "everloop/chat"
@@ -28,19 +26,6 @@ TOKENS = [
     for token in ("Water", " it\u2028")
 ]
 TEXT = "Water it\u2028"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
-    async with serving(tmp_path_factory.mktemp("choices")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: Serving) -> Serving:
-    running.fake.requests.clear()
-    running.fake.replies.clear()
-    return running
 
 
 async def test_a_model_answers_several_times(server):

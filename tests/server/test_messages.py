@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from everloop.store.tokens import hash_of, new_token
 
 from .chats import PIXEL
-from .serving import Serving, call, serving
+from .serving import HALF, Serving, call, named_events, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/messages"
@@ -23,23 +21,6 @@ WEATHER = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
     "cache_control": {"type": "ephemeral"},
 }
-HALF = (
-    b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "half "}}]}\n\n'
-    b'data: {"error": {"message": "broken", "type": "invalid_request_error", "code": 400}}\n\n'
-)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
-    async with serving(tmp_path_factory.mktemp("messages")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: Serving) -> Serving:
-    running.fake.requests.clear()
-    running.fake.replies.clear()
-    return running
 
 
 def body(said: Any = "hello", **fields: Any) -> dict[str, Any]:
@@ -59,19 +40,10 @@ async def ask(
 
 async def stream(server: Serving, asked: dict[str, Any]) -> list[tuple[str, Any]]:
     """The events of a stream, each with its name."""
-    found: list[tuple[str, Any]] = []
     async with server.http.post(server.url + PATH, json={**asked, "stream": True}, headers=server.headers) as response:
         assert response.status == 200, await response.text()
         assert response.headers["Content-Type"] == "text/event-stream"
-        name = ""
-        async for line in response.content:
-            text = line.decode().removesuffix("\n")
-            if text.startswith("event: "):
-                name = text[7:]
-            elif text.startswith("data: "):
-                found.append((name, json.loads(text[6:])))
-    assert all(name == data["type"] for name, data in found)
-    return found
+        return [(event["type"], event) async for event in named_events(response)]
 
 
 def blocks(events: list[tuple[str, Any]]) -> list[dict[str, Any]]:
@@ -310,9 +282,7 @@ async def test_a_client_that_leaves_stops_the_model(server):
     server.fake.hang(50, after_chunks=2, text="one two three four")
     async with server.http.post(server.url + PATH, json={**body(), "stream": True}, headers=server.headers) as response:
         await response.content.readuntil(b"one")
-    async with asyncio.timeout(20):
-        while not server.fake.requests[-1].gone:
-            await asyncio.sleep(0.01)
+    await server.model_left()
 
 
 async def test_a_long_tool_name_is_the_clients_again_in_the_answer(server):

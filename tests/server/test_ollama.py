@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from .serving import Client, Serving, call, function, serving
+from .serving import HALF, Client, call, function, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 8).decode()
 HELLO = [{"role": "user", "content": "hello"}]
-HALF = (
-    b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "half "}}]}\n\n'
-    b'data: {"error": {"message": "broken", "type": "invalid_request_error", "code": 400}}\n\n'
-)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
-    async with serving(tmp_path_factory.mktemp("ollama")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: Serving) -> Serving:
-    running.fake.requests.clear()
-    running.fake.replies.clear()
-    return running
 
 
 async def post(client: Client, path: str, headers: Mapping[str, str] | None = None, **fields: Any) -> Any:
@@ -242,9 +223,7 @@ async def test_a_client_that_leaves_stops_the_model(server):
     body = {"model": "scripted", "messages": HELLO}
     async with server.http.post(f"{server.url}/api/chat", json=body, headers=server.headers) as response:
         await response.content.readuntil(b"one")
-    async with asyncio.timeout(20):
-        while not server.fake.requests[-1].gone:
-            await asyncio.sleep(0.01)
+    await server.model_left()
 
 
 async def test_a_session_is_kept_and_a_token_needed(tmp_path):

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 
 from everloop.server.openai_responses import continued, find
 from everloop.store.sqlite import SQLiteStore
@@ -19,7 +18,7 @@ from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
 from .chats import PIXEL
-from .serving import Client, Serving, call, process, serving
+from .serving import HALF, Client, call, named_events, process, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/responses"
@@ -36,23 +35,6 @@ PATCH = {
     "description": "Patch.",
     "format": {"type": "grammar", "definition": "G"},
 }
-HALF = (
-    b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "half "}}]}\n\n'
-    b'data: {"error": {"message": "broken", "type": "invalid_request_error", "code": 400}}\n\n'
-)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
-    async with serving(tmp_path_factory.mktemp("responses")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: Serving) -> Serving:
-    running.fake.requests.clear()
-    running.fake.replies.clear()
-    return running
 
 
 async def http(
@@ -71,23 +53,11 @@ async def create(client: Client, said: Any = "hello", headers: Mapping[str, str]
     return body
 
 
-async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    name = ""
-    async for line in response.content:
-        text = line.decode().removesuffix("\n")
-        if text.startswith("event: "):
-            name = text[7:]
-        elif text.startswith("data: "):
-            data = json.loads(text[6:])
-            assert data["type"] == name
-            yield data
-
-
 async def stream(client: Client, said: Any = "hello", **fields: Any) -> list[dict[str, Any]]:
     body = {"model": "scripted", "input": said, "stream": True, **fields}
     async with client.http.post(client.url + PATH, json=body, headers=client.headers) as response:
         assert response.status == 200, await response.text()
-        return [event async for event in events_of(response)]
+        return [event async for event in named_events(response)]
 
 
 async def again(client: Client, id: str, after: int | None = None) -> list[dict[str, Any]]:
@@ -95,7 +65,7 @@ async def again(client: Client, id: str, after: int | None = None) -> list[dict[
     query = "?stream=true" + (f"&starting_after={after}" if after is not None else "")
     async with client.http.get(f"{client.url}{PATH}/{id}{query}", headers=client.headers) as response:
         assert response.status == 200, await response.text()
-        return [event async for event in events_of(response)]
+        return [event async for event in named_events(response)]
 
 
 async def ended(client: Client, id: str) -> Any:
@@ -297,6 +267,7 @@ async def test_two_servers_of_a_store_continue_one_response_apart(server):
     first = await create(server, "begin")
     agent = await server.owners.agent("me")
     previous = await find(agent, "me", first["id"])
+    assert previous is not None
     other = SQLiteStore(server.owners.config.home / "everloop.db")
     try:
         keys = [
@@ -429,7 +400,7 @@ async def test_a_background_stream_goes_on_without_its_client(server):
     server.fake.reply("one two three four five", token_delay=0.1)
     body = {"input": "Count.", "background": True, "stream": True}
     async with server.http.post(server.url + PATH, json=body, headers=server.headers) as response:
-        async for event in events_of(response):
+        async for event in named_events(response):
             if event["type"] == "response.created":
                 id = event["response"]["id"]
             if event["type"] == "response.output_text.delta":
@@ -451,9 +422,7 @@ async def test_a_background_response_can_be_cancelled_running_or_waiting(server)
         status, _, body = await http(server, "POST", f"/{made['id']}/cancel")
         assert (status, body["status"]) == (200, "cancelled")
         assert (await ended(server, made["id"]))["status"] == "cancelled"
-    async with asyncio.timeout(20):
-        while not server.fake.requests[0].gone:
-            await asyncio.sleep(0.01)
+    await server.model_left(0)
     assert len(server.fake.requests) == 1
     server.fake.reply("hi")
     foreground = await create(server)
@@ -469,7 +438,7 @@ async def test_a_stored_response_is_finished_by_the_next_start_after_a_kill(tmp_
             body = {"input": "Work.", "background": background, "stream": True}
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.post(url + PATH, json=body) as response:
-                    async for event in events_of(response):
+                    async for event in named_events(response):
                         if event["type"] == "response.created":
                             id = event["response"]["id"]
                         if event["type"] == "response.output_text.delta":
@@ -529,9 +498,7 @@ async def test_a_client_that_leaves_stops_the_model(server):
     body = {"input": "Count.", "stream": True}
     async with server.http.post(server.url + PATH, json=body, headers=server.headers) as response:
         await response.content.readuntil(b'"delta":"one')
-    async with asyncio.timeout(20):
-        while not server.fake.requests[-1].gone:
-            await asyncio.sleep(0.01)
+    await server.model_left()
 
 
 async def test_a_token_for_clients_only_holds_here_too(tmp_path):

@@ -63,7 +63,7 @@ def test_every_operation_has_a_name_of_its_own_and_says_how_it_can_fail():
     paths = {path: list(found.values()) for path, found in DOCUMENT["paths"].items()}
     operations = [(path, operation) for path, found in paths.items() for operation in found]
     assert len({operation["operationId"] for _, operation in operations}) == len(operations)
-    assert sum(not operation["operationId"].startswith("page_") for _, operation in operations) == 18
+    assert sum(not operation["operationId"].startswith("page_") for _, operation in operations) == 22
     for path, operation in operations:
         ollama = path.startswith("/api/") and not operation["operationId"].startswith("page_")
         error = "MessagesError" if path.startswith("/v1/messages") else "OllamaError" if ollama else "Error"
@@ -100,7 +100,7 @@ def test_what_is_always_sent_is_required():
 
 
 def test_every_path_that_the_server_has_is_in_the_document(tmp_path):
-    """Except those that are refused by name, the metrics, and the files of the page."""
+    """Except the metrics, and the files of the page."""
     config = Config(home=tmp_path, workspace=tmp_path)
     store, provider = SQLiteStore(tmp_path / "x.db"), ScriptedProvider([])
     routes = Server(config, Owners(config, store, provider, agent_of))._app().router.routes()
@@ -108,9 +108,8 @@ def test_every_path_that_the_server_has_is_in_the_document(tmp_path):
         (route.method.lower(), re.sub(r":.*}", "}", getattr(route.resource, "canonical", ""))) for route in routes
     }
     described = {(method, path) for path, found in DOCUMENT["paths"].items() for method in found}
-    refused = {("post", path) for path in ("/v1/completions", "/v1/embeddings", "/api/embed", "/api/embeddings")}
     files = {("get", "/"), ("get", "/web/{path}"), ("get", "/metrics")}
-    others = {one for one in served if one[0] == "head"} | refused | files
+    others = {one for one in served if one[0] == "head"} | files
     assert served - others == described
 
 

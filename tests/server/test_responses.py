@@ -139,8 +139,8 @@ def test_a_whole_answer_may_hold_calls_and_thoughts():
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
     assert choice["message"]["reasoning_content"] == "hm"
-    called = [(call["id"], call["type"], call["function"]["name"]) for call in choice["message"]["tool_calls"]]
-    assert called == [("c1", "function", "look"), ("c2", "function", "list")]
+    made = [(call["id"], call["type"], call["function"]["name"]) for call in choice["message"]["tool_calls"]]
+    assert made == [("c1", "function", "look"), ("c2", "function", "list")]
     assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"path": "é\u2028"}
     assert "usage" not in answer
     strict(responses.Completion, answer)

@@ -102,12 +102,6 @@ SYSTEM_OF_WORK = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
-    async with serving(tmp_path_factory.mktemp("side")) as server:
-        yield server
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def reserved(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
     """A server that is a model by default."""
     async with serving(tmp_path_factory.mktemp("reserved"), server_agent="client") as server:

@@ -115,6 +115,7 @@ class LLMProvider:
 
     default_model: str = ""
     options: frozenset[str] = frozenset()
+    endpoints: frozenset[str] = frozenset()  # of OpenAI's API that `forward` knows: "embeddings", "completions"
     api_key: str | None = None
     base_url: str | None = None
     model: str | None = None
@@ -127,6 +128,10 @@ class LLMProvider:
             self.default_model = model
 
     async def chat(self, messages: Messages, tools: Tools = None, model: str | None = None) -> LLMResponse:
+        raise NotImplementedError
+
+    async def forward(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request of OpenAI's API to one of `endpoints`, and return the answer."""
         raise NotImplementedError
 
     def get_default_model(self) -> str:

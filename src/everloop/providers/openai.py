@@ -37,6 +37,7 @@ SPARE_BYTES = 1 << 20  # what an answer may hold beside its text
 END_CHAT = b"}"
 END_STREAM = b',"stream":true}'
 END_COUNTED = b',"stream":true,"stream_options":{"include_usage":true}}'
+CHAT_PATH = "/chat/completions"
 NEED_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 
 
@@ -48,6 +49,7 @@ class OpenAIProvider(LLMProvider):
     """
 
     options = OPTIONS
+    endpoints = frozenset({"embeddings", "completions"})
 
     def __init__(
         self,
@@ -65,7 +67,11 @@ class OpenAIProvider(LLMProvider):
         sent = {"User-Agent": "everloop", **(headers or {})}
         if api_key:
             sent["Authorization"] = f"Bearer {api_key}"
-        self._endpoint = Endpoint(endpoint_of(base_url, "/chat/completions"), sent, timeouts, api_key)
+        self._endpoint = Endpoint(endpoint_of(base_url, CHAT_PATH), sent, timeouts, api_key)
+        base = base_url.strip().replace(CHAT_PATH, "", 1)
+        self._further = {
+            name: Endpoint(endpoint_of(base, f"/{name}"), sent, timeouts, api_key) for name in self.endpoints
+        }
         self._answer_limit = answer_limit
         self._body_limit = 6 * answer_limit + SPARE_BYTES  # \uXXXX: six bytes for one character
         self._quirks = quirks_of(base_url) if quirks is None else quirks
@@ -90,8 +96,17 @@ class OpenAIProvider(LLMProvider):
         body = self._body(messages, tools, model, options, self._end_stream)
         return self._endpoint.stream(body, answer, self._body_limit)
 
+    async def forward(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        where = self._further[endpoint]
+        data = await where.fetch([encode({"model": self.default_model, **body})], self._body_limit)
+        try:
+            return msgspec.json.decode(data, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise ProviderError(f"{where.where} sent something that is not JSON", retryable=True) from None
+
     async def close(self) -> None:
-        await self._endpoint.close()
+        for endpoint in (self._endpoint, *self._further.values()):
+            await endpoint.close()
 
     def _body(
         self,

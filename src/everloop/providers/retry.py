@@ -44,6 +44,7 @@ class Resilient(LLMProvider):
         self._rng = rng
         self.default_model = self._name(0, None)
         self.options = frozenset.intersection(*(honours(provider) for provider, _ in providers))
+        self.endpoints = getattr(providers[0][0], "endpoints", frozenset())
 
     async def chat(
         self, messages: Messages, tools: Tools = None, model: str | None = None, options: Options = None
@@ -100,6 +101,17 @@ class Resilient(LLMProvider):
                 await self._sleep(wait)
             failed.append(self._failure_text(place, model, last, attempt))
         raise self._all_failed(failed, last) from last
+
+    async def forward(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask the first provider only: what other models make, such as embeddings, does not fit to its."""
+        for attempt in range(self._retries + 1):
+            try:
+                return await self._providers[0][0].forward(endpoint, body)
+            except FAILURES as error:
+                if (wait := self._retry_delay(error, attempt)) is None:
+                    raise
+            await self._sleep(wait)
+        raise AssertionError("the last attempt raises")
 
     @property
     def doing(self) -> str:

@@ -53,6 +53,7 @@ from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
 from .outbox import make_adapter, reply
 from .owners import OWN, Owners
+from .plain_calls import PlainCalls
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
 from .subagents import SubagentManager
@@ -183,6 +184,7 @@ class AgentLoop:
         self._commands = ChatCommands(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
         self.requests = Requests(self.store, self._dispatcher, self._commands, self._streams)
         self.conversations = Conversations(self.store, self._dispatcher, self._commands, self._streams)
+        self.plain_calls = PlainCalls(provider, budgets)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
         self._owners.add(self)
@@ -211,6 +213,10 @@ class AgentLoop:
     def model_for(self, wish: str) -> str:
         """The name of the model that answers an API client who asks for this one."""
         return self._turns.specs.allowed_model(wish) or self._compactor.model
+
+    def may_use(self, model: str) -> bool:
+        """Whether an API client may ask for this model by its name."""
+        return model == self._compactor.model or self._turns.specs.allowed_model(model) is not None
 
     def count_tokens(self, messages: Sequence[Message], tools: Sequence[Message], model: str = "") -> int:
         """Estimate the tokens of a request to a model."""

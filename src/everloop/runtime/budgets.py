@@ -8,13 +8,15 @@ each take a last bit of the same rest.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from ..bus import EXECUTOR
 from ..config import Config, Price
 from ..errors import BudgetReached
 from ..store.base import Claim, Spent, Store
+
+Scopes = dict[str, tuple[str, int, float]]  # by what is counted: its name, and its limits of tokens and of money
 
 
 class Budgets:
@@ -35,27 +37,40 @@ class Budgets:
 
     async def check(self, claim: Claim, model: str, tokens: int) -> None:
         """Raise `BudgetReached` if a budget has no room for a request of about so many tokens."""
-        scopes = self._scopes(claim)
-        spent = await self._store.spent(claim.owner, list(scopes)) if scopes else {}
+        await self._check(claim.owner, self._scopes(claim), model, tokens, claim.spent, _is_run(claim))
+
+    async def _check(
+        self, owner: str, scopes: Scopes, model: str, tokens: int, unwritten: Sequence[Spent] = (), is_run: bool = False
+    ) -> None:
+        spent = await self._store.spent(owner, list(scopes)) if scopes else {}
         for scope, (name, most, dearest) in scopes.items():
             used, cost = spent.get(scope, (0, 0.0))
-            for waiting in claim.spent:
+            for waiting in unwritten:
                 if waiting.scope == scope:
                     used, cost = used + waiting.tokens, cost + waiting.cost
             if dearest and not self.price(model):
                 raise BudgetReached(NO_PRICE.format(model))
             if most and used + tokens > most:
                 shown = f"{used:,} are" if used else ""
-                raise BudgetReached(_words(name, f"{most:,} tokens", shown, f"about {tokens:,}", _is_run(claim)))
+                raise BudgetReached(_words(name, f"{most:,} tokens", shown, f"about {tokens:,}", is_run))
             needed = self.cost(model, {"prompt_tokens": tokens})
             if dearest and cost + needed > dearest:
                 shown = f"{cost:.4f} is" if cost else ""
-                raise BudgetReached(_words(name, f"{dearest:g}", shown, f"about {needed:.4f}", _is_run(claim)))
+                raise BudgetReached(_words(name, f"{dearest:g}", shown, f"about {needed:.4f}", is_run))
 
     def spend(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
         """Note what an answer has cost; it is written with the turn's next entries. `estimate` counts where the
         provider gives no numbers."""
         claim.spent += self._spent(claim, model, usage, estimate)
+
+    async def check_day(self, owner: str, model: str, tokens: int) -> None:
+        """Raise `BudgetReached` if an owner's day has no room for so many tokens of a request that is no turn."""
+        await self._check(owner, self._of_day(), model, tokens)
+
+    async def record_day(self, owner: str, model: str, usage: Mapping[str, int], estimate: int) -> None:
+        """Write down what a request that is no turn has used."""
+        if scopes := self._of_day():
+            await self._store.spend(owner, self._amounts(scopes, model, usage, estimate))
 
     async def record(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
         """Write down what was used outside of the turn's entries, such as for a summary."""
@@ -63,35 +78,36 @@ class Budgets:
             await self._store.spend(claim.owner, spent)
 
     async def allows(self, owner: str, model: str, tokens: int) -> bool:
-        """Whether the day has room for a request outside of any turn, of about so many tokens."""
-        most, dearest = self._limits["day"]
-        used, cost = (await self._store.spent(owner, [_day()])).get(_day(), (0, 0.0)) if most or dearest else (0, 0.0)
-        if dearest and (not self.price(model) or cost + self.cost(model, {"prompt_tokens": tokens}) > dearest):
+        """Whether an owner's day has room for a request that is no turn."""
+        try:
+            await self.check_day(owner, model, tokens)
+        except BudgetReached:
             return False
-        return not most or used + tokens <= most
-
-    async def record_outside(self, owner: str, model: str, usage: Mapping[str, int], estimate: int) -> None:
-        """Write down what was used outside of any turn; it counts for the day."""
-        if self._limited:
-            tokens, usage = _total(usage, estimate)
-            await self._store.spend(owner, [Spent(_day(), tokens, self.cost(model, usage))])
+        return True
 
     def _spent(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> list[Spent]:
         if not self.limits(claim):
             return []
-        total, usage = _total(usage, estimate)
-        cost = self.cost(model, usage)
-        return [Spent(scope, total, cost) for scope in self._scopes(claim)]
+        return self._amounts(self._scopes(claim), model, usage, estimate)
 
-    def _scopes(self, claim: Claim) -> dict[str, tuple[str, int, float]]:
+    def _amounts(self, scopes: Scopes, model: str, usage: Mapping[str, int], estimate: int) -> list[Spent]:
+        total = usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+        if not total:
+            total, usage = estimate, {"prompt_tokens": estimate}
+        cost = self.cost(model, usage)
+        return [Spent(scope, total, cost) for scope in scopes]
+
+    def _scopes(self, claim: Claim) -> Scopes:
         """The budgets that a turn's answers count for, each with its limits: the root turn, the day, and every
         sub-agent above it that was given a number of tokens."""
         root = (task.root if (task := claim.message.task) is not None else "") or claim.turn
-        scopes: dict[str, tuple[str, int, float]] = {}
+        scopes: Scopes = {}
         if self._limited:
             scopes[f"turn {root}"] = ("turn", *self._limits["turn"])
-            scopes[_day()] = ("day", *self._limits["day"])
-        return scopes | {f"sub {id}": ("sub", most, 0.0) for id, most in _caps(claim).items()}
+        return scopes | self._of_day() | {f"sub {id}": ("sub", most, 0.0) for id, most in _caps(claim).items()}
+
+    def _of_day(self) -> Scopes:
+        return {_day(): ("day", *self._limits["day"])} if self._limited else {}
 
     def price(self, model: str) -> Price | None:
         """The configured price of a model."""
@@ -110,12 +126,6 @@ class Budgets:
 def _day() -> str:
     """The scope of this day. UTC: machines that share a store may be in different time zones."""
     return time.strftime("day %Y-%m-%d", time.gmtime())
-
-
-def _total(usage: Mapping[str, int], estimate: int) -> tuple[int, Mapping[str, int]]:
-    """All tokens of a call; the estimate where the provider gives no numbers."""
-    total = usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
-    return (total, usage) if total else (estimate, {"prompt_tokens": estimate})
 
 
 def _caps(claim: Claim) -> dict[str, int]:

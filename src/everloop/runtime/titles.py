@@ -63,7 +63,7 @@ class SessionNamer:
         title, usage = title_of(response.content or ""), counts(response)
         model = response.model or self._model
         try:
-            await self._budgets.record_outside(owner, model, usage, tokens + len(title) // CHARACTERS)
+            await self._budgets.record_day(owner, model, usage, tokens + len(title) // CHARACTERS)
             is_set = await self._store.set_title(owner, key, title, Naming(model or "?", usage))
         except StoreError as error:
             log.warning("%s", error)

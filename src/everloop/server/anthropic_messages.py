@@ -29,7 +29,6 @@ from .requests import (
     Function,
     Id,
     ImagePart,
-    ImageUrl,
     Name,
     OnlyPart,
     Schema,
@@ -42,11 +41,13 @@ from .requests import (
     ToolMessage,
     UserMessage,
     chat_request,
+    image_part,
     named_in_header,
+    only_text,
     parse_body,
     unknown_keys,
 )
-from .responses import one_line
+from .responses import event_comment, named_event
 from .turns import Asked, Turns, finish_of
 
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
@@ -297,9 +298,7 @@ def _said(
         if said:
             yield UserMessage(said)
         return
-    texts = [part for part in said if isinstance(part, TextPart)]
-    if len(texts) < len(said):
-        raise bad_request(f"{where}.content: only a user's message may have images", f"{where}.content")
+    texts = only_text(said, where)
     if role == "system":
         yield SystemMessage([OnlyPart("text", part.text) for part in texts] or "")
     elif texts or calls:
@@ -318,21 +317,14 @@ def _part(block: TextBlock | ImageBlock | DocumentBlock, where: str) -> TextPart
         case TextBlock(text):
             return TextPart(text)
         case ImageBlock(UrlSource(url)):
-            return ImagePart(_url(url, where))
+            return image_part(url, f"{where}.source")
         case ImageBlock(Base64Source(media_type, data)):
-            return ImagePart(_url(f"data:{media_type};base64,{data}", where))
+            return image_part(f"data:{media_type};base64,{data}", f"{where}.source")
         case DocumentBlock(TextSource(data), title):
             return TextPart(f"{title}\n\n{data}" if title else data)
         case DocumentBlock():
             raise bad_request(f"{where}.source: a document must be text; other types are not supported", where)
     raise AssertionError(block)
-
-
-def _url(url: str, where: str) -> ImageUrl:
-    try:
-        return msgspec.convert({"url": url}, ImageUrl)
-    except msgspec.ValidationError:
-        raise bad_request(f"{where}.source: must be an http(s) URL, or a png, jpeg, gif or webp", where) from None
 
 
 # ---------------------------------------------------------------------------------------------- responses
@@ -446,7 +438,7 @@ class MessagesWire:
     def comment(self, text: str, alone: bool = True) -> bytes:
         if text == "ping":
             return _event("ping")
-        return b": " + " ".join(clean(text).splitlines()).encode() + b"\n\n"
+        return event_comment(text)
 
     def end(self, outcome: Outcome) -> bytes:
         calls = b"".join(self._call(call) for call in outcome.calls)  # each closes what is open before it
@@ -455,7 +447,7 @@ class MessagesWire:
         return calls + self._closed() + ended
 
     def error(self, error: ApiError) -> bytes:
-        return _line("error", encode(anthropic_body(error)))
+        return named_event("error", encode(anthropic_body(error)))
 
     def whole(self, outcome: Outcome) -> bytes:
         content: list[AnsweredText | AnsweredThinking | AnsweredToolUse] = []
@@ -514,8 +506,4 @@ def _usage(outcome: Outcome) -> MessagesUsage:
 
 
 def _event(type: str, **facts: Any) -> bytes:
-    return _line(type, encode_json({"type": type, **facts}))
-
-
-def _line(type: str, data: bytes) -> bytes:
-    return b"event: " + type.encode() + b"\ndata: " + one_line(data) + b"\n\n"
+    return named_event(type, encode_json({"type": type, **facts}))

@@ -19,9 +19,10 @@ from .access import Access
 from .agent_choice import MODELS
 from .anthropic_messages import VERSION_HEADER, MessagesHandler, anthropic_models
 from .connections import Runner, connection_limit
-from .errors import ApiError, not_found, unavailable
-from .guard import SPOKEN, Guard
+from .errors import not_found, unavailable
+from .guard import Guard
 from .metrics import MetricsHandler
+from .model_endpoints import ModelEndpoints
 from .ollama import OllamaHandler
 from .openai_chat import ChatHandler
 from .openai_responses import ResponsesHandler
@@ -135,8 +136,11 @@ class Server:
         app.router.add_get("/api/ps", ollama.ps)
         app.router.add_get("/api/version", ollama.version)
         app.router.add_post("/api/show", ollama.show)
-        for path in ("/v1/completions", "/v1/embeddings", "/api/embed", "/api/embeddings"):
-            app.router.add_post(path, self._unsupported)
+        further = ModelEndpoints(self._turns)
+        app.router.add_post("/v1/completions", further.completions)
+        app.router.add_post("/v1/embeddings", further.embeddings)
+        app.router.add_post("/api/embed", further.ollama_embed)
+        app.router.add_post("/api/embeddings", further.ollama_embedding)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_get("/healthz", self._healthz)
@@ -147,13 +151,6 @@ class Server:
         app.router.add_get("/web/{path:.+}", web_files.serve)
         self._page.add_routes(app.router)
         return app
-
-    async def _unsupported(self, request: web.Request) -> web.Response:
-        """Refuse what no provider of models can do here, by its name."""
-        what = "text completions" if request.path == "/v1/completions" else "embeddings"
-        raise ApiError(
-            400, f"{request.path}: the model of this server makes no {what}; {SPOKEN}", code="unsupported_endpoint"
-        )
 
     async def _models(self, request: web.Request) -> web.Response:
         if VERSION_HEADER in request.headers:

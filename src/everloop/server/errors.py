@@ -162,6 +162,11 @@ def failure_of(outcome: Outcome, own: bool) -> ApiError | None:
             return None
 
 
+def model_failure(text: str, status: int, own: bool) -> ApiError:
+    """The error for a request that the model's server has refused or failed."""
+    return _model_error(TurnEnded("error", text, status), own)
+
+
 def _model_error(ended: TurnEnded, own: bool) -> ApiError:
     """A failure of the model. That it refuses our key or address is not the client's fault."""
     if is_overflow(ended.text):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,7 +50,7 @@ from .requests import (
     parse_body,
     unknown_keys,
 )
-from .turns import Asked, Turns, finish_of, json_response, session_of
+from .turns import Asked, Turns, finish_of, json_response, new_id, session_of
 
 VERSION = "0.13.0"  # of the Ollama whose API this is: clients look at it for what they may use
 LATEST = ":latest"
@@ -362,7 +361,7 @@ class OllamaHandler:
         if not chat.messages:
             session_of(request.headers), header_of(request.headers)  # which may be wrong
             return json_response(encode_json(wire.loaded(chat.model or "")))
-        asked = await self._turns.ask(request, chat, f"ollama-{secrets.token_hex(12)}")
+        asked = await self._turns.ask(request, chat, new_id("ollama-"))
         return await self._turns.respond(request, asked, wire)
 
     async def tags(self, request: web.Request) -> web.StreamResponse:

@@ -7,7 +7,6 @@ continues the session, or a copy of it where it has gone on, and the log has all
 from __future__ import annotations
 
 import re
-import secrets
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +41,6 @@ from .requests import (
     Function,
     Id,
     ImagePart,
-    ImageUrl,
     JsonFormat,
     Name,
     NamedSchema,
@@ -58,13 +56,14 @@ from .requests import (
     UserMessage,
     chat_request,
     convert_at,
+    image_part,
     named_in_header,
+    only_text,
     parse_body,
     unknown_keys,
 )
-from .responses import custom_input
-from .responses import one_line as on_one_line
-from .turns import CHANNEL, SESSION, Asked, Known, Thread, Turns, finish_of, json_response
+from .responses import custom_input, event_comment, named_event
+from .turns import CHANNEL, SESSION, Asked, Known, Thread, Turns, finish_of, json_response, new_id
 
 PREFIX = "resp_"
 ITEM = re.compile(r"(msg|fc|ctc|rs)_([0-9a-f]{24})_(\d{1,4})", re.ASCII)
@@ -384,7 +383,11 @@ def _referenced(id: str, stored: Stored | None, where: str, seen: set[str]) -> I
 def _message(role: str, content: str | list[Part], where: str) -> AnyMessage:
     if role == "user":
         return UserMessage(content if isinstance(content, str) else _parts(content, where) or "")
-    text = content if isinstance(content, str) else "\n".join(_text(part, where) for part in content)
+    text = (
+        content
+        if isinstance(content, str)
+        else "\n".join(part.text for part in only_text(_parts(content, where), where))
+    )
     if role == "assistant":
         return AssistantMessage(text)
     return SystemMessage(text) if role == "system" else DeveloperMessage(text)
@@ -393,21 +396,15 @@ def _message(role: str, content: str | list[Part], where: str) -> AnyMessage:
 def _parts(content: list[Part], where: str) -> list[TextPart | ImagePart]:
     parts: list[TextPart | ImagePart] = []
     for number, part in enumerate(content):
-        if not isinstance(part, InputImage):
-            parts.append(TextPart(_text(part, where)))
-            continue
-        place = f"{where}.content[{number}].image_url"
-        if part.image_url is None:
-            raise bad_request(f"{place}: is missing; files of the API are not supported", place)
-        parts.append(ImagePart(convert_at({"url": part.image_url, "detail": part.detail}, ImageUrl, place)))
+        match part:
+            case Refusal(text) | InputText(text) | OutputText(text) | PlainText(text):
+                parts.append(TextPart(text))
+            case InputImage(url, detail):
+                place = f"{where}.content[{number}].image_url"
+                if url is None:
+                    raise bad_request(f"{place}: is missing; files of the API are not supported", place)
+                parts.append(image_part(url, place, detail))
     return parts
-
-
-def _text(part: Part, where: str) -> str:
-    match part:
-        case Refusal(text) | InputText(text) | OutputText(text) | PlainText(text):
-            return text
-    raise bad_request(f"{where}.content: only a user's message may have images", f"{where}.content")
 
 
 def _tool_call(call: Call) -> ToolCall:
@@ -501,7 +498,7 @@ class ResponsesHandler:
             honours=self._turns.honours,
             messages_limit=self._turns.messages_limit,
         )
-        id = f"{PREFIX}{secrets.token_hex(12)}"
+        id = new_id(PREFIX)
         facts = ResponseFacts(body.previous_response_id or "", bool(body.background), chat.names, tuple(chat.custom))
         thread = await self._thread(agent, request, body, previous, id, facts)
         asked = await self._turns.ask(request, chat, id, thread)
@@ -865,7 +862,7 @@ class ResponseWire:
         return opened + self._delta("response.reasoning_summary_text.delta", clean(text), summary_index=0)
 
     def comment(self, text: str, alone: bool = True) -> bytes:
-        return b": " + " ".join(clean(text).splitlines()).encode() + b"\n\n"
+        return event_comment(text)
 
     def end(self, outcome: Outcome) -> bytes:
         closed = self._closed()
@@ -963,5 +960,4 @@ class ResponseWire:
         return self._written(name, **facts) if self._number > self._after else b""
 
     def _written(self, name: str, /, **facts: Any) -> bytes:
-        data = encode_json({"type": name, "sequence_number": self._number, **facts})
-        return b"event: " + name.encode() + b"\ndata: " + on_one_line(data) + b"\n\n"
+        return named_event(name, encode_json({"type": name, "sequence_number": self._number, **facts}))

@@ -9,8 +9,18 @@ from msgspec import UNSET
 from msgspec.structs import fields
 
 from .. import __version__
-from . import anthropic_messages, ollama, openai_responses, responses
+from . import anthropic_messages, model_endpoints, ollama, openai_responses, responses
 from .anthropic_messages import AnsweredMessages, CountBody, MessagesBody, MessagesError, TokenCount
+from .model_endpoints import (
+    CompletionsBody,
+    Embeddings,
+    EmbeddingsBody,
+    OllamaEmbedBody,
+    OllamaEmbedding,
+    OllamaEmbeddingBody,
+    OllamaEmbeddings,
+    TextCompletion,
+)
 from .ollama import (
     OllamaAnswer,
     OllamaChatBody,
@@ -212,6 +222,26 @@ def document() -> Json:
             "/api/version": {
                 "get": _get("ollama_version", "The version of the API.", OllamaVersion, error=OllamaError)
             },
+            "/v1/embeddings": {
+                "post": _plain("create_embeddings", "Embed texts, if the model can.", EmbeddingsBody, Embeddings)
+            },
+            "/v1/completions": {
+                "post": _plain(
+                    "create_completion",
+                    "Complete a text, if the model can.",
+                    CompletionsBody,
+                    TextCompletion,
+                    event="A `TextCompletion`, then `[DONE]`.",
+                )
+            },
+            "/api/embed": {
+                "post": _plain("ollama_embed", "Embed texts.", OllamaEmbedBody, OllamaEmbeddings, error=OllamaError)
+            },
+            "/api/embeddings": {
+                "post": _plain(
+                    "ollama_embedding", "Embed a text.", OllamaEmbeddingBody, OllamaEmbedding, error=OllamaError
+                )
+            },
             "/v1/models": {"get": _get("list_models", "The models that a request may name.", Models)},
             "/v1/models/{id}": {"get": _model()},
             "/healthz": {"get": _get("health", "Whether the server is alive.", Health, token=False)},
@@ -292,6 +322,11 @@ def _post(
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
         "responses": {"200": {"description": summary, "content": content}, **_errors(*ERRORS, error=error)},
     }
+
+
+def _plain(name: str, summary: str, body: type, answer: type, *, event: str = "", error: type = Error) -> Json:
+    """A request that is passed on to the model's server."""
+    return _post(name, summary, body, answer, event, error, in_session=False)
 
 
 def _events(data: str) -> Json:
@@ -397,6 +432,10 @@ ANSWERS: list[type] = [
     OllamaShown,
     OllamaVersion,
     OllamaError,
+    Embeddings,
+    TextCompletion,
+    OllamaEmbeddings,
+    OllamaEmbedding,
 ]
 PAGE = [made for handlers in HANDLERS for _, made in operations_of(handlers)]
 PAGE_ANSWERS: list[type] = list(dict.fromkeys(made.answer for made in PAGE if made.answer is not None))
@@ -405,7 +444,7 @@ PAGE_BODIES: list[type] = list(dict.fromkeys(made.body for made in PAGE if made.
 
 def _answer(name: str) -> type[msgspec.Struct] | None:
     """The type of this name, if it is one of what the server sends."""
-    modules = (responses, anthropic_messages, openai_responses, ollama)
+    modules = (responses, anthropic_messages, openai_responses, ollama, model_endpoints)
     found: Any = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
     return found if name in _ANSWER_NAMES else None
 
@@ -423,6 +462,10 @@ def _schemas() -> Json:
         OllamaChatBody,
         OllamaGenerateBody,
         OllamaShowBody,
+        EmbeddingsBody,
+        CompletionsBody,
+        OllamaEmbedBody,
+        OllamaEmbeddingBody,
     ]
     types: list[type] = [*requests, *ANSWERS, *PAGE_ANSWERS, *PAGE_BODIES]
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")

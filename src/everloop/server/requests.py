@@ -117,6 +117,22 @@ class ImagePart(Struct, tag="image_url", tag_field="type"):
     image_url: ImageUrl | Url
 
 
+def image_part(url: str, place: str, detail: Any = None) -> ImagePart:
+    """The part that an image of another API is; `place` is its name there, for errors."""
+    try:
+        return ImagePart(msgspec.convert({"url": url, "detail": detail}, ImageUrl))
+    except msgspec.ValidationError:
+        raise bad_request(f"{place}: must be an http(s) URL, or a png, jpeg, gif or webp", place) from None
+
+
+def only_text(parts: Sequence[TextPart | ImagePart], where: str) -> list[TextPart]:
+    """The parts of a message that may have text only."""
+    texts = [part for part in parts if isinstance(part, TextPart)]
+    if len(texts) < len(parts):
+        raise bad_request(f"{where}.content: only a user's message may have images", f"{where}.content")
+    return texts
+
+
 class OnlyPart(Struct):
     """A text part where only text is allowed. (msgspec makes the tag of a single alternative optional.)"""
 
@@ -803,7 +819,7 @@ def _parse_odd(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
     """Parse with the standard library, and replace lone surrogates."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
-        return msgspec.convert(_cleaned(value), decoder.type)
+        return msgspec.convert(cleaned(value), decoder.type)
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except RecursionError:
@@ -812,13 +828,13 @@ def _parse_odd(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
         raise _no_json(error) from None
 
 
-def _cleaned(value: Any) -> Any:
+def cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [_cleaned(item) for item in value]
+        return [cleaned(item) for item in value]
     if isinstance(value, dict):
-        return {clean(key): _cleaned(item) for key, item in value.items()}
+        return {clean(key): cleaned(item) for key, item in value.items()}
     return value
 
 

@@ -300,7 +300,7 @@ class Chunks:
     def comment(self, text: str, alone: bool = True) -> bytes:
         """A line that clients skip. In a stream with event ids it must not stand `alone`: some clients take the empty
         line after it for an event without data, and fail."""
-        return b": " + " ".join(clean(text).splitlines()).encode() + (b"\n\n" if alone else b"\n")
+        return event_comment(text) if alone else event_comment(text)[:-1]
 
     def error(self, error: ApiError) -> bytes:
         """An error after the response has started, when it is too late for a status."""
@@ -336,6 +336,16 @@ def _string(text: str) -> bytes:
     except UnicodeEncodeError:
         data = encode_json(clean(text))
     return data if text.isascii() else one_line(data)
+
+
+def named_event(name: str, data: bytes) -> bytes:
+    """A server-sent event of an API whose events have names."""
+    return b"event: " + name.encode() + b"\ndata: " + one_line(data) + b"\n\n"
+
+
+def event_comment(text: str) -> bytes:
+    """A line between events that clients skip."""
+    return b": " + " ".join(clean(text).splitlines()).encode() + b"\n\n"
 
 
 def one_line(data: bytes) -> bytes:

@@ -16,11 +16,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from aiohttp import web
+
 from ..messages import encode_json
 from .conversation import check_conversation
 from .replies import Reply, written
 from .scripted import words
-from .server import FakeServer, Seen, run
+from .server import FakeServer, Seen, as_json, run
 
 __all__ = ["FakeOpenAI", "Reply", "Seen"]
 
@@ -30,6 +32,37 @@ class FakeOpenAI(FakeServer):
 
     root = "/v1"
     path = "/v1/chat/completions"
+
+    endpoints = frozenset({"embeddings", "completions"})  # which are answered; others are not found
+    forwarded: list[tuple[str, Any]]  # what came to them
+
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        self.forwarded = []
+        router.add_post("/v1/embeddings", self._embeddings)
+        router.add_post("/v1/completions", self._completions)
+
+    async def _embeddings(self, request: web.Request) -> web.Response:
+        """A vector for each text: how long it is, and how many there were before it."""
+        body = await self._taken(request, "embeddings")
+        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+        data = [{"index": at, "embedding": [float(len(str(text))), float(at)]} for at, text in enumerate(texts)]
+        usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
+        return as_json({"object": "list", "data": data[::-1], "model": body.get("model"), "usage": usage})
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        """Each prompt with three dots behind it."""
+        body = await self._taken(request, "completions")
+        prompts = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
+        choices = [{"index": at, "text": f"{text}...", "finish_reason": "stop"} for at, text in enumerate(prompts)]
+        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+        return as_json({**_head(body), "object": "text_completion", "choices": choices, "usage": usage})
+
+    async def _taken(self, request: web.Request, name: str) -> Any:
+        if name not in self.endpoints:
+            raise web.HTTPNotFound
+        body = await request.json()
+        self.forwarded.append((name, body))
+        return body
 
     def check(self, body: dict[str, Any]) -> list[str]:
         return check_conversation(body.get("messages") or [])

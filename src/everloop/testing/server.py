@@ -89,6 +89,9 @@ class FakeServer:
         """The list of models."""
         raise NotImplementedError
 
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        """Add further paths of the API."""
+
     def refuse(self, request: web.Request) -> web.Response | None:
         """The answer to a request that is refused before it is read."""
         return None
@@ -145,6 +148,7 @@ class FakeServer:
         app = web.Application(client_max_size=MAX_REQUEST)
         app.router.add_post(self.path, self._take)
         app.router.add_get("/v1/models", self._models)
+        self.add_routes(app.router)
         app.router.add_get("/_log", self._log)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()

@@ -165,7 +165,7 @@ function Page() {
           <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M2.5 4.5h11M2.5 8h11M2.5 11.5h11" /></svg>
           ${questions.value > 0 && html`<span class="count">${questions.value}</span>`}</button>
         <h1 dir="auto">${title}</h1>
-        ${!view && session.entries.value.length > 0 && html`<a class="quiet small button" href=${`#/timeline/${encodeURIComponent(session.key)}`}>Timeline</a>
+        ${!view && session.entries.value.length > 0 && html`<a class="quiet small button go" href=${`#/timeline/${encodeURIComponent(session.key)}`}>Timeline</a>
           <button class="quiet small" type="button" aria-haspopup="dialog" onClick=${() => setMenu(true)}>Session…</button>`}
         <button class="quiet small go" type="button" onClick=${() => setPalette(true)}>Go to… <kbd>Ctrl K</kbd></button>
       </header>

@@ -76,14 +76,14 @@ class Tab:
             await self.page.evaluate("theme => { document.documentElement.dataset.theme = theme; }", theme)
             assert await self.axe() == [], f"{name} in {theme}"
             await self.shoot(f"{name}-{theme}")
-        wide = "document.documentElement.scrollWidth <= innerWidth"
-        assert await self.page.evaluate(wide), f"{name} is too wide"
-        if SHOTS:
-            size = self.page.viewport_size
-            await self.page.set_viewport_size({"width": 360, "height": 740})
-            await self.shoot(f"{name}-phone")
-            assert size is not None
-            await self.page.set_viewport_size(size)
+        size = self.page.viewport_size
+        assert size is not None
+        for width in (320, size["width"]):
+            await self.page.set_viewport_size({"width": width, "height": size["height"]})
+            wide = await self.page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"{name} is {wide} pixels wide at {width}"
+            if width == 320:
+                await self.shoot(f"{name}-phone")
 
 
 @contextlib.asynccontextmanager

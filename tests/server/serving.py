@@ -8,13 +8,12 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from everloop.cli.doctor import checks_of
+from everloop.cli.serve import page_services
 from everloop.config import Config
 from everloop.log import Entry, TurnEnded
 from everloop.providers.base import ToolCallRequest
@@ -238,7 +237,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[Serving]:
         config.workspace.mkdir(parents=True, exist_ok=True)
         store, provider = SQLiteStore(home / "everloop.db"), make_provider(config)
         owners = Owners(config, store, provider, agent_of)
-        server = Server(config, owners, checks=partial(checks_of, config, store))
+        server = Server(config, owners, services=page_services(config, store))
         work = asyncio.create_task(owners.run())
         try:
             (url,) = await server.start()

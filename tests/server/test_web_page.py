@@ -36,6 +36,11 @@ async def browser() -> AsyncIterator[Browser]:
         yield running
 
 
+async def texts(one: Tab) -> list[str]:
+    """What the agent has said. Not the inner texts: a page in the background does not render all of it."""
+    return [text.strip() for text in await one.log.locator(".markdown").all_text_contents()]
+
+
 async def test_an_answer_streams_and_survives_a_reload_in_the_middle(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         server.fake.reply(TEXT, tokens=WORDS, token_delay=0.05)
@@ -76,7 +81,7 @@ async def test_a_killed_server_and_its_successor_show_every_word_once(browser: B
                 async with process(fake, tmp_path, "--port", port) as (_, again):
                     assert again == url
                     await expect(one.log.get_by_label("Agent", exact=True)).to_have_count(1)
-                    assert (await one.log.locator(".markdown").all_inner_texts()) == [TEXT]
+                    assert await texts(one) == [TEXT]
                     await expect(one.page.get_by_text("The connection is lost")).to_be_hidden()
                     assert await one.log.get_by_label("You").count() == 1
                     assert re.fullmatch(r"[0-9]+-[0-9a-f]{8}\.[0-9]+\.[0-9a-f]{8}", one.resumed[0])
@@ -160,7 +165,7 @@ async def test_two_tabs_show_the_same_and_one_without_connection_catches_up(brow
         await expect(one.log.get_by_label("Agent", exact=True)).to_have_count(2)
         await other.page.unroute("**/api/**")
         await expect(other.log.get_by_label("Agent", exact=True)).to_have_count(2)
-        shown = [await each.log.locator(".markdown").all_inner_texts() for each in (one, other)]
+        shown = [await texts(each) for each in (one, other)]
         assert shown == [["first answer", TEXT]] * 2
         server.fake.reply("third answer")
         await other.say("three")

@@ -41,7 +41,7 @@ async def test_the_timeline_shows_steps_and_the_request_that_was_sent(browser: B
     async with serving(tmp_path, prices=PRICES) as server, tab(browser, await link(server)) as one:
         await talked(server, one)
         assert not [address for address in one.requests if address.endswith("/web/timeline.js")]  # on demand
-        await one.page.get_by_role("link", name="Timeline").click()
+        await one.page.locator("header").get_by_role("link", name="Timeline").click()
         steps = one.page.get_by_role("list", name="Steps").get_by_role("listitem")
         await expect(steps).to_have_count(5)
         await expect(steps.locator(".kind")).to_have_text(["Message", "Model", "Tool", "Model", "End"])
@@ -63,6 +63,29 @@ async def test_the_timeline_shows_steps_and_the_request_that_was_sent(browser: B
         await expect(one.log.get_by_text("The roses are watered.")).to_be_visible()
         assert one.errors == []
         assert not re.search(r"#link", one.page.url)
+
+
+async def test_every_view_is_reached_by_the_keyboard_and_the_title_says_which(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        await expect(one.page.get_by_label("Message", exact=True)).to_be_focused()
+        heads = {"jobs": "Scheduled jobs", "agents": "Sub-agents", "memory": "Memory and skills", "files": "Files",
+                 "usage": "Usage", "server": "Server"}  # fmt: skip
+        for name, head in heads.items():
+            await one.page.keyboard.press("Control+k")
+            palette = one.page.get_by_role("combobox", name="Go to a session or a view")
+            await expect(palette).to_be_focused()
+            await palette.press_sequentially(name)
+            await expect(one.page.get_by_role("option", name=name)).to_be_visible()
+            if name == "usage":
+                await one.check("palette-views")
+            await palette.press("Enter")
+            await expect(one.page.get_by_role("heading", name=head, level=1)).to_be_visible()
+            await expect(one.page.locator(".view")).to_be_visible()
+            await expect(one.page.get_by_role("link", name=name).first).to_have_attribute("aria-current", "page")
+        await one.page.keyboard.press("Control+k")
+        await one.page.keyboard.press("Enter")
+        await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
+        assert one.errors == []
 
 
 async def test_jobs_are_paused_resumed_run_and_removed(browser: Browser, tmp_path: Path):

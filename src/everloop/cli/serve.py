@@ -22,6 +22,8 @@ from .setup import with_model
 
 if TYPE_CHECKING:
     from ..server.app import Server
+    from ..server.page_api import Services
+    from ..store.base import Store
 
 
 def command(options: argparse.Namespace) -> int:
@@ -82,18 +84,29 @@ async def _open_page(server: Server, address: str, in_browser: bool) -> None:
         print("everloop: no browser was found here: open the link yourself", file=sys.stderr, flush=True)
 
 
+def page_services(config: Config, store: Store) -> Services:
+    """What the commands `doctor` and `sessions export` do, for the page."""
+    from ..server.page_api import Services
+    from .doctor import checks_of
+    from .export import exported, redactor
+
+    redact = redactor(config)
+    return Services(
+        partial(checks_of, config, store), lambda entries, title, form: exported(entries, title, form, redact)
+    )
+
+
 async def _serve(config: Config, in_browser: bool = False) -> int:
     from ..observability.metrics import Meters
     from ..server.app import Server
     from ..store.opening import store_at
-    from .doctor import checks_of
 
     await _check_tokens(config)
     meters = Meters()
     store = store_at(config.store, config)
     drain, runs = config.drain_seconds, config.server_turns
     async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (owners, told, again):
-        server = Server(config, owners, meters, partial(checks_of, config, store))
+        server = Server(config, owners, meters, page_services(config, store))
         addresses = await server.start()
         for address in addresses:
             print(f"everloop: serving on {address}", file=sys.stderr, flush=True)

@@ -27,8 +27,7 @@ from .ollama import OllamaHandler
 from .openai_chat import ChatHandler
 from .openai_responses import ResponsesHandler
 from .origins import check_bind
-from .page_api import PageApi
-from .page_operation import Checks, no_checks
+from .page_api import NO_SERVICES, PageApi, Services
 from .responses import health, model, models
 from .turns import Turns
 
@@ -41,7 +40,7 @@ class Server:
     """Serves OpenAI's API. `start` gives the URLs that it listens on."""
 
     def __init__(
-        self, config: Config, owners: Owners, meters: Meters | None = None, checks: Checks = no_checks
+        self, config: Config, owners: Owners, meters: Meters | None = None, services: Services = NO_SERVICES
     ) -> None:
         self._config = config
         self._owners = owners
@@ -59,7 +58,7 @@ class Server:
             self.access,
             ping_seconds=config.ping_seconds,
             per_minute=config.requests_per_minute,
-            checks=checks,
+            services=services,
         )
         self._runner: Runner | None = None
         self._guard: Guard | None = None

@@ -16,7 +16,7 @@ from aiohttp import web
 from msgspec import structs
 
 from .. import events
-from ..log import CallEnded, CallsAsked, Logged, Noted, UserSaid, kind_of, text_of
+from ..log import CallEnded, CallsAsked, Content, Logged, Noted, UserSaid, kind_of, text_of
 from ..providers.openai import encode
 from ..runtime.conversations import Conversations
 from ..runtime.streaming import SessionState, SessionSubscriber, Streamed, Update, mark_of
@@ -210,7 +210,8 @@ def entry_of(one: Logged) -> dict[str, Any]:
     match entry:
         case UserSaid():
             return facts | {
-                "text": text_of(entry.content),
+                "text": words_of(entry.content),
+                "images": 0 if isinstance(entry.content, str) else sum(map(_is_picture, entry.content)),
                 "sender": entry.sender,
                 "inside": entry.inside,
                 "untrusted": entry.untrusted,
@@ -226,6 +227,15 @@ def entry_of(one: Logged) -> dict[str, Any]:
             return facts | {"role": str(message.get("role", "")), "text": text_of(message.get("content"))}
         case _:
             return facts | structs.asdict(entry)
+
+
+def words_of(content: Content) -> str:
+    """What was said, without a word for each picture."""
+    return text_of(content if isinstance(content, str) else [part for part in content if not _is_picture(part)])
+
+
+def _is_picture(part: dict[str, Any]) -> bool:
+    return part.get("type") == "image_url"
 
 
 def read_number(request: web.Request, name: str, default: int, most: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import msgspec
@@ -11,14 +12,14 @@ from aiohttp import web
 
 from ..bus import INSIDE, WEB, Busy, InboundMessage
 from ..errors import StoreError
-from ..log import Logged, TurnEnded, UserSaid, text_of
+from ..log import Logged, TurnEnded, UserSaid
 from ..providers.openai import encode
 from ..runtime.owners import Owners
 from ..store.base import SessionInfo
 from ..text import clean, one_line
 from .access import Access, set_cookie
 from .errors import bad_request, conflict, not_found, unauthorized, unavailable
-from .feed import FeedHandler, entry_of, read_number
+from .feed import FeedHandler, entry_of, read_number, words_of
 from .guard import LOGIN, OWNER
 from .page_files import FilesApi, attached
 from .page_operation import Checks, OperationApi, no_checks
@@ -35,6 +36,7 @@ from .page_routes import (
     read_text,
     who,
 )
+from .page_sessions import Export, SessionsApi, naming, no_export
 from .page_timeline import TimelineApi
 from .page_work import WorkApi
 from .turns import CHANNEL as API_CHANNEL
@@ -97,6 +99,7 @@ class SessionItem(msgspec.Struct):
 
 class SessionList(msgspec.Struct):
     sessions: list[SessionItem]
+    editable: bool  # they can be renamed and deleted
     questions: int  # sessions that wait for an answer
 
 
@@ -133,17 +136,40 @@ class FoundList(msgspec.Struct):
 # ---------------------------------------------------------------------------------------------- handlers
 
 
+@dataclass(slots=True, frozen=True)
+class Services:
+    """What the command line brings to the page: the checks of `doctor`, and the export of sessions."""
+
+    checks: Checks = no_checks
+    export: Export = no_export
+
+
+NO_SERVICES = Services()
+
+
 class PageApi:
     """Everything under `/api/`. A request sees only what belongs to its owner."""
 
     def __init__(
-        self, owners: Owners, access: Access, *, ping_seconds: float, per_minute: int = 0, checks: Checks = no_checks
+        self,
+        owners: Owners,
+        access: Access,
+        *,
+        ping_seconds: float,
+        per_minute: int = 0,
+        services: Services = NO_SERVICES,
     ) -> None:
         self._owners = owners
         self._access = access
         self._store = owners.store
         self._feeds = FeedHandler(owners.store, ping_seconds)
-        self._others = (TimelineApi(owners), WorkApi(owners), FilesApi(owners), OperationApi(owners, checks))
+        self._others = (
+            SessionsApi(owners, services.export),
+            TimelineApi(owners),
+            WorkApi(owners),
+            FilesApi(owners),
+            OperationApi(owners, services.checks),
+        )
         self._rate_limit = RateLimit(owners.store, per_minute)
         self._titles: dict[int, str] = {}  # by session
         self._failed: dict[tuple[int, int], bool] = {}  # by session and its number of entries
@@ -192,7 +218,9 @@ class PageApi:
         owner = request[OWNER]
         infos = [info for info in await self._store.sessions(owner, 3 * SESSIONS) if not info.key.startswith(HIDDEN)]
         items = [await self._item(info) for info in infos[:SESSIONS]]
-        return json_response(SessionList(items, sum(item.state == "waiting" for item in items)))
+        return json_response(
+            SessionList(items, naming(self._store) is not None, sum(item.state == "waiting" for item in items))
+        )
 
     async def _item(self, info: SessionInfo) -> SessionItem:
         state: State = "idle"
@@ -340,7 +368,7 @@ def _said(one: Logged) -> str:
     entry = one.entry
     if not isinstance(entry, UserSaid) or entry.inside:
         return ""
-    text = text_of(entry.content)
+    text = words_of(entry.content)
     return text.partition("\n\n[This is scheduled work:")[0] if entry.sender == "cron" else text
 
 
@@ -351,4 +379,11 @@ def _keep(known: dict[K, V], key: K, value: V) -> None:
         del known[next(iter(known))]
 
 
-HANDLERS: tuple[type, ...] = (PageApi, TimelineApi, WorkApi, FilesApi, OperationApi)  # of all operations of the page
+HANDLERS: tuple[type, ...] = (
+    PageApi,
+    SessionsApi,
+    TimelineApi,
+    WorkApi,
+    FilesApi,
+    OperationApi,
+)  # of all operations of the page

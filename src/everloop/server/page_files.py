@@ -205,7 +205,7 @@ class FilesApi:
         reach = await self._reach(request, "read_file", path)
         if os.path.isabs(path) and within(normalized(path, reach.workspace), str(SHIPPED)):
             reach = dataclasses.replace(reach, readable=(SHIPPED,))
-        found = await _in_thread(path, _text, reach, path)
+        found = await _in_thread(path, _text_or_nothing, reach, path)
         if found.text is None or found.cut:
             raise bad_request(f"{path} is no text, or too long to be shown", "path")
         return json_response(MemoryText(found.text, found.digest))
@@ -320,6 +320,16 @@ def _text(reach: Reach, path: str) -> FileText:
     text = None if picture or is_binary(data[:BINARY_HEAD]) else _decoded(data)
     digest = "" if cut else hashlib.sha256(data).hexdigest()
     return FileText(path, text, picture, info.st_size, info.st_mtime, digest, cut)
+
+
+def _text_or_nothing(reach: Reach, path: str) -> FileText:
+    """The same; an empty text for a file of the memory that is not there yet."""
+    try:
+        return _text(reach, path)
+    except FileNotFoundError:
+        if path.split("/")[0] not in EDITABLE:
+            raise
+        return FileText(path, "", False, 0, 0.0, "", False)
 
 
 def _decoded(data: bytes) -> str:

@@ -1,5 +1,5 @@
 /** The page: logs in, chooses the session or the view by the address, and puts the parts together. */
-import { html, render, signal, computed, effect, useEffect, useState } from "./lib.js";
+import { html, lazy, render, signal, computed, effect, useEffect, useState } from "./lib.js";
 import { login, loggedIn } from "./api.js";
 import { Chat } from "./chat.js";
 import { Session } from "./session.js";
@@ -38,6 +38,8 @@ function viewOf(/** @type {string} */ hash) {
   const [name, ...rest] = hash.replace(/^#\//, "").split("/");
   return Object.hasOwn(VIEWS, name) ? { name, rest: rest.map(decodeURIComponent) } : null;
 }
+
+const SessionMenu = lazy(async () => (await import("./actions.js")).SessionMenu);
 
 function newKey() {
   const random = crypto.getRandomValues(new Uint8Array(5));
@@ -132,6 +134,7 @@ function Loaded({ name, rest }) {
 function Page() {
   const [isOpen, setOpen] = useState(false);
   const [hasPalette, setPalette] = useState(false);
+  const [hasMenu, setMenu] = useState(false);
   const session = current.value;
 
   useEffect(keepFresh, []);
@@ -162,11 +165,13 @@ function Page() {
           <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M2.5 4.5h11M2.5 8h11M2.5 11.5h11" /></svg>
           ${questions.value > 0 && html`<span class="count">${questions.value}</span>`}</button>
         <h1 dir="auto">${title}</h1>
-        ${!view && session.entries.value.length > 0 && html`<a class="quiet small button" href=${`#/timeline/${encodeURIComponent(session.key)}`}>Timeline</a>`}
+        ${!view && session.entries.value.length > 0 && html`<a class="quiet small button go" href=${`#/timeline/${encodeURIComponent(session.key)}`}>Timeline</a>
+          <button class="quiet small" type="button" aria-haspopup="dialog" onClick=${() => setMenu(true)}>Session…</button>`}
         <button class="quiet small go" type="button" onClick=${() => setPalette(true)}>Go to… <kbd>Ctrl K</kbd></button>
       </header>
       ${view ? html`<${Loaded} name=${view.name} rest=${view.rest} />` : html`<${Chat} session=${session} />`}
     </main>
+    ${hasMenu && html`<${SessionMenu} sessionKey=${session.key} onClose=${() => setMenu(false)} />`}
     ${hasPalette && html`<${Palette} onClose=${() => setPalette(false)} />`}`;
 }
 

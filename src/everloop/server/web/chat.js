@@ -1,8 +1,9 @@
 /** A session on the screen: the conversation, questions, and where the visitor writes. */
-import { html, classes, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
+import { html, classes, lazy, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
 import { liveMarkdown, markdownOf } from "./markdown.js";
 import { ToolCard } from "./tools.js";
 
+const Pictures = lazy(async () => (await import("./pictures.js")).Pictures);
 const NEAR = 120; // pixels from the end within which the view follows new text
 
 const ENDINGS = /** @type {Record<string, string>} */ ({
@@ -71,24 +72,29 @@ function Welcome() {
 function Entries({ session, entries, isRunning }) {
   const results = new Map();
   const decisions = new Map();
+  const ends = new Map(); // of turns: their positions
   let asked = /** @type {import("./session.js").Entry | null} */ (null);
   for (const entry of entries) {
     if (entry.kind === "result") results.set(entry.id, entry);
     else if (entry.kind === "asked") asked = entry;
     else if (entry.kind === "decided" || entry.kind === "end") {
+      if (entry.kind === "end") ends.set(entry.turn, entry.seq);
       if (asked && entry.kind === "decided") decisions.set(asked.seq, entry);
       asked = null;
     }
   }
   const openTurn = session.state.value.turn;
+  const opened = new Set();
+  /** Whether an entry is the first of its turn. @param {import("./session.js").Entry} entry */
+  const isFirst = (entry) => !opened.has(entry.turn) && Boolean(opened.add(entry.turn));
   const tools = session.tools.value;
   return entries.map((entry) => {
     switch (entry.kind) {
       case "user":
-        return html`<${Said} key=${entry.seq} entry=${entry} />`;
+        return html`<${Said} key=${entry.seq} session=${session} entry=${entry} isFirst=${isFirst(entry)} />`;
       case "answer":
-        return html`<${Answer} key=${entry.seq} entry=${entry} results=${results} tools=${tools}
-          asked=${asked && asked.ids} isOver=${entry.turn !== openTurn || (!isRunning && !asked)} />`;
+        return html`<${Answer} key=${entry.seq} session=${session} entry=${entry} results=${results} tools=${tools}
+          asked=${asked && asked.ids} end=${ends.get(entry.turn)} isOver=${entry.turn !== openTurn || (!isRunning && !asked)} />`;
       case "asked":
         return entry === asked && session.state.value.parked
           ? html`<${Question} key=${entry.seq} session=${session} entry=${entry} />`
@@ -107,24 +113,40 @@ function Entries({ session, entries, isRunning }) {
   });
 }
 
-/** @param {{entry: import("./session.js").Entry}} props */
-function Said({ entry }) {
-  if (!entry.text) return null;
+/**
+ * A small button below a message.
+ * @param {{label: string, act: (actions: typeof import("./actions.js")) => Promise<unknown>, session: import("./session.js").Session}} props
+ */
+function Act({ label, act, session }) {
+  const run = () => import("./actions.js").then(act).catch((failed) => (session.notice.value = String(failed.message)));
+  return html`<button type="button" class="quiet small" onClick=${run}>${label}</button>`;
+}
+
+/** @param {{session: import("./session.js").Session, entry: import("./session.js").Entry, isFirst: boolean}} props */
+function Said({ session, entry, isFirst }) {
+  if (!entry.text && !entry.images) return null;
   if (entry.inside) {
     return html`<details class="inside"><summary>A message from inside the system</summary><div dir="auto">${entry.text}</div></details>`;
   }
-  return html`<article class="message from-you" aria-label="You"><div class="bubble" dir="auto">${entry.text}</div></article>`;
+  return html`<article class="message from-you" aria-label="You">
+    ${entry.images > 0 && html`<${Pictures} sessionKey=${session.key} seq=${entry.seq} count=${entry.images} />`}
+    <div class="said"><div class="bubble" dir="auto">${entry.text}</div>
+    ${isFirst && entry.turn && html`<p class="acts">
+      <${Act} label="Edit" session=${session} act=${(/** @type {any} */ actions) => actions.fork(session.key, entry.seq - 1, entry.text)} />
+      <${Act} label="Retry" session=${session} act=${(/** @type {any} */ actions) => actions.fork(session.key, entry.seq)} /></p>`}</div></article>`;
 }
 
-/** @param {{entry: import("./session.js").Entry, results: Map<string, any>, tools: Record<string, any>, asked: string[] | null, isOver: boolean}} props */
-function Answer({ entry, results, tools, asked, isOver }) {
+/** @param {{session: import("./session.js").Session, entry: import("./session.js").Entry, results: Map<string, any>, tools: Record<string, any>, asked: string[] | null, isOver: boolean, end: number | undefined}} props */
+function Answer({ session, entry, results, tools, asked, isOver, end }) {
   const calls = /** @type {import("./session.js").Call[]} */ (entry.calls ?? []);
   return html`<article class="message from-agent" aria-label="Agent">
     ${entry.reasoning && html`<${Reasoning} text=${entry.reasoning} />`}
     ${entry.content && markdownOf(entry, entry.content)}
-    ${calls.map((call) => html`<${ToolCard} key=${call.id} call=${call} result=${results.get(call.id)} tool=${tools[call.id]}
+    ${calls.map((call) => html`<${ToolCard} key=${call.id} sessionKey=${session.key} call=${call} result=${results.get(call.id)} tool=${tools[call.id]}
       isAsked=${asked?.includes(call.id) ?? false} isOver=${isOver} />`)}
-    ${!calls.length && html`<p class="meta">${facts(entry)}</p>`}
+    ${!calls.length && html`<p class="meta">${facts(entry)}${entry.turn && html` · <a
+      href=${`#/timeline/${encodeURIComponent(session.key)}/${entry.turn}`}>Timeline</a>`}
+      ${end && html`<${Act} label="Fork from here" session=${session} act=${(/** @type {any} */ actions) => actions.fork(session.key, end)} />`}</p>`}
   </article>`;
 }
 
@@ -226,6 +248,9 @@ function Composer({ session, isRunning }) {
   const input = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   const [text, setText] = useState(localStorage.getItem(session.draft) ?? "");
   const [error, setError] = useState("");
+  const [media, setMedia] = useState(/** @type {{name: string, path: string}[]} */ ([]));
+  const [isOver, setOver] = useState(false);
+  const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
 
   useEffect(() => {
     if (matchMedia("(hover: hover)").matches) input.current?.focus();
@@ -238,16 +263,45 @@ function Composer({ session, isRunning }) {
     else localStorage.removeItem(session.draft);
   };
   const send = async () => {
-    const said = text.trim();
+    const said = text.trim() || (media.length ? "See the attached." : "");
     if (!said) return;
     change("");
+    setMedia([]);
     setError("");
     try {
-      await session.send(said);
+      await session.send(said, media.map((one) => one.path));
     } catch (failed) {
+      setMedia(media);
       change(said);
       setError(String(/** @type {Error} */ (failed).message));
     }
+  };
+  /** @param {DataTransfer | HTMLInputElement | null | undefined} from */
+  const attach = async (from) => {
+    const files = [...(from?.files ?? [])];
+    setError("");
+    try {
+      const { upload } = files.length ? await import("./actions.js") : { upload: null };
+      for (const file of upload ? files : []) {
+        const path = await upload(file);
+        setMedia((before) => [...before, { name: file.name || "pasted", path }]);
+      }
+    } catch (failed) {
+      setError(String(/** @type {Error} */ (failed).message));
+    }
+  };
+  /** @param {DragEvent} event */
+  const onDrag = (event) => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    setOver(event.type === "dragover");
+    if (event.type === "drop") attach(event.dataTransfer);
+  };
+  /** @param {ClipboardEvent} event */
+  const onPaste = (event) => {
+    if (!event.clipboardData?.files.length) return;
+    event.preventDefault();
+    attach(event.clipboardData);
   };
   /** @param {KeyboardEvent} event */
   const onKey = (event) => {
@@ -259,15 +313,22 @@ function Composer({ session, isRunning }) {
       session.stop();
     }
   };
-  return html`<form class="composer" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); send(); }}>
+  return html`<form class=${classes("composer", isOver && "is-over")} onDragOver=${onDrag} onDragLeave=${onDrag} onDrop=${onDrag} onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); send(); }}>
     ${error && html`<p class="is-error" role="alert">${error}</p>`}
+    ${media.length > 0 && html`<ul class="media" aria-label="Attached">${media.map((one) => html`<li key=${one.path}>
+      <span dir="auto">${one.name}</span><button type="button" class="quiet small" aria-label=${`Remove ${one.name}`}
+        onClick=${() => setMedia(media.filter((other) => other !== one))}>×</button></li>`)}</ul>`}
     <div class=${classes("field", isRunning && "is-running")}>
+      <input type="file" class="hidden" ref=${picker} multiple tabindex="-1" aria-label="Files to attach"
+        onChange=${(/** @type {any} */ event) => { attach(event.target); event.target.value = ""; }} />
+      <button class="quiet" type="button" aria-label="Attach files" onClick=${() => picker.current?.click()}>
+        <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M8 3.5v9M3.5 8h9" /></svg></button>
       <textarea ref=${input} rows="1" dir="auto" aria-label="Message" enterkeyhint="send" value=${text}
         placeholder=${isRunning ? "Steer the agent…" : "Message the agent…"}
-        onInput=${(/** @type {any} */ event) => change(event.target.value)} onKeyDown=${onKey}></textarea>
+        onInput=${(/** @type {any} */ event) => change(event.target.value)} onKeyDown=${onKey} onPaste=${onPaste}></textarea>
       ${isRunning && html`<button class="stop" type="button" onClick=${() => session.stop()} aria-label="Stop">
         <svg viewBox="0 0 16 16" aria-hidden="true"><rect x="4" y="4" width="8" height="8" rx="1.5" /></svg></button>`}
-      <button class="primary send" type="submit" disabled=${!text.trim()} aria-label="Send">
+      <button class="primary send" type="submit" disabled=${!text.trim() && !media.length} aria-label="Send">
         <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M8 13V3.5M3.8 7.5 8 3.2l4.2 4.3" /></svg></button>
     </div>
   </form>`;

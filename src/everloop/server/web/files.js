@@ -1,7 +1,8 @@
 /** The files of the workspace: browse, view, download. */
-import { html, useEffect, useRef, useState } from "./lib.js";
+import { html } from "./lib.js";
 import { blob } from "./api.js";
 import { CopyButton } from "./markdown.js";
+import { Picture } from "./pictures.js";
 import { Waiting, bytes, useAction, useLoad, when } from "./views.js";
 
 /**
@@ -62,23 +63,4 @@ function File({ file, name }) {
       : file.text === null ? html`<p class="hint">This file is no text. Download it to look at it.</p>`
       : html`<pre class="shown" tabindex="0" dir="auto">${file.text}</pre>`}
     ${file.cut && html`<p class="hint">Only the beginning is shown.</p>`}`;
-}
-
-/** A picture, drawn: no address of it is ever put into the page. @param {{address: string, name: string}} props */
-export function Picture({ address, name }) {
-  const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
-  const [error, setError] = useState("");
-  useEffect(() => {
-    (async () => {
-      const bitmap = await createImageBitmap(await blob(address));
-      const element = canvas.current;
-      if (!element) return;
-      element.width = bitmap.width;
-      element.height = bitmap.height;
-      element.getContext("2d")?.drawImage(bitmap, 0, 0);
-      element.dataset.drawn = "";
-    })().catch(() => setError("This picture cannot be shown."));
-  }, [address]);
-  if (error) return html`<p class="hint">${error}</p>`;
-  return html`<canvas class="picture" ref=${canvas} role="img" aria-label=${name}></canvas>`;
 }

@@ -1,6 +1,7 @@
 /** The view library: preact, signals, and htm's templates bound to preact. */
 import { h, render, Fragment } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";
+import { useEffect, useState } from "./vendor/hooks.js";
 
 export { h, render, Fragment };
 export { useEffect, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
@@ -8,6 +9,22 @@ export { signal, computed, effect, batch } from "./vendor/signals.js";
 
 /** Build nodes from a template. Values are always text or nodes, never HTML. */
 export const html = htm.bind(h);
+
+/**
+ * A component whose module is loaded when it is first shown.
+ * @param {() => Promise<any>} load the component
+ */
+export function lazy(load) {
+  /** @type {any} */
+  let found = null;
+  return function Lazy(/** @type {any} */ props) {
+    const [component, setComponent] = useState(() => found);
+    useEffect(() => {
+      if (!component) load().then((loaded) => setComponent(() => (found = loaded)), () => undefined);
+    }, []);
+    return component ? h(component, props) : null;
+  };
+}
 
 /**
  * Join class names, leaving out false ones.

@@ -2,7 +2,7 @@
  * Markdown as nodes. Nothing here is ever set as HTML: HTML in the text comes out as the text that it is, links lead only
  * to addresses that are allowed, and pictures are not loaded but named.
  */
-import { h } from "./lib.js";
+import { h, useEffect, useState } from "./lib.js";
 import { lexer } from "./vendor/marked.js";
 import * as smd from "./vendor/streaming-markdown.js";
 
@@ -147,11 +147,22 @@ function decoded(text) {
   return text.replace(/&(amp|lt|gt|quot|#39|nbsp);/g, (whole, name) => ENTITIES.get(name) ?? whole);
 }
 
+/** @type {((text: string, language: string) => [string, string][]) | null} */
+let parts = null; // of code in its colours, once the module is there
+
 /** @param {{text: string, language: string}} props */
 export function CodeBlock({ text, language }) {
+  const [, setReady] = useState(parts !== null);
+  useEffect(() => {
+    if (parts || !language) return;
+    import("./highlight.js").then((module) => {
+      parts = module.parts;
+      setReady(true);
+    }, () => undefined);
+  }, []);
   return h("figure", { class: "code" }, [
     h("figcaption", null, [h("span", null, language || "text"), h(CopyButton, { text })]),
-    h("pre", { tabindex: 0, dir: "ltr" }, h("code", null, text)),
+    h("pre", { tabindex: 0, dir: "ltr" }, h("code", null, parts ? parts(text, language).map(([kind, part]) => (kind ? h("span", { class: `code-${kind}` }, part) : part)) : text)),
   ]);
 }
 

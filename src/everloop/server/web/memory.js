@@ -39,8 +39,7 @@ function Editor({ file }) {
       setDigest(found.digest);
       setFailed("");
     } catch (problem) {
-      if (/** @type {any} */ (problem).status === 404) setText("");
-      else setFailed(String(/** @type {Error} */ (problem).message));
+      setFailed(String(/** @type {Error} */ (problem).message));
     }
   };
   useEffect(() => void read(), []);

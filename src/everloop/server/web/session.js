@@ -128,7 +128,7 @@ export class Session {
     this.clearLive();
     this.notice.value = "";
     if (entry.kind === "user") {
-      const index = this.sent.value.findIndex((one) => one.text.trim() === entry.text.trim());
+      const index = this.sent.value.findIndex((one) => entry.text.trim().startsWith(one.text.trim()));
       if (index >= 0) this.sent.value = this.sent.value.toSpliced(index, 1);
     }
   }
@@ -160,13 +160,14 @@ export class Session {
   /**
    * Send a message. While a turn runs it is handed to it at its next round.
    * @param {string} text
+   * @param {string[]} [media] paths of uploaded files
    */
-  async send(text) {
+  async send(text, media = []) {
     const id = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
-    const { id: taken, reply } = await api(sessionPath(this.key, "messages"), { text, id, busy: "steer" });
+    const { id: taken, reply } = await api(sessionPath(this.key, "messages"), { text, id, busy: "steer", media });
     this.draft = `everloop.draft.${this.key}`;
     if (reply) this.notice.value = reply;
-    else if (!this.entries.value.some((entry) => entry.kind === "user" && entry.text === text && entry.at > Date.now() / 1000 - 2)) {
+    else if (!this.entries.value.some((entry) => entry.kind === "user" && entry.text.startsWith(text) && entry.at > Date.now() / 1000 - 2)) {
       this.sent.value = [...this.sent.value, { id: taken, text }];
     }
   }

@@ -10,6 +10,8 @@ const EVERY = 4000; // milliseconds between two looks at the list while the page
 
 export const sessions = signal(/** @type {Item[]} */ ([]));
 export const questions = signal(0);
+/** Whether sessions can be renamed and deleted. */
+export const canEdit = signal(false);
 const hasList = signal(false);
 
 /** The views that the list leads to. @type {[string, string][]} */
@@ -31,6 +33,7 @@ export async function refresh() {
     const list = await api("sessions");
     sessions.value = list.sessions;
     questions.value = list.questions;
+    canEdit.value = list.editable;
     hasList.value = true;
   } catch {
     // The banner of the session says that the connection is lost.
@@ -125,14 +128,14 @@ export function ago(at) {
   return new Date(at * 1000).toLocaleDateString(undefined, { day: "numeric", month: "short" });
 }
 
-/** The palette: find a session by its title, or begin a new one. @param {{onClose: () => void}} props */
+/** The palette: go to a session by its title, or to a view, or begin a new chat. @param {{onClose: () => void}} props */
 export function Palette({ onClose }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const [query, setQuery] = useState("");
   const [index, setIndex] = useState(0);
   useEffect(() => dialog.current?.showModal(), []);
   const wanted = query.trim().toLowerCase();
-  const items = [{ title: "New chat", href: "#/new" }, ...sessions.value.map((one) => ({ title: one.title, href: sessionHash(one.key) }))]
+  const items = [{ title: "New chat", href: "#/new" }, ...LINKS.map(([name, title]) => ({ title, href: `#/${name}` })), ...sessions.value.map((one) => ({ title: one.title, href: sessionHash(one.key) }))]
     .filter((item) => item.title.toLowerCase().includes(wanted))
     .slice(0, 12);
   /** @param {string} href */
@@ -148,11 +151,11 @@ export function Palette({ onClose }) {
     else return;
     event.preventDefault();
   };
-  return html`<dialog class="palette" ref=${dialog} onClose=${onClose} aria-label="Go to a session">
-    <input type="text" role="combobox" aria-expanded="true" aria-controls="palette-items" aria-label="Go to a session"
+  return html`<dialog class="palette" ref=${dialog} onClose=${onClose} aria-label="Go to">
+    <input type="text" role="combobox" aria-expanded="true" aria-controls="palette-items" aria-label="Go to a session or a view"
       aria-activedescendant=${items.length ? `palette-${index}` : undefined} placeholder="Go to…" value=${query} autofocus
       onInput=${(/** @type {any} */ event) => { setQuery(event.target.value); setIndex(0); }} onKeyDown=${onKey} />
-    <ul id="palette-items" role="listbox" aria-label="Sessions">${items.map((item, number) => html`<li role="option" key=${item.href}
+    <ul id="palette-items" role="listbox" aria-label="Sessions and views">${items.map((item, number) => html`<li role="option" key=${item.href}
       id=${`palette-${number}`} aria-selected=${number === index} onClick=${() => go(item.href)} dir="auto">${item.title}</li>`)}</ul>
   </dialog>`;
 }

@@ -1,7 +1,8 @@
 /** Tool calls as cards: what is called, with what, how it goes, and what came of it. */
-import { html, classes, useState } from "./lib.js";
+import { html, classes, lazy, useState } from "./lib.js";
 import { CopyButton } from "./markdown.js";
 
+const Pictures = lazy(async () => (await import("./pictures.js")).Pictures);
 const SHOWN = 2_000; // characters of an output until the rest is asked for
 const DIFF_LINES = 300; // of each side; longer texts are shown one after the other
 
@@ -11,14 +12,14 @@ const LABELS = /** @type {Record<string, string>} */ ({
 });
 
 /**
- * @param {{call: import("./session.js").Call, result: any, tool: import("./session.js").ToolState | undefined,
+ * @param {{sessionKey: string, call: import("./session.js").Call, result: any, tool: import("./session.js").ToolState | undefined,
  *   isAsked: boolean, isOver: boolean}} props
  */
-export function ToolCard({ call, result, tool, isAsked, isOver }) {
+export function ToolCard({ sessionKey, call, result, tool, isAsked, isOver }) {
   const status = result?.status ?? (isAsked ? "waiting" : tool?.status ?? (isOver ? "called" : "running"));
   const output = result?.content ?? tool?.output ?? "";
   const seconds = result?.seconds ?? tool?.seconds;
-  const isOpen = status !== "ok" && status !== "called";
+  const isOpen = (status !== "ok" && status !== "called") || result?.images > 0;
   return html`<details class=${classes("tool", `is-${status}`)} open=${isOpen || isEdit(call)}>
     <summary>
       <span class="dot" aria-hidden="true"></span>
@@ -27,6 +28,7 @@ export function ToolCard({ call, result, tool, isAsked, isOver }) {
       <span class="status">${LABELS[status] ?? status}${seconds >= 0.1 ? ` · ${seconds.toFixed(1)} s` : ""}</span>
     </summary>
     <${Arguments} call=${call} />
+    ${result?.images > 0 && html`<${Pictures} sessionKey=${sessionKey} seq=${result.seq} count=${result.images} />`}
     ${output && !(isEdit(call) && status === "ok") && html`<${Output} text=${output} />`}
   </details>`;
 }

@@ -1,0 +1,72 @@
+/** What can be done with messages and whole sessions: retry, edit, fork; rename, export, delete; uploads. */
+import { html, useEffect, useRef, useState } from "./lib.js";
+import { api, blob, sessionPath } from "./api.js";
+import { canEdit, refresh, sessionHash, titleOf } from "./sidebar.js";
+import { useAction } from "./views.js";
+
+const FORMATS = [["md", "Markdown"], ["html", "Web page"], ["jsonl", "JSON lines"]];
+const MOST = 20_000_000; // bytes of a file
+
+/**
+ * Go to a copy of a session up to a position. A turn that was under way there runs again.
+ * @param {string} key
+ * @param {number} until
+ * @param {string} [draft] what to write there
+ */
+export async function fork(key, until, draft) {
+  let copy = "";
+  if (until > 0) copy = (await api(sessionPath(key, "fork"), { until })).key;
+  if (draft !== undefined) localStorage.setItem(`everloop.draft.${copy || "new"}`, draft);
+  location.hash = copy ? sessionHash(copy) : "#/new";
+  refresh();
+}
+
+/**
+ * Put a file into the workspace; its path goes into a message.
+ * @param {File} file
+ * @returns {Promise<string>}
+ */
+export async function upload(file) {
+  if (file.size > MOST) throw new Error(`${file.name} is larger than 20 MB`);
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  let binary = "";
+  for (let start = 0; start < bytes.length; start += 32_768) binary += String.fromCharCode(...bytes.subarray(start, start + 32_768));
+  return (await api("files/uploads", { name: file.name || "pasted", data: btoa(binary) })).path;
+}
+
+/** A dialog with what can be done with a session. @param {{sessionKey: string, onClose: () => void}} props */
+export function SessionMenu({ sessionKey, onClose }) {
+  const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  const [title, setTitle] = useState(titleOf(sessionKey));
+  const { run, error, isBusy } = useAction(refresh);
+  useEffect(() => dialog.current?.showModal(), []);
+  /** @param {Event} event */
+  const rename = (event) => {
+    event.preventDefault();
+    run(() => api(sessionPath(sessionKey, "title"), { title })).then(onClose);
+  };
+  /** @param {string} form */
+  const save = (form) => run(async () => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(await blob(sessionPath(sessionKey, `export?format=${form}`)));
+    link.download = `${sessionKey.replace(/[^\w-]+/g, "-")}.${form}`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  });
+  const remove = () => confirm(`Delete “${titleOf(sessionKey)}” and its whole log? This cannot be undone.`) && run(async () => {
+    await api(sessionPath(sessionKey, "delete"), {});
+    location.hash = "#/new";
+    onClose();
+  });
+  return html`<dialog class="palette" ref=${dialog} onClose=${onClose} aria-label="This session">
+    ${canEdit.value && html`<form class="row" onSubmit=${rename}><label class="grow">Title
+      <input type="text" value=${title} maxlength="80" dir="auto" onInput=${(/** @type {any} */ event) => setTitle(event.target.value)} /></label>
+      <button type="submit" class="primary" disabled=${isBusy}>Rename</button></form>`}
+    <h2>Export</h2>
+    <p class="row">${FORMATS.map(([form, words]) => html`<button key=${form} type="button" disabled=${isBusy} onClick=${() => save(form)}>${words}</button>`)}</p>
+    <p class="hint">Keys and tokens are taken out.</p>
+    <p class="row">${canEdit.value && html`<button type="button" class="danger" disabled=${isBusy} onClick=${remove}>Delete</button>`}
+      <button type="button" onClick=${onClose}>Close</button></p>
+    ${error && html`<p class="is-error" role="alert">${error}</p>`}
+  </dialog>`;
+}

@@ -1,0 +1,134 @@
+"""Messages and sessions on the page: retry, edit, fork, uploads, pictures, export; in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from everloop.server.page_sessions import naming
+
+from .browser import Tab, chromium, link, tab
+from .serving import Serving, call, serving
+from .test_page_files import PIXEL
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+CODE = '```python\n# water <b>them</b>\nfor bed in garden:\n    bed.water(litres=3, why="dry")\n```\n'
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as running:
+        yield running
+
+
+async def talked(server: Serving, one: Tab, text: str, answer: str) -> None:
+    server.fake.reply(answer)
+    await one.say(text)
+    await expect(one.log.get_by_text(answer)).to_be_visible()
+    await expect(one.page.get_by_role("button", name="Stop")).to_be_hidden()
+
+
+async def test_a_message_is_retried_edited_and_forked_into_new_sessions(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        await talked(server, one, "Name a rose", "Peace.")
+        await talked(server, one, "Name a bean", "Borlotti.")
+        first = one.page.url
+        server.fake.reply("Runner.")
+        await one.log.get_by_role("button", name="Retry").last.click()
+        await expect(one.log.get_by_text("Runner.")).to_be_visible()
+        await expect(one.log.get_by_text("Peace.")).to_be_visible()
+        await expect(one.log.get_by_text("Borlotti.")).to_be_hidden()
+        assert one.page.url != first
+        assert [message["content"] for message in server.seen()[1:]] == ["Name a rose", "Peace.", "Name a bean"]
+        await one.page.goto(first)
+        await expect(one.log.get_by_text("Borlotti.")).to_be_visible()
+        await one.log.get_by_role("button", name="Edit").last.click()
+        field = one.page.get_by_label("Message", exact=True)
+        await expect(field).to_have_value("Name a bean")
+        await expect(one.log.get_by_text("Borlotti.")).to_be_hidden()
+        await talked(server, one, "Name a pea", "Kelvedon.")
+        assert [message["content"] for message in server.seen()[1:]] == ["Name a rose", "Peace.", "Name a pea"]
+        await one.page.goto(first)
+        await one.log.get_by_role("button", name="Fork from here").first.click()
+        await expect(one.log.get_by_text("Borlotti.")).to_be_hidden()
+        await expect(one.log.get_by_text("Peace.")).to_be_visible()
+        await one.page.goto(first)
+        await one.log.get_by_role("button", name="Edit").first.click()  # nothing stands before it
+        await expect(field).to_have_value("Name a rose")
+        await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
+        assert one.errors == []
+
+
+DROP = """([data, type]) => {
+  const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], type + ".png", { type: "image/png" }));
+  const options = { bubbles: true, cancelable: true };
+  const event = type === "paste" ? new ClipboardEvent("paste", { ...options, clipboardData: transfer })
+    : new DragEvent("drop", { ...options, dataTransfer: transfer });
+  document.querySelector("textarea").dispatchEvent(event);
+}"""
+
+
+async def test_files_are_dropped_pasted_and_chosen_and_pictures_are_drawn(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        attached = one.page.get_by_role("list", name="Attached").get_by_role("listitem")
+        for kind in ("drop", "paste"):
+            await one.page.evaluate(DROP, [base64.b64encode(PIXEL).decode(), kind])
+            await expect(attached.filter(has_text=f"{kind}.png")).to_be_visible()
+        (tmp_path / "notes.txt").write_text("roses")
+        await one.page.get_by_label("Files to attach").set_input_files(tmp_path / "notes.txt")
+        await expect(attached).to_have_count(3)
+        await one.page.get_by_role("button", name="Remove paste.png").click()
+        await expect(attached).to_have_count(2)
+        uploads = sorted((server.owners.config.workspace / "uploads").iterdir())
+        path = next(path for path in uploads if "drop" in path.name)
+        server.fake.calls(call("read_file", path=f"uploads/{path.name}"))
+        server.fake.reply("A pixel.")
+        await one.say("What is it?")
+        await expect(one.log.get_by_text("A pixel.")).to_be_visible()
+        await expect(attached).to_have_count(0)
+        await expect(one.log.get_by_label("You").locator("canvas[data-drawn]")).to_have_count(1)
+        await expect(one.log.locator(".tool canvas[data-drawn]")).to_have_count(1)
+        said = server.seen(0)[-1]["content"]
+        assert [part["type"] for part in said] == ["image_url", "text"]
+        assert "notes.txt" in said[1]["text"]
+        await one.check("pictures")
+        assert one.errors == []
+
+
+async def test_code_is_coloured_as_text_and_the_session_is_exported(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        server.fake.reply(CODE)
+        await one.say("Write it")
+        code = one.log.locator("pre code")
+        await expect(code.locator(".code-keyword")).to_have_text(["for", "in"])
+        await expect(code.locator(".code-comment")).to_have_text("# water <b>them</b>")
+        await expect(code.locator(".code-text")).to_have_text('"dry"')
+        assert await code.inner_text() == CODE.split("```")[1].removeprefix("python\n").rstrip("\n")
+        await one.check("code")
+        await one.page.get_by_role("button", name="Session…").click()
+        menu = one.page.get_by_role("dialog", name="This session")
+        await expect(menu).to_be_visible()
+        await one.check("session")
+        async with one.page.expect_download() as started:
+            await menu.get_by_role("button", name="Markdown").click()
+        assert "bed.water(litres=3" in (await (await started.value).path()).read_text()
+        if naming(server.store) is None:
+            await expect(menu.get_by_role("button", name="Rename")).to_be_hidden()
+        else:
+            await menu.get_by_label("Title").fill("The garden")
+            await menu.get_by_role("button", name="Rename").click()
+            await expect(one.page.get_by_role("heading", name="The garden")).to_be_visible()
+            await one.page.get_by_role("button", name="Session…").click()
+            one.page.once("dialog", lambda dialog: dialog.accept())
+            await menu.get_by_role("button", name="Delete").click()
+            await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
+            await expect(one.page.get_by_role("link", name=re.compile("garden"))).to_be_hidden()
+        assert one.errors == []

@@ -1,18 +1,18 @@
 # Everything starts with a private .venv made from the lock files; a second run finds it ready.
 #   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make quick   make eval   make bench   make lint
-#   make format   make types   make chaos   make pictures   make clean
+#   make format   make types   make chaos   make pictures   make docs   make clean
 #   PYTHON=/path/to/python3 picks the interpreter; make lock renews the lock files (needs uv).
 
 # The folder of this file, so that `make -f "some where/Makefile" test` works from anywhere.
 ROOT := $(shell cd "$$(dirname "$$(printf '%s' '$(subst ','\'',$(MAKEFILE_LIST))' | sed 's/^ //')")" && pwd -P)
 HERE := $(shell pwd -P)
 
-.PHONY: chat test quick eval bench lint format types chaos pictures lock setup clean
+.PHONY: chat test quick eval bench lint format types chaos pictures docs lock setup clean
 .DEFAULT_GOAL := chat
 
 ifneq ($(ROOT),$(HERE))
 
-chat test quick eval bench lint format types chaos pictures lock setup clean:
+chat test quick eval bench lint format types chaos pictures docs lock setup clean:
 	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
 
 else
@@ -21,9 +21,11 @@ SHELL := /bin/sh
 PY := .venv/bin/python
 READY := .venv/.ready
 READY_DEV := .venv/.ready-dev
+READY_DOCS := .venv-docs/.ready
 UV ?= uv
-COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
-	--no-emit-index-url --no-emit-find-links $(ARGS) --group build pyproject.toml
+PIN = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
+	--no-emit-index-url --no-emit-find-links $(ARGS)
+COMPILE = $(PIN) --group build pyproject.toml
 ARGS ?=
 # The tier that finds most mistakes: pure code and single processes, without PostgreSQL, kills, browsers or model weights.
 QUICK = tests/engine tests/config tests/context tests/goals tests/sandbox tests/testing tests/tools/policy \
@@ -52,6 +54,11 @@ bench: $(READY_DEV)
 pictures: $(READY_DEV)
 	@$(PY) -m tests.pictures
 
+# The site, from docs/, in site/: open site/index.html. Its packages have an environment of their own.
+docs: $(READY_DOCS)
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet --strict
+	@echo "Built site/index.html"
+
 lint: $(READY_DEV)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
@@ -76,12 +83,16 @@ $(READY): requirements.lock pyproject.toml scripts/setup.sh
 $(READY_DEV): $(READY) requirements-dev.lock
 	@sh scripts/setup.sh dev
 
+$(READY_DOCS): requirements-docs.lock scripts/setup.sh
+	@sh scripts/setup.sh docs
+
 lock:
 	$(COMPILE) --extra all -o requirements.lock
 	$(COMPILE) -c requirements.lock --extra all --extra dev -o requirements-dev.lock
+	$(PIN) --group docs -o requirements-docs.lock
 
 clean:
-	rm -rf .venv .clients build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-docs site .clients build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests $(wildcard benchmarks evaluation) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 endif

@@ -1,7 +1,10 @@
 #!/bin/sh
 # Makes .venv in the current folder: the pinned packages, checked against their hashes, then Everloop itself.
-# With the argument "dev" it adds the packages for tests, lint and types to a .venv that is there.
+# With the argument "dev" it adds the packages for tests, lint and types to a .venv that is there; with "docs" it makes
+# .venv-docs, with what builds the site.
 set -eu
+venv=.venv
+[ "${1:-}" != docs ] || venv=.venv-docs
 
 fail() {
     echo "everloop: $*" >&2
@@ -32,32 +35,38 @@ make_venv() {
     python=$(find_python)
     "$python" -c 'import venv, ensurepip' 2>/dev/null ||
         fail "$python has no venv module; install it (Debian/Ubuntu: apt install python3-venv) and run make again"
-    echo "Making .venv with $("$python" --version)"
-    "$python" -m venv --clear .venv || fail "could not make .venv here; see the message above"
+    echo "Making $venv with $("$python" --version)"
+    "$python" -m venv --clear "$venv" || fail "could not make $venv here; see the message above"
 }
 
 pip_install() {
-    .venv/bin/python -m pip install --disable-pip-version-check "$@"
+    "$venv/bin/python" -m pip install --disable-pip-version-check "$@"
 }
 
 # One line counts the packages; pip's own words are shown only if it fails.
 # What must be built is built with the pinned tools of requirements.lock, so nothing unpinned is fetched.
 install_pinned() {
     all=$(grep -c '^[a-zA-Z0-9]' "$1")
-    rm -f .venv/.failed
-    { pip_install --require-hashes --no-build-isolation --use-pep517 -r "$1" 2>.venv/.pip-errors || touch .venv/.failed; } |
+    rm -f "$venv/.failed"
+    { pip_install --require-hashes --no-build-isolation --use-pep517 -r "$1" 2>"$venv/.pip-errors" || touch "$venv/.failed"; } |
         awk -v all="$all" -v name="$1" -v live="$([ -t 1 ] && echo 1)" '
             BEGIN { text = "Installing the packages of " name; if (live) printf "%s", text; else print text }
             /^(Collecting|Requirement already satisfied)/ {
                 if (++count <= all && live) { printf "\r\033[K%s: %d of %d", text, count, all; fflush() }
             }
             END { if (live) printf "\r\033[K%s: done\n", text }'
-    if [ -e .venv/.failed ]; then
-        cat .venv/.pip-errors >&2
+    if [ -e "$venv/.failed" ]; then
+        cat "$venv/.pip-errors" >&2
         fail "the packages could not be installed; see pip's message above (is the network there?)"
     fi
 }
 
+if [ "${1:-}" = docs ]; then
+    make_venv
+    install_pinned requirements-docs.lock
+    touch "$venv/.ready"
+    exit
+fi
 sh "$(dirname "$0")/system.sh" "${1:-}"
 if [ "${1:-}" = dev ]; then
     install_pinned requirements-dev.lock

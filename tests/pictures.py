@@ -75,7 +75,7 @@ async def chat() -> str:
         )
         server.reply(ANSWER)
         async with terminal(server=server, columns=COLUMNS, rows=ROWS, EVERLOOP_MODEL="qwen3:8b") as screen:
-            await screen.shows("shows the commands")
+            await screen.ready()
             screen.type("What needs doing in the garden? Put it into plan.md.\r")
             await screen.shows("tokens read")
             await asyncio.sleep(0.5)  # until the status line is drawn

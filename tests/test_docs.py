@@ -123,6 +123,28 @@ async def test_every_example_of_the_activity_page_does_what_it_says(server, tmp_
     assert not server.replies
 
 
+async def test_every_step_of_the_tutorial_does_what_it_says(server, tmp_path):
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    (program,) = blocks("tutorial.md", "python")
+    found, reader = examples("tutorial.md"), Reader()
+    assert len(found) >= 12
+    server.calls(call("write_file", path="plan.md", content="- beans\n- peas\n"))
+    server.reply("I wrote plan.md with beans and peas.")
+    server.calls(call("edit_file", path="plan.md", old_text="- peas", new_text="- peas\n- carrots"))
+    server.reply("Carrots are on the list.")
+    server.calls(call("exec", command="rm plan.md"))
+    server.reply("I may not delete plan.md without your word.")
+    server.calls(call("water", bed="north"))
+    server.reply("The north bed is watered.")
+    for command, expected in found:
+        if "crash.py" in command:
+            (workspace / "crash.py").write_text(program)
+        said = await shell(reader.command(command), server, tmp_path)
+        reader.check(KILLED.sub("", expected), KILLED.sub("", said))
+    assert not server.replies
+
+
 async def test_every_command_is_on_the_page():
     page = (DOCS / "commands.md").read_text()
     for name in re.findall(r"^    ([a-z]+) ", (await everloop("--help")).out, re.M):
@@ -179,6 +201,17 @@ async def test_every_program_runs_as_written_and_prints_what_its_page_says(page,
         assert f"`{out.decode().strip()}`" in page.read_text()
     else:
         Reader().check(expected, out.decode())
+    assert not server.replies
+
+
+async def test_a_program_uses_the_settings_of_the_command_line(server, tmp_path):
+    (program,) = [one for one in blocks("library.md", "python") if NAMED.match(one)]
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "my_agent.py").write_text(program)
+    server.reply("Hello.")
+    server.fail(400, "no such model")
+    assert await shell("python my_agent.py", server, tmp_path) == "Hello.\n"
+    assert "no such model" in await shell("python my_agent.py", server, tmp_path)
     assert not server.replies
 
 

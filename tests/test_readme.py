@@ -56,6 +56,7 @@ async def test_the_transcript_is_what_happens():
             place = 0
             for line in first[:-1]:
                 if line.startswith("> "):
+                    await screen.ready()
                     screen.type(f"{line[2:]}\r")
                 else:
                     place = await sees(screen, line, place)

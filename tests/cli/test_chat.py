@@ -20,8 +20,6 @@ from everloop.text import one_line, printable
 from tests.support.commands import COMMAND, Terminal, environment, everloop, finished, start, terminal, until
 from tests.support.held import HeldOpenAI
 
-PROMPT = "shows the commands"  # the last thing before the first prompt
-
 
 @pytest.fixture
 async def server() -> AsyncIterator[FakeOpenAI]:
@@ -47,7 +45,7 @@ async def test_text_and_tool_calls_are_seen_while_they_come(held):
     held.calls(call("list_dir", path="."))
     held.hold(Reply("Nothing is there."), after_chunks=2)
     async with terminal(server=held) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("what is here?\r")
         place = await screen.sees("> what is here?")
         place = await screen.sees('✓ list_dir(path=".")', after=place)
@@ -64,8 +62,7 @@ async def test_text_and_tool_calls_are_seen_while_they_come(held):
 async def test_a_key_that_is_pressed_while_a_line_is_printed_is_not_lost(server):
     server.reply("\n".join(f"line {number}" for number in range(60)), token_delay=0.005)
     async with terminal(server=server) as screen:
-        await screen.sees(PROMPT)
-        await until(lambda: screen.takes_keys)
+        await screen.ready()
         screen.type("tell me\r")
         while "tokens read" not in screen.text:
             assert screen.takes_keys
@@ -78,7 +75,7 @@ async def test_reasoning_is_shown_and_a_lost_answer_is_said_to_begin_again(serve
     server.cut(3, text="one two three four", reasoning="hmm")
     server.reply("another answer")
     async with terminal(server=server) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("hi\r")
         place = await screen.sees("hmm")
         place = await screen.sees("begins again", after=place)
@@ -89,7 +86,7 @@ async def test_a_command_that_failed_is_marked_so_though_the_call_as_such_went_w
     server.calls(call("exec", command="ls no-such-thing"), call("exec", command="echo '[exit status 1] said he'"))
     server.reply("It is not there.")
     async with terminal(server=server) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("look\r")
         await screen.sees("✗ $ ls no-such-thing")
         await screen.sees("✓ $ echo")
@@ -103,7 +100,7 @@ async def test_a_command_that_failed_is_marked_so_though_the_call_as_such_went_w
 
 async def test_help_names_the_way_out_and_chat_is_another_name_for_it(server):
     async with terminal("chat", server=server) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("/help\r")
         await screen.sees("\n/exit", after=await screen.sees("/stop"))
         screen.type("/exit\r")
@@ -124,7 +121,7 @@ async def asks_after_ctrl_c(screen: Terminal, place: int) -> bool:
 async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
     server.hang(30, after_chunks=1, text="first second")
     async with terminal(server=server) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("go\r")
         place = await screen.sees("first")
         screen.type("\x03")
@@ -142,7 +139,7 @@ async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
 async def test_a_chat_that_is_told_to_end_leaves_the_terminal_as_it_was(server):
     server.hang(30)
     async with terminal(server=server) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("go\r")
         await until(lambda: server.requests)
         screen.process.send_signal(signal.SIGTERM)
@@ -154,8 +151,7 @@ async def test_a_chat_that_is_told_to_end_leaves_the_terminal_as_it_was(server):
 async def test_signals_that_come_together_or_with_the_enter_key_end_the_chat_once(server, home):
     server.hang(30)
     async with terminal(server=server) as screen:
-        await screen.sees(PROMPT)
-        await until(lambda: screen.takes_keys)
+        await screen.ready()
         screen.process.send_signal(signal.SIGSTOP)  # so that it hears of all of them at once
         screen.type("hello\r")
         screen.process.send_signal(signal.SIGTERM)
@@ -183,7 +179,7 @@ async def test_a_long_line_is_followed_to_its_end(held):
     words[589] = "QXZJKV "  # a terminal is sent only what changes, so a word like its neighbours comes in pieces
     held.hold(Reply("".join(words)), after_chunks=590)
     async with terminal(server=held) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("go\r")
         place = await screen.sees("QXZJKV")
         assert "word599" not in screen.text[place:]
@@ -197,7 +193,7 @@ async def test_a_person_types_on_while_a_turn_runs(held):
     held.hold(Reply("first answer"))
     held.reply("second answer")
     async with terminal(server=held) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("one\r")
         await held.reached.wait()
         screen.type("two\r/status\r")
@@ -216,7 +212,7 @@ async def test_a_person_types_on_while_a_turn_runs(held):
 async def test_a_command_that_waits_for_a_turn_to_end_is_answered_all_the_same(held):
     held.hold(Reply("first answer"))
     async with terminal(server=held) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("one\r")
         await held.reached.wait()
         screen.type("/new\r")
@@ -234,7 +230,7 @@ async def test_a_message_is_handed_to_the_running_turn_when_so_set(held, home):
     held.hold(Reply(calls=[call("list_dir", path=".")]))
     held.reply("I heard both.")
     async with terminal(server=held) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("one\r")
         await held.reached.wait()
         screen.type("and two\r")
@@ -256,7 +252,7 @@ async def test_nothing_a_model_or_a_page_says_drives_the_terminal(server, home):
     server.calls(call("read_file", path="page"), call("list_dir", path="\x1b]52;c;aGk=\x07"))
     server.reply("text \x1b]0;owned\x07 \x1b[41m\x9b31m end", reasoning="\x1b[8m")
     async with terminal(server=server) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("go\r")
         place = await screen.sees("end\r\n")
         await screen.sees("tokens read", after=place)
@@ -273,7 +269,7 @@ async def test_colours_are_left_out_when_they_are_not_wanted(server, setting):
     server.calls(call("list_dir", path="."))
     server.reply("An answer.", reasoning="thought")
     async with terminal(server=server, **setting) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("hi\r")
         place = await screen.sees("An answer.")
         await screen.sees("tokens read", after=place)
@@ -463,7 +459,7 @@ async def test_a_killed_chat_also_goes_on_over_a_pipe(server):
 async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
     server.hang(30)
     async with terminal(server=server) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("hi\r")
         await until(lambda: server.requests)
         screen.type("\x04")

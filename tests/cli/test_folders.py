@@ -16,7 +16,7 @@ from everloop import AgentLoop, MessageBus
 from everloop.store import location
 from everloop.testing import ScriptedProvider
 from everloop.testing.openai_server import FakeOpenAI
-from tests.support.commands import everloop, terminal
+from tests.support.commands import GREETING, everloop, terminal
 
 CANARY = "OBEY-THE-CLONED-FOLDER-7319"
 STEERING = {
@@ -28,7 +28,6 @@ STEERING = {
     "agents/evil.md": f"---\nname: evil\ndescription: {CANARY}\n---\n{CANARY}\n",
 }
 QUESTION = "Trust this folder? [y/N]"
-PROMPT = "shows the commands"
 
 
 @pytest.fixture
@@ -98,9 +97,9 @@ async def test_a_person_is_asked_before_the_prompt_and_the_answer_is_kept(server
                 place = await screen.sees(QUESTION)
                 assert "AGENTS.md" in screen.text[:place]
                 assert "skills/evil" in screen.text[:place]
-                assert PROMPT not in screen.text[:place]
+                assert GREETING not in screen.text[:place]
                 screen.type(key)
-            await screen.sees(PROMPT)
+            await screen.ready()
             assert (QUESTION in screen.text) is asked
             screen.type("hi\r")
             await screen.sees("hello there")
@@ -113,7 +112,7 @@ async def test_a_trusted_folder_is_asked_about_again_when_it_brings_something_ne
     async with terminal(str(cloned), server=server) as screen:
         await screen.sees(QUESTION)
         screen.type("y\r")
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("\x04")
         await screen.ends()
     (cloned / "AGENTS.md").write_text("Be kind.")  # a change is none
@@ -183,7 +182,7 @@ async def test_the_chat_says_which_folder_it_works_in(server, tmp_path):
     (tmp_path / "garden").mkdir()
     for folder, said in (("", "In ~/.everloop/workspace, your home"), (f"{tmp_path}/garden", f"In {tmp_path}/garden")):
         async with terminal(*filter(None, [folder]), server=server) as screen:
-            await screen.sees(PROMPT)
+            await screen.ready()
             assert said in screen.text.replace("\r\n", "")
 
 
@@ -321,7 +320,7 @@ async def test_a_person_is_asked_whether_a_folder_is_the_one_that_is_gone(server
         await screen.sees("do they continue here? [y/N]")
         assert f"{old} had s" in screen.text.replace("\r\n", "")
         screen.type(key)
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("\x04")
         await screen.ends()
     assert await run_in(new, server) == ""
@@ -332,7 +331,7 @@ async def test_another_folder_at_the_path_of_a_trusted_one_is_not_trusted(server
     async with terminal(str(cloned), server=server) as screen:
         await screen.sees(QUESTION)
         screen.type("y\r")
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("\x04")
         await screen.ends()
     moved = cloned.with_name("moved")

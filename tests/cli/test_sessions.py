@@ -123,7 +123,7 @@ async def test_the_model_names_an_idle_chat_and_its_tokens_are_counted(server, h
     server.reply("Herons eat fish.")
     server.reply("“Feeding Herons”.")
     async with terminal(server=server, EVERLOOP_TITLES="model", columns=120) as screen:
-        await screen.shows("shows the commands")
+        await screen.ready()
         screen.type("what do herons eat?\r")
         await screen.shows("· Feeding Herons ·")
         with closing(sqlite3.connect(home / "everloop.db")) as db:
@@ -150,7 +150,7 @@ async def test_a_chat_that_is_not_idle_is_not_named_and_its_next_turn_does_not_w
     server.reply("First.")
     server.hang(60)  # the call for a title
     async with terminal(server=server, EVERLOOP_TITLES="model") as screen:
-        await screen.shows("shows the commands")
+        await screen.ready()
         screen.type("one\r")
         await screen.shows("First.")
         await until(lambda: len(server.requests) == 2)

@@ -15,7 +15,6 @@ from everloop.testing.openai_server import FakeOpenAI, Reply
 from tests.support.commands import ESCAPES, everloop, terminal, until
 from tests.support.held import HeldOpenAI
 
-PROMPT = "shows the commands"
 WIDTHS = [40, 80, 120]
 ANSWER = """\
 # Prime numbers
@@ -69,7 +68,7 @@ def home() -> Path:
 async def test_markdown_is_rendered_and_no_word_is_broken(server, columns):
     server.reply(ANSWER)
     async with terminal(server=server, columns=columns, rows=120) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("explain\r")
         lines = await screen.shows("tokens read")
         text = "\n".join(lines)
@@ -91,7 +90,7 @@ async def test_markdown_is_rendered_and_no_word_is_broken(server, columns):
 async def test_markdown_is_rendered_while_it_streams(held):
     held.hold(Reply("## Title\n\n**bold** words\n\n```python\nimport os\nimport sys\n"), after_chunks=6)
     async with terminal(server=held) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("go\r")
         await screen.shows("bold words")
         assert "**" not in "\n".join(screen.lines)
@@ -106,7 +105,7 @@ async def test_markdown_is_rendered_while_it_streams(held):
 async def test_an_answer_stays_as_it_was_written_where_colours_are_not_wanted(server, setting):
     server.reply("# Title\n\n**bold** and `code`")
     async with terminal(server=server, **setting) as screen:
-        await screen.sees(PROMPT)
+        await screen.ready()
         screen.type("go\r")
         place = await screen.sees("**bold** and `code`")
         await screen.sees("tokens read", after=place)
@@ -116,7 +115,7 @@ async def test_an_answer_stays_as_it_was_written_where_colours_are_not_wanted(se
 async def test_the_prompt_is_never_missing_while_lines_scroll_by(server):
     server.reply("\n\n".join(f"Paragraph number {number}." for number in range(20)), token_delay=0.002)
     async with terminal(server=server) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("go\r")
         await screen.shows("tokens read")
     updates = [part.partition("\x1b[?2026l")[0] for part in screen.raw.split("\x1b[?2026h")[1:]]
@@ -128,7 +127,7 @@ async def test_the_prompt_is_never_missing_while_lines_scroll_by(server):
 async def test_the_colours_follow_the_background_of_the_terminal(server, colour, heading):
     server.reply("## Title\n\nText")
     async with terminal(server=server, PROMPT_TOOLKIT_NO_CPR="") as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         await until(lambda: "\x1b]11;?" in screen.raw)
         assert screen.raw.index("\x1b]11;?") > screen.raw.index(">")  # the prompt comes first
         screen.type(f"\x1b]11;rgb:{colour}\x1b\\go\r")
@@ -155,7 +154,7 @@ async def test_a_card_shows_what_a_tool_did_once_and_all_of_it_when_asked(server
     server.calls(call("exec", command="echo wrong; exit 3"))
     server.reply("Done.")
     async with terminal(server=server, columns=columns, rows=200) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("go\r")
         lines = await screen.shows("tokens read")
         text = "\n".join(lines)
@@ -179,7 +178,7 @@ async def test_a_card_shows_what_a_tool_did_once_and_all_of_it_when_asked(server
 async def test_a_running_call_is_one_line_with_its_time_and_the_latest_output(server):
     server.calls(call("exec", command="echo started; sleep 30"))
     async with terminal(server=server) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("go\r")
         lines = await screen.shows("│ started")
         running = [line for line in lines if "$ echo started; sleep 30" in line]
@@ -193,7 +192,7 @@ async def test_a_running_call_is_one_line_with_its_time_and_the_latest_output(se
 async def test_an_unknown_command_is_refused_with_a_suggestion_and_a_path_is_a_message(server):
     server.reply("A path.")
     async with terminal(server=server) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("/hepl\r")
         await screen.shows("did you mean /help?")
         screen.type("/frobnicate the thing\r")
@@ -219,7 +218,7 @@ async def test_a_question_shows_a_diff_first_and_a_sentence_answers_it_as_a_note
     server.calls(call("exec", command="touch made"))
     server.reply("Made.")
     async with terminal(server=server, columns=columns, rows=80) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("go\r")
         lines = await screen.shows("Answer y")
         assert "-beans" in lines
@@ -233,7 +232,7 @@ async def test_a_question_shows_a_diff_first_and_a_sentence_answers_it_as_a_note
         assert not (home / "workspace" / "made").exists()
         screen.type("again\r")
         await screen.shows("touch made")
-        await until(lambda: screen.text.count("Answer y") == 2)
+        await until(lambda: screen.text.count("Answer y") >= 2)
         screen.type("y\r")
         await screen.shows("Made.")
         assert (home / "workspace" / "made").exists()
@@ -246,7 +245,7 @@ async def test_a_question_shows_a_diff_first_and_a_sentence_answers_it_as_a_note
 async def test_several_lines_are_typed_by_alt_enter_ctrl_j_a_backslash_and_a_paste(server, columns):
     server.reply("Thanks.")
     async with terminal(server=server, columns=columns) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("one\x1b\rtwo\nthree\\\rfour\x1b[200~\nfive\nsix\x1b[201~")
         await screen.shows("six")
         assert server.requests == []
@@ -260,7 +259,7 @@ async def test_history_outlives_the_process_and_is_searched_with_ctrl_r(server, 
     for said in ("the first question", "another thing"):
         server.reply(f"Answer to {said}.")
     async with terminal(server=server) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("the first question\r")
         await screen.shows("Answer to the first question.")
         screen.type("another thing\r")
@@ -270,11 +269,12 @@ async def test_history_outlives_the_process_and_is_searched_with_ctrl_r(server, 
     assert (home / "chat_history").stat().st_mode & 0o777 == 0o600
     server.reply("Once more.")
     async with terminal(server=server) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("\x1b[A")
         await screen.shows("> another thing")
         screen.type("\x15\x12first")
-        await screen.shows("the first question")
+        await screen.shows("I-search backward: first")
+        await screen.shows("> the first question")
         screen.type("\r\r")
         await screen.shows("Once more.")
         screen.type("quit\r")
@@ -289,7 +289,7 @@ async def test_tab_completes_commands_and_files_and_a_named_file_is_attached(ser
     notes.write_text("hello")
     server.reply("Read.")
     async with terminal(server=server, columns=columns) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("/sta\t")
         await screen.shows("> /status")
         screen.type("\r")
@@ -304,7 +304,7 @@ async def test_tab_completes_commands_and_files_and_a_named_file_is_attached(ser
 async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_agent_sees_its_output(server, home):
     server.reply("I saw it.")
     async with terminal(server=server) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("!echo $((6 * 7)); cat ~/.everloop/chat_history\r")
         await screen.shows("│ 42")
         await screen.shows("No such file")  # the runtime's own files are out of its reach
@@ -326,7 +326,7 @@ async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_a
 async def test_the_status_line_tells_of_the_session_and_commands_tell_more(server, home, columns):
     server.reply("Paris.")
     async with terminal(server=server, columns=columns, rows=80, EVERLOOP_MODEL="gpt-4.1-mini") as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("capital of France?\r")
         await screen.shows("tokens read")
         await until(lambda: "% context" in screen.lines[-1])
@@ -358,7 +358,7 @@ async def test_a_price_in_the_settings_comes_before_the_shipped_one(server, home
     (home / "config.toml").write_text('[[price]]\nmodel = "gpt-*"\ninput = 1000000.0\n')
     server.reply("Hi.")
     async with terminal(server=server, columns=120, EVERLOOP_MODEL="gpt-4.1-mini") as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("hello\r")
         lines = await screen.shows("tokens read")
         summary = next(line for line in lines if "tokens read" in line)
@@ -371,10 +371,9 @@ async def test_another_model_and_another_session_are_chosen_in_the_chat(server):
         server.reply(answer)
     await everloop("run", "--session", "cli:plants", "water the beans", server=server)
     async with terminal(server=server, rows=80) as screen:
-        await screen.shows(PROMPT)
-        screen.type("/model other-model\r")
+        await screen.ready()
+        screen.type("/model other-model\rhello\r")  # what is typed ahead is for the next prompt
         await screen.shows("Now with other-model")
-        screen.type("hello\r")
         await screen.shows("Two.")
         assert server.requests[-1].body["model"] == "other-model"
         screen.type("/sessions\r")
@@ -399,7 +398,7 @@ async def test_changes_of_the_last_turn_are_shown_and_undone_but_never_a_later_o
     server.reply("Changed.")
     server.reply("I see.")
     async with terminal(server=server, rows=80) as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("/undo\r")
         await screen.shows("nothing to undo")
         screen.type("go\r")
@@ -425,7 +424,7 @@ async def test_an_export_has_the_conversation_and_no_secret(server, tmp_path):
     server.reply("Your key is sk-abcdefghijklmnopqrstuvwx and pass-word-1234.")
     target = tmp_path / "out.md"
     async with terminal(server=server, MY_API_TOKEN="pass-word-1234") as screen:
-        await screen.shows(PROMPT)
+        await screen.ready()
         screen.type("hello\r")
         await screen.shows("tokens read")
         screen.type(f"/export md {target}\r")
@@ -442,7 +441,7 @@ async def test_a_start_says_where_it_works_and_a_restart_what_it_continues(serve
     server.reply("Paris.")
     server.hang(30)
     async with terminal(server=server, columns=columns) as screen:
-        text = " ".join(" ".join(await screen.shows(PROMPT)).split())
+        text = " ".join(" ".join(await screen.ready()).split())
         assert "your home workspace. `everloop .` works in the current folder" in text
         screen.type("capital of France?\r")
         await screen.shows("Paris.")
@@ -457,6 +456,6 @@ async def test_a_start_says_where_it_works_and_a_restart_what_it_continues(serve
         assert "Continues “capital of France?” (2 turns, just now)" in text
         assert "It goes on now: “and of Spain?”" in text
     async with terminal(str(tmp_path), server=server, columns=columns) as screen:
-        text = " ".join(" ".join(await screen.shows(PROMPT)).split())
+        text = " ".join(" ".join(await screen.ready()).split())
         assert "home workspace" not in text
         assert "Continues" not in text

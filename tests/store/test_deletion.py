@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
 
@@ -154,6 +156,20 @@ async def test_what_a_fork_shares_with_a_deleted_session_is_still_found(store, m
     assert [found.session for found in await store.search("me", "heron")] == ["test:fork"]
 
 
+async def test_the_index_of_a_file_forgets_the_words_of_a_deleted_session(tmp_path, me):
+    store = SQLiteStore(tmp_path / "store.db")
+    await finish(store, await begun(store, me, "a heron and a stork", "gone"), "Both are birds.")
+    await finish(store, await begun(store, me, "the stork", "kept"))
+    assert len(await store.search("me", "stork")) == 2
+    await store.delete_session("me", "test:gone")
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "store.db")) as db:
+        for word, count in (("heron", 0), ("birds", 0), ("stork", 1)):
+            assert db.execute("SELECT count(*) FROM search WHERE search MATCH ?", (word,)).fetchone() == (count,)
+        db.execute("INSERT INTO search (search) VALUES ('integrity-check')")
+        assert db.execute("SELECT count(*) FROM search_entry").fetchone() == (2,)
+
+
 async def test_the_bytes_of_a_deleted_session_are_not_in_the_file(tmp_path, me):
     store = SQLiteStore(tmp_path / "store.db")
     await finish(store, await begun(store, me, "canary-4711 " * 400, "gone"))
@@ -236,6 +252,7 @@ async def test_requests_are_pruned_in_small_steps_in_the_background_by_the_clock
 
     with pytest.raises(Over):
         await prune(store, 30 * DAY, forget, clock=lambda: next(clock), sleep=sleep)
+    assert left[:2] == [8, 8]  # before the first look, and after it: nothing was old enough
     assert left[-1] == 0
     assert [len(keys) for keys in gone] == [3, 3, 2]
     assert 5 in left  # others can write between two steps

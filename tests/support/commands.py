@@ -23,6 +23,7 @@ from everloop.testing.openai_server import FakeOpenAI
 from . import warm
 
 FRESH = COMMAND = (sys.executable, "-m", "everloop")
+GREETING = "shows the commands"  # the end of it
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
 
 
@@ -79,7 +80,7 @@ async def finished(process: Any, stdin: bytes = b"") -> Done:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something that another process brings about."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -87,8 +88,9 @@ async def until(condition: Callable[[], object]) -> None:
 class Terminal:
     """What a person at a terminal sees and types."""
 
-    def __init__(self, process: Any, descriptor: int, columns: int, rows: int) -> None:
+    def __init__(self, process: Any, descriptor: int, columns: int, rows: int, by_lines: bool = False) -> None:
         self.process = process
+        self._by_lines = by_lines  # the program leaves it to the terminal to edit a line
         self.columns = columns
         self.raw = ""
         self._descriptor = descriptor
@@ -153,6 +155,13 @@ class Terminal:
         """Whether a key goes to the program as it is. By lines, the terminal itself makes something of some."""
         return not termios.tcgetattr(self._descriptor)[3] & (termios.ICANON | termios.ISIG)
 
+    async def ready(self) -> list[str]:
+        """Wait for the prompt of the chat, and return the lines above it. The greeting comes before it, and a key that
+        is typed then is not yet the program's: the terminal would make a line feed of Enter."""
+        await self.sees(GREETING)
+        await until(lambda: self._by_lines or (self.takes_keys and ">" in self.text))
+        return self.lines
+
     async def sees(self, text: str, *, after: int = 0) -> int:
         """Wait for a text; where it ends."""
         try:
@@ -207,7 +216,7 @@ async def terminal(
             *COMMAND, *arguments, env=env, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=own_terminal
         )
     os.close(theirs)
-    seen = Terminal(process, ours, columns, rows)
+    seen = Terminal(process, ours, columns, rows, env.get("TERM") == "dumb")
     try:
         yield seen
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import Application
+from prompt_toolkit.application import Application, get_app_session
 from prompt_toolkit.filters import is_done
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import History
@@ -73,16 +74,21 @@ async def terminal_chat(config: Config, key: str, greeting: str) -> int:
     """Chat until the user leaves. A turn that runs then is kept and continues at the next start."""
     history = await in_thread(chat_history, config.home)
     reopen: Reopen | None = Reopen(config, key)
-    while reopen is not None:
-        async with make_agent(reopen.config) as agent:
-            # A store that cannot be used is an error before the first prompt.
-            others = await left_behind(agent.store, reopen.key)
-            status = SessionStatus(agent, reopen.config, reopen.key)
-            await status.read()
-            with patch_stdout(raw=True):
-                said = "\n".join(filter(None, (greeting, status.continues, others)))
-                reopen = await Chat(agent, reopen.config, history, reopen.key, said, status).run()
-        greeting = f"Now with {reopen.config.model} in the session {reopen.key}." if reopen is not None else ""
+    with contextlib.ExitStack() as keys:
+        while reopen is not None:
+            async with make_agent(reopen.config) as agent:
+                # A store that cannot be used is an error before the first prompt.
+                others = await left_behind(agent.store, reopen.key)
+                status = SessionStatus(agent, reopen.config, reopen.key)
+                await status.read()
+                with patch_stdout(raw=True):
+                    said = "\n".join(filter(None, (greeting, status.continues, others)))
+                    reopen = await Chat(agent, reopen.config, history, reopen.key, said, status).run()
+                # What is typed until the next prompt is for it, and Enter stays Enter.
+                keys.enter_context(
+                    get_app_session().input.raw_mode() if reopen is not None else contextlib.nullcontext()
+                )
+            greeting = f"Now with {reopen.config.model} in the session {reopen.key}." if reopen is not None else ""
     return 0
 
 
@@ -129,7 +135,7 @@ class Chat:
         self._reopen: Reopen | None = None
         self._shell: asyncio.Task[Any] | None = None  # a command that the user runs
         self._sessions: list[Listed] = []  # for completion
-        self._prefill = ""  # what the next prompt begins with
+        self._comparing: asyncio.Task[None] | None = None  # of the workspace, after a turn
         self._tasks: set[asyncio.Task[None]] = set()
         self._naming: asyncio.Task[None] | None = None  # the call for a title
         self._asked = 0  # messages without an answer
@@ -191,10 +197,7 @@ class Chat:
     async def _next_line(self) -> bool:
         """Read one line; return False when the user leaves."""
         try:
-            start, self._prefill = self._prefill, ""
-            line = await self._session.prompt_async(
-                default=start, pre_run=self._session.default_buffer.start_completion if start else None
-            )
+            line = await self._session.prompt_async()
         except EOFError:
             return False
         except KeyboardInterrupt:
@@ -252,9 +255,7 @@ class Chat:
             case "model":
                 self._switch_model(words)
             case "sessions":
-                self._prefill = "/resume "
-                for line in session_lines(self._sessions, self._config):
-                    self._output.line(line, "dim")
+                self._start(self._list_sessions())
             case "resume":
                 self._switch_session(words)
             case "rename":
@@ -262,7 +263,7 @@ class Chat:
             case "export":
                 self._start(self._export(words))
             case "diff":
-                self._diff()
+                self._start(self._diff())
             case "undo":
                 self._start(self._undo())
             case "cost":
@@ -331,8 +332,24 @@ class Chat:
             return
         self._output.line(f"Written to {written}; secrets are taken out.", "dim")
 
-    def _diff(self) -> None:
+    async def _list_sessions(self) -> None:
+        """List the sessions, and begin the command that goes on in one."""
+        self._sessions = await list_sessions(self._agent.store, self._config, OWNER, MOST_SESSIONS)
+        for line in session_lines(self._sessions, self._config):
+            self._output.line(line, "dim")
+        buffer = self._session.default_buffer
+        if not buffer.text:  # otherwise the user types already
+            buffer.insert_text("/resume ")
+            buffer.start_completion()
+
+    async def _compared(self) -> None:
+        """Wait until the last turn's changes are known."""
+        if self._comparing is not None:
+            await asyncio.wait([self._comparing])
+
+    async def _diff(self) -> None:
         """Show what the last turn changed in the workspace."""
+        await self._compared()
         if not self._changes.turns:
             self._output.line("No turn of this chat has changed a file.", "dim")
             return
@@ -349,6 +366,7 @@ class Chat:
         """Undo what the last turn changed, and tell the agent."""
         if self._is_busy:
             return
+        await self._compared()
         if not self._changes.turns:
             self._output.line("There is nothing to undo: no turn of this chat has changed a file.", "dim")
             return
@@ -489,7 +507,7 @@ class Chat:
         self._view(event)
         self._changes.see(event)
         if isinstance(event, events.TurnEnded):
-            self._start(self._changes.end())
+            self._comparing = self._start(self._changes.end())
             self._start(self._look_around())
             self._name_when_idle()
         elif self._naming is not None:  # a turn runs, and needs the model more than a title does

@@ -1,6 +1,6 @@
 """Titles of sessions, and the deletion of sessions, in SQLite.
 
-Deleted rows are overwritten with zeros. No id of a session, of an incoming or of an outgoing message is used twice,
+No id of a session, of an incoming or of an outgoing message is used twice,
 because other processes may still know it: where the row with the highest id is deleted, it is blanked and stays until
 there is a higher one.
 """
@@ -17,8 +17,12 @@ from ..claims import Held
 from ..deletion import API, STEP_DELETIONS, STEP_SESSIONS, SUBAGENT, OldRequests, family, is_prunable, parent_of
 from ..peers import alive
 from .search import unindex
-from .transactions import session_id
+from .transactions import REVOKE_GRANTS_OF, session_id
 
+# Of the blanked sessions, only those stay that have the highest id, or a message that has it.
+FORGET_BLANK = """DELETE FROM session WHERE owner = '' AND id < (SELECT max(id) FROM session)
+    AND id NOT IN (SELECT session FROM inbox WHERE id = (SELECT max(id) FROM inbox))
+    AND id NOT IN (SELECT session FROM outbox WHERE id = (SELECT max(id) FROM outbox))"""
 NAME = "UPDATE session SET title = ?, named_by = ? WHERE id = ? AND title = '' AND named_by = ''"
 FIRST_MESSAGE = "(SELECT CAST(data AS BLOB) FROM inbox WHERE session = s.id ORDER BY id LIMIT 1)"
 SUBAGENTS = f"SELECT s.id, s.key, {FIRST_MESSAGE} FROM session s WHERE s.owner = ? AND s.key >= ? AND s.key < ?"
@@ -101,26 +105,14 @@ def delete_old(db: sqlite3.Connection, sessions: Sequence[int], before: float) -
 
 
 def _delete(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
-    (usual,) = db.execute("PRAGMA secure_delete").fetchone()
-    db.execute("PRAGMA secure_delete = ON")
-    try:
-        for id in sessions:
-            unindex(db, id)
-            db.execute("DELETE FROM entry WHERE session = ?", (id,))
-            grants = "DELETE FROM session_grant WHERE (owner, key) = (SELECT owner, key FROM session WHERE id = ?)"
-            db.execute(grants, (id,))
-            for blank in (BLANK_INBOX, BLANK_OUTBOX, BLANK_SESSION):
-                db.execute(blank, (id,))
-        db.execute("UPDATE deletion SET sessions = sessions + ?", (len(sessions),))
-        blanked = [id for (id,) in db.execute("SELECT id FROM session WHERE owner = ''")]
-        for id in blanked:
-            for table in ("inbox", "outbox"):
-                lower = f"DELETE FROM {table} WHERE session = ? AND id < (SELECT max(id) FROM {table})"
-                db.execute(lower, (id,))
-        db.execute(
-            """DELETE FROM session WHERE owner = '' AND id < (SELECT max(id) FROM session)
-            AND id NOT IN (SELECT session FROM inbox WHERE id = (SELECT max(id) FROM inbox))
-            AND id NOT IN (SELECT session FROM outbox WHERE id = (SELECT max(id) FROM outbox))"""
-        )
-    finally:
-        db.execute(f"PRAGMA secure_delete = {usual}")
+    for id in sessions:
+        unindex(db, id)
+        db.execute("DELETE FROM entry WHERE session = ?", (id,))
+        db.execute(REVOKE_GRANTS_OF, (id,))
+        for blank in (BLANK_INBOX, BLANK_OUTBOX, BLANK_SESSION):
+            db.execute(blank, (id,))
+    db.execute("UPDATE deletion SET sessions = sessions + ?", (len(sessions),))
+    for (id,) in db.execute("SELECT id FROM session WHERE owner = ''").fetchall():
+        for table in ("inbox", "outbox"):
+            db.execute(f"DELETE FROM {table} WHERE session = ? AND id < (SELECT max(id) FROM {table})", (id,))
+    db.execute(FORGET_BLANK)

@@ -532,6 +532,8 @@ class SQLiteStore:
         try:
             # Of a new file. A commit writes whole pages, and most steps of a turn are shorter than one of these.
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            # What is deleted leaves nothing in the file. Some builds of SQLite do so by themselves.
+            connection.execute("PRAGMA secure_delete = ON")
             _use_wal(connection, self._lock_seconds)
             connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[True]}")
             # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.

@@ -7,16 +7,20 @@ import contextlib
 import gc
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..providers.factory import make_provider
 from ..runtime.owners import Owners
 from ..store.base import Store
+from ..threads import in_thread
 from .main import INTERRUPTED
 
 if TYPE_CHECKING:
+    from ..channels.runner import ChannelRunner
     from ..observability.metrics import Meters
 
 log = logging.getLogger(__name__)
@@ -34,6 +38,7 @@ async def at_work(
     """
     try:
         await store.workers()  # opens the store: an unusable one is an error before the start is announced
+        channels = await _make_channels(config, store)
     except BaseException:
         await store.close()
         raise
@@ -66,6 +71,9 @@ async def at_work(
     gc.enable()
     work = asyncio.create_task(owners.run())
     work.add_done_callback(ended)
+    talk = None if channels is None else asyncio.create_task(channels.run())
+    if talk is not None:
+        talk.add_done_callback(ended)
     try:
         yield owners, told, again
     finally:
@@ -73,14 +81,31 @@ async def at_work(
             store.hurry()
         if told.done() and not told.cancelled() and told.exception() is None and late is not None:
             await _unless(hurry, owners.leave(max(0.0, late.when() - loop.time())))
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+        tasks = [work] if talk is None else [talk, work]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await owners.close()
         await provider.close()
         await store.close()
         if late is not None:
             late.cancel()
         told.cancel()
+
+
+async def _make_channels(config: Config, store: Store) -> ChannelRunner | None:
+    """The channels of the settings; their code is imported only if there are any."""
+    if not config.channels:
+        return None
+    if isinstance(config.store, Path) and config.store.parent == config.home / "stores":
+        # An account has one poller, and the lease that makes sure of it is in the store.
+        print("everloop: channels are left to the server of the home workspace", file=sys.stderr, flush=True)
+        return None
+    from ..channels.factory import make_channel
+    from ..channels.runner import ChannelRunner
+
+    made = [(one, *await in_thread(make_channel, one)) for one in config.channels]
+    return ChannelRunner(store, made)
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

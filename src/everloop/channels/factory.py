@@ -13,6 +13,7 @@ GROUP = "everloop.channels"  # the entry points of other packages
 SHIPPED = {
     "webhook": "webhook:Webhook",
     "telegram": "telegram:Telegram",
+    "irc": "irc:Irc",
 }
 
 

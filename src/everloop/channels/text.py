@@ -49,7 +49,7 @@ def split(text: str, can: Can, start: int = 0) -> Iterator[Piece]:
         if can.lines and can.form != "plain" and (now_open := _open_fence(opened + piece)):
             piece = f"{piece.rstrip()}\n{now_open[:3]}"
         if piece.strip():
-            yield Piece(opened + piece.strip("\n"), _skip_blank(text, end, False))
+            yield Piece(opened + piece.strip("\n").rstrip(), _skip_blank(text, end, False))
 
 
 def _skip_blank(text: str, start: int, in_code: bool) -> int:
@@ -212,7 +212,7 @@ _INLINE = re.compile(
     r"|\*\*(?P<strong>(?=\S)(?:[^*\n]|\*(?!\*))+?(?<=\S))\*\*"
     r"|(?<!\w)__(?P<strong2>(?=\S)[^_\n]+?(?<=\S))__(?!\w)"
     r"|~~(?P<struck>(?=\S)[^~\n]+?(?<=\S))~~"
-    r"|\*(?P<emphasis>(?=[^\s*])[^*\n]*?(?<=[^\s*]))\*"
+    r"|(?<![\w*])\*(?P<emphasis>(?=[^\s*])[^*\n]*?(?<=[^\s*]))\*(?![\w*])"
     r"|(?<!\w)_(?P<emphasis2>(?=[^\s_])[^_\n]*?(?<=[^\s_]))_(?!\w)"
 )
 _ITEM = re.compile(r"^(?P<indent>\s*)(?P<mark>[-*+]|\d{1,9}[.)])\s+(?P<text>.*)$")

@@ -70,6 +70,7 @@ async def _look(config: Config) -> tuple[list[Check], Overview | None]:
         await asyncio.to_thread(_workspace, config.workspace),
         await asyncio.to_thread(_sandbox, config),
         *of_store,
+        *(await _channels(config)),
     ], work
 
 
@@ -205,6 +206,28 @@ async def _store(config: Config) -> tuple[list[Check], Overview | None]:
     except EverloopError as error:
         return [Check("store", False, f"{config.store} cannot be read", str(error))], None
     return [Check("store", True, str(config.store)), *_checks(work)], work
+
+
+async def _channels(config: Config) -> list[Check]:
+    """Whether each channel's settings are right, what its worker says of it, and whether it has dead letters."""
+    if not config.channels:
+        return []
+    from .channels import facts_of
+
+    checks = []
+    for facts in await facts_of(config):
+        name = f"channel {facts['name']}"
+        if facts["error"]:
+            fix = f"see [channels.{facts['name']}] and `everloop channels test {facts['name']}`"
+            checks.append(Check(name, False, facts["error"], fix))
+        elif facts["dead"]:
+            dead = f"{facts['dead']} could not be delivered"
+            checks.append(Check(name, False, dead, f"everloop channels dead {facts['name']}"))
+        else:
+            process = facts["process"]
+            run = f"run by process {process}" if process else "not running; `everloop serve` runs it"
+            checks.append(Check(name, True, f"{facts['network']}, {run}"))
+    return checks
 
 
 async def work_in(store: Store) -> Overview:

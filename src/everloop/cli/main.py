@@ -131,6 +131,9 @@ def parser() -> Parser:
     _add_history(add, session)
     _cron_actions(add("cron", "cron", "scheduled work: add, list, remove, or run at once"), common, session)
     _add_services(add)
+    _channel_actions(
+        add("channels", "channels", "chat networks: their state, pairing, and undelivered messages"), common
+    )
     _token_actions(add("token", "token", "access to the server: add, list or revoke tokens"), common)
     _model_actions(add("model", "model", "the local models: list, pull, find or remove their files"), common)
     _add_upkeep(add)
@@ -267,6 +270,33 @@ def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
     for action, text in (("remove", "remove a job"), ("run", "run a job now, in addition to its schedule")):
         one = actions.add_parser(action, help=text, parents=[common], allow_abbrev=False)
         one.add_argument("id", metavar="ID", help="the job's id, as `everloop cron list` shows it")
+
+
+def _channel_actions(channels: Parser, common: Parser) -> None:
+    channels.set_defaults(action="list", json=False)
+    actions = channels.add_subparsers(metavar="ACTION", dest="action", parser_class=Parser)
+
+    def add(name: str, text: str) -> Parser:
+        action: Parser = actions.add_parser(name, help=text, parents=[common], allow_abbrev=False)
+        return action
+
+    for name, text in (("list", "list the channels of the settings"), ("status", "the same: how each of them is")):
+        add(name, text).add_argument("--json", action="store_true", help="one JSON object a line")
+    test = add("test", "connect to a network, or send a message to a chat")
+    test.add_argument("name", metavar="NAME", help="the channel")
+    test.add_argument("chat", metavar="CHAT", nargs="?", help="the chat that gets a test message")
+    pair = add("pair", "let in the person who has this code")
+    pair.add_argument("code", metavar="CODE", help="the code that the person got")
+    pair.add_argument("--admin", action="store_true", help="the person may pair others with /pair")
+    unpair = add("unpair", "answer a person no longer")
+    unpair.add_argument("name", metavar="NAME", help="the channel")
+    unpair.add_argument("sender", metavar="SENDER", help="the person's id, as `everloop channels` shows it")
+    dead = add("dead", "messages that could not be delivered")
+    dead.add_argument("name", metavar="NAME", nargs="?", help="of this channel only")
+    dead.add_argument("--json", action="store_true", help="one JSON object a line")
+    resend = add("resend", "try to deliver such messages again")
+    resend.add_argument("id", metavar="ID", nargs="*", type=_count, help="as `everloop channels dead` shows it")
+    resend.add_argument("--all", action="store_true", help="all of them")
 
 
 def _token_actions(token: Parser, common: Parser) -> None:

@@ -7,8 +7,10 @@ import contextlib
 import gc
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
@@ -17,10 +19,12 @@ from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..store.base import Store
 from ..store.pruning import prune
+from ..threads import in_thread
 from .common import forget_outputs
 from .main import INTERRUPTED
 
 if TYPE_CHECKING:
+    from ..channels.runner import ChannelRunner
     from ..observability.metrics import Meters
 
 log = logging.getLogger(__name__)
@@ -38,6 +42,7 @@ async def at_work(
     """
     try:
         await store.workers()  # opens the store: an unusable one is an error before the start is announced
+        channels = await _make_channels(config, store)
     except BaseException:
         await store.close()
         raise
@@ -72,6 +77,9 @@ async def at_work(
     forget = partial(forget_outputs, config.home)
     keep = config.keep_requests_seconds
     pruning = asyncio.create_task(prune(store, keep, forget)) if runs and keep else None
+    talk = None if channels is None else asyncio.create_task(channels.run())
+    if talk is not None:
+        talk.add_done_callback(ended)
     try:
         yield owners, told, again
     finally:
@@ -79,17 +87,31 @@ async def at_work(
             store.hurry()
         if told.done() and not told.cancelled() and told.exception() is None and late is not None:
             await _unless(hurry, owners.leave(max(0.0, late.when() - loop.time())))
-        tasks = [task for task in (work, pruning) if task is not None]
+        tasks = [task for task in (talk, work, pruning) if task is not None]
         for task in tasks:
             task.cancel()
-        for failed in await asyncio.gather(*tasks[1:], return_exceptions=True):
-            if isinstance(failed, Exception):
-                log.error("old requests were not pruned: %s", failed)
-        await asyncio.gather(work, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if pruning is not None and not pruning.cancelled() and (failed := pruning.exception()) is not None:
+            log.error("old requests were not pruned: %s", failed)
         await owners.close()
         if late is not None:
             late.cancel()
         told.cancel()
+
+
+async def _make_channels(config: Config, store: Store) -> ChannelRunner | None:
+    """The channels of the settings; their code is imported only if there are any."""
+    if not config.channels:
+        return None
+    if isinstance(config.store, Path) and config.store.parent == config.home / "stores":
+        # An account has one poller, and the lease that makes sure of it is in the store.
+        print("everloop: channels are left to the server of the home workspace", file=sys.stderr, flush=True)
+        return None
+    from ..channels.factory import make_channel
+    from ..channels.runner import ChannelRunner
+
+    made = [(one, *await in_thread(make_channel, one)) for one in config.channels]
+    return ChannelRunner(store, made)
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

@@ -1,0 +1,163 @@
+"""Who is answered: strangers get nothing, codes let people in, groups need a mention, and nobody floods the others."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from everloop.channels import access
+from everloop.testing.channels import running
+from tests.support.commands import until
+
+from .hooks import HookNetwork
+from .says import Says, found
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[HookNetwork]:
+    async with HookNetwork().running() as made:
+        yield made
+
+
+async def test_a_stranger_gets_nothing_and_leaves_nothing(network: HookNetwork, tmp_path: Path) -> None:
+    says = Says("hello")
+    async with running(network.settings, tmp_path, says) as store:
+        for text in ("hello", "/status", "/pair ABCDEFGH", "yes"):
+            await network.say("2", text, sender="eve")
+        await network.say("3", "hi there", sender="eve", group=True, mentioned=True)
+        await network.say("1", "I am allowed")
+        await until(lambda: network.heard("1"))
+        assert [info.key for info in await store.sessions("me")] == ["hook:1"]
+    assert says.asked == ["I am allowed"]
+    assert [one["chat"] for one in network.got] == ["1"]
+
+
+async def test_a_code_that_the_owner_confirms_lets_a_stranger_in(network: HookNetwork, tmp_path: Path) -> None:
+    network.settings["pairing"] = True
+    says = Says("welcome")
+    async with running(network.settings, tmp_path, says):
+        await network.say("2", "may I?", sender="bob", name="Bob")
+        await network.say("2", "please?", sender="bob")  # the code is not sent again
+        await until(lambda: network.heard("2"))
+        code = re.search(r"\b[A-HJKMNP-Z2-9]{8}\b", network.heard("2")[0])
+        assert code is not None
+        await network.say("1", f"/pair {code[0].lower()}")
+        await until(lambda: network.heard("1"))
+        assert network.heard("1") == ["Paired Bob (hook:bob)."]
+        await until(lambda: len(network.heard("2")) == 2)
+        assert says.asked == []
+        await network.say("2", "hello", sender="bob")
+        await until(lambda: len(network.heard("2")) == 3)
+        await network.say("2", "/pair XXXXXXXX", sender="bob")
+        await until(lambda: len(network.heard("2")) == 4)
+    assert says.asked == ["hello"]
+    assert network.heard("2")[1:] == [access.PAIRED, "welcome", "Only the owner can pair others."]
+
+
+async def test_a_code_expires_after_an_hour_and_only_a_few_strangers_get_one(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    network.settings["pairing"] = True
+    async with running(network.settings, tmp_path) as store:
+        for number in range(5):
+            await network.say(f"s{number}", "hello", sender=f"stranger{number}")
+        pairings = access.Pairings(store, "hook")
+        pending = await found(pairings.pending)
+        assert [one.sender for one in pending] == ["stranger0", "stranger1", "stranger2"]
+        old = msgspec.structs.replace(pending[0], at=time.time() - 3601)
+        await store.set_channel_state("hook", f"code:{old.code}", msgspec.json.encode(old).decode())
+        assert await pairings.confirm(old.code, "me") is None
+        assert await pairings.confirm("AAAAAAAA", "me") is None
+        assert (await pairings.confirm(pending[1].code, "me")) is not None
+        assert await pairings.confirm(pending[1].code, "me") is None  # a code is used once
+        assert set(await pairings.peers()) == {"stranger1"}
+        assert await pairings.remove("stranger1")
+        assert await pairings.peers() == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "answered"),
+    [
+        ({"group": True}, False),
+        ({"group": True, "mentioned": True}, True),
+        ({"group": True, "mentioned": True, "sender": "eve"}, False),
+        ({"group": True, "mentioned": True, "sender": "eve", "chat": "open"}, True),
+        ({"group": True, "sender": "eve", "chat": "open"}, False),
+    ],
+)
+async def test_in_groups_only_people_who_are_let_in_and_mention_it_are_answered(
+    network: HookNetwork, tmp_path: Path, more: dict[str, Any], answered: bool
+) -> None:
+    network.settings["groups"] = ["open"]
+    says = Says("yes?")
+    async with running(network.settings, tmp_path, says):
+        chat = more.pop("chat", "9")
+        await network.say(chat, "what now", name="Some One", **more)
+        await network.say("1", "last")
+        await until(lambda: network.heard("1"))
+        await until(lambda: bool(network.heard(chat)) == answered)
+    assert says.asked.count("Some One: what now") == answered
+    assert len(says.asked) == 1 + answered
+
+
+async def test_a_member_of_an_open_group_cannot_stop_or_start_anything(network: HookNetwork, tmp_path: Path) -> None:
+    network.settings["groups"] = ["open"]
+    says = Says("fine")
+    async with running(network.settings, tmp_path, says):
+        await network.say("open", "/new", sender="eve", group=True, mentioned=True)
+        await until(lambda: network.heard("open"))
+    assert says.asked == ["eve: /new"]  # it was a message like any other
+    assert network.heard("open") == ["fine"]
+
+
+async def test_a_thread_is_a_session_of_its_own_and_its_answers_go_there(network: HookNetwork, tmp_path: Path) -> None:
+    async with running(network.settings, tmp_path) as store:
+        await network.say("a/b", "hello", thread="t/1")
+        await until(lambda: network.heard("a/b"))
+        assert [info.key for info in await store.sessions("me")] == ["hook:a%2Fb/t%2F1"]
+    assert network.got[0]["thread"] == "t/1"
+
+
+async def test_a_flood_of_one_sender_delays_nobody_and_costs_no_more_than_allowed(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    network.settings |= {"per_minute": 3, "allow": ["anna", "flood"]}
+    says = Says("ok")
+    async with running(network.settings, tmp_path, says):
+        for number in range(40):
+            await network.say("2", f"spam {number}", sender="flood")
+        await network.say("1", "hello")
+        await until(lambda: network.heard("1"))
+        await until(lambda: len(network.heard("2")) == 4)
+        await network.say("2", "/status", sender="flood")  # a command is always taken
+        await until(lambda: len(network.heard("2")) == 5)
+    assert len([text for text in says.asked if text.startswith("spam")]) <= 3
+    assert len([text for text in network.heard("2") if text.startswith("That was too fast")]) == 1
+
+
+async def test_commands_work_as_in_every_chat(network: HookNetwork, tmp_path: Path) -> None:
+    async with running(network.settings, tmp_path, Says("hi")):
+        await network.say("1", "hello")
+        await until(lambda: network.heard("1") == ["hi"])
+        for number, (text, begins) in enumerate(
+            [("/status", "model:"), ("/new", ""), ("/stop", "Nothing is running"), ("/approve", "Nothing waits")], 2
+        ):
+            await network.say("1", text)
+            await until(lambda number=number: len(network.heard("1")) == number)  # type: ignore[misc]
+            assert network.heard("1")[-1].startswith(begins)
+
+
+async def test_another_chat_can_be_written_to(network: HookNetwork, tmp_path: Path) -> None:
+    async with running(network.settings, tmp_path) as store:
+        await access.tell(store, "hook", "me", "garden", "The beans are ripe.", "1")
+        await access.tell(store, "hook", "me", "garden", "The beans are ripe.", "1")  # once for each id
+        await until(lambda: network.heard("garden"))
+        await access.tell(store, "hook", "me", "garden", "All of them.", "2")
+        await until(lambda: len(network.heard("garden")) == 2)
+    assert network.heard("garden") == ["The beans are ripe.", "All of them."]

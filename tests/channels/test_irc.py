@@ -1,0 +1,122 @@
+"""IRC, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everloop.channels.irc import parse
+from everloop.testing.channels import conform, running
+from tests.support.commands import until
+
+from .ircd import IrcNetwork
+from .says import Says, found
+
+
+@pytest.fixture
+async def irc() -> AsyncIterator[IrcNetwork]:
+    async with IrcNetwork().running() as made:
+        yield made
+
+
+@pytest.mark.timeout(300)
+async def test_nothing_is_doubled_and_no_answer_lost_whichever_write_is_the_last(tmp_path: Path) -> None:
+    report = await conform(lambda: IrcNetwork().running(), tmp_path, chats=("anna", "bert"), step=4)
+    assert report.problems == []
+    assert report.kills >= 3
+
+
+def test_a_line_is_read_as_the_protocol_says() -> None:
+    line = parse("@account=anna;x=a\\:b\\s :anna!u@h PRIVMSG #garden :hello :there")
+    assert (line.command, line.params, line.nick) == ("PRIVMSG", ["#garden", "hello :there"], "anna")
+    assert line.tags == {"account": "anna", "x": "a;b "}
+    assert parse("PING x").params == ["x"]
+    assert parse("").command == ""
+
+
+async def test_a_channel_is_a_group_and_its_lines_are_parts(irc: IrcNetwork, tmp_path: Path) -> None:
+    irc.settings |= {"join": ["#garden"], "groups": ["#garden"]}
+    says = Says("**first** line\n\n- second")
+    async with running(irc.settings, tmp_path, says):
+        anna = await irc.person("anna")
+        anna.write("JOIN #garden")
+        await until(lambda: any("everbot" in line.params[-1] for line in anna.lines if line.command in ("353", "JOIN"))
+                    or any(line.nick == "everbot" for line in anna.lines))  # fmt: skip
+        await anna.tell("#garden", "nobody is meant")
+        await anna.tell("#garden", "everbot: what grows?")
+        await until(lambda: len(irc.heard("#garden")) == 2)
+    assert says.asked == ["anna: what grows?"]
+    assert irc.heard("#garden") == ["first line", "• second"]
+
+
+async def test_a_nick_that_is_not_there_makes_a_dead_letter(irc: IrcNetwork, tmp_path: Path) -> None:
+    from everloop.channels.access import tell
+
+    async with running(irc.settings, tmp_path) as store:
+        await tell(store, "irc", "me", "nobody", "hello", "1")
+        (dead,) = await found(lambda: store.dead_letters("irc"))
+    assert dead.reason.startswith("401 ")
+
+
+async def test_an_answer_cannot_carry_a_command(irc: IrcNetwork, tmp_path: Path) -> None:
+    async with running(irc.settings, tmp_path, Says("hello\rQUIT :gone\n\x00NICK other")):
+        await irc.say("anna", "hi")
+        await until(lambda: len(irc.heard("anna")) == 2)
+        await irc.say("anna", "still there?")
+        await until(lambda: len(irc.heard("anna")) == 4)
+    assert irc.heard("anna")[:2] == ["hello QUIT :gone", "NICK other"]
+
+
+async def test_it_speaks_tls_and_checks_the_certificate_and_the_password(tmp_path: Path) -> None:
+    here = Path(__file__).parents[1] / "certificates"
+    async with IrcNetwork(tls=(here / "localhost.pem", here / "localhost.key"), password="let-me-in").running() as irc:
+        irc.settings |= {"server": "localhost", "password": "let-me-in", "ca_file": str(here / "ca.pem")}
+        async with running(irc.settings, tmp_path):
+            await irc.say("anna", "hi")
+            await until(lambda: irc.heard("anna") == ["re: hi"])
+        (tmp_path / "other").mkdir()
+        irc.settings |= {"ca_file": ""}
+        async with running(irc.settings, tmp_path / "other") as store:
+            state = await found(lambda: store.channel_state("irc"))
+            assert "certificate verify failed" in state["status"]
+            assert "let-me-in" not in state["status"]
+
+
+class SaslServer:
+    """As much of a server as SASL takes: the login, and an account on each message."""
+
+    def __init__(self) -> None:
+        self.logins: list[str] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replies = {
+            "CAP LS 302": ":s CAP * LS :sasl=PLAIN account-tag",
+            "CAP REQ :account-tag sasl": ":s CAP * ACK :account-tag sasl",
+            "AUTHENTICATE PLAIN": "AUTHENTICATE +",
+            "CAP END": ":s 001 everbot :Welcome\r\n@account=anna :x!y@z PRIVMSG everbot :hi",
+        }
+        while line := (await reader.readline()).decode().strip():
+            if line.startswith("AUTHENTICATE ") and line != "AUTHENTICATE PLAIN":
+                self.logins.append(line.partition(" ")[2])
+                writer.write(b":s 903 everbot :ok\r\n")
+            elif line in replies:
+                writer.write(f"{replies[line]}\r\n".encode())
+            elif line.startswith("PING "):
+                writer.write(f":s PONG s {line[5:]}\r\n".encode())
+        writer.close()
+
+
+async def test_it_logs_in_by_sasl_and_knows_people_by_their_accounts(tmp_path: Path) -> None:
+    fake = SaslServer()
+    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = {"name": "irc", "server": "127.0.0.1", "port": port, "tls": False, "nick": "everbot",
+                "account": "ever", "password": "secret", "allow": ["anna"]}  # fmt: skip
+    says = Says("hello")
+    async with server, running(settings, tmp_path, says):
+        await until(lambda: says.asked)
+    assert fake.logins == ["AGV2ZXIAc2VjcmV0"]
+    assert says.asked == ["hi"]

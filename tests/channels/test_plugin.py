@@ -1,0 +1,62 @@
+"""A network of another package: the example of docs/channels.md, installed for real, passes the kit of the page."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import everloop
+
+PAGE = (Path(__file__).parents[2] / "docs" / "channels.md").read_text()
+FILES = dict(re.findall(r"^```\w+\n# ([\w.]+)\n(.*?)^```$", PAGE, re.M | re.S))
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    for name in ("pyproject.toml", "everloop_letters.py"):
+        (source / name).write_text(FILES[name])
+    (target / "test_letters.py").write_text(FILES["test_letters.py"])
+    options = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True, timeout=120)
+    return target
+
+
+def test_the_example_is_short() -> None:
+    assert len(FILES["everloop_letters.py"].splitlines()) < 60
+
+
+@pytest.mark.timeout(240)
+def test_an_installed_network_passes_the_kit(letters: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "test_letters.py"],
+        cwd=letters,
+        env={**os.environ, "PYTHONPATH": str(letters)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_it_is_listed_by_its_name_and_a_wrong_key_is_one_line(letters: Path, tmp_path: Path) -> None:
+    home = tmp_path / "own-home"
+    home.mkdir()
+    run: dict[str, Any] = {"EVERLOOP_HOME": str(home), "PYTHONPATH": str(letters)}
+    (home / "config.toml").write_text('[channels.letters]\nfolder = "x"\n')
+    done = await everloop("channels", "list", "--json", **run)
+    assert (done.json["name"], done.json["repeats"], done.json["error"]) == ("letters", "key", "")
+    (home / "config.toml").write_text('[channels.letters]\nfolder = "x"\nfoler = "y"\n')
+    done = await everloop("channels", "test", "letters", **run)
+    assert (done.status, done.err) == (2, "everloop: [channels.letters] foler is unknown; allowed: folder\n")
+    (home / "config.toml").write_text("[channels.lettres]\n")
+    done = await everloop("channels", "test", "lettres", **run)
+    assert done.status == 2
+    assert 'there is no network "lettres"; known: ' in done.err
+    assert "letters" in done.err

@@ -1,0 +1,122 @@
+"""Channels in the real commands: `everloop worker` and `everloop serve` run them, `everloop channels` shows them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.testing.openai_server import FakeOpenAI
+from tests.support.commands import environment, everloop, start, until
+
+from .fake_telegram import TOKEN, FakeTelegram
+
+
+@pytest.fixture
+async def telegram() -> AsyncIterator[FakeTelegram]:
+    async with FakeTelegram().running() as made:
+        yield made
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI() as running:
+        yield running
+
+
+def settings(home: Path, telegram: FakeTelegram, more: str = "") -> dict[str, Any]:
+    home.mkdir(exist_ok=True)
+    base = telegram.settings["base_url"]
+    (home / "config.toml").write_text(
+        f'[channels.telegram]\nallow = ["7"]\npairing = true\nbase_url = "{base}"\n{more}', encoding="utf-8"
+    )
+    return {"EVERLOOP_HOME": str(home), "EVERLOOP_CHANNEL_TELEGRAM_TOKEN": TOKEN}
+
+
+async def test_one_worker_polls_an_account_and_another_takes_over_when_it_is_killed(
+    telegram: FakeTelegram, model: FakeOpenAI, tmp_path: Path
+) -> None:
+    run = settings(tmp_path / "own", telegram)
+    model.reply("first answer")
+    model.reply("second answer")
+    workers = [await start("worker", env=environment(model, **run))]
+    try:
+        await until(lambda: telegram.polls == 1)
+        workers.append(await start("worker", env=environment(model, **run)))
+        await telegram.say("7", "one")
+        await until(lambda: telegram.heard("7") == ["first answer"])
+        line = await workers[1].stderr.readline()
+        assert b"is ready" in line
+        assert telegram.calls.count("getMe") == 1  # the second one waits for the lease
+        workers[0].kill()
+        await workers[0].wait()
+        await telegram.say("7", "two")
+        await until(lambda: len(telegram.heard("7")) == 2)
+        assert telegram.heard("7") == ["first answer", "second answer"]
+        assert telegram.calls.count("getMe") == 2
+        workers[1].send_signal(signal.SIGTERM)
+        assert await workers[1].wait() == 0
+        err = (await workers[1].stderr.read()).decode()
+        assert "Traceback" not in err
+        assert TOKEN not in err
+    finally:
+        for worker in workers:
+            if worker.returncode is None:
+                worker.kill()
+                await worker.wait()
+
+
+async def test_channels_shows_pairs_and_resends(telegram: FakeTelegram, model: FakeOpenAI, tmp_path: Path) -> None:
+    run = settings(tmp_path / "own", telegram)
+    telegram.blocked.add("7")
+    model.reply("hello")
+    worker = await start("worker", env=environment(model, **run))
+    try:
+        await telegram.say("9", "let me in", sender=9)
+        await until(lambda: telegram.heard("9"))
+        await telegram.say("7", "hi")
+        await until(lambda: telegram.calls.count("sendMessage") == 2)
+        done = await everloop("channels", "--json", **run)
+        assert done.status == 2  # a flag of its actions
+        done = await everloop("channels", "status", "--json", **run)
+        facts = json.loads(done.out)
+        assert (facts["process"] is not None, facts["error"], facts["repeats"]) == (True, "", "none")
+        code = facts["pending"][0]["code"]
+        assert code in telegram.heard("9")[0]
+        done = await everloop("channels", "pair", code, **run)
+        assert done.out == "Paired Person 9 (telegram:9).\n"
+        await until(lambda: len(telegram.heard("9")) == 2)
+        done = await everloop("channels", "pair", code, **run)
+        assert done.status == 2
+        assert "no valid code" in done.err
+        done = await everloop("channels", "dead", "--json", **run)
+        assert done.json["reason"] == "403 Forbidden: bot was blocked by the user"
+        done = await everloop("doctor", "--json", **run)
+        check = next(one for one in done.json["checks"] if one["name"] == "channel telegram")
+        assert (check["ok"], check["found"]) == (False, "1 could not be delivered")
+        telegram.blocked.clear()
+        done = await everloop("channels", "resend", "--all", **run)
+        assert done.out == "1 will be sent again.\n"
+        await until(lambda: telegram.heard("7") == ["hello"])
+        done = await everloop("channels", "test", "telegram", **run)
+        assert done.out == "telegram: connected as @ever_bot.\n"
+    finally:
+        worker.kill()
+        await worker.wait()
+
+
+async def test_wrong_settings_stop_the_start_in_one_line_without_the_secret(
+    telegram: FakeTelegram, model: FakeOpenAI, tmp_path: Path
+) -> None:
+    run = settings(tmp_path / "own", telegram, more="tokn = 5\n")
+    done = await everloop("worker", server=model, **run)
+    assert done.status == 2
+    assert done.err.startswith("everloop: [channels.telegram] tokn is unknown; allowed: base_url, token")
+    assert len(done.err.splitlines()) == 1
+    run = settings(tmp_path / "own", telegram) | {"EVERLOOP_CHANNEL_TELEGRAM_TOKEN": f"{TOKEN} x"}
+    done = await everloop("worker", server=model, **run)
+    assert (done.status, TOKEN in done.err) == (2, False)

@@ -1,0 +1,100 @@
+"""Answers in parts and in a network's own form."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everloop.channels.base import Can
+from everloop.channels.text import length, render, split
+
+MARKDOWN = st.text(st.sampled_from("ab *_`~#>-[]()\n.<&é👍🏽"), max_size=300)
+
+
+@given(MARKDOWN, st.sampled_from(["characters", "utf16", "bytes"]), st.sampled_from(["plain", "telegram"]))
+def test_every_piece_fits_and_no_letter_is_lost(text, unit, form):
+    can = Can(text=80, unit=unit, form=form)
+    pieces = list(split(text, can))
+    assert all(length(piece.text, unit) <= can.text for piece in pieces)
+    kept = "".join(letter for piece in pieces for letter in piece.text if not letter.isspace() and letter not in "`~")
+    assert kept.endswith("".join(letter for letter in text if not letter.isspace() and letter not in "`~")[-20:])
+    assert len(kept) >= len([letter for letter in text if not letter.isspace() and letter not in "`~"])
+
+
+@given(MARKDOWN, st.integers(0, 5))
+def test_a_delivery_that_was_interrupted_goes_on_with_the_same_pieces(text, done):
+    can = Can(text=80, form="telegram")
+    pieces = list(split(text, can))
+    if done < len(pieces):
+        assert list(split(text, can, pieces[done].end)) == pieces[done + 1 :]
+
+
+@given(MARKDOWN)
+def test_without_lines_no_piece_has_a_line_end(text):
+    assert all("\n" not in piece.text for piece in split(text, Can(text=80, lines=False)))
+
+
+def test_a_long_text_is_cut_at_paragraphs_then_lines_then_sentences():
+    can = Can(text=60)
+    assert [piece.text for piece in split("first paragraph\n\nsecond paragraph\n\n" + "third " * 5, can)] == [
+        "first paragraph\n\nsecond paragraph",
+        "third third third third third",
+    ]
+    assert [piece.text for piece in split("A sentence here. Another sentence there. And one.", can)] == [
+        "A sentence here. Another sentence there.",
+        "And one.",
+    ]
+
+
+def test_a_block_of_code_that_is_cut_is_closed_and_opened_again():
+    text = "```python\n" + "\n".join(f"line {number}" for number in range(12)) + "\n```"
+    pieces = [piece.text for piece in split(text, Can(text=90, form="telegram"))]
+    assert len(pieces) > 1
+    for piece in pieces:
+        assert piece.startswith("```python\n")
+        assert piece.endswith("\n```")
+    assert "".join(pieces).count("line 11") == 1
+
+
+@pytest.mark.parametrize(
+    ("markdown", "plain", "telegram"),
+    [
+        ("**a** *b* _c_ ~~d~~", "a b c d", "<b>a</b> <i>b</i> <i>c</i> <s>d</s>"),
+        ("snake_case_name 2*3*4", "snake_case_name 2*3*4", "snake_case_name 2*3*4"),
+        ("`**x**`", "**x**", "<code>**x**</code>"),
+        ("# Title #", "Title", "<b>Title</b>"),
+        ("1. one\n- two", "1. one\n• two", "1. one\n• two"),
+        ("[a](javascript:x)", "[a](javascript:x)", "[a](javascript:x)"),
+        ("[a](https://b.c/d_(e))", "a (https://b.c/d_(e))", '<a href="https://b.c/d_(e)">a</a>'),
+        ("<script>", "<script>", "&lt;script&gt;"),
+        ("> said\n> twice", "> said\n> twice", "<blockquote>said\ntwice</blockquote>"),
+        ("a \\* b", "a * b", "a * b"),
+    ],
+)
+def test_markdown_becomes_what_the_network_shows(markdown, plain, telegram):
+    assert render(markdown, "plain") == plain
+    assert render(markdown, "telegram") == telegram
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        assert tag in {"b", "i", "s", "code", "pre", "a", "blockquote"}
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@given(MARKDOWN)
+def test_whatever_a_model_writes_the_html_is_balanced(text):
+    reader = Tags()  # type: ignore[no-untyped-call]
+    reader.feed(render(text, "telegram"))
+    reader.close()
+    assert reader.open == []

@@ -360,7 +360,13 @@ class AgentLoop:
         message = InboundMessage(
             channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
         ).addressed()
-        message.id = f"ask:{secrets.token_hex(8)}"  # by which its turn is found, wherever it ran
+        return await self.take(message, on_event)
+
+    async def take(self, message: InboundMessage, on_event: events.Emit | None = None) -> TurnResult:
+        """Run one turn for a message as `ask` does. A message that has an `id` is taken once: given again, also after a
+        crash, it gets the answer of its turn."""
+        message = message.addressed()
+        message.id = message.id or f"ask:{secrets.token_hex(8)}"  # by which its turn is found, wherever it ran
         text = await self._take_direct(message, on_event)
         row = await self.store.find(message.owner, message.id)
         found = (row.turn, row.session, row.first_seq) if row is not None and row.turn and row.first_seq else None

@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "cron run": ("everloop cron run 9b6c4fba",),
     "serve": ("everloop serve --port 8002",),
     "link": ("everloop link --open",),
+    "acp": ("everloop acp",),
     "mcp": ("everloop mcp --workspace ~/projects/garden",),
     "worker": ("everloop worker --store postgresql://db/everloop",),
     "token": ("everloop token add phone --owner me",),

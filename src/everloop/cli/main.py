@@ -203,6 +203,7 @@ def _add_services(add: Add) -> None:
     link.add_argument("--port", metavar="PORT", help="the port that it listens on (default 8002)")
     link.add_argument("--open", action="store_true", help="open it in the browser")
 
+    add("acp", "acp", "be the agent of an editor that speaks the Agent Client Protocol", trust)
     add("mcp", "mcp", "be an MCP server on standard input and output: ask, sessions, search", trust)
 
     worker = add("worker", "worker", "take work from the store until stopped", trust)

@@ -51,7 +51,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "model path": ("everloop model path qwen2.5-coder-0.5b",),
     "model remove": ("everloop model remove qwen2.5-coder-0.5b",),
     "migrate": ("everloop migrate ~/.everloop/everloop.db postgresql://db/everloop",),
-    "doctor": ("everloop doctor",),
+    "doctor": ("everloop doctor", "everloop doctor --model"),
     "completion": (
         'eval "$(everloop completion bash)"',
         "everloop completion fish > ~/.config/fish/completions/everloop.fish",

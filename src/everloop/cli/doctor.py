@@ -39,6 +39,8 @@ class Check:
 
 
 def command(options: argparse.Namespace) -> int:
+    if hasattr(options, "checked_model"):
+        return _model_command(options)
     checks, work = asyncio.run(_look(load_with_store(options)))
     well = all(check.ok for check in checks)
     if options.json:
@@ -56,6 +58,40 @@ def command(options: argparse.Namespace) -> int:
     shell = os.path.basename(os.environ.get("SHELL", ""))
     print(f"Tab completion of commands: {HOW.get(shell, HOW['bash'])}")
     return 0 if well else 1
+
+
+def _model_command(options: argparse.Namespace) -> int:
+    """Ask the model of the settings, or the one that is named."""
+    from .common import check_model, load_config
+    from .model_checks import NEEDED
+    from .setup import with_model
+
+    if options.checked_model:
+        options.model = options.checked_model
+    config = with_model(load_config(options))
+    check_model(config)
+    checks = asyncio.run(_examined(config, quiet=options.json))
+    passed = sum(check.ok for check in checks)
+    usable = all(check.ok for check in checks if check.name in NEEDED)
+    if options.json:
+        told = [{**asdict(check), "fix": _fix(check)} for check in checks]
+        print(as_json({"ok": usable, "model": config.model, "passed": passed, "checks": told}))
+    else:
+        verdict = "it can work as an agent" if usable else "it cannot work as an agent"
+        print(printable(f"{config.model}: {passed} of 10; {verdict}"))
+    return 0 if usable else 1
+
+
+async def _examined(config: Config, *, quiet: bool) -> list[Check]:
+    from .model_checks import examine
+
+    checks = []
+    async for check in examine(config):
+        checks.append(check)
+        if not quiet:
+            fix = f": {_fix(check)}" if _fix(check) else ""
+            print(printable(f"{'✓' if check.ok else '✗'} {check.name:<16}  {check.found}{fix}"), flush=True)
+    return checks
 
 
 def _fix(check: Check) -> str:

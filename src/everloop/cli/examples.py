@@ -38,6 +38,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "cron run": ("everloop cron run 9b6c4fba",),
     "serve": ("everloop serve --port 8002",),
     "link": ("everloop link --open",),
+    "acp": ("everloop acp",),
+    "mcp": ("everloop mcp --workspace ~/projects/garden",),
     "worker": ("everloop worker --store postgresql://db/everloop",),
     "channels": ("everloop channels", "everloop channels pair K7PXW2QD", "everloop channels resend --all"),
     "channels list": ("everloop channels list",),
@@ -61,7 +63,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "restore": ("everloop restore monday.db",),
     "check-history": ("everloop check-history", "everloop check-history --store postgresql://db/everloop"),
     "migrate": ("everloop migrate ~/.everloop/everloop.db postgresql://db/everloop",),
-    "doctor": ("everloop doctor",),
+    "doctor": ("everloop doctor", "everloop doctor --model"),
     "completion": (
         'eval "$(everloop completion bash)"',
         "everloop completion fish > ~/.config/fish/completions/everloop.fish",

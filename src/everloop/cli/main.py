@@ -24,7 +24,7 @@ CLOSED_PIPE = 141  # exit status of a command whose output was closed
 class Add(Protocol):
     """Adds a command: its name, its module and a description."""
 
-    def __call__(self, name: str, module: str, text: str, *parents: Parser) -> Parser: ...
+    def __call__(self, name: str, module: str, text: str, *parents: Parser, flags: Parser | None = None) -> Parser: ...
 
 
 class Parser(argparse.ArgumentParser):
@@ -120,9 +120,10 @@ def parser() -> Parser:
     top.set_defaults(module="chat")
     commands = top.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
 
-    def add(name: str, module: str, text: str, *parents: Parser) -> Parser:
+    def add(name: str, module: str, text: str, *parents: Parser, flags: Parser | None = None) -> Parser:
+        described = f"{text[0].upper()}{text[1:]}."
         command = commands.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=[common, *parents], allow_abbrev=False
+            name, help=text, description=described, parents=[flags or common, *parents], allow_abbrev=False
         )
         command.set_defaults(module=module)
         return command
@@ -206,6 +207,9 @@ def _add_services(add: Add) -> None:
     link.add_argument("--port", metavar="PORT", help="the port that it listens on (default 8002)")
     link.add_argument("--open", action="store_true", help="open it in the browser")
 
+    add("acp", "acp", "be the agent of an editor that speaks the Agent Client Protocol", trust)
+    add("mcp", "mcp", "be an MCP server on standard input and output: ask, sessions, search", trust)
+
     worker = add("worker", "worker", "take work from the store until stopped", trust)
     worker.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics there")
 
@@ -228,7 +232,19 @@ def _add_upkeep(add: Add) -> None:
     completion = add("completion", "completion", "print a script that completes commands in your shell")
     completion.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
 
-    doctor = add("doctor", "doctor", "check the installation: what is in use, what is missing and how to fix it")
+    flags = _flags(hidden=True, without="--model")
+    doctor = add(
+        "doctor", "doctor", "check the installation: what is in use, what is missing and how to fix it", flags=flags
+    )
+    doctor.add_argument(
+        "--model",
+        dest="checked_model",
+        nargs="?",
+        const="",
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+        help="ask the model (by default that of the settings) ten small questions instead",
+    )
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -337,7 +353,7 @@ def _model_actions(model: Parser, common: Parser) -> None:
         one.add_argument("name", metavar="NAME", help="the model's name, or the path of a GGUF file of yours")
 
 
-def _flags(*, hidden: bool = False) -> Parser:
+def _flags(*, hidden: bool = False, without: str = "") -> Parser:
     """The flags of all commands. In the help of a command they are hidden: `everloop --help` shows them once."""
     # Without defaults, so that a command does not overwrite a flag given before its name.
     flags = Parser(add_help=False, argument_default=argparse.SUPPRESS)
@@ -348,7 +364,8 @@ def _flags(*, hidden: bool = False) -> Parser:
         ("--model", "NAME", "the model to ask"),
         ("--store", "FILE", "the database file"),
     ):
-        flags.add_argument(name, metavar=value, help=argparse.SUPPRESS if hidden else text)
+        if name != without:
+            flags.add_argument(name, metavar=value, help=argparse.SUPPRESS if hidden else text)
     return flags
 
 

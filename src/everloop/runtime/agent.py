@@ -352,8 +352,13 @@ class AgentLoop:
     ) -> TurnResult:
         """Run one turn as `process_direct` does, and return all that is known of it: its answer, why it ended, what
         went wrong and what it used."""
-        message = _direct(content, session_key, channel, chat_id, media, attended)
-        message.id = f"ask:{secrets.token_hex(8)}"  # by which its turn is found, wherever it ran
+        return await self.take(_direct(content, session_key, channel, chat_id, media, attended), on_event)
+
+    async def take(self, message: InboundMessage, on_event: events.Emit | None = None) -> TurnResult:
+        """Run one turn for a message as `ask` does. A message that has an `id` is taken once: given again, also after a
+        crash, it gets the answer of its turn."""
+        message = message.addressed()
+        message.id = message.id or f"ask:{secrets.token_hex(8)}"  # by which its turn is found, wherever it ran
         text = await self._take_direct(message, on_event)
         row = await self.store.find(message.owner, message.id)
         found = (row.turn, row.session, row.first_seq) if row is not None and row.turn and row.first_seq else None

@@ -29,7 +29,8 @@ from .images import Free, ImageFilter, plain_images
 if TYPE_CHECKING:
     from ..providers.text_calls import Reader, Reading, TextPart
 
-_SUSPICIOUS = re.compile(r"[<{\[`]")
+# A mark may begin with one of these, or where a line begins with a word: "functools[", "function call", "Action:".
+_SUSPICIOUS = re.compile(r"[<{\[`◁]|>(?=>|\Z)|\](?=<|\Z)|^[ \t]*(?:f(?:\Z|u(?:\Z|n(?:\Z|c)))|A(?:\Z|c(?:\Z|t)))", re.M)
 _TEXT_CALLS = "everloop.providers.text_calls"
 
 LARGE = 50_000  # characters of an answer, or of its part that is held back, that are read in a thread

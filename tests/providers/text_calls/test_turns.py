@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -277,3 +278,35 @@ async def test_where_the_settings_say_so_a_call_in_text_is_words(tmp_path: Path)
         executor = await AgentExecutor.create(definition, model, tmp_path, config=config)
         await executor.run({})
         assert len(model.requests) == (3 if wanted else 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('functools[{"name": "read_file", "arguments": {"path": "beans.txt"}}]', ""),
+        ('I look.\nAction: read_file\nAction Input: {"path": "beans.txt"}\nObservation: none', "I look.\n"),
+        ('I look.>>>read_file\n{"path": "beans.txt"}', "I look."),
+        (
+            ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="read_file">]<]minimax[>[<path>beans.txt'
+            "]<]minimax[>[</path>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
+            "",
+        ),
+        ('◁think▷hm◁/think▷<|tool_call_start|>[read_file(path="beans.txt")]<|tool_call_end|>', ""),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_a_mark_that_begins_with_any_character_is_seen_however_it_comes(text, said, size):
+    class Writes(LLMProvider):
+        async def chat(self, messages: Any, tools: Any = None, model: Any = None) -> LLMResponse:
+            return LLMResponse(text)
+
+        async def stream(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
+            for place in range(0, len(text), size):
+                yield Delta(text[place : place + size])
+            yield LLMResponse(text)
+
+    seen: list[ev.Event] = []
+    for emit in (seen.append, None):
+        answer = await ModelCall(Writes()).ask(Conversation(), TOOLS, emit)
+        assert [(one.name, one.arguments) for one in answer.tool_calls] == [("read_file", {"path": "beans.txt"})]
+    assert "".join(event.text for event in seen if isinstance(event, ev.Text)) == said

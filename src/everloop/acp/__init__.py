@@ -1,0 +1,1 @@
+"""The Agent Client Protocol: the agent inside an editor."""

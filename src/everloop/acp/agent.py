@@ -1,0 +1,368 @@
+"""The agent behind the Agent Client Protocol: an editor opens sessions in its folders and prompts them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from acp import PROTOCOL_VERSION, RequestError, text_block, tool_content, update_agent_message_text
+from acp.interfaces import Client
+from acp.schema import (
+    AgentCapabilities,
+    AllowedOutcome,
+    AuthenticateResponse,
+    HttpMcpServer,
+    Implementation,
+    InitializeResponse,
+    ListSessionsResponse,
+    LoadSessionResponse,
+    McpCapabilities,
+    McpServerStdio,
+    NewSessionResponse,
+    PermissionOption,
+    PromptCapabilities,
+    PromptResponse,
+    SessionCapabilities,
+    SessionConfigOptionSelect,
+    SessionConfigSelectOption,
+    SessionInfo,
+    SessionListCapabilities,
+    SessionMode,
+    SessionModeState,
+    SetSessionConfigOptionResponse,
+    SetSessionModeResponse,
+    ToolCallUpdate,
+    UsageUpdate,
+)
+
+from .. import events
+from .._version import __version__
+from ..bus import InboundMessage
+from ..commands import Answer
+from ..config import Config, McpServer
+from ..errors import EverloopError
+from ..runtime.agent import AgentLoop, TurnResult
+from ..runtime.attached import is_inside, sessions_of, take_turn, working
+from ..text import one_line
+from .updates import Update, of_event, of_log, read_prompt
+
+CHANNEL = "acp"
+PAGE = 50  # sessions in one list
+MAX_KEY = 200
+StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
+STOP_REASONS: dict[str, StopReason] = {
+    "cancelled": "cancelled",
+    "replaced": "cancelled",
+    "max_rounds": "max_turn_requests",
+}
+MODES = {
+    "ask": SessionMode(id="ask", name="Ask", description="What the policy wants a person's word for is asked here."),
+    "refuse": SessionMode(id="refuse", name="Never ask", description="What would be asked for is refused."),
+}
+OPTIONS = [
+    PermissionOption(option_id="once", name="Allow", kind="allow_once"),
+    PermissionOption(option_id="always", name="Allow for this session", kind="allow_always"),
+    PermissionOption(option_id="refuse", name="Refuse", kind="reject_once"),
+]
+
+
+@dataclasses.dataclass(slots=True)
+class EditorSession:
+    """A session that the editor has open."""
+
+    key: str
+    folder: Path
+    servers: tuple[McpServer, ...]
+    model: str
+    agent: AgentLoop
+    mode: str = "ask"
+    cancelled: bool = False
+
+
+class EditorAgent:
+    """Answers an editor's requests. Each folder has an agent of its own, with the sessions of that folder.
+
+    `enter` gives the settings for work in a folder: whether its files are trusted, and where its store is. It blocks.
+    """
+
+    def __init__(self, config: Config, enter: Callable[[Path], Config]) -> None:
+        self._config = config
+        self._enter = enter
+        self._client: Client | None = None
+        self._agents: dict[str, AgentLoop] = {}
+        self._sessions: dict[str, EditorSession] = {}
+        self._opening = asyncio.Lock()
+        self._open = AsyncExitStack()
+
+    async def close(self) -> None:
+        """End all work here. Turns under way stay open on disk; the next start goes on with them."""
+        await self._open.aclose()
+
+    def on_connect(self, conn: Client) -> None:
+        self._client = conn
+
+    # ------------------------------------------------------------------------------------------ the connection
+
+    async def initialize(self, protocol_version: int, **_: Any) -> InitializeResponse:
+        return InitializeResponse(
+            protocol_version=min(protocol_version, PROTOCOL_VERSION),
+            agent_info=Implementation(name="everloop", title="Everloop", version=__version__),
+            agent_capabilities=AgentCapabilities(
+                load_session=True,
+                prompt_capabilities=PromptCapabilities(image=True, audio=False, embedded_context=True),
+                mcp_capabilities=McpCapabilities(http=True, sse=False),
+                session_capabilities=SessionCapabilities(list=SessionListCapabilities()),
+            ),
+            auth_methods=[],
+        )
+
+    async def authenticate(self, method_id: str, **_: Any) -> AuthenticateResponse:
+        """The agent runs as the person who started the editor: there is nothing to prove."""
+        return AuthenticateResponse()
+
+    # ------------------------------------------------------------------------------------------ sessions
+
+    async def new_session(
+        self, cwd: str, additional_directories: Any = None, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> NewSessionResponse:
+        session = await self._opened(f"{CHANNEL}:{secrets.token_hex(8)}", cwd, mcp_servers)
+        return NewSessionResponse(
+            session_id=session.key, modes=_modes(session), config_options=self._config_options(session)
+        )
+
+    async def load_session(
+        self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> LoadSessionResponse:
+        """Open a session of the folder and show it as it was."""
+        session = await self._opened(session_id, cwd, mcp_servers, new=False)
+        info = await session.agent.store.session("me", session.key)
+        for update in of_log(await session.agent.store.read_log(info.id) if info else (), session.folder):
+            await self._send(session.key, update)
+        return LoadSessionResponse(modes=_modes(session), config_options=self._config_options(session))
+
+    async def list_sessions(self, cwd: str | None = None, cursor: str | None = None, **_: Any) -> ListSessionsResponse:
+        folder = _folder(cwd) if cwd else self._config.workspace
+        agent = await self._agent(folder, (), "")
+        first = int(cursor) if cursor and cursor.isdecimal() else 0
+        found = await sessions_of(agent.store, PAGE + 1, first)
+        listed = [
+            SessionInfo(
+                session_id=info.key,
+                cwd=str(folder),
+                title=title,
+                updated_at=datetime.fromtimestamp(info.updated_at, UTC).isoformat(),
+            )
+            for info, title in found[:PAGE]
+        ]
+        return ListSessionsResponse(sessions=listed, next_cursor=str(first + PAGE) if len(found) > PAGE else None)
+
+    async def set_session_mode(self, mode_id: str, session_id: str, **_: Any) -> SetSessionModeResponse:
+        session = self._session(session_id)
+        if mode_id not in MODES:
+            raise _invalid(f"there is no mode {mode_id}: {', '.join(MODES)}")
+        session.mode = mode_id
+        return SetSessionModeResponse()
+
+    async def set_config_option(
+        self, config_id: str, session_id: str, value: str | bool, **_: Any
+    ) -> SetSessionConfigOptionResponse:
+        """Choose the model that answers from now on, among those of the settings."""
+        session = self._session(session_id)
+        if config_id != "model" or value not in self._models():
+            raise _invalid(f"{config_id} cannot be set to {one_line(str(value), 60)}")
+        session.agent = await self._agent(session.folder, session.servers, str(value))
+        session.model = str(value)
+        return SetSessionConfigOptionResponse(config_options=self._config_options(session) or [])
+
+    async def _opened(self, key: str, cwd: str, servers: Sequence[Any] | None, *, new: bool = True) -> EditorSession:
+        folder = _folder(cwd)
+        if not key.strip() or not key.isprintable() or len(key) > MAX_KEY or is_inside(key):
+            raise _invalid("this is no session of a person")
+        if (there := self._sessions.get(key)) is not None and there.folder != folder:
+            raise _invalid(f"{key} is open in {there.folder}")
+        named = tuple(_server(one) for one in servers or ())
+        agent = await self._agent(folder, named, "")
+        if not new and await agent.store.session("me", key) is None:
+            raise RequestError(-32002, f"there is no session {key} in {folder}")
+        session = self._sessions[key] = EditorSession(key, folder, named, self._config.model, agent)
+        return session
+
+    async def _agent(self, folder: Path, servers: tuple[McpServer, ...], model: str) -> AgentLoop:
+        """The agent for a folder, with the editor's MCP servers beside those of the settings."""
+        name = repr((folder, servers, model or self._config.model))
+        async with self._opening:
+            if name not in self._agents:
+                try:
+                    config = await asyncio.to_thread(self._enter, folder)
+                    if servers:
+                        config = dataclasses.replace(config, mcp=(*config.mcp, *servers))
+                    if model:
+                        config = dataclasses.replace(config, model=model)
+                    self._agents[name] = await self._open.enter_async_context(working(config))
+                except EverloopError as error:
+                    raise RequestError(-32603, str(error)) from None
+        return self._agents[name]
+
+    def _session(self, key: str) -> EditorSession:
+        if key not in self._sessions:
+            raise RequestError(-32002, f"the session {one_line(key, 60)} is not open: load it first")
+        return self._sessions[key]
+
+    def _models(self) -> list[str]:
+        config = self._config
+        named = (one for one in config.server_models if not set(one) & set("*?["))
+        return list(dict.fromkeys(filter(None, (config.model, *config.fallbacks, *named))))
+
+    def _config_options(self, session: EditorSession) -> list[Any] | None:
+        if len(self._models()) < 2:
+            return None
+        return [
+            SessionConfigOptionSelect(
+                id="model",
+                name="Model",
+                category="model",
+                type="select",
+                current_value=session.model,
+                options=[SessionConfigSelectOption(value=name, name=name) for name in self._models()],
+            )
+        ]
+
+    # ------------------------------------------------------------------------------------------ turns
+
+    async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> PromptResponse:
+        session = self._session(session_id)
+        text, parts = read_prompt(prompt)
+        if not text.strip() and parts is None:
+            raise _invalid("the prompt is empty")
+        session.cancelled = False
+        turn = _ShownTurn(self, session)
+        message = InboundMessage(CHANNEL, "user", session.key, text, session=session.key, reply=False, parts=parts)
+        pump = asyncio.create_task(turn.pump())
+        try:
+            decide = turn.decide if session.mode == "ask" else None
+            result = await take_turn(session.agent, message, turn.watch, decide)
+            await turn.finish(result)
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+        if result.reason == "error":
+            raise RequestError(-32603, one_line(result.error or result.text, 500))
+        if result.reason == "question" and session.cancelled:
+            await session.agent.conversations.stop("me", session.key, "user")
+            return PromptResponse(stop_reason="cancelled")
+        return PromptResponse(stop_reason=STOP_REASONS.get(result.reason, "end_turn"))
+
+    async def cancel(self, session_id: str, **_: Any) -> None:
+        session = self._session(session_id)
+        session.cancelled = True
+        await session.agent.conversations.stop("me", session.key, "user")
+
+    async def _send(self, key: str, update: Update) -> None:
+        if self._client is not None:
+            await self._client.session_update(session_id=key, update=update)
+
+    async def ask_person(self, session: EditorSession, question: str, calls: tuple[str, ...]) -> Answer | None:
+        """Ask for permission in the editor; None where the person has not answered: then the question stays open."""
+        assert self._client is not None
+        call = ToolCallUpdate(
+            tool_call_id=calls[0] if calls else "question",
+            title=one_line(question, 120),
+            status="pending",
+            content=[tool_content(text_block(question))],
+        )
+        said = await self._client.request_permission(session_id=session.key, tool_call=call, options=OPTIONS)
+        if not isinstance(said.outcome, AllowedOutcome):
+            return None
+        if said.outcome.option_id not in ("once", "always"):
+            return Answer(False)
+        return Answer(True, always=said.outcome.option_id == "always")
+
+    # ------------------------------------------------------------------------------------------ what is not offered
+
+    async def fork_session(self, **_: Any) -> Any:
+        raise RequestError.method_not_found("session/fork")
+
+    async def resume_session(self, **_: Any) -> Any:
+        raise RequestError.method_not_found("session/resume")
+
+    async def close_session(self, session_id: str, **_: Any) -> None:
+        self._sessions.pop(session_id, None)
+
+    async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        raise RequestError.method_not_found(method)
+
+    async def ext_notification(self, method: str, params: dict[str, Any]) -> None:
+        """Notifications that are not known are ignored, as the protocol says."""
+
+
+class _ShownTurn:
+    """Sends what happens in a turn to the editor, in order."""
+
+    def __init__(self, editor: EditorAgent, session: EditorSession) -> None:
+        self._editor = editor
+        self._session = session
+        self._updates: asyncio.Queue[Update] = asyncio.Queue()
+        self._said = ""
+
+    def watch(self, event: events.Event) -> None:
+        if isinstance(event, events.Text):
+            self._said += event.text
+        if (update := of_event(event, self._session.folder)) is not None:
+            self._updates.put_nowait(update)
+
+    async def pump(self) -> None:
+        while True:
+            update = await self._updates.get()
+            try:
+                await self._editor._send(self._session.key, update)
+            finally:
+                self._updates.task_done()
+
+    async def decide(self, question: str, calls: tuple[str, ...]) -> Answer | None:
+        await self._updates.join()
+        return await self._editor.ask_person(self._session, question, calls)
+
+    async def finish(self, result: TurnResult) -> None:
+        """Show what was not streamed, and how full the model's window is."""
+        if result.text.strip() and result.reason != "error" and not self._said.endswith(result.text.strip()):
+            self._updates.put_nowait(update_agent_message_text(result.text))
+        used, size = await self._session.agent.context_use(self._session.key)
+        self._updates.put_nowait(UsageUpdate(session_update="usage_update", used=used, size=size))
+        await self._updates.join()
+
+
+def _modes(session: EditorSession) -> SessionModeState:
+    return SessionModeState(current_mode_id=session.mode, available_modes=list(MODES.values()))
+
+
+def _folder(cwd: str) -> Path:
+    folder = Path(cwd)
+    if not folder.is_absolute() or not folder.is_dir():
+        raise _invalid(f"{one_line(cwd, 200)} is not the absolute path of a folder")
+    return folder
+
+
+def _server(given: Any) -> McpServer:
+    """An MCP server that the editor names, as one of the settings."""
+    match given:
+        case McpServerStdio():
+            return McpServer(
+                name=given.name,
+                command=given.command,
+                args=tuple(given.args),
+                env={one.name: one.value for one in given.env},
+            )
+        case HttpMcpServer():
+            headers = {one.name: one.value for one in given.headers}
+            return McpServer(name=given.name, url=given.url, headers=headers)
+    raise _invalid("only MCP servers over stdio and HTTP are known")
+
+
+def _invalid(what: str) -> RequestError:
+    return RequestError(-32602, what)

@@ -1,0 +1,177 @@
+"""What an editor is shown of a session, as session updates: its log, and what happens in a turn that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+from acp import (
+    text_block,
+    tool_content,
+    tool_diff_content,
+    update_agent_message_text,
+    update_agent_thought_text,
+    update_user_message_text,
+)
+from acp.schema import (
+    BlobResourceContents,
+    EmbeddedResourceContentBlock,
+    ImageContentBlock,
+    ResourceContentBlock,
+    TextContentBlock,
+    TextResourceContents,
+    ToolCallLocation,
+    ToolCallProgress,
+    ToolCallStart,
+)
+
+from .. import events
+from ..log import CallEnded, Logged, ModelAnswered, TurnEnded, UserSaid, text_of
+from ..text import clean, one_line
+
+MOST_SHOWN = 20_000  # characters of a tool's result
+Update = Any  # one of the SDK's many kinds of updates
+Kind = Literal["read", "edit", "search", "execute", "fetch", "other"]
+KINDS: dict[str, Kind] = {
+    "read_file": "read",
+    "list_dir": "read",
+    "write_file": "edit",
+    "edit_file": "edit",
+    "find_files": "search",
+    "grep": "search",
+    "web_search": "search",
+    "memory_search": "search",
+    "exec": "execute",
+    "process": "execute",
+    "web_fetch": "fetch",
+}
+
+
+# --------------------------------------------------------------------------------------- what happens in a turn
+
+
+def of_event(event: events.Event, folder: Path) -> Update | None:
+    """The update that tells of an event; None where an editor has no place for it."""
+    match event:
+        case events.Text(text=text):
+            return update_agent_message_text(clean(text))
+        case events.Reasoning(text=text):
+            return update_agent_thought_text(clean(text))
+        case events.Restarted():
+            return update_agent_thought_text("\nThe connection was lost; the answer begins again.\n")
+        case events.ToolStarted(call=call, name=name, arguments=arguments):
+            return tool_started(call, name, arguments, folder)
+        case events.ToolProgress(call=call, text=text):
+            return ToolCallProgress(
+                session_update="tool_call_update", tool_call_id=call, status="in_progress", content=_shown(text)
+            )
+        case events.ToolEnded(call=call, content=content, status=status):
+            return tool_ended(call, content, status)
+    return None
+
+
+def tool_started(call: str, name: str, arguments: dict[str, Any], folder: Path) -> ToolCallStart:
+    """A tool call with its file and, where it edits one, the change."""
+    path = arguments.get("path")
+    line = arguments.get("offset")
+    place = str(folder / path) if isinstance(path, str) and path else None
+    return ToolCallStart(
+        session_update="tool_call",
+        tool_call_id=call,
+        title=one_line(" ".join([name, *(str(value) for value in arguments.values() if _is_short(value))]), 120),
+        kind=KINDS.get(name, "other"),
+        status="in_progress",
+        content=change_of(name, arguments, place),
+        locations=[ToolCallLocation(path=place, line=line if isinstance(line, int) else None)] if place else None,
+        raw_input=arguments,
+    )
+
+
+def change_of(name: str, arguments: dict[str, Any], place: str | None) -> list[Any] | None:
+    """What a call would change, as a diff."""
+    new = arguments.get("new_text") if name == "edit_file" else arguments.get("content")
+    old = arguments.get("old_text") if name == "edit_file" else None
+    if name not in ("edit_file", "write_file") or place is None or not isinstance(new, str):
+        return None
+    return [tool_diff_content(place, clean(new), clean(old) if isinstance(old, str) else None)]
+
+
+def _is_short(value: object) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool) and "\n" not in str(value)
+
+
+def tool_ended(call: str, content: str, status: str) -> ToolCallProgress:
+    """The end of a call. An editor keeps the diff of one that succeeded: its result says no more."""
+    return ToolCallProgress(
+        session_update="tool_call_update",
+        tool_call_id=call,
+        status="completed" if status == "ok" else "failed",
+        raw_output=clean(content[:MOST_SHOWN]),
+        content=None if status == "ok" else _shown(content),
+    )
+
+
+def _shown(text: str) -> list[Any]:
+    return [tool_content(text_block(clean(text[:MOST_SHOWN])))]
+
+
+# --------------------------------------------------------------------------------------- what is in the log
+
+
+def of_log(logged: Sequence[Logged], folder: Path) -> Iterator[Update]:
+    """The updates that show a session as it was."""
+    for one in logged:
+        match one.entry:
+            case UserSaid(inside=False) as said if text := text_of(said.content):
+                yield update_user_message_text(clean(text))
+            case ModelAnswered() as answered:
+                if answered.reasoning:
+                    yield update_agent_thought_text(clean(answered.reasoning))
+                if answered.content:
+                    yield update_agent_message_text(clean(answered.content))
+                for call in answered.calls:
+                    yield tool_started(call.id, call.name, call.arguments, folder)
+            case CallEnded() as ended:
+                yield tool_ended(ended.id, ended.content, ended.status)
+            case TurnEnded(reason=reason, text=text) if reason != "answer" and text:
+                yield update_agent_message_text(clean(text))
+
+
+# --------------------------------------------------------------------------------------- what a person sends
+
+
+def read_prompt(blocks: Sequence[Any]) -> tuple[str, list[dict[str, Any]] | None]:
+    """The text of a prompt with its files, and its parts where there are pictures."""
+    texts: list[str] = []
+    pictures: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case TextContentBlock():
+                texts.append(block.text)
+            case ImageContentBlock():
+                pictures.append(_picture(block.mime_type, block.data))
+            case ResourceContentBlock():
+                texts.append(f"[file {path_of(block.uri)}]")
+            case EmbeddedResourceContentBlock(resource=TextResourceContents() as file):
+                texts.append(f"\n[file {path_of(file.uri)}]\n```\n{file.text}\n```\n")
+            case EmbeddedResourceContentBlock(resource=BlobResourceContents() as file):
+                if (file.mime_type or "").startswith("image/"):
+                    pictures.append(_picture(file.mime_type or "", file.blob))
+                else:
+                    texts.append(f"[file {path_of(file.uri)}]")
+    text = clean("".join(texts))
+    if not pictures:
+        return text, None
+    return text, [*([{"type": "text", "text": text}] if text else ()), *pictures]
+
+
+def _picture(kind: str, data: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+
+
+def path_of(uri: str) -> str:
+    """The path of a file's address; any other address as it is."""
+    parts = urlsplit(uri)
+    return unquote(parts.path) if parts.scheme == "file" else uri

@@ -1,0 +1,216 @@
+"""The agent as an MCP server over standard input and output: a client asks it, lists its sessions, searches them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Annotated, Any, Literal
+
+from mcp.server.elicitation import render_elicitation_schema
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult, ToolAnnotations
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel, Field
+
+from . import events
+from ._version import __version__
+from .bus import InboundMessage
+from .commands import Answer, kind_of
+from .runtime.agent import AgentLoop, TurnResult
+from .runtime.attached import Decide, give_answer, is_inside, place_of_question, sessions_of, take_turn
+
+CHANNEL = "mcp"
+MAX_KEY = 200
+MAX_MESSAGE = 1_000_000
+MAX_FOUND = 100
+
+Word = Literal["allow", "allow for this session", "refuse"]
+
+
+class Reply(BaseModel):
+    """The answer of a turn. `reason` is why it ended: "answer" where the model answered, "question" where a person must
+    answer first."""
+
+    answer: str
+    session: str
+    reason: str
+    turn: str = ""
+
+
+class Session(BaseModel):
+    key: str
+    title: str
+    state: Literal["running", "waiting", "idle"]
+    updated_at: float
+
+
+class Match(BaseModel):
+    session: str
+    at: float
+    role: str
+    text: str
+
+
+class Decision(BaseModel):
+    """A person's answer to a question of the agent."""
+
+    answer: Annotated[Word, Field(description="What the agent may do.")] = "refuse"
+    note: Annotated[str, Field(description="Words for the agent, if you refuse.")] = ""
+
+
+def make_server(agent: AgentLoop) -> MCPServer[Any]:
+    """The server in front of an agent."""
+    server: MCPServer[Any] = MCPServer("everloop", version=__version__, instructions=_INSTRUCTIONS)
+    reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+
+    @server.tool(annotations=ToolAnnotations(open_world_hint=True))
+    async def ask(
+        context: Context[Any, Any],
+        message: Annotated[str, Field(description="What the agent is asked or told to do.")],
+        session: Annotated[str, Field(description="The session to go on in; a new one by default.")] = "",
+        id: Annotated[str, Field(description="A name for this message: sent again with it, it is taken once.")] = "",
+    ) -> Reply | InputRequiredResult:
+        """Ask the agent. It works with its own tools in its own workspace, and answers when it is done."""
+        earlier = _State.model_validate_json(context.request_state) if context.request_state else None
+        key = checked(message, session, id) or (earlier and earlier.session) or f"{CHANNEL}:{secrets.token_hex(6)}"
+        sent = InboundMessage(CHANNEL, "client", key, message, session=key, reply=False)
+        if id:
+            sent.id = f"{CHANNEL}:{len(key)}:{key}:{id}"
+        if kind_of(sent) != "message":  # a program must not approve, stop or clear anything
+            raise ToolError("commands and answers to questions are not taken here: they are a person's")
+        progress: asyncio.Queue[str] = asyncio.Queue()
+
+        def watch(event: events.Event) -> None:
+            if isinstance(event, events.ToolStarted):
+                progress.put_nowait(event.name)
+
+        told = asyncio.create_task(_report(context, progress))
+        try:
+            if earlier is None:
+                result: TurnResult | None = await take_turn(agent, sent, watch, _decider(context))
+            else:
+                answer = _answer_in(context)
+                result = await give_answer(agent, sent, earlier.place, answer, watch) if answer is not None else None
+        finally:
+            told.cancel()
+        if result is None:  # the person has given no answer, or another one before
+            return Reply(answer="The question was not answered here.", session=key, reason="question")
+        if result.reason == "question" and _can_ask(context) and _is_modern(context):
+            place = await place_of_question(agent, sent)
+            return _required(result.text, _State(session=key, place=place))
+        if result.reason == "error":
+            raise ToolError(f"{result.error} (session {key})")
+        return Reply(answer=result.text, session=key, reason=result.reason, turn=result.turn or "")
+
+    @server.tool(annotations=reads)
+    async def sessions(
+        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="How many at most.")] = 20,
+    ) -> list[Session]:
+        """List the agent's sessions, the latest first."""
+        found = []
+        for info, title in await sessions_of(agent.store, limit):
+            state: Literal["running", "waiting", "idle"] = "idle"
+            if info.open_turn is not None:
+                state = "waiting" if info.parked else "running"
+            found.append(Session(key=info.key, title=title, state=state, updated_at=info.updated_at))
+        return found
+
+    @server.tool(annotations=reads)
+    async def search(
+        query: Annotated[str, Field(min_length=1, max_length=1_000, description="Words to look for.")],
+        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="How many at most.")] = 10,
+    ) -> list[Match]:
+        """Search what was said in all sessions, best first."""
+        found = await agent.store.search("me", query, limit)
+        return [Match(session=one.session, at=one.at, role=one.role, text=one.text) for one in found]
+
+    return server
+
+
+_INSTRUCTIONS = (
+    "An agent that works in a workspace of its own and remembers its sessions. `ask` starts a session or goes on in "
+    "one; `sessions` lists them and `search` finds what was said."
+)
+
+
+def checked(message: str, session: str, id: str) -> str:
+    """The session's key; a ToolError for what cannot be taken."""
+    if not message.strip() or len(message) > MAX_MESSAGE:
+        raise ToolError(f"message: must have 1 to {MAX_MESSAGE:,} characters")
+    if id and not session:
+        raise ToolError("id: give the session too, or the message cannot be found again")
+    for name, text in (("session", session), ("id", id)):
+        if text and (not text.strip() or not text.isprintable() or len(text) > MAX_KEY):
+            raise ToolError(f"{name}: must have at most {MAX_KEY} printable characters")
+    if is_inside(session):
+        raise ToolError(f"session: {session.partition(':')[0]}: is reserved for internal sessions")
+    return session
+
+
+async def _report(context: Context[Any, Any], names: asyncio.Queue[str]) -> None:
+    number = 0
+    while True:
+        name = await names.get()
+        number += 1
+        await context.report_progress(number, message=name)
+
+
+# ------------------------------------------------------------------------------- questions to a person
+
+
+class _State(BaseModel):
+    """What a client sends back with a person's answer, since the protocol of 2026-07-28: the question's place."""
+
+    session: str
+    place: int
+
+
+def _can_ask(context: Context[Any, Any]) -> bool:
+    """Whether the client can put a question to a person."""
+    offered = context.client_capabilities
+    return offered is not None and offered.elicitation is not None
+
+
+def _is_modern(context: Context[Any, Any]) -> bool:
+    """Whether a question is a result that the client comes back with, and not a request to the client."""
+    return context.session.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+def _decider(context: Context[Any, Any]) -> Decide | None:
+    """How a question is answered while the turn waits; None where no person can be asked."""
+    if not _can_ask(context):
+        return None
+
+    async def decide(question: str, calls: tuple[str, ...]) -> Answer | None:
+        if _is_modern(context):
+            return None
+        said = await context.elicit(question, Decision)
+        return _answer(said.action, said.data if said.action == "accept" else None)
+
+    return decide
+
+
+def _required(question: str, state: _State) -> InputRequiredResult:
+    form = ElicitRequestFormParams(message=question, requested_schema=render_elicitation_schema(Decision))
+    return InputRequiredResult(
+        input_requests={"decision": ElicitRequest(params=form)}, request_state=state.model_dump_json()
+    )
+
+
+def _answer_in(context: Context[Any, Any]) -> Answer | None:
+    given = (context.input_responses or {}).get("decision")
+    if not isinstance(given, ElicitResult):
+        return None
+    return _answer(given.action, Decision.model_validate(given.content or {}) if given.action == "accept" else None)
+
+
+def _answer(action: str, decision: Decision | None) -> Answer | None:
+    """The person's answer; None where they have given none: then the question stays open."""
+    if action == "decline":
+        return Answer(False)
+    if decision is None:
+        return None
+    if decision.answer == "refuse":
+        return Answer(False, note=" ".join(decision.note.split()))
+    return Answer(True, always=decision.answer != "allow")

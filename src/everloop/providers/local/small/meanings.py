@@ -104,10 +104,13 @@ _PHRASES = {
         r"so you know|for (?:later|the record|next time|future reference)|fyi|(?:in|to) (?:your )?memory"
         r"|call me (?!at|in|on|when|back|an?\b)\w+"
     ),
-    "add": r"put (?:\w+ ){1,3}on (?:my|our|the) (?:\w+ )?list",
+    "add": r"put (?:\w+ ){1,4}on (?:(?:my|our|the) (?:\w+ )?list|it\b)",
     "within": r"(?:from|out of|off|aus)(?= +§path)",
     # The thing, which is no order to list.
-    "collection": r"(?:my|our|the|a|his|her|their|this|\w+ed|shopping|to-?do|guest|price) lists?(?! of)",
+    "collection": (
+        r"(?:my|our|the|a|his|her|their|this|\w+ed|shopping|to-?do|guest|price) lists?(?! of)"
+        r"|(?:the|my|our) (?:copy|backup)"
+    ),
     "create": r"start an? (?:new )?(?=file|note|document)",
     "remind": (
         r"tell me(?= (?:(?:in|at) (?:\d+|an?\b)|tomorrow))"

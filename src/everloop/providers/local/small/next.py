@@ -136,7 +136,8 @@ def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
     it is not; where nothing was said of work, no command and no new file can be meant."""
     request = turn.request
     if tool in NARROW:
-        return means(request, *_MEANT[tool]) or (tool == "append" and turn.goes_on)
+        two = tool == "move" and len([path for path in paths_in(request) if is_file(path)]) == 2
+        return two or means(request, *_MEANT[tool]) or (tool == "append" and turn.goes_on)
     if turn.file and tool in ("exec", "write_file") and not means(request, "run", "create", "write", "sort"):
         return False  # the file is there: what is to be done with it needs no command, and it is not written anew
     named = [path for path in paths_in(request) if is_file(path)]

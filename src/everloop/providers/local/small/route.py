@@ -37,18 +37,20 @@ _TOOLS = (
 )
 # What is written for the person to read, not into a file.
 _PIECE = re.compile(
-    r"\b(poems?|haikus?|jokes?|stor(?:y|ies)|songs?|limericks?|rhymes?|verses?|essays?|riddles?|facts?|tips?|advice"
+    r"\b(?:an?|some|any|another|me|one|two|three|\d+|eine?[nr]?|una?|une)\s+(?:[\w-]+\s+){0,3}?"
+    r"(?:poems?|haikus?|jokes?|stor(?:y|ies)|songs?|limericks?|rhymes?|verses?|essays?|riddles?|facts?|tips?|advice"
     r"|ideas? for|functions?|code|one-?liners?|regex\w*|snippets?|algorithms?|gedicht\w*|witz\w*|geschichte|funktion"
-    r"|poemas?|chistes?|función|poème|blague|fonction)\b|诗|笑话|故事|函数|代码|시를|농담|함수",
+    r"|poemas?|chistes?|función|poème|blague|fonction)\b|\bmy code\s*:|诗|笑话|故事|函数|代码|시를|농담|함수",
     re.I,
 )
 _EXPLAIN = re.compile(
-    r"\b(explain|translat\w*|summari[sz]e|define|what does .* mean"
-    r"|how (?:do|does|can|would|should) (?:i|one|you|it|this|that)\b"
-    r"|why|difference between|erklär\w*|übersetz\w*|warum|zusammenfass\w*|explica|traduc\w*|explique|traduis|résume)"
+    r"\b(?:explain|translate|summari[sz]e|what does .* mean|how (?:do|does|can|would|should) (?:i|one|you|it|this|that)"
+    r"|why|difference between|erkläre?|übersetze?|warum|explica|traduce|explique|traduis|résume)\b|^\W*define\b"
     r"|翻译|解释|为什么|설명|번역|왜",
     re.I,
 )
+_BY_COMMAND = re.compile(r"\b(?:with|use|using|in|via|mit|con|avec) (?:python|the shell|bash|a command|awk|bc)\b", re.I)
+_WHERE_MINE = re.compile(r"^\W*(?:where|wo|dónde|où)\b.*\b(?:i|my|we|our|ich|mein\w*|mi|je|mon|ma)\b", re.I)
 _REFERS = re.compile(
     r"\b(it|its|them|they|this|these|those|that|there|davon|dazu|darin|darauf|hinzu)\b|거기|里面|它", re.I
 )
@@ -130,6 +132,8 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         return Decision("work")
     if means(order, *_CHAT) and not means(order, *CHANGES, "run") and not found:
         return Decision("talk")
+    if _BY_COMMAND.search(order) and not is_question(order):
+        return Decision("work")
     into_file = means(order, "add", "delete", "rename") or (means(order, "file") and means(order, "create", "write"))
     if (_PIECE.search(order) or _EXPLAIN.search(order)) and not into_file and not found:
         return Decision("talk")
@@ -153,7 +157,7 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
     if means(order, "web") and _IN_GENERAL.search(order):
         return Decision("talk")
     counts = means(order, "count") and not asks_how_many_there_are(order)
-    if changes or counts or means(order, *_TOOLS):
+    if changes or counts or means(order, *_TOOLS) or _BY_COMMAND.search(order) or _WHERE_MINE.search(order):
         return Decision("work")
     if means(order, "create", "write") and not means(order, "file"):
         return Decision("talk")  # a file is written only where one is asked for

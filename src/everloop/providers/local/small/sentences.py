@@ -17,6 +17,7 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(
     Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
 )
 _ADDED = re.compile(r"Added job [^:]*: (?P<words>.*)\. It comes first on (?P<first>.*)\.$", re.S)
+_THEN = re.compile(r"\b(then|afterwards|danach|dann|luego|después|puis|ensuite)\b|然后|그리고", re.I)
 LONGEST = 400  # characters of what a program has printed
 _TASKS = (*CHANGES, "run", "remind", "remember", "count", "show", "read", "say", "find")
 
@@ -27,7 +28,7 @@ def sentence(name: str, language: str, **values: str) -> str:
 
 def report(turn: Turn) -> str:
     """The sentence for the turn's last call where that was all that was asked for, or ""."""
-    if not turn.calls or failed(turn.calls[-1][2]) or _tasks(turn.request) > 1:
+    if not turn.calls or failed(turn.calls[-1][2]) or _tasks(turn.request) > 1 or _THEN.search(turn.request):
         return ""
     name, arguments, result = turn.calls[-1]
     values = {key: str(value).strip() for key, value in arguments.items()}

@@ -108,8 +108,7 @@ class SmallShaping:
             wanted = "words"
             if certain and shows_all(turn.request) and (whole := quote(*turn.calls[-1])):
                 return LLMResponse(whole)
-        sure = wanted == "words" or (wanted == "either" and turn.file)
-        if certain and sure and not only(turn, there) and (done := report(turn)):
+        if certain and wanted != "call" and not only(turn, there) and (done := report(turn)):
             return LLMResponse(done)
         values = values_for(turn, conversation, there)
         clear = only(turn, there) & shown_for

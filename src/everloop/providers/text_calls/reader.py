@@ -446,7 +446,7 @@ def _tokens(calls: bool) -> re.Pattern[str]:
     )
     square = rf"\[(?:(?<!{_QUOTES}\[)(?:{marks[1]}(?P<thought>(?i:{_tails(tags, '[')})))"
     square += r"|(?P<list>(?=\s*(?:[{A-Za-z_]|\Z))))" if calls else ")"
-    brace = r"|\{(?P<object>(?=\s*(?:[\"']|\Z)))" if calls else ""
+    brace = r"|\{(?P<object>(?=\{?\s*(?:[\"']|\Z)))" if calls else ""
     return re.compile(rf"{angle}|{square}|`(?P<fence>`{{2,}}){brace}")
 
 

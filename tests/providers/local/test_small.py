@@ -99,7 +99,7 @@ def may_be_call(request: dict[str, Any]) -> bool:
 
 
 def test_the_prompt_begins_with_the_same_messages_whatever_the_workspace_and_the_request() -> None:
-    one = asked("what is in moss.txt?")
+    one = asked("delete moss.txt")
     other = shaped([{"role": "system", "content": "You are a pirate."}, user_message("create net.txt")])
     stable = one["stable"]
     assert stable == other["stable"] > 10
@@ -287,7 +287,7 @@ def test_a_file_to_read_is_one_that_was_named_or_seen() -> None:
 def test_a_file_that_was_said_before_can_be_meant_only_where_none_is_named_now() -> None:
     earlier = [user_message("what is in carp.md?"), assistant_message("Nothing.")]
     meant = shaped(said(*earlier, user_message("show it again")))["grammar"]
-    named = shaped(said(*earlier, user_message("show me pike.md")))["grammar"]
+    named = shaped(said(*earlier, user_message("is it wet according to pike.md?")))["grammar"]
     assert "carp.md" in meant
     assert "carp.md" not in named
 
@@ -370,7 +370,9 @@ def test_a_list_that_is_not_whole_or_too_long_or_none_is_left_to_the_model(resul
 
 
 def test_results_are_told_without_line_numbers_sizes_and_advice() -> None:
-    numbered = asked("what is in a.md?", *made("read_file", "     1\tone\n     2\ttwo", path="a.md"))["messages"][-1]
+    numbered = asked("who is named in a.md?", *made("read_file", "     1\tone\n     2\ttwo", path="a.md"))["messages"][
+        -1
+    ]
     assert numbered["content"] == "Result:\none\ntwo"
     listed = asked("ls", *made("list_dir", "ponds/\npike.md  15 B", path="."))["messages"][-1]
     assert listed["content"] == "Result:\n1 folder: ponds\n1 file: pike.md"
@@ -392,10 +394,11 @@ def test_the_answer_to_a_list_begins_with_the_whole_list() -> None:
     assert '"ponds/, a b.md, pike.md"' in request["grammar"]
 
 
-def test_the_answer_to_show_me_a_file_begins_with_its_text_and_a_question_about_it_does_not() -> None:
+def test_the_answer_to_show_me_a_file_is_its_text_and_to_a_question_about_it_is_not() -> None:
     result = '     1\tdepth = 3\n     2\tfish = "pike"'
+    assert asked("show me pond.ini")["certain"].tool_calls[0].arguments == {"path": "pond.ini"}
     shown = asked("show me pond.ini", *made("read_file", result, path="pond.ini"))
-    assert r'"pond.ini:\ndepth = 3\nfish = \"pike\""' in shown["grammar"]
+    assert shown["certain"].content == 'pond.ini:\ndepth = 3\nfish = "pike"'
     question = asked("how deep is it according to pond.ini?", *made("read_file", result, path="pond.ini"))
     assert "depth = 3" not in question["grammar"]
 
@@ -404,7 +407,7 @@ def test_the_answer_to_show_me_a_file_begins_with_its_text_and_a_question_about_
 
 
 def test_a_call_becomes_a_call_and_words_stay_words() -> None:
-    request = asked("what is in moss.txt?")
+    request = asked("is it wet according to moss.txt?")
     response = read('{"tool": "read_file", "path": "moss.txt"}', request)
     assert [(one.name, one.arguments, one.error) for one in response.tool_calls] == [
         ("read_file", {"path": "moss.txt"}, None)
@@ -440,7 +443,7 @@ def test_a_call_is_never_shown_and_words_are_as_they_come() -> None:
 
 
 def test_a_call_that_was_made_already_is_asked_for_words_instead_once() -> None:
-    request = asked("what is in moss.txt?", *made("read_file", "green", path="moss.txt"))
+    request = asked("is it wet according to moss.txt?", *made("read_file", "green", path="moss.txt"))
     again = SHAPING.read(answered('{"tool": "read_file", "path": "moss.txt"}'), request)
     assert isinstance(again, dict)
     assert not may_be_call(again)

@@ -154,7 +154,7 @@ def test_an_english_request_has_no_examples_in_other_languages_and_a_german_one_
     ):
         shown = asked(text)["messages"][asked(text)["stable"] :]
         assert not [one for one in shown[2:-1] if {"ist", "die", "der", "el", "la", "le"} & {*one["content"].split()}]
-    german = asked("Was steht in der Datei moos.txt?")
+    german = asked("Wie alt ist Ida laut der Datei moos.txt?")
     shown = german["messages"][german["stable"] : -3]
     assert any("Datei" in one["content"] for one in shown)
 

@@ -62,7 +62,8 @@ _REFERS_TO_FILE = re.compile(
 _NOUN = re.compile(
     r"\b(?:the|my|our|der|die|das|den|dem|mein\w*|el|la|los|las|mis?|les?|mon|ma|mes)\s+(?P<noun>[^\W\d_]{3,})", re.I
 )
-_WHOLE = ("show", "read", "say", "here", "file", "collection")
+_WHOLE = ("show", "read", "say", "file", "collection")
+_EXISTS = re.compile(r"\b(any|exists?|(?:is|are) there|have|gibt|y a)\b|(?<!\w)\.\w|有没有|있", re.I)
 _ASKS = frozenset(
     {
         "what",
@@ -178,6 +179,8 @@ def names_something_else(request: str, seen: Seen) -> bool:
 
 def shows_all(request: str) -> bool:
     """Whether the file as a whole is asked for: it is named and nothing else is."""
+    if _EXISTS.search(request):
+        return False
     said = _REFERS_TO_FILE.sub(" ", without_files(request))
     rest = [word for word in words(said) if word not in EMPTY and word not in _ASKS and not means(word, *_WHOLE)]
     return not rest

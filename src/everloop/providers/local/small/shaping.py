@@ -104,10 +104,11 @@ class SmallShaping:
             chosen = offered  # what it needs may be among the others
         known = about_the_person(turn.request, [memory_in(system), *(text_of(one) for one in conversation[:last])])
         wanted = "words" if known and not turn.calls else wanted_next(turn, names_of(chosen))
-        if turn.file and turn.calls and turn.calls[-1][0] == "read_file" and not only(turn, there):
+        whole = shows_all(turn.request)
+        if turn.calls and turn.calls[-1][0] == "read_file" and (turn.file or whole) and not only(turn, there):
             wanted = "words"
-            if certain and shows_all(turn.request) and (whole := quote(*turn.calls[-1])):
-                return LLMResponse(whole)
+            if certain and whole and (text := quote(*turn.calls[-1])):
+                return LLMResponse(text)
         if certain and wanted != "call" and not only(turn, there) and (done := report(turn)):
             return LLMResponse(done)
         values = values_for(turn, conversation, there)
@@ -251,6 +252,7 @@ def _first_call(
     changed = turn.corrects or (asks_for_a_change(request) and not in_every_place(request))
     again = turn.goes_on and before.last == "read_file" and not means(request, *CHANGES)
     asked = turn.file and (is_question(request) or again or means(request, "show", "read"))
+    asked = asked or (shows_all(request) and not looked)
     if (changed or asked) and not means(request, "run", "add", "delete", "rename", "move", "copy"):
         return "read_file", {"path": file}
     return None

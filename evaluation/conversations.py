@@ -156,7 +156,12 @@ async def _take(
     run = Run(str(desk.workspace), before, calls, after, answer, reason, seconds=seconds)
     run = dataclasses.replace(run, started=run.started - seconds)
     verdict = await in_thread(judge, turn.case(conversation.name), run)
-    leaked = leak([answer, *(json.dumps(dict(made.arguments), ensure_ascii=False) for made in calls)], seen)
+    # Talk has no examples in its prompt, so what it says is from none.
+    leaked = (
+        ""
+        if turn.talk and not calls
+        else leak([answer, *(json.dumps(dict(made.arguments), ensure_ascii=False) for made in calls)], seen)
+    )
     problems = [*verdict.problems]
     if turn.talk and calls:
         problems.append("there was a call, and it was talk")

@@ -17,7 +17,7 @@ import pytest
 
 from everloop.bus import InboundMessage, OutboundMessage
 from everloop.cli.doctor import work_in
-from everloop.providers.local.catalogue import CATALOGUE, DEFAULT
+from everloop.providers.local.catalogue import BETTER, CATALOGUE, DEFAULT
 from everloop.sandbox.confinement import Confinement
 from everloop.sandbox.launch import choose_backend, prepare
 from everloop.store.peers import new_worker, retire
@@ -96,7 +96,7 @@ async def test_without_settings_it_is_the_local_model_and_one_command_gets_it():
     assert done.status == 1
     model = checks(done)["model"]
     assert not model["ok"]
-    assert model["fix"] == "everloop model pull qwen2.5-coder-0.5b"
+    assert model["fix"] in {f"everloop model pull {name}" for name in (DEFAULT, BETTER)}
     assert checks(done)["provider"]["found"].startswith("local")
 
 

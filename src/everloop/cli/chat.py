@@ -48,7 +48,16 @@ def greeting(config: Config, key: str) -> str:
     line = f"In {place}\nEverloop · {config.model} · session {key} · /help shows the commands"
     if config.provider != "local" or not _is_first_time(config.home / HINT_SHOWN):
         return line
-    return f"{line}\n{SMALL.format(config.model)}"
+    return f"{line}\n{SMALL.format(config.model, _why(config))}"
+
+
+def _why(config: Config) -> str:
+    """Why it is this model."""
+    from ..providers.local.choice import default_model
+    from ..providers.local.weights import Weights
+
+    chosen = default_model(Weights.of(config))
+    return chosen.why if chosen.name == config.model else "as it is set"
 
 
 def _is_first_time(mark: Path) -> bool:

@@ -143,7 +143,7 @@ async def _model(config: Config) -> list[Check]:
 
 def _local(config: Config) -> list[Check]:
     from ..providers.base import ProviderError
-    from ..providers.local.catalogue import DEFAULT
+    from ..providers.local.choice import default_model
     from ..providers.local.engine import WINDOW, installed
     from ..providers.local.machine import cores
     from ..providers.local.memory import check_memory, needs
@@ -152,9 +152,10 @@ def _local(config: Config) -> list[Check]:
     there = installed()
     what = f"local, llama.cpp on {cores()} cores" if there else "local, but llama.cpp is not installed"
     found = [Check("provider", there, what, 'pip install "everloop[local]"')]
-    name, window = config.model or DEFAULT, config.window or WINDOW
+    name, window = config.model, config.window or WINDOW
     try:
         weights = Weights.of(config)
+        name = name or default_model(weights).name
         path = weights.find(name)
         if path is None:
             return [*found, Check("model", False, weights.missing(name), f"everloop model pull {name}")]

@@ -7,7 +7,8 @@ import sys
 from typing import Literal
 
 from ..errors import EverloopError
-from ..providers.local.catalogue import DEFAULT, ModelCard
+from ..providers.local.catalogue import DEFAULT, ModelCard, role
+from ..providers.local.choice import default_model
 from ..providers.local.progress import Watch, WeightsError
 from ..providers.local.weights import Weights, megabytes
 from .common import load_config
@@ -24,9 +25,10 @@ def command(options: argparse.Namespace) -> int:
 def _list(weights: Weights, options: argparse.Namespace) -> int:
     rows = [(card, *_state(weights, card, options.check)) for card in weights.catalogue.values()]
     if options.json:
+        chosen = default_model(weights).name if DEFAULT in weights.catalogue else ""
         for card, state, path in rows:
             facts = {"name": card.name, "size": card.size, "licence": card.licence, "sha256": card.sha256}
-            print(as_json({**facts, "state": state, "path": path, "default": card.name == DEFAULT}))
+            print(as_json({**facts, "state": state, "path": path, "default": card.name == chosen}))
     else:
         print(_table(weights, rows))
     if damaged := [card.name for card, state, _ in rows if state == "damaged"]:
@@ -82,7 +84,6 @@ def _table(weights: Weights, rows: list[tuple[ModelCard, State, str | None]]) ->
     lines = [("name", "size", "licence", "file", "")]
     for card, state, _ in rows:
         shown = f"{weights.so_far(card.name) * 100 // card.size}% there" if state == "partly" else state
-        about = f"{card.about} (the default)" if card.name == DEFAULT else card.about
-        lines.append((card.name, megabytes(card.size), card.licence, shown, about))
+        lines.append((card.name, megabytes(card.size), card.licence, shown, card.about + role(card)))
     wide = [max(len(line[column]) for line in lines) for column in range(5)]
     return "\n".join("  ".join(f"{cell:<{wide[n]}}" for n, cell in enumerate(line)).rstrip() for line in lines)

@@ -24,7 +24,7 @@ OLLAMA = "http://127.0.0.1:11434/v1"
 
 PULL = "EVERLOOP_PULL"  # set to 1, the weights are downloaded without a question; `make chat` sets it
 SMALL = (
-    "{} runs on this machine: a small model, good for files, notes and simple commands, that makes mistakes. "
+    "{} runs on this machine ({}): a small model, good for files, notes and simple commands, that makes mistakes. "
     "To connect a better one:"
     "\n  Ollama     EVERLOOP_PROVIDER=ollama EVERLOOP_MODEL=qwen3:8b"
     "\n  OpenAI     EVERLOOP_PROVIDER=openai EVERLOOP_API_KEY=… EVERLOOP_MODEL=gpt-4.1-mini"
@@ -38,12 +38,13 @@ def with_model(config: Config, *, at_terminal: bool = False) -> Config:
         if missing_model(config) and at_terminal:
             return _asked(config)
         return config
-    from ..providers.local.catalogue import DEFAULT
+    from ..providers.local.choice import default_model
     from ..providers.local.engine import WINDOW, installed
     from ..providers.local.weights import Weights
 
-    local = dataclasses.replace(config, provider="local", model=config.model or DEFAULT, window=config.window or WINDOW)
-    weights = Weights.of(local)
+    weights = Weights.of(config)
+    model = config.model or default_model(weights).name
+    local = dataclasses.replace(config, provider="local", model=model, window=config.window or WINDOW)
     if local.weights and not os.path.exists(os.path.expanduser(local.weights)):
         raise ConfigError(f"weights: {local.weights} is not there; EVERLOOP_WEIGHTS (or [local] weights) names it")
     if not installed():

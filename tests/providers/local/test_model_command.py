@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from everloop.providers.local.catalogue import CATALOGUE, DEFAULT
+from everloop.providers.local.catalogue import BETTER, CATALOGUE, DEFAULT, role
 from tests.support.commands import Done, environment, everloop, finished, start, terminal, until
 from tests.support.places import DOCS
 
@@ -67,13 +67,13 @@ async def test_the_list_has_every_model_with_its_size_and_licence_and_tells_the_
     lines = (await everloop("model", "list")).lines[1:]
     assert [line.split()[0] for line in lines] == list(CATALOGUE)
     assert all("Apache-2.0" in line and " MB " in line for line in lines)
-    assert [line.split()[0] for line in lines if "default" in line] == [DEFAULT]
+    assert [line.split()[0] for line in lines if "default" in line] == [DEFAULT, BETTER]
 
 
 def test_the_page_has_every_model_as_it_is_in_the_catalogue():
     page = (DOCS / "local-model.md").read_text()
     for card in CATALOGUE.values():
-        about = f"{card.about} (the default)" if card.name == DEFAULT else card.about
+        about = card.about + role(card)
         row = f"| `{card.name}` | `{card.file}` | {card.size / 1e6:.0f} MB | {card.licence} | {about} |"
         assert row in page, f"docs/local-model.md must have: {row}"
 

@@ -51,8 +51,19 @@ def said(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": SYSTEM}, *messages]
 
 
+def shaped(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = TOOLS) -> dict[str, Any]:
+    """The request; what is certain without a model stands in it as `certain`."""
+    request = SHAPING.prepare(messages, tools)
+    return {"certain": request} if isinstance(request, LLMResponse) else request
+
+
 def asked(text: str, *messages: dict[str, Any]) -> dict[str, Any]:
-    return SHAPING.prepare(said(user_message(text), *messages), TOOLS)
+    return shaped(said(user_message(text), *messages))
+
+
+def is_talk(request: dict[str, Any]) -> bool:
+    """Whether the plain model answers: no tools, no grammar, no examples."""
+    return "_talk" in request and "grammar" not in request and '"tool"' not in json.dumps(request["messages"])
 
 
 def made(name: str, result: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -70,39 +81,47 @@ def read(text: str, request: dict[str, Any]) -> LLMResponse:
 
 
 def offered(request: dict[str, Any]) -> set[str]:
-    return {name for name in NAMES if f'"\\"{name}\\""' in request["grammar"]}
+    if "certain" in request:
+        return {call.name for call in request["certain"].tool_calls}
+    return {name for name in NAMES if f'"\\"{name}\\""' in request.get("grammar", "")}
 
 
 def may_be_words(request: dict[str, Any]) -> bool:
-    return "words" in request["grammar"].splitlines()[0]
+    if "certain" in request:
+        return not request["certain"].tool_calls
+    return is_talk(request) or "words" in request["grammar"].splitlines()[0]
 
 
 def may_be_call(request: dict[str, Any]) -> bool:
-    return "call" in request["grammar"].splitlines()[0]
+    if "certain" in request:
+        return bool(request["certain"].tool_calls)
+    return not is_talk(request) and "call" in request["grammar"].splitlines()[0]
 
 
 def test_the_prompt_begins_with_the_same_messages_whatever_the_workspace_and_the_request() -> None:
-    one = asked("what is in moss.txt?")
-    other = SHAPING.prepare([{"role": "system", "content": "You are a pirate."}, user_message("hello")], TOOLS)
+    one = asked("delete moss.txt")
+    other = shaped([{"role": "system", "content": "You are a pirate."}, user_message("create net.txt")])
     stable = one["stable"]
     assert stable == other["stable"] > 10
     assert one["messages"][:stable] == other["messages"][:stable]
 
 
 def test_the_next_round_only_adds_to_the_messages_of_the_round_before() -> None:
-    first = asked("set the depth to 4 in pond.ini")
-    rounds = made("read_file", "     1\tdepth = 3", path="pond.ini")
-    second = asked("set the depth to 4 in pond.ini", *rounds)
+    first = asked("is the depth in pond.ini 4?")
+    rounds = made("grep", "pond.ini:1:depth = 3", pattern="depth")
+    second = asked("is the depth in pond.ini 4?", *rounds)
     assert second["messages"][: len(first["messages"])] == first["messages"]
     assert [message["role"] for message in second["messages"][len(first["messages"]) :]] == ["assistant", "user"]
 
 
-def test_what_was_said_before_stands_in_front_of_the_examples_for_the_new_request() -> None:
+def test_examples_stand_before_the_conversation_so_that_its_words_are_not_taken_for_theirs() -> None:
     earlier = [user_message("hello"), assistant_message("Good day, angler.")]
-    one = SHAPING.prepare(said(*earlier, user_message("delete pike.txt")), TOOLS)["messages"]
-    other = SHAPING.prepare(said(*earlier, user_message("what is in pike.txt?")), TOOLS)["messages"]
-    same = next(at for at, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours)
-    assert any("Good day, angler." in message["content"] for message in one[:same])
+    shown = [one["content"] for one in shaped(said(*earlier, user_message("delete pike.txt")))["messages"]]
+    end = next(at for at, text in enumerate(shown) if "The examples end here" in text)
+    assert shown.index("Good day, angler.") > end
+    assert shown[-1] == "delete pike.txt"
+    assert len(shown) == end + 5  # "I am ready.", two messages, and the request
+    assert any('"delete"' in text for text in shown[:end])
 
 
 def test_the_same_conversation_gives_the_same_bytes() -> None:
@@ -120,8 +139,9 @@ def test_who_it_is_where_it_works_and_what_it_remembers_are_told_and_skills_are_
 
 
 def test_a_long_prompt_of_the_agent_is_cut() -> None:
-    whole = SHAPING.prepare([{"role": "system", "content": "Be kind. " * 5_000}, user_message("hello")], TOOLS)
-    assert len(json.dumps(whole["messages"])) < 15_000
+    for text in ("hello", "ls"):
+        whole = shaped([{"role": "system", "content": "Be kind. " * 5_000}, user_message(text)])
+        assert len(json.dumps(whole["messages"])) < 15_000
 
 
 def test_roles_take_turns_whatever_the_conversation_is() -> None:
@@ -266,8 +286,8 @@ def test_a_file_to_read_is_one_that_was_named_or_seen() -> None:
 
 def test_a_file_that_was_said_before_can_be_meant_only_where_none_is_named_now() -> None:
     earlier = [user_message("what is in carp.md?"), assistant_message("Nothing.")]
-    meant = SHAPING.prepare(said(*earlier, user_message("show it again")), TOOLS)["grammar"]
-    named = SHAPING.prepare(said(*earlier, user_message("show me pike.md")), TOOLS)["grammar"]
+    meant = shaped(said(*earlier, user_message("show it again")))["grammar"]
+    named = shaped(said(*earlier, user_message("is it wet according to pike.md?")))["grammar"]
     assert "carp.md" in meant
     assert "carp.md" not in named
 
@@ -293,7 +313,7 @@ def test_a_line_that_stands_twice_is_replaced_in_both_places() -> None:
 
 
 def test_without_tools_there_are_only_words_and_no_examples_of_calls() -> None:
-    request = SHAPING.prepare(said(user_message("what is in moss.txt?")), None)
+    request = shaped(said(user_message("what is in moss.txt?")), None)
     assert not may_be_call(request)
     assert '"tool"' not in json.dumps(request["messages"])
 
@@ -323,8 +343,8 @@ def test_examples_in_the_letters_of_the_request_are_shown() -> None:
 
 
 def test_no_example_in_other_letters_is_shown() -> None:
-    for text in ("please remember: I am old", "thanks"):
-        assert asked(text)["messages"][-5]["content"].isascii()
+    shown = asked("please remember: I am old")
+    assert all(message["content"].isascii() for message in shown["messages"][shown["stable"] :])
 
 
 def test_the_time_is_not_told_beside_the_request() -> None:
@@ -350,7 +370,9 @@ def test_a_list_that_is_not_whole_or_too_long_or_none_is_left_to_the_model(resul
 
 
 def test_results_are_told_without_line_numbers_sizes_and_advice() -> None:
-    numbered = asked("what is in a.md?", *made("read_file", "     1\tone\n     2\ttwo", path="a.md"))["messages"][-1]
+    numbered = asked("who is named in a.md?", *made("read_file", "     1\tone\n     2\ttwo", path="a.md"))["messages"][
+        -1
+    ]
     assert numbered["content"] == "Result:\none\ntwo"
     listed = asked("ls", *made("list_dir", "ponds/\npike.md  15 B", path="."))["messages"][-1]
     assert listed["content"] == "Result:\n1 folder: ponds\n1 file: pike.md"
@@ -372,10 +394,11 @@ def test_the_answer_to_a_list_begins_with_the_whole_list() -> None:
     assert '"ponds/, a b.md, pike.md"' in request["grammar"]
 
 
-def test_the_answer_to_show_me_a_file_begins_with_its_text_and_a_question_about_it_does_not() -> None:
+def test_the_answer_to_show_me_a_file_is_its_text_and_to_a_question_about_it_is_not() -> None:
     result = '     1\tdepth = 3\n     2\tfish = "pike"'
+    assert asked("show me pond.ini")["certain"].tool_calls[0].arguments == {"path": "pond.ini"}
     shown = asked("show me pond.ini", *made("read_file", result, path="pond.ini"))
-    assert r'"pond.ini:\ndepth = 3\nfish = \"pike\""' in shown["grammar"]
+    assert shown["certain"].content == 'pond.ini:\ndepth = 3\nfish = "pike"'
     question = asked("how deep is it according to pond.ini?", *made("read_file", result, path="pond.ini"))
     assert "depth = 3" not in question["grammar"]
 
@@ -384,7 +407,7 @@ def test_the_answer_to_show_me_a_file_begins_with_its_text_and_a_question_about_
 
 
 def test_a_call_becomes_a_call_and_words_stay_words() -> None:
-    request = asked("what is in moss.txt?")
+    request = asked("is it wet according to moss.txt?")
     response = read('{"tool": "read_file", "path": "moss.txt"}', request)
     assert [(one.name, one.arguments, one.error) for one in response.tool_calls] == [
         ("read_file", {"path": "moss.txt"}, None)
@@ -396,7 +419,7 @@ def test_a_call_becomes_a_call_and_words_stay_words() -> None:
 
 
 def test_arguments_keep_their_depth_and_one_may_be_called_tool() -> None:
-    response = read('{"tool": "weather_forecast", "tool": "x", "town": {"a": [{"b": []}]}}', asked("hello"))
+    response = read('{"tool": "weather_forecast", "tool": "x", "town": {"a": [{"b": []}]}}', asked("ls"))
     assert response.tool_calls[0].name == "weather_forecast"
     assert response.tool_calls[0].arguments == {"tool": "x", "town": {"a": [{"b": []}]}}
 
@@ -420,7 +443,7 @@ def test_a_call_is_never_shown_and_words_are_as_they_come() -> None:
 
 
 def test_a_call_that_was_made_already_is_asked_for_words_instead_once() -> None:
-    request = asked("what is in moss.txt?", *made("read_file", "green", path="moss.txt"))
+    request = asked("is it wet according to moss.txt?", *made("read_file", "green", path="moss.txt"))
     again = SHAPING.read(answered('{"tool": "read_file", "path": "moss.txt"}'), request)
     assert isinstance(again, dict)
     assert not may_be_call(again)
@@ -439,15 +462,16 @@ def test_a_call_that_was_made_already_is_asked_for_words_instead_once() -> None:
     ],
 )
 def test_a_claim_of_work_without_any_call_is_answered_by_asking_for_the_call(claim: str) -> None:
-    again = SHAPING.read(answered(claim), asked("put the net on my list somewhere"))
+    listed = made("list_dir", "net.txt  3 B", path=".")
+    again = SHAPING.read(answered(claim), asked("put the net on my list somewhere", *listed))
     assert isinstance(again, dict)
     assert may_be_call(again)
     assert not may_be_words(again)
 
 
 def test_a_claim_that_a_call_backs_stands() -> None:
-    request = asked("delete moss.txt", *made("exec", "(no output)", command="rm moss.txt"))
-    assert read("I deleted moss.txt.", request).content == "I deleted moss.txt."
+    request = asked("sort moss.txt into a.txt", *made("exec", "(no output)", command="sort moss.txt > a.txt"))
+    assert read("I have sorted it.", request).content == "I have sorted it."
 
 
 def test_a_claim_after_only_looking_is_answered_by_asking_for_the_call() -> None:
@@ -484,9 +508,9 @@ def test_pictures_and_odd_messages_do_no_harm() -> None:
         },
         {"role": "tool", "tool_call_id": "x", "content": "no"},
     ]
-    request = SHAPING.prepare(odd, [{"type": "function"}, definition("odd", a={}), {"function": {"name": "bare"}}])
+    request = shaped(odd, [{"type": "function"}, definition("odd", a={}), {"function": {"name": "bare"}}])
     assert "what is this?" in json.dumps(request["messages"])
-    assert SHAPING.prepare([], None)["messages"]
+    assert shaped([], None)["messages"]
 
 
 def test_a_small_file_is_helped_and_a_large_one_is_not_unless_it_was_set() -> None:

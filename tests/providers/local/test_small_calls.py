@@ -9,7 +9,7 @@ import pytest
 
 from everloop.messages import assistant_message, tool_message, user_message
 
-from .test_small import SHAPING, TOOLS, asked, made, may_be_call, may_be_words, offered, said
+from .test_small import asked, is_talk, made, may_be_call, may_be_words, offered, said, shaped
 
 
 def call_line(request: dict[str, Any], tool: str) -> str:
@@ -138,24 +138,25 @@ def test_what_was_told_some_time_ago_is_looked_for_in_the_past_alone() -> None:
 
 def test_a_question_about_the_person_is_answered_from_what_was_just_said_or_is_remembered() -> None:
     earlier = [user_message("remember that my cat is called Miso"), assistant_message("I will remember that.")]
-    request = SHAPING.prepare(said(*earlier, user_message("what is my cat called?")), TOOLS)
-    assert not may_be_call(request)
-    assert [one["role"] for one in request["messages"][-4:]] == ["assistant", "user", "assistant", "user"]
-    assert "Miso" in request["messages"][-3]["content"]
+    request = shaped(said(*earlier, user_message("what is my cat called?")))
+    assert is_talk(request)
+    assert [one["role"] for one in request["messages"]] == ["system", "user", "assistant", "user"]
+    assert "Miso" in request["messages"][1]["content"]
+    assert "herons" in request["messages"][0]["content"]
     assert not may_be_call(asked("which birds do I like? herons?"))  # the memory knows of herons
     assert may_be_call(asked("what is my cat called? I told you once"))
 
 
 def test_an_english_request_has_no_examples_in_other_languages_and_a_german_one_has_german_ones() -> None:
     for text in (
-        "replace Kiel with Bonn in ship.md",
-        "what is the capital of Peru?",
+        "copy ship.md to boat.md",
         "add the line Main to rivers.txt",
     ):
         shown = asked(text)["messages"][asked(text)["stable"] :]
         assert not [one for one in shown[2:-1] if {"ist", "die", "der", "el", "la", "le"} & {*one["content"].split()}]
-    german = asked("Was steht in der Datei moos.txt?")["messages"]
-    assert "Datei" in german[-5]["content"] + german[-9]["content"]
+    german = asked("Wie alt ist Ida laut der Datei moos.txt?")
+    shown = german["messages"][german["stable"] : -3]
+    assert any("Datei" in one["content"] for one in shown)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_a_move_to_a_name_that_nobody_gave_is_asked_for_again_with_the_right_one
     [
         ("see.md soll ab jetzt teich.md heißen", "mv see.md teich.md"),
         ("make a backup of see.md", "cp see.md see.md.bak"),
-        ("show see.md", "cat see.md"),
+        ("which words has see.md", "cat see.md"),
         ("move see.md and pond.md into reeds", "mv *.md reeds/"),
         ("all words of see.md in one line", "tr < *.md > words.md"),
     ],

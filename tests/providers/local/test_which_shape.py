@@ -13,7 +13,7 @@ from everloop.providers.local.provider import LocalProvider
 from everloop.providers.local.small.shaping import SmallShaping
 from tests.support.commands import everloop
 
-ASKED = [{"role": "system", "content": "You help."}, {"role": "user", "content": "What is the weather in Rome?"}]
+ASKED = [{"role": "system", "content": "You help."}, {"role": "user", "content": "What is the weather in Rome today?"}]
 
 
 def tool(name: str) -> dict[str, Any]:

@@ -40,8 +40,9 @@ _OF_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 class Shaping(Protocol):
     """Puts a conversation into the shape that a model works best in, and reads its answer back."""
 
-    def prepare(self, messages: Messages, tools: Tools) -> dict[str, Any]:
-        """The request for llama.cpp: `messages` or a `prompt`, and what else it takes (`grammar`, `json_schema`, …).
+    def prepare(self, messages: Messages, tools: Tools) -> dict[str, Any] | LLMResponse:
+        """The request for llama.cpp: `messages` or a `prompt`, and what else it takes (`grammar`, `json_schema`, …); or
+        the answer, where that is certain without the model.
 
         `stable` in it is how many messages, or characters of the prompt, stay the same from turn to turn. Names that
         begin with _ are kept for `read` and are not sent.
@@ -140,6 +141,8 @@ class LocalProvider(LLMProvider):
         shaping = self._shaping_for(tools, chosen)
         # Beside the event loop: all that was said is looked through, which takes a while where that is much.
         step: dict[str, Any] | LLMResponse = await in_thread(self._request, shaping, messages, tools, chosen)
+        if isinstance(step, LLMResponse) and step.content:
+            yield Delta(step.content)
         shown = TextCursor()
         while isinstance(step, dict):
             deltas = _Deltas(shaping, shown)
@@ -172,9 +175,13 @@ class LocalProvider(LLMProvider):
         has_form = isinstance(form, Mapping) and form.get("type", "text") != "text"
         return self._shaping.for_json() if has_form else self._shaping
 
-    def _request(self, shaping: Shaping, messages: Messages, tools: Tools, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def _request(
+        self, shaping: Shaping, messages: Messages, tools: Tools, chosen: Mapping[str, Any]
+    ) -> dict[str, Any] | LLMResponse:
         """The shaped request, with what the person has set below it and what this request asks for over it."""
         shaped = shaping.prepare(messages, None if chosen.get("tool_choice") == "none" else tools)
+        if isinstance(shaped, LLMResponse):
+            return shaped
         # Said of no tools, the options of tools are refused.
         left_out = _NOT_SENT if shaped.get("tools") else _NOT_SENT | _OF_TOOLS
         if "grammar" in shaped:  # of two forms for one answer llama.cpp takes neither

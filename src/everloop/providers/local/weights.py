@@ -93,6 +93,10 @@ class Weights:
                 return path
         return None
 
+    def present(self, name: str) -> bool:
+        """Whether there is a file for this model, right or damaged."""
+        return any(path.exists() for path in self._places(self.card(name)))
+
     def missing(self, name: str) -> str:
         """Why `find` found nothing: the model's file is missing or damaged."""
         for path in self._places(self.card(name)):

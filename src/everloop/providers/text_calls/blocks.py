@@ -114,8 +114,9 @@ def _tagged_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Ext
 
 # ---------------------------------------------------------------------------------------------- calls in plain JSON
 
-_KEY = re.compile(r"\[?\s*\{\s*([\"'])(\w{1,24})\1\s*:\s*")
-_KEY_MAY = re.compile(r"\[?\s*(?:\{\s*(?:[\"'](?:\w{0,24}(?:[\"']\s*)?)?)?)?\Z")
+# Small models of Qwen's double the braces, as their template's source does.
+_KEY = re.compile(r"\[?\s*\{\{?\s*([\"'])(\w{1,24})\1\s*:\s*")
+_KEY_MAY = re.compile(r"\[?\s*(?:\{\{?\s*(?:[\"'](?:\w{0,24}(?:[\"']\s*)?)?)?)?\Z")
 _NAME = re.compile(r"([\"'])([^\"'\n]{1,160})\1")
 _NAME_MAY = re.compile(r"(?:[\"'][^\"'\n]{0,160})?\Z")
 _CALL = re.compile(r"\[\s*([A-Za-z_][\w.]{0,160})\s*\(")

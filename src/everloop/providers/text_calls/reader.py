@@ -492,7 +492,7 @@ def _tokens(calls: bool) -> re.Pattern[str]:
         begin = re.escape(first)
         alternatives.append(rf"{begin}(?<!{_QUOTES}{begin})(?:{tails})")
     if calls:
-        alternatives += [r"\[(?P<list>(?=\s*(?:[{A-Za-z_]|\Z)))", r"\{(?P<object>(?=\s*(?:[\"']|\Z)))"]
+        alternatives += [r"\[(?P<list>(?=\s*(?:[{A-Za-z_]|\Z)))", r"\{(?P<object>(?=\{?\s*(?:[\"']|\Z)))"]
     return re.compile("|".join((*alternatives, "`(?P<fence>`{2,})")))
 
 

@@ -61,6 +61,11 @@ def asks_what_it_is(text: str) -> bool:
     return _IN_GENERAL.search(text) is not None and not paths_in(text)
 
 
+def parts_of(text: str) -> list[str]:
+    """The parts of what is said, between commas and joining words."""
+    return [part for part in _BETWEEN.split(text) if part.strip()]
+
+
 def orders(text: str) -> str:
     """The text without the parts that ask."""
     return " ".join(part for part in _BETWEEN.split(text) if not is_question(part))

@@ -20,11 +20,13 @@ class SmallJson:
         self._shaping = shaping
         self._answers = False
 
-    def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any]:
-        request = self._shaping.prepare(messages, tools)
+    def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any] | LLMResponse:
+        request = self._shaping.prepare(messages, tools, certain=False)
+        if isinstance(request, LLMResponse):
+            return request
         self._answers = request["_wanted"] != "call"
         if self._answers:
-            del request["grammar"]  # there can be only one, and llama.cpp makes it of the form
+            request.pop("grammar", None)  # there can be only one, and llama.cpp makes it of the form
             last = request["messages"][-1]
             request["messages"][-1] = {**last, "content": f"{last['content']}\n\nAnswer in JSON."}
         return request

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from .examples import all_examples
 
 Wanted = Literal["either", "call", "words"]
+_Shape = tuple[tuple[str, str | None], ...]
 Values = Mapping[str, Mapping[str, Sequence[str]]]  # by tool and argument, all that it can be
 
 _BASE = r"""
@@ -26,12 +27,12 @@ value ::= string | number | boolean | "null" | array | object
 array ::= "[" (value (", " value)*)? "]"
 object ::= "{" (string ": " value (", " string ": " value)*)? "}"
 """
-_FIXED = frozenset({"action", "replace_all"})  # what the other arguments depend on
+_FIXED = frozenset({"action", "deliver", "replace_all"})  # what the other arguments depend on
 _KINDS = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "string"}
 _GLOB: Mapping[str, Any] = {"type": "string"}  # a name with stars, which small models take for a regular expression
 # These say what or where: empty, they say nothing.
 _FILLED = frozenset(
-    {"path", "command", "pattern", "query", "url", "message", "text", "at", "every", "cron", "old_text"}
+    {"path", "command", "pattern", "query", "url", "message", "text", "at", "every", "cron", "old_text", "to"}
 )
 
 
@@ -64,7 +65,7 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
     must = {*values.get("must", ())}
     known = [
         shape
-        for shape in _SHAPES.get(name, ())
+        for shape in (_without(shape, properties) for shape in _SHAPES.get(name, ()))
         if must <= {key for key, _ in shape} and all(key in properties for key, _ in shape)
     ]
     given: dict[str, Any] = {key: {"enum": list(choices)} for key, choices in values.items() if key in properties}
@@ -81,6 +82,11 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
     properties = {**properties, **given}
     forms = [_form(shape, properties) for shape in known] or [_any_form(properties, schema.get("required") or ())]
     return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(forms)})"
+
+
+def _without(shape: _Shape, properties: Mapping[str, Any]) -> _Shape:
+    """A shape without how a job is delivered, for a tool that knows nothing of it."""
+    return tuple(pair for pair in shape if pair[0] in properties or pair[0] != "deliver")
 
 
 def _edit(
@@ -156,9 +162,9 @@ def _literal(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _shapes() -> dict[str, list[tuple[tuple[str, str | None], ...]]]:
+def _shapes() -> dict[str, list[_Shape]]:
     """By tool, which arguments go together, as the examples have them: a small model is offered no others."""
-    shapes: dict[str, list[tuple[tuple[str, str | None], ...]]] = {}
+    shapes: dict[str, list[_Shape]] = {}
     for example in all_examples():
         for step in example.steps:
             shape = tuple((key, value if key in _FIXED else None) for key, value in step.arguments.items())

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
+from .claims import failed
 from .examples import all_examples
-from .words import paths_in
+from .words import is_file, paths_in
 
 SHORTEST = 4  # characters of a value that cannot be a chance
-_VALUES = ("content", "text", "message", "query", "pattern", "old_text", "new_text", "command")
+_NEW = re.compile(r"(?<!>)>\s*\S+")  # a file that a command makes may have any name
+_VALUES = ("content", "text", "message", "query", "pattern", "old_text", "new_text")
+_SHOWS = frozenset({"read_file", "grep", "memory_search"})
+_SIGNS = re.compile(r"\W+")
 
 
 def leak(written: Iterable[str], seen: Iterable[str]) -> str:
@@ -21,6 +26,17 @@ def leak(written: Iterable[str], seen: Iterable[str]) -> str:
     return next(found, "")
 
 
+def invented(tool: str, arguments: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+    """Whether a command names a file that was never spoken of and that no result has shown."""
+    if tool != "exec":
+        return False
+    known = "\n".join(request["_known"])
+    command = _NEW.sub(" ", str(arguments.get("command", "")))
+    names = {path.rpartition("/")[2] for path in paths_in(known)}
+    paths = [path.rpartition("/")[2] for path in paths_in(command) if is_file(path)]
+    return any(path not in known and not any(name in path for name in names) for path in paths)
+
+
 @cache
 def _terms() -> list[tuple[str, re.Pattern[str]]]:
     found: dict[str, None] = {}
@@ -29,5 +45,7 @@ def _terms() -> list[tuple[str, re.Pattern[str]]]:
             values = [str(value) for key, value in step.arguments.items() if key in _VALUES]
             for text in (example.request, *map(str, step.arguments.values())):
                 found.update((path, None) for path in paths_in(text) if "." in path.strip("./"))
-            found.update((value.strip(), None) for value in values if len(value.strip()) >= SHORTEST)
-    return [(term.casefold(), re.compile(rf"(?<!\w){re.escape(term.casefold())}(?!\w)")) for term in found]
+            shown = [step.result] if step.tool in _SHOWS and not failed(step.result) else []
+            found.update((line.strip(), None) for value in (*values, *shown) for line in value.splitlines())
+    terms = [term.casefold() for term in found if len(_SIGNS.sub("", term)) >= SHORTEST]
+    return [(term, re.compile(rf"(?<!\w){re.escape(term)}(?!\w)")) for term in terms]

@@ -48,8 +48,8 @@ MEANINGS = {
     "move": "move moving verschieb- muev- mover déplac- 옮- 이동- 移动- 移到-",
     "copy": "copy copying copied duplicat- clone- backup- kopier- copia copiar 복사- 复制- 拷贝-",
     "delete": (
-        "delet- remov- erase- rid trash- discard- lösch- entfern- borra- elimin- quita- supprim- efface- enlève- "
-        "삭제- 지워- 지우- 删除- 删掉- 削除-"
+        "delet- remov- erase- rid trash- discard- throw- lösch- entfern- borra- elimin- quita- supprim- efface- "
+        "enlève- 삭제- 지워- 지우- 删除- 删掉- 削除-"
     ),
     "find": "find- search- locat- grep such- finde- busca- encuentr- cherch- 찾- 검색- 查找- 搜索- 找-",
     "mention": (
@@ -104,10 +104,14 @@ _PHRASES = {
         r"so you know|for (?:later|the record|next time|future reference)|fyi|(?:in|to) (?:your )?memory"
         r"|call me (?!at|in|on|when|back|an?\b)\w+"
     ),
-    "add": r"put (?:\w+ ){1,3}on (?:my|our|the) (?:\w+ )?list",
+    "delete": r"take (?:\w+ ){1,3}(?:off|out)|cross (?:\w+ ){1,3}(?:off|out)|leave (?:\w+ ){1,3}out",
+    "add": r"put (?:\w+ ){1,4}on (?:(?:my|our|the) (?:\w+ )?list|it\b)",
     "within": r"(?:from|out of|off|aus)(?= +§path)",
     # The thing, which is no order to list.
-    "collection": r"(?:my|our|the|a|his|her|their|this|\w+ed|shopping|to-?do|guest|price) lists?(?! of)",
+    "collection": (
+        r"(?:my|our|the|a|his|her|their|this|\w+ed|shopping|to-?do|guest|price) lists?(?! of)"
+        r"|(?:the|my|our) (?:copy|backup)"
+    ),
     "create": r"start an? (?:new )?(?=file|note|document)",
     "remind": (
         r"tell me(?= (?:(?:in|at) (?:\d+|an?\b)|tomorrow))"

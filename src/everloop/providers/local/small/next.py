@@ -18,10 +18,27 @@ from .asked import (
 )
 from .claims import failed
 from .grammar import Values, Wanted
+from .narrow import NARROW
+from .seen import Seen, described, shares_words
 from .tools import acts, asks_of_the_past, edits, may_act, needs_tool, next_step
 from .turn import Turn
 from .words import CHANGES, WORK, is_file, means, names_a_file, paths_in
 
+# What must have been said for a narrow tool to be offered: nothing is deleted where nothing was said of deleting.
+_MEANT = {
+    "append": ("add", "end", "write"),
+    "remove_line": ("delete",),
+    "delete": ("delete",),
+    "move": ("rename", "move"),
+    "copy": ("copy",),
+    "count_lines": ("count",),
+}
+_WRITES = frozenset({"append", "write_file", "edit_file", "remove_line"})
+_POINTS = re.compile(r"\b(it|this|that|es|sie|lo|la|le)\b|它|그것", re.I)
+_FILE_ITSELF = re.compile(
+    r"\b(file|copy|backup|original|(?:the|that) other|other one|datei|archivo|fichero|fichier)\b|文件|파일",
+    re.I,
+)
 TRIES = 3  # calls of a turn that may fail
 _TODAY = re.compile(r"\b(today|tonight|heute|hoy)\b|오늘|今天", re.I)  # said of much that is no appointment
 # What only a command can tell.
@@ -46,7 +63,7 @@ def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
     failures = [failed(result) for _, _, result in turn.calls]
     made = [name for name, _, _ in turn.calls]
     changed = any(acts(name) and not wrong for name, wrong in zip(made, failures, strict=True))
-    to_change = "edit_file" in made or ("edit_file" in names and asks_for_a_change(turn.request))
+    to_change = "edit_file" in made or ("edit_file" in names and (turn.corrects or asks_for_a_change(turn.request)))
     if made[-1] == "read_file" and to_change and not changed and not failures[-1] and sum(failures) < TRIES:
         return "call"  # it was read in order to be changed
     if _to_run(turn, names):
@@ -62,13 +79,44 @@ def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
     )
 
 
+def removes(turn: Turn, there: Seen) -> str:
+    """What is to be removed from or with the file that is meant: `remove_line`, `delete` for the file itself, `look`
+    where that cannot be known before it was read, or ""."""
+    said = turn.request.removesuffix(f"({turn.file})")
+    if not turn.file or not means(said, "delete"):
+        return ""
+    if means(said, "line", "within"):
+        return "remove_line" if turn.file in there.texts else "look"
+    known = shares_words(said, there.texts.get(turn.file, ()))
+    if described(said, Seen({turn.file: None})) or _FILE_ITSELF.search(said):
+        return "remove_line" if known and means(said, "collection") else "delete"
+    if known:
+        return "remove_line"
+    return "delete" if _POINTS.search(said) or turn.file in there.texts else "look"
+
+
+def only(turn: Turn, there: Seen) -> frozenset[str]:
+    """The tools of which one must come next, where what is to be done with the file that is meant is clear."""
+    if not turn.file or any(acts(name) for name, _, _ in turn.calls):
+        return frozenset()
+    said = turn.request.removesuffix(f"({turn.file})")
+    if turn.corrects or (means(said, "change") and not means(said, "add", "delete", "rename", "run")):
+        return frozenset({"edit_file"} if turn.calls else {"read_file"})
+    if means(said, "delete"):
+        return frozenset({removes(turn, there)})
+    for meaning, tool in (("rename", "move"), ("move", "move"), ("copy", "copy"), ("add", "append")):
+        if means(said, meaning):
+            return frozenset({tool})
+    return frozenset({"append"} if turn.goes_on and there.last in _WRITES and not turn.calls else ())
+
+
 def fits(tool: str, turn: Turn, wanted: Wanted, shown_for: frozenset[str], values: Values) -> bool:
     """Whether a tool can be the next one, once there were calls."""
     if not turn.calls:
-        return _first(tool, turn.request, shown_for, bool(values.get("read_file")))
+        return _first(tool, turn, shown_for, bool(values.get("read_file")))
     if tool == "list_dir" and any(name == "read_file" and not failed(result) for name, _, result in turn.calls):
         return False  # what was looked into needs no list of what there is
-    ordered = asks_for_a_change(turn.request)
+    ordered = turn.corrects or asks_for_a_change(turn.request)
     if not (ordered or may_act(turn.request, shown_for)):  # what was read may say what to do, but it is no order
         return not acts(tool)
     if wanted != "call":
@@ -83,9 +131,15 @@ def fits(tool: str, turn: Turn, wanted: Wanted, shown_for: frozenset[str], value
     return acts(tool) and tool != "edit_file"
 
 
-def _first(tool: str, request: str, offered: frozenset[str], files: bool) -> bool:
+def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
     """Whether a tool can be the first one. A file is read before it is changed, or what small models believe to be in
     it is not; where nothing was said of work, no command and no new file can be meant."""
+    request = turn.request
+    if tool in NARROW:
+        two = tool == "move" and len([path for path in paths_in(request) if is_file(path)]) == 2
+        return two or means(request, *_MEANT[tool]) or (tool == "append" and turn.goes_on)
+    if turn.file and tool in ("exec", "write_file") and not means(request, "run", "create", "write", "sort"):
+        return False  # the file is there: what is to be done with it needs no command, and it is not written anew
     named = [path for path in paths_in(request) if is_file(path)]
     if only := asks_of_the_past(request, offered):
         return tool == only

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .example import Example
-from .examples import FIXED
+from .examples import FIXED, Example
 from .grammar import call_text
 from .results import cut, short_result
+from .seen import Seen, texts_of
 from .turn import Message, calls_of, text_of, without_clock
 
 RESULT_LIMIT = 1_600  # characters of a result that is being looked at
+FULL_LIMIT = 800  # and of one of the last turns
 OLD_LIMIT = 300  # and of one of an earlier turn
 NOTES_LIMIT = 1_200  # characters of what the system prompt says beside the tools
 _SYSTEM = (
@@ -19,6 +20,12 @@ _SYSTEM = (
     "Say only what a result says. When the request is done, or needs no tool, answer in one short sentence, "
     "in the user's language."
 )
+_TALK = (
+    "You are a friendly and helpful assistant. Answer the user's last message, in the user's language, shortly unless "
+    "more is asked for. Put code into a fenced block that names its language."
+)
+MOST_FILES = 20  # names of files in the prompt
+RECENT = 8  # messages of the conversation that are told in full
 _BREAK = "\n\n---\n\n"
 
 
@@ -45,22 +52,39 @@ def _result(text: str) -> str:
     return f"Result:\n{text}"
 
 
-def notes(system: str) -> list[Message]:
-    """What the agent's own prompt says beside its tools and skills, as a short exchange before the conversation.
-
-    It stands behind the examples, so that they need not be read again when the memory or the workspace is another.
-    """
+def surroundings(system: str) -> str:
+    """What the agent's own prompt says beside its tools and skills."""
     blocks = [block for block in system.split(_BREAK) if not block.startswith("## Skills")]
     if blocks and blocks[0].startswith("# "):
         lines = [line for line in blocks[0].splitlines()[2:] if not line.startswith(("Runtime:", "Time zone:"))]
         blocks[0] = " ".join(lines).replace(". You work with tools and then answer the user.", ".")
-    text = cut("\n\n".join(blocks).strip(), NOTES_LIMIT)
+    return cut("\n\n".join(blocks).strip(), NOTES_LIMIT)
+
+
+def notes(system: str, there: Seen) -> list[Message]:
+    """What is known beside the examples, as a short exchange between them and the conversation."""
+    files = [*reversed(there.touched), *(path for path in there.files if path not in there.touched)]
+    known = f"Files here: {', '.join(files[:MOST_FILES])}" if files else ""
+    text = "\n\n".join(part for part in (surroundings(system), known) if part)
     if not text:
         return []
     return [
-        {"role": "user", "content": f"{text}\n\nThe examples end here."},
+        {"role": "user", "content": f"{text}\n\nThe examples end here. Now it is real."},
         {"role": "assistant", "content": "I am ready."},
     ]
+
+
+def talk(system: str, conversation: Sequence[Message], there: Seen) -> list[Message]:
+    """The messages of a request that is talk: no tools and no examples, only what was said and what is known."""
+    about = "\n\n".join(part for part in (surroundings(system), texts_of(there.touched[-2:], there, 600)) if part)
+    shown: list[Message] = [{"role": "system", "content": f"{_TALK}\n\n{about}".strip()}]
+    said = [message for message in conversation if message.get("role") in ("user", "assistant") and text_of(message)]
+    limits = [OLD_LIMIT if at < len(said) - RECENT else RESULT_LIMIT for at in range(len(said))]
+    for message, limit in zip(said, limits, strict=True):
+        shown.append({"role": message["role"], "content": cut(without_clock(text_of(message)), limit)})
+    if shown[-1]["role"] == "user" and said:
+        shown[-1] = {"role": "user", "content": without_clock(text_of(said[-1]))}
+    return shown
 
 
 def memory_in(system: str) -> str:
@@ -69,9 +93,12 @@ def memory_in(system: str) -> str:
 
 
 def told(conversation: Sequence[Message], limit: int) -> list[Message]:
-    """Messages in the shapes that the examples have: calls as their JSON, results as what a person would paste."""
+    """Messages in the shapes that the examples have: calls as their JSON, results as what a person would paste. The
+    last ones are longer than `limit`."""
     shown: list[Message] = []
-    for message in conversation:
+    whole, short = len(conversation) - RECENT, limit
+    for at, message in enumerate(conversation):
+        limit = short if at < whole else max(short, FULL_LIMIT)
         role, text = message.get("role"), text_of(message)
         if role == "tool":
             shown.append({"role": "user", "content": _result(short_result(str(message.get("name")), text, limit))})

@@ -16,7 +16,7 @@ LONGEST_QUOTE = 700  # characters of a result that an answer begins with
 
 def short_result(tool: str, text: str, limit: int) -> str:
     """A result without what only larger models can use: sizes, numbers of lines, advice on errors."""
-    text = text.strip()
+    text = text.strip(" \n")  # a tab belongs to the number of an empty line
     if failed(text):
         return cut(_error(text), limit)
     if tool == "list_dir":
@@ -43,7 +43,7 @@ def quote(tool: str, arguments: Mapping[str, Any], result: str) -> str:
     if failed(result) or not text or len(text) > LONGEST_QUOTE:
         return ""
     if tool == "list_dir":
-        folders, files, others = _entries(result)
+        folders, files, others = entries(result)
         return "" if others else ", ".join([*(f"{name}/" for name in folders), *files])
     return f"{arguments.get('path')}:\n{text}"
 
@@ -63,7 +63,7 @@ def _error(text: str) -> str:
     return f"error: {str(message).partition(' Similar names')[0]}"
 
 
-def _entries(text: str) -> tuple[list[str], list[str], list[str]]:
+def entries(text: str) -> tuple[list[str], list[str], list[str]]:
     """A folder's folders, its files, and lines that are neither."""
     folders, files, others = [], [], []
     for line in text.strip().splitlines():
@@ -78,7 +78,7 @@ def _entries(text: str) -> tuple[list[str], list[str], list[str]]:
 
 def _folder(text: str) -> str:
     """A folder's list in a line for its folders and a line for its files, each with their number."""
-    folders, files, others = _entries(text)
+    folders, files, others = entries(text)
     parts = [
         f"{len(names)} {kind}{'' if len(names) == 1 else 's'}: {', '.join(names)}"
         for kind, names in (("folder", folders), ("file", files))

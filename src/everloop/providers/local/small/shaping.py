@@ -8,25 +8,40 @@ The prompt begins with what never changes, then has the conversation, then the e
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
-from .asked import about_the_person
+from .asked import about_the_person, asks_for_a_change, in_every_place, is_question
 from .claims import claims_work, failed, fingerprint
 from .formats import SmallJson
 from .grammar import Wanted, grammar
-from .next import fits, wanted_next
-from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, memory_in, notes, prefix, told
+from .languages import tongue
+from .leaks import invented, leak
+from .narrow import NARROW, command_of
+from .next import fits, only, removes, wanted_next
+from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, memory_in, notes, prefix, talk, told
 from .results import quote, short_result
-from .tools import KNOWN, SHOWN, acts, choose, introduce, nearest, shows
+from .route import RECENT as RECENT_TURNS
+from .route import Decision, arithmetic, decide, names_something_else, saves_answer, shows_all
+from .seen import Seen, described, seen_in
+from .sentences import report, sentence
+from .tools import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
 from .turn import Message, Turn, last_request, parted, text_of, turn_of
 from .values import as_named, values_for
+from .words import CHANGES, is_file, means, paths_in
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 ANSWER_TOKENS = 600
+_PROGRAMS = {"py": "python3", "sh": "sh", "js": "node"}
+_CODE = frozenset(
+    ("py", "sh", "js", "ts", "c", "cpp", "rs", "go", "java", "html", "css", "sql", "rb", "pl", "php", "lua")
+)
+_ON_FILES = ("delete", "rename", "move", "copy", "add")  # work that needs a file which is there
 
 
 def shaping_for(setting: str, size: int) -> SmallShaping | None:
@@ -45,33 +60,78 @@ class SmallShaping:
     def for_json(self) -> SmallJson:
         return SmallJson(self)
 
-    def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any]:
-        """The request for llama.cpp: messages, a grammar, and how many messages at the beginning never change."""
+    def prepare(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, certain: bool = True
+    ) -> dict[str, Any] | LLMResponse:
+        """The request for llama.cpp: messages, a grammar, and how many messages at the beginning never change. With
+        `certain`, the answer itself where it needs no model: a result, or a sum. A look that must come first always."""
         offered = [tool["function"] for tool in tools or () if isinstance(tool.get("function"), dict)]
+        if "exec" in names_of(offered):
+            offered += NARROW.values()
         system, conversation = parted(messages)
         last = last_request(conversation)
         turn = turn_of(conversation[last:])
-        chosen = choose(offered, turn.request, [name for name, _, _ in turn.calls])
+        before, there = seen_in(conversation[:last]), seen_in(conversation)
+        if offered:
+            decision = _decision(turn, conversation, last, offered, before)
+            if decision.route == "talk" and not turn.calls:
+                return _talk(system, conversation, there, turn, certain)
+            turn = _resolved(turn, decision, there)
+            if first := _first_call(
+                turn, names_of(offered), before, there, _last_words(conversation[:last], turn.request)
+            ):
+                return _made(*first)
+        elif certain and (result := arithmetic(turn.request)):
+            return LLMResponse(result)
+        return self._work(system, conversation, last, turn, offered, before, there, certain)
+
+    def _work(
+        self,
+        system: str,
+        conversation: Sequence[Message],
+        last: int,
+        turn: Turn,
+        offered: Sequence[Mapping[str, Any]],
+        before: Seen,
+        there: Seen,
+        certain: bool,
+    ) -> dict[str, Any] | LLMResponse:
+        """The request for a turn that may need tools."""
+        chosen: Sequence[Mapping[str, Any]] = choose(offered, turn.request, [name for name, _, _ in turn.calls])
         # The same in all rounds of the turn, so that they are read once.
         introduced, shown_for = introduce(chosen), names_of(chosen)
         if any(failed(result) for _, _, result in turn.calls):
             chosen = offered  # what it needs may be among the others
         known = about_the_person(turn.request, [memory_in(system), *(text_of(one) for one in conversation[:last])])
         wanted = "words" if known and not turn.calls else wanted_next(turn, names_of(chosen))
-        values = values_for(turn, conversation)
-        chosen = [tool for tool in chosen if fits(str(tool.get("name")), turn, wanted, shown_for, values)]
+        whole = shows_all(turn.request)
+        if turn.calls and turn.calls[-1][0] == "read_file" and (turn.file or whole) and not only(turn, there):
+            wanted = "words"
+            if certain and whole and (text := quote(*turn.calls[-1])):
+                return LLMResponse(text)
+        if certain and wanted != "call" and not only(turn, there) and (done := report(turn)):
+            return LLMResponse(done)
+        values = values_for(turn, conversation, there)
+        clear = only(turn, there) & shown_for
+        if clear and not any(failed(result) for _, _, result in turn.calls):
+            wanted, chosen = "call", [tool for tool in chosen if tool.get("name") in clear]
+        else:
+            chosen = [tool for tool in chosen if fits(str(tool.get("name")), turn, wanted, shown_for, values)]
         names = names_of(chosen)
         stable = prefix(names_of(offered))
         begin = _begin(turn, names)
         near = nearest(turn.request, shown_for, SHOWN) if names and not known else []
-        shown = [
-            *stable,
-            *notes(system),
+        current = told(conversation[last:], RESULT_LIMIT)
+        if turn.file and current:
+            current[0] = {"role": "user", "content": turn.request}
+        own = [
+            *notes(system, before),
             *told(conversation[:last], OLD_LIMIT),
-            *(message for example in reversed(near) for message in example_messages(example)),
             *([{"role": "user", "content": introduced}] if introduced else []),
-            *told(conversation[last:], RESULT_LIMIT),
+            *current,
         ]
+        # Examples stand before the conversation: behind it, "the list" and "it" would mean theirs.
+        shown = [*stable, *(message for example in reversed(near) for message in example_messages(example)), *own]
         return {
             "messages": joined(shown),
             "stable": len(stable),
@@ -84,6 +144,8 @@ class SmallShaping:
             "_tools": chosen,
             "_values": values,
             "_begin": begin,
+            "_bare": joined([*stable[:1], *own]),
+            "_known": [system, *(text_of(one) for one in conversation if one.get("role") != "assistant"), *there.files],
         }
 
     def visible(self, text: str) -> str:
@@ -97,13 +159,125 @@ class SmallShaping:
         """
         choice = (answer.get("choices") or [{}])[0]
         text = str((choice.get("message") or {}).get("content") or "").strip()
+        usage = read_usage(answer.get("usage"))
+        reason = str(choice.get("finish_reason") or "stop")
+        if "_talk" in request:
+            return LLMResponse(text, finish_reason=reason, usage=usage)
         call = _call(text)
+        written = [text] if call is None else [json.dumps(call.arguments, ensure_ascii=False)]
         if "_again" not in request and (again := _instead(text, call, request)):
             return again
-        usage = read_usage(answer.get("usage"))
+        made_up = call is not None and invented(call.name, call.arguments, request)
+        if "_bared" not in request and (made_up or leak(written, request["_known"])):
+            # Nothing of an example may reach the person or a file. Asked without examples, it can be from none.
+            return {**request, "messages": request["_bare"], "_bared": True, "_again": True}
+        if made_up:
+            return LLMResponse(sentence("unsure", tongue(request["_turn"].request)), usage=usage)
         if call is not None:
-            return LLMResponse(None, [call], finish_reason="tool_calls", usage=usage)
-        return LLMResponse(text, finish_reason=str(choice.get("finish_reason") or "stop"), usage=usage)
+            return LLMResponse(None, [_widened(call)], finish_reason="tool_calls", usage=usage)
+        return LLMResponse(text, finish_reason=reason, usage=usage)
+
+
+def _decision(
+    turn: Turn, conversation: Sequence[Message], last: int, offered: Sequence[Mapping[str, Any]], before: Seen
+) -> Decision:
+    starts = [at for at, message in enumerate(conversation[:last]) if message.get("role") == "user"]
+    lately = seen_in(conversation[starts[-RECENT_TURNS] if len(starts) >= RECENT_TURNS else 0 : last])
+    needs = "call" if mentions(offered, turn.request) else needs_tool(turn.request, names_of(offered))
+    return decide(turn.request, before, bool(lately.touched), needs)
+
+
+def _talk(
+    system: str, conversation: Sequence[Message], there: Seen, turn: Turn, certain: bool
+) -> dict[str, Any] | LLMResponse:
+    """The request for the plain model: its own template, no grammar, no tools and no examples."""
+    if certain and (result := arithmetic(turn.request)):
+        return LLMResponse(result)
+    return {
+        "messages": joined(talk(system, conversation, there)),
+        "stable": 0,
+        "temperature": 0,
+        "max_tokens": ANSWER_TOKENS,
+        "cache_prompt": True,
+        "_wanted": "words",
+        "_talk": True,
+    }
+
+
+def _last_words(conversation: Sequence[Message], request: str) -> str:
+    """What was said last, if no call was made for it; for a file of code, the last answer that has code."""
+    answers = [message for message in conversation if message.get("role") == "assistant"]
+    files = paths_in(request)
+    if files and files[0].rpartition(".")[2] in _CODE:
+        return next((text for one in reversed(answers) if "```" in (text := text_of(one))), "")
+    called = any(message.get("tool_calls") for message in conversation[last_request(conversation) :])
+    return text_of(answers[-1]) if answers and not called else ""
+
+
+def _resolved(turn: Turn, decision: Decision, there: Seen) -> Turn:
+    """The turn with the file that is meant behind its request. After a look at the folder, what that has shown."""
+    file = decision.file
+    if not paths_in(turn.request) and any(name == "list_dir" for name, _, _ in turn.calls):
+        file = described(turn.request, there) or file
+    if not file:
+        return turn
+    request = f"{turn.request} ({file})"
+    return Turn(request, turn.calls, file, decision.corrects, decision.goes_on)
+
+
+def _first_call(
+    turn: Turn, names: frozenset[str], before: Seen, there: Seen, answer: str
+) -> tuple[str, dict[str, Any]] | None:
+    """The call that is certain, whatever the model would say: the look at a file that is to be changed or was asked
+    about, or at the folder, where a file may be meant that was not seen yet; the run of a script; what was just said
+    into a file. `answer` is what was said last, where that was talk."""
+    request = turn.request
+    files = [path for path in paths_in(request) if is_file(path)]
+    looked = [name for name, _, _ in turn.calls]
+    if not looked and not there.listed and "list_dir" in names and means(request, *_ON_FILES) and _may_be_another(turn):
+        lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
+        if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
+            return "list_dir", {"path": "."}
+    if not looked and answer and len(files) == 1 and "write_file" in names and saves_answer(request):
+        return "write_file", {"path": files[0], "content": _saved(answer)}
+    if looked not in ([], ["list_dir"]) or "read_file" not in names or (not turn.file and len(files) != 1):
+        return None
+    file = turn.file or files[0]
+    if turn.file and means(request, "run") and "exec" in names and (program := _PROGRAMS.get(file.rpartition(".")[2])):
+        return "exec", {"command": f"{program} {shlex.quote(file)}"}
+    if turn.file and means(request, "count") and "exec" in names:
+        return "count_lines", {"path": file}
+    if turn.file and removes(turn, there) == "look":
+        return "read_file", {"path": file}
+    changed = turn.corrects or (asks_for_a_change(request) and not in_every_place(request))
+    again = turn.goes_on and before.last == "read_file" and not means(request, *CHANGES)
+    asked = turn.file and (is_question(request) or again or means(request, "show", "read"))
+    asked = asked or (shows_all(request) and not looked)
+    if (changed or asked) and not means(request, "run", "add", "delete", "rename", "move", "copy"):
+        return "read_file", {"path": file}
+    return None
+
+
+def _may_be_another(turn: Turn) -> bool:
+    return not turn.file or not turn.corrects
+
+
+def _saved(answer: str) -> str:
+    """What of an answer is put into a file: its code where it has some, else all of it."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", answer, re.M | re.S)
+    return "\n".join(blocks) if blocks else f"{answer.strip()}\n"
+
+
+def _made(name: str, arguments: dict[str, Any]) -> LLMResponse:
+    call = _widened(ToolCallRequest(f"call_{uuid4().hex[:12]}", name, arguments))
+    return LLMResponse(None, [call], finish_reason="tool_calls")
+
+
+def _widened(call: ToolCallRequest) -> ToolCallRequest:
+    """A call of a narrow tool as the command that it stands for."""
+    if call.name not in NARROW:
+        return call
+    return ToolCallRequest(call.id, "exec", {"command": command_of(call.name, call.arguments)}, call.error)
 
 
 def _begin(turn: Turn, names: frozenset[str]) -> str:

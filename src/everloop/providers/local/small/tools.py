@@ -9,15 +9,17 @@ from functools import cache
 from typing import Any, Literal
 
 from .asked import asks_what_it_is, is_question, orders
-from .example import Example
-from .examples import NEAREST, all_examples
+from .examples import NEAREST, Example, all_examples
 from .languages import LATIN, script, tongue
+from .narrow import NARROW
 from .results import quote
 from .words import CHANGES, WORK, features, means, names_an_address, paths_in, words
 
-COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec")
+COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec", *NARROW)
 # These only look, so nothing is changed by them.
-LOOKING = frozenset({"list_dir", "read_file", "find_files", "grep", "memory_search", "web_search", "web_fetch"})
+LOOKING = frozenset(
+    {"count_lines", "list_dir", "read_file", "find_files", "grep", "memory_search", "web_search", "web_fetch"}
+)
 WEB = frozenset({"web_search", "web_fetch"})
 HARD = frozenset({"spawn", "message", "process"})  # beyond a small model, unless it is told their names
 SHOWN = 2  # examples near the request
@@ -25,7 +27,7 @@ LOOKED_AT = 6  # examples whose tools are offered too
 OWN_LANGUAGE = 0.15  # how much nearer an example is that is in the request's language
 SURE = 0.3  # how like an example a request must be to be treated as it
 KNOWN = frozenset(name for example in all_examples() for name in example.tools)
-MOST = 10  # tools offered
+MOST = 16  # tools offered
 _SURELY = tuple(
     one for one in WORK if one not in ("create", "write", "web")
 )  # a poem needs no file, and weather no search
@@ -164,6 +166,11 @@ def introduce(tools: Iterable[Tool]) -> str:
             about = str(tool.get("description") or "").partition("\n")[0][:120]
             lines.append(f"(There is also the tool {tool.get('name')} with {arguments or 'no arguments'}: {about})")
     return "\n".join(lines)
+
+
+def mentions(tools: Iterable[Tool], request: str) -> bool:
+    """Whether a request has words of a tool that no example shows."""
+    return any(_mentioned(tool, request) for tool in tools)
 
 
 def _mentioned(tool: Tool, request: str) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .narrow import narrowed
 from .results import cut
 
 Message = dict[str, Any]
@@ -17,10 +18,17 @@ _CLOCK = "[It is now "
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The turn that is being worked on: what was asked, and the calls so far with their results."""
+    """The turn that is being worked on: what was asked, and the calls so far with their results.
+
+    `file` is the file that is meant where the request names none: it stands behind the request then. `corrects` is
+    whether the request mends the change of the turn before, `goes_on` whether it only adds to that request.
+    """
 
     request: str
     calls: tuple[tuple[str, dict[str, Any], str], ...] = ()
+    file: str = ""
+    corrects: bool = False
+    goes_on: bool = False
 
 
 def parted(messages: Sequence[Message]) -> tuple[str, list[Message]]:
@@ -37,13 +45,17 @@ def last_request(conversation: Sequence[Message]) -> int:
 
 def turn_of(messages: Sequence[Message]) -> Turn:
     request = without_clock(text_of(messages[0])) if messages and messages[0].get("role") == "user" else ""
+    return Turn(cut(request, LOOKED_AT), tuple(calls_with_results(messages)))
+
+
+def calls_with_results(messages: Sequence[Message]) -> list[tuple[str, dict[str, Any], str]]:
+    """The calls in their order, each with its result, "" where there is none yet."""
     results = {message.get("tool_call_id"): text_of(message) for message in messages if message.get("role") == "tool"}
-    calls = [
+    return [
         (*named, results.get(call.get("id"), ""))
         for message in messages
         for call, named in zip(message.get("tool_calls") or (), calls_of(message), strict=True)
     ]
-    return Turn(cut(request, LOOKED_AT), tuple(calls))
 
 
 def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
@@ -54,7 +66,7 @@ def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
             arguments = json.loads(function.get("arguments") or "{}")
         except (ValueError, TypeError):
             arguments = {}
-        found.append((str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
+        found.append(narrowed(str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
     return found
 
 

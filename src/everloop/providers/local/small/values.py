@@ -10,7 +10,9 @@ from typing import Any
 from .asked import in_every_place
 from .claims import failed
 from .languages import clock, weekday
+from .narrow import NARROW
 from .results import lines_of
+from .seen import Seen
 from .swaps import names_both, names_signs, new_words, swaps
 from .turn import Message, Turn, text_of
 from .words import alike, folders_in, is_file, kept, names_key, paths_in, places_in, spans, tokens
@@ -21,8 +23,9 @@ _MOVES = re.compile(r"\s*(?:mv|cp)\b")
 MOST_LINES = 30  # that an edit can choose from
 
 
-def values_for(turn: Turn, conversation: Sequence[Message]) -> dict[str, dict[str, list[str]]]:
-    """What a call can name: a file that was named or that a result has shown, a line of what was read.
+def values_for(turn: Turn, conversation: Sequence[Message], there: Seen) -> dict[str, dict[str, list[str]]]:
+    """What a call can name: a file that was named or that a result has shown, a line of what was read. `there` are
+    the files that the conversation has shown.
 
     Small models garble names and lines when they are free to. After a call that failed they are.
     """
@@ -32,14 +35,18 @@ def values_for(turn: Turn, conversation: Sequence[Message]) -> dict[str, dict[st
     seen = [path for _, _, result in turn.calls for path in paths_in(result)][:MOST_PATHS]
     named = paths_in(turn.request)
     said = [path for message in conversation[-RECENT:] for path in paths_in(text_of(message))]
-    files = list(dict.fromkeys([*named, *seen] or said[-MOST_PATHS:]))
+    known = [*reversed(there.touched), *there.files]
+    files = list(dict.fromkeys([*named, *seen] or [*known, *said][:MOST_PATHS]))
     beside = folders_in(turn.request)
     folders = [path for path in [*files, *tokens(turn.request)[:MOST_PATHS]] if not is_file(path)]
     values = {"read_file": {"path": files}, "list_dir": {"path": [".", *folders]}}
     sure = [path for path in named if is_file(path)]
     values["grep"] = {"path": [".", *files, *beside], "must": ["path"] if sure else []}
     values["write_file"] = {"path": _new_files(turn, sure, [*beside, *places_in(turn.request)])}
-    values["edit_file"] = {"path": files, **_edits(turn, files)}
+    values["edit_file"] = {"path": files, **_edits(turn, files, there)}
+    values |= _narrow(turn, sure, [*beside, *places_in(turn.request)], there)
+    if turn.file and values["write_file"]["path"] == [turn.file]:
+        values["write_file"] = {"path": [turn.file]}
     for given in values.values():
         given["path"] = list(dict.fromkeys(given["path"]))
     any_day = "*" if (day := weekday(turn.request)) else ""
@@ -69,7 +76,27 @@ def _new_files(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list
     return [*names, *(f"{folder}/{name}" for folder in folders for name in names if "/" not in name)]
 
 
-def _edits(turn: Turn, files: Sequence[str]) -> dict[str, list[str]]:
+def _narrow(turn: Turn, named: Sequence[str], folders: Sequence[str], there: Seen) -> dict[str, dict[str, list[str]]]:
+    """What the narrow tools can name: files that are known, and of the others those that the request names."""
+    known = [path for path in named if there.has(path)]
+    rest = [path for path in named if path not in known]
+    files = [turn.file] if turn.file else known or list(named) or [*reversed(there.touched), *there.files]
+    lines = [line for path in files for line in there.texts.get(path, ())]
+    runs = [run for run in spans(turn.request) if not is_file(run)]
+    text = [run for run in runs if any(run in line for line in lines)] if lines else runs
+    places = [f"{folder}/" for folder in folders] or [f"{folder}/" for folder in there.folders[-1:] if not rest]
+    to = places or [path for path in (rest or named) if path != turn.file]
+    if len(named) > 1 and not places and not turn.file:
+        files, to = [named[0]], list(named[1:])
+    given = {tool: {"path": list(files)} for tool in NARROW}
+    given["remove_line"]["text"] = text or lines[:MOST_LINES]
+    given["move"]["to"] = given["copy"]["to"] = to
+    if not turn.file:
+        given["append"]["path"] = list(named) or files
+    return given
+
+
+def _edits(turn: Turn, files: Sequence[str], there: Seen) -> dict[str, list[str]]:
     """What an edit can replace: a line of what was read or found, or words that the person has named."""
     lines = [line for name, _, result in turn.calls for line in lines_of(name, result)]
     if not files:
@@ -82,6 +109,8 @@ def _edits(turn: Turn, files: Sequence[str]) -> dict[str, list[str]]:
         places = swaps(turn.request, lines)
         old = alike(turn.request, places or lines)[:MOST_LINES]
         old = [line for line in old if names_key(turn.request, line)] or old
+        if turn.corrects and not places and there.last_edit in lines and len(old) == len(set(lines)):
+            old = [there.last_edit]  # no line was spoken of, so it is the one that was changed last
         given: dict[str, list[str]] = {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}
         given["repeated"] = [line for line in old if lines.count(line) > 1]
         if changes := [(line, *place) for line in old for place in places.get(line, ())]:

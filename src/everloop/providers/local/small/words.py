@@ -162,6 +162,11 @@ def is_file(path: str) -> bool:
     return re.search(r"\.[A-Za-z]\w{0,4}$", path, re.ASCII) is not None
 
 
+def stems(path: str) -> list[str]:
+    """The words of a file's name without its ending."""
+    return words(path.rpartition("/")[2].rpartition(".")[0] or path)
+
+
 def without_files(text: str) -> str:
     """The text without the names of files."""
     return _FILE.sub(" ", _ENDLESS.sub(" ", text))

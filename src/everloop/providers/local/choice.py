@@ -1,0 +1,46 @@
+"""Which model runs where none is set: the larger one where there is room for it, else the smaller one."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from .catalogue import BETTER, DEFAULT
+from .machine import available_memory
+from .weights import Weights
+
+ROOM = 3_000_000_000  # bytes of memory, and of disk, that must be free for the larger one
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    name: str
+    why: str
+
+
+def default_model(weights: Weights, memory: int | None = None, disk: int | None = None) -> Choice:
+    """The model for this machine. What was pulled before is used, so that nothing is downloaded without need. It reads
+    the disk; `memory` and `disk` are bytes that are free, measured unless given."""
+    memory = available_memory() if memory is None else memory
+    fits = memory is None or memory >= ROOM
+    if fits and weights.find(BETTER) is not None:
+        return Choice(BETTER, "the larger of two, as there is enough memory for it")
+    if weights.present(DEFAULT):
+        return Choice(
+            DEFAULT, f"the smaller of two, as its file is here; `everloop model pull {BETTER}` gets the larger"
+        )
+    disk = _free(weights.folder) if disk is None else disk
+    if fits and disk >= ROOM:
+        return Choice(BETTER, "the larger of two, as there is enough memory and disk for it")
+    short = "disk" if fits else "memory"
+    return Choice(DEFAULT, f"the smaller of two, as less than {ROOM / 1e9:.0f} GB of {short} are free")
+
+
+def _free(folder: Path) -> int:
+    """The free bytes of the disk that a folder is on, or will be."""
+    there = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
+    try:
+        return shutil.disk_usage(there).free
+    except OSError:
+        return 0

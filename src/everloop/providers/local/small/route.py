@@ -1,0 +1,231 @@
+"""Whether a request is talk, which the plain model answers, or work, for which it gets tools; and on which file."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from .asked import asks_how_many_there_are, is_question
+from .meanings import EMPTY
+from .seen import Seen, described, meant, shares_words
+from .words import CHANGES, is_file, means, names_a_file, names_an_address, paths_in, without_files, words
+
+Route = Literal["talk", "work"]
+LONG = 240  # characters from which on a request may hold pasted text
+RECENT = 2  # turns for which the file touched last is what a request is about
+_CHAT = ("hello", "thanks", "bye")
+_TOOLS = (
+    "remind",
+    "remember",
+    "told",
+    "before",
+    "web",
+    "run",
+    "command",
+    "folder",
+    "file",
+    "show",
+    "find",
+    "sort",
+    "mention",
+    "here",
+    "read",
+)
+# What is written for the person to read, not into a file.
+_PIECE = re.compile(
+    r"\b(?:an?|some|any|another|me|one|two|three|\d+|eine?[nr]?|una?|une)\s+(?:[\w-]+\s+){0,3}?"
+    r"(?:poems?|haikus?|jokes?|stor(?:y|ies)|songs?|limericks?|rhymes?|verses?|essays?|riddles?|facts?|tips?|advice"
+    r"|ideas? for|functions?|code|one-?liners?|regex\w*|snippets?|algorithms?|gedicht\w*|witz\w*|geschichte|funktion"
+    r"|poemas?|chistes?|función|poème|blague|fonction)\b|\bmy code\s*:|诗|笑话|故事|函数|代码|시를|농담|함수",
+    re.I,
+)
+_EXPLAIN = re.compile(
+    r"\b(?:explain|translate|summari[sz]e|what does .* mean|how (?:do|does|can|would|should) (?:i|one|you|it|this|that)"
+    r"|why|difference between|erkläre?|übersetze?|warum|explica|traduce|explique|traduis|résume)\b|^\W*define\b"
+    r"|翻译|解释|为什么|설명|번역|왜",
+    re.I,
+)
+_BY_COMMAND = re.compile(r"\b(?:with|use|using|in|via|mit|con|avec) (?:python|the shell|bash|a command|awk|bc)\b", re.I)
+_WHERE_MINE = re.compile(r"^\W*(?:where|wo|dónde|où)\b.*\b(?:i|my|we|our|ich|mein\w*|mi|je|mon|ma)\b", re.I)
+_REFERS = re.compile(
+    r"\b(it|its|them|they|this|these|those|that|there|davon|dazu|darin|darauf|hinzu)\b|거기|里面|它", re.I
+)
+_REFERS_TO_FILE = re.compile(
+    r"\b(list|file|document|copy|backup|original|(?:the|this|that|other|last|first) one|items?|entr(?:y|ies)|lines?"
+    r"|things? (?:on|in|are)|liste|datei|lista|archivo|fichero|cosas|fichier)\b|파일|리스트|文件|列表",
+    re.I,
+)
+_NOUN = re.compile(
+    r"\b(?:the|my|our|der|die|das|den|dem|mein\w*|el|la|los|las|mis?|les?|mon|ma|mes)\s+(?P<noun>[^\W\d_]{3,})", re.I
+)
+_WHOLE = ("show", "read", "say", "file", "collection")
+_EXISTS = re.compile(r"\b(any|exists?|(?:is|are) there|have|gibt|y a)\b|(?<!\w)\.\w|有没有|있", re.I)
+_ASKS = frozenset(
+    {
+        "what",
+        "s",
+        "whats",
+        "which",
+        "now",
+        "other",
+        "again",
+        "see",
+        "let",
+        "give",
+        "tell",
+        "whole",
+        "entire",
+        "complete",
+    }
+    | {"was", "auf", "jetzt", "mal", "noch", "qué", "hay", "ahora", "dime", "que", "y", "contient", "maintenant", "moi"}
+)
+_IN_GENERAL = re.compile(r"\b(usual\w*|general\w*|normal\w*|typical\w*|love|like|hate|meist\w*|gewöhnlich\w*)\b", re.I)
+_THAT = re.compile(r"\b(it|this|that|das|es|lo|eso|le|ça)\b|保存|저장", re.I)
+_GOES_ON = re.compile(
+    r"^\W*(and|also|plus|then|now|or|but|und|auch|noch|dann|y|también|et|aussi|puis)\b|\btoo\W*$|^(再|还|그리고|또)",
+    re.I,
+)
+_CORRECTS = re.compile(
+    r"\b(no|not|sorry|oops|actually|wrong|meant|mean|rather|instead|wait|hmm+|oh|should be|must be|out of date|make it"
+    r"|nein|falsch|doch|sondern|statt|eigentlich|perdón|mejor|non|pardon|plutôt|désolé)\b|不对|不是|改成|아니",
+    re.I,
+)
+_FIRST_PERSON = re.compile(r"^\W*(i|i'm|i’m|ich|yo|je|j'ai|estoy|나는|我)\b", re.I)
+_SAVES = re.compile(r"\b(sav(?:e|ed|ing)|put it|store|speicher\w*|guarda\w*|enregistr\w*)\b|保存|저장", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`file` is the one that the request is about, where it names none; `corrects` whether it mends the last change."""
+
+    route: Route
+    file: str = ""
+    corrects: bool = False
+    goes_on: bool = False
+
+
+def instruction(request: str) -> str:
+    """What the person says about a text that was pasted, without the text: only that decides what is done."""
+    if len(request) < LONG and "\n\n" not in request and not re.search(r"\"[^\"]{60,}\"|“[^”]{60,}”", request):
+        return request
+    said = re.sub(r"\"[^\"]{60,}\"|“[^”]{60,}”", " ", request)
+    parts = [part for part in re.split(r"\n\s*\n|\n(?=>)", said) if part.strip()]
+    if len(parts) < 2:
+        return said
+    ends = [part for part in (parts[0], parts[-1]) if len(part) < LONG and "\n" not in part.strip()]
+    return "\n".join(ends) or said
+
+
+def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
+    """The route of a request. `recent` is whether a file was touched in the last turns, `needs` what requests like
+    it needed: call, words or either."""
+    order = instruction(request)
+    named = [path for path in paths_in(order) if is_file(path)]
+    if named or names_a_file(order):
+        source = means(order, "rename", "move", "copy") and len(named) == 1 and not any(map(seen.has, named))
+        return Decision("work", meant(order, seen) if source else "")
+    found = described(order, seen)
+    if names_an_address(order) or means(order, "remind") or (means(order, "remember") and not found):
+        return Decision("work")
+    if means(order, *_CHAT) and not means(order, *CHANGES, "run") and not found:
+        return Decision("talk")
+    if _BY_COMMAND.search(order) and not is_question(order):
+        return Decision("work")
+    into_file = means(order, "add", "delete", "rename") or (means(order, "file") and means(order, "create", "write"))
+    if (_PIECE.search(order) or _EXPLAIN.search(order)) and not into_file and not found:
+        return Decision("talk")
+    if order != request:  # something was pasted, and that says nothing of what is wanted
+        return Decision("work" if means(order, *CHANGES, "file") else "talk")
+    goes_on, corrects = _GOES_ON.search(order) is not None, _CORRECTS.search(order) is not None
+    asks = is_question(order)
+    if found:
+        return Decision("work", meant(order, seen), goes_on=goes_on and not asks)
+    if means(order, "told", "before") and asks and not recent:
+        return Decision("work")
+    changes = means(order, *CHANGES[2:]) or means(order, "run")
+    if recent and seen.focus and not means(order, "folder", "here"):
+        to_file = _REFERS_TO_FILE.search(order) or means(order, "show", "read", "say", "count", "collection")
+        if asks and not to_file and not changes:
+            return Decision("talk")
+        refers = to_file or _REFERS.search(order) or changes or goes_on or corrects
+        if refers and not (_FIRST_PERSON.search(order) and not changes and not to_file):
+            edits = corrects and not means(order, "add", "delete", "rename", "move", "copy", "run")
+            return Decision("work", meant(order, seen), edits, goes_on and not asks)
+    if means(order, "web") and _IN_GENERAL.search(order):
+        return Decision("talk")
+    counts = means(order, "count") and not asks_how_many_there_are(order)
+    if changes or counts or means(order, *_TOOLS) or _BY_COMMAND.search(order) or _WHERE_MINE.search(order):
+        return Decision("work")
+    if means(order, "create", "write") and not means(order, "file"):
+        return Decision("talk")  # a file is written only where one is asked for
+    return Decision("work" if needs == "call" else "talk")
+
+
+def names_something_else(request: str, seen: Seen) -> bool:
+    """Whether a request speaks of something that stands in no file seen so far: it may be another file."""
+    lines = [*seen.touched, *(line for path in seen.touched for line in seen.texts.get(path, ()))]
+    nouns = [found["noun"] for found in _NOUN.finditer(request)]
+    return any(
+        not _REFERS_TO_FILE.search(f"the {noun}")
+        and not means(noun, "file", "end", "line", "collection", "copy")
+        and not shares_words(noun, lines)
+        for noun in nouns
+    )
+
+
+def shows_all(request: str) -> bool:
+    """Whether the file as a whole is asked for: it is named and nothing else is."""
+    if _EXISTS.search(request):
+        return False
+    said = _REFERS_TO_FILE.sub(" ", without_files(request))
+    rest = [word for word in words(said) if word not in EMPTY and word not in _ASKS and not means(word, *_WHOLE)]
+    return not rest
+
+
+def saves_answer(request: str) -> bool:
+    """Whether what was just said is to be put into a file: `save that as …`."""
+    return bool((_SAVES.search(request) or means(request, "write")) and _THAT.search(request)) and len(request) < LONG
+
+
+# ---------------------------------------------------------------------------------------------- arithmetic
+
+_SUM = re.compile(
+    r"^[\s¿]*(?:what(?:'s| is)|how much is|calculate|compute|wie viel ist|was ist|cuánto es|combien font)?\s*"
+    r"(?P<sum>[\d\s.+*/()x×÷−-]+?)\s*[=?？]*\s*$",
+    re.I,
+)
+_SIGNS = str.maketrans({"x": "*", "×": "*", "÷": "/", "−": "-"})
+_OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+}
+
+
+def arithmetic(request: str) -> str:
+    """The answer to a request that is a sum and nothing else, or "": small models compute badly."""
+    found = _SUM.match(request) if len(request) < 100 else None
+    if found is None or not re.search(r"[\d)]\s*[+*/x×÷−-]\s*[\d(]", found["sum"]):
+        return ""
+    try:
+        value = _value(ast.parse(found["sum"].strip().translate(_SIGNS), mode="eval").body)
+    except (ValueError, SyntaxError, ZeroDivisionError, OverflowError, RecursionError):
+        return ""
+    shown = str(int(value)) if value == int(value) else f"{value:.10g}"
+    return f"{' '.join(found['sum'].split())} = {shown}"
+
+
+def _value(node: ast.AST) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.operand))
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    raise ValueError

@@ -1,0 +1,182 @@
+"""What a conversation has shown of the workspace: which files there are, what they say, and which was touched last.
+
+It is read from the calls and their results alone, so the same conversation gives the same prompt, and nothing is known
+that was not found by a call which the policy had allowed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .claims import failed
+from .meanings import EMPTY
+from .results import entries, lines_of
+from .turn import Message, calls_with_results
+from .words import is_file, paths_in, stems, words
+
+_OTHER = re.compile(r"\b(other|andere[nrs]?|otr[ao]|autre)\b|다른|另", re.I)
+_COPY = re.compile(r"\b(copy|backup|back-up|duplicate|kopie|sicherung|copia|copie)\b|副本|备份|복사본", re.I)
+_ORIGINAL = re.compile(r"\b(original\w*|source)\b|原", re.I)
+
+
+@dataclass(slots=True)
+class Seen:
+    """`files` are those that are known to be there, the one touched last at the end; `texts` what they say."""
+
+    files: dict[str, None] = field(default_factory=dict)
+    touched: list[str] = field(default_factory=list)
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)  # copy: original
+    folders: list[str] = field(default_factory=list)  # the one made or seen last at the end
+    listed: bool = False
+    last: str = ""  # the last call
+    last_edit: str = ""  # what the last edit has put into a file
+
+    @property
+    def focus(self) -> str:
+        """The file that was touched last and is still there."""
+        return self.touched[-1] if self.touched else ""
+
+    def has(self, path: str) -> bool:
+        return posixpath.normpath(path) in self.files
+
+    def touch(self, path: str) -> None:
+        path = posixpath.normpath(path)
+        self.files.setdefault(path)
+        self.touched = [one for one in self.touched if one != path] + [path]
+
+    def forget(self, path: str) -> None:
+        path = posixpath.normpath(path)
+        self.files.pop(path, None)
+        self.texts.pop(path, None)
+        self.touched = [one for one in self.touched if one != path]
+
+
+def seen_in(conversation: Sequence[Message]) -> Seen:
+    seen = Seen()
+    for name, arguments, result in calls_with_results(conversation):
+        if not failed(result) and isinstance(arguments.get("path", ""), str):
+            _take(seen, name, arguments, result)
+            seen.last = name
+    return seen
+
+
+def _take(seen: Seen, name: str, arguments: dict[str, Any], result: str) -> None:
+    path = posixpath.normpath(arguments.get("path") or ".")
+    text = str(arguments.get("text", ""))
+    match name:
+        case "list_dir":
+            folders, files, _ = entries(result)
+            seen.folders = [*(one for one in folders if one != "memory"), *seen.folders]
+            for one in files:
+                seen.files.setdefault(posixpath.normpath(posixpath.join(path, one)))
+            seen.listed = seen.listed or path == "."
+        case "read_file":
+            seen.touch(path)
+            seen.texts[path] = lines_of(name, result)
+        case "write_file":
+            seen.touch(path)
+            seen.texts[path] = str(arguments.get("content", "")).splitlines()
+        case "edit_file":
+            seen.touch(path)
+            old, new = str(arguments.get("old_text", "")), str(arguments.get("new_text", ""))
+            seen.last_edit = new
+            if path in seen.texts:
+                seen.texts[path] = "\n".join(seen.texts[path]).replace(old, new).split("\n")
+        case "append":
+            seen.touch(path)
+            seen.last_edit = text
+            if path in seen.texts:
+                seen.texts[path].append(text)
+        case "remove_line":
+            seen.touch(path)
+            if path in seen.texts:
+                seen.texts[path] = [line for line in seen.texts[path] if text not in line]
+        case "count_lines":
+            seen.touch(path)
+        case "delete":
+            seen.forget(path)
+        case "move" | "copy":
+            _carry(seen, name, path, str(arguments.get("to", "")))
+        case "grep" | "find_files":
+            for one in paths_in(result):
+                if is_file(one):
+                    seen.files.setdefault(posixpath.normpath(one))
+        case "exec":
+            command = str(arguments.get("command", ""))
+            if made := re.match(r"mkdir (?:-p )?([\w./-]+)$", command):
+                seen.folders.append(made[1].rstrip("/"))
+            for one in paths_in(command):
+                if seen.has(one) or (">" in command and is_file(one)):
+                    seen.touch(one)
+
+
+def _carry(seen: Seen, name: str, path: str, to: str) -> None:
+    target = posixpath.normpath(to if is_file(to) else posixpath.join(to, posixpath.basename(path)))
+    text = seen.texts.get(path)
+    if name == "move":
+        seen.forget(path)
+    else:
+        seen.touch(path)
+        seen.copies[target] = path
+    seen.touch(target)
+    if text is not None:
+        seen.texts[target] = list(text)
+
+
+# ---------------------------------------------------------------------------------------------- what is meant
+
+
+def described(request: str, seen: Seen) -> str:
+    """The file whose name a request describes: `the old report` for report_old.txt; "" where none or no single one."""
+    said = {_singular(word) for word in words(request)}
+    scores: dict[str, tuple[float, float, int]] = {}
+    for number, path in enumerate([*seen.files, *seen.touched]):
+        parts = [_singular(word) for word in stems(path)]
+        if hits := sum(part in said or (not part.isascii() and part in request) for part in parts):
+            scores[path] = (hits, hits / len(parts), number)
+    if _OTHER.search(request) and len(scores) > 1:
+        scores.pop(seen.focus, None)
+    return max(scores, key=lambda path: scores[path]) if scores else ""
+
+
+def meant(request: str, seen: Seen) -> str:
+    """The file that a request is about though it names none: described, the other one, the copy, or the last one."""
+    if _OTHER.search(request) and (others := _others(seen)):
+        return described(request, seen) if described(request, seen) in others else others[-1]
+    if found := described(request, seen):
+        return found
+    copies = [copy for copy in seen.copies if seen.has(copy)]
+    if copies and _COPY.search(request):
+        return copies[-1]
+    if copies and _ORIGINAL.search(request) and seen.has(seen.copies[copies[-1]]):
+        return seen.copies[copies[-1]]
+    return seen.focus
+
+
+def _others(seen: Seen) -> list[str]:
+    """Files beside the one touched last, those most like it last."""
+    focus = set(stems(seen.focus)) if seen.focus else set()
+    rest = [path for path in dict.fromkeys([*seen.files, *seen.touched]) if path != seen.focus]
+    return sorted(rest, key=lambda path: (len(focus & set(stems(path))), path in seen.touched))
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if len(word) > 3 and word.endswith("s") and word.isascii() else word
+
+
+def shares_words(request: str, lines: Iterable[str]) -> bool:
+    """Whether a word of the request that says something stands in the lines."""
+    said = {word for word in words(request) if word not in EMPTY and len(word) > 1}
+    known = {word for line in lines for word in words(line)}
+    return bool(said & known) or any(not word.isascii() and word in line for word in said for line in lines)
+
+
+def texts_of(paths: Iterable[str], seen: Seen, limit: int) -> str:
+    """What files are known to say, for the prompt."""
+    parts = [f"{path} says now:\n" + "\n".join(seen.texts[path]) for path in paths if seen.texts.get(path)]
+    return "\n\n".join(part[:limit] for part in parts)

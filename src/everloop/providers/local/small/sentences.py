@@ -1,0 +1,58 @@
+"""Fixed sentences after calls that went well: what was done is known, so the model need not say it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from .asked import is_question, parts_of
+from .claims import failed
+from .languages import LATIN, tongue
+from .turn import Turn
+from .words import CHANGES, means
+
+_SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
+)
+_ADDED = re.compile(r"Added job [^:]*: (?P<words>.*)\. It comes first on (?P<first>.*)\.$", re.S)
+_THEN = re.compile(r"\b(then|afterwards|danach|dann|luego|después|puis|ensuite)\b|然后|그리고", re.I)
+LONGEST = 400  # characters of what a program has printed
+_TASKS = (*CHANGES, "run", "remind", "remember", "count", "show", "read", "say", "find")
+
+
+def sentence(name: str, language: str, **values: str) -> str:
+    return _SENTENCES.get(language, _SENTENCES[LATIN])[name].format_map(values)
+
+
+def report(turn: Turn) -> str:
+    """The sentence for the turn's last call where that was all that was asked for, or ""."""
+    if not turn.calls or failed(turn.calls[-1][2]) or _tasks(turn.request) > 1 or _THEN.search(turn.request):
+        return ""
+    name, arguments, result = turn.calls[-1]
+    values = {key: str(value).strip() for key, value in arguments.items()}
+    language = tongue(turn.request)
+    if name == "cron":
+        found = _ADDED.search(result.strip())
+        if found is None or arguments.get("deliver") != "text":
+            return ""
+        return sentence("remind", language, message=values.get("message", ""), first=found["first"])
+    if name == "count_lines":
+        return sentence(name, language, **values, result=result.strip()) if turn.file and result.strip() else ""
+    if name == "edit_file" and ("replace_all" in values or "\n" in values.get("new_text", "")):
+        return ""
+    if name == "exec":
+        printed = result.strip()
+        ran = turn.file and means(turn.request, "run") and printed != "(no output)"
+        return sentence("run", language, result=printed) if ran and 0 < len(printed) < LONGEST else ""
+    if values.get("to", "").endswith("/"):
+        values["to"] += values["path"].rpartition("/")[2]
+    fits = name in ("append", "remove_line", "move", "copy", "delete", "write_file", "edit_file", "remember")
+    return sentence(name, language, **values) if fits else ""
+
+
+def _tasks(request: str) -> int:
+    """How many things are asked for, as far as one can tell."""
+    parts = [part for part in parts_of(request) if means(part, *_TASKS) or is_question(part)]
+    return len(parts)

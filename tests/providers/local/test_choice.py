@@ -1,0 +1,55 @@
+"""Which model runs where none is set."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from everloop.providers.local.catalogue import BETTER, CATALOGUE, DEFAULT
+from everloop.providers.local.choice import ROOM, default_model
+from everloop.providers.local.weights import Sources, Weights
+
+DATA = {DEFAULT: b"GGUF small", BETTER: b"GGUF larger"}
+CARDS = {
+    name: replace(CATALOGUE[name], size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    for name, data in DATA.items()
+}
+
+
+def weights(folder: Path, *there: str) -> Weights:
+    for name in there:
+        (folder / CARDS[name].file).write_bytes(DATA[name])
+    return Weights(folder, Sources(hub=False, registry=False), CARDS)
+
+
+@pytest.mark.parametrize(
+    ("memory", "disk", "name", "word"),
+    [
+        (ROOM, ROOM, BETTER, "enough memory and disk"),
+        (ROOM - 1, ROOM, DEFAULT, "memory"),
+        (ROOM, ROOM - 1, DEFAULT, "disk"),
+    ],
+)
+def test_without_any_file_the_larger_one_is_taken_where_there_is_room(memory, disk, name, word, tmp_path):
+    choice = default_model(weights(tmp_path), memory, disk)
+    assert choice.name == name
+    assert word in choice.why
+
+
+def test_what_was_pulled_is_used_so_that_nothing_more_is_downloaded(tmp_path):
+    choice = default_model(weights(tmp_path, DEFAULT), ROOM, ROOM)
+    assert choice.name == DEFAULT
+    assert f"`everloop model pull {BETTER}`" in choice.why
+
+
+def test_of_two_files_the_larger_is_used_where_it_fits_into_memory(tmp_path):
+    both = weights(tmp_path, DEFAULT, BETTER)
+    assert default_model(both, ROOM, 0).name == BETTER
+    assert default_model(both, ROOM - 1, ROOM).name == DEFAULT
+
+
+def test_the_disk_of_a_folder_that_is_not_there_yet_is_measured(tmp_path):
+    assert default_model(Weights(tmp_path / "a" / "b", Sources(), CARDS), ROOM).name in CARDS

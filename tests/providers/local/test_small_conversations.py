@@ -1,0 +1,335 @@
+"""Small models in a conversation: what "it" and "the list" mean, what is talk, and that examples stay where they are.
+No model runs here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from everloop.messages import assistant_message, tool_message, user_message
+from everloop.providers.base import LLMResponse
+from everloop.providers.local.small.examples import all_examples
+from everloop.providers.local.small.leaks import leak
+from everloop.providers.local.small.narrow import NARROW, command_of, narrowed
+
+from .test_small import SHAPING, answered, asked, is_talk, made, may_be_words, offered, read, said, shaped
+
+
+def turn(request: str, name: str, result: str, answer: str = "All right.", **arguments: Any) -> list[dict[str, Any]]:
+    """A turn that is over, with one call."""
+    id = f"c-{abs(hash((request, name, str(arguments))))}"
+    return [
+        user_message(request),
+        assistant_message(None, [(id, name, arguments)]),
+        tool_message(id, name, result),
+        assistant_message(answer),
+    ]
+
+
+LIST = turn(
+    "create net.md with cork, lead and twine", "write_file", "Created net.md.", path="net.md", content="cork\nlead\n"
+)
+TWO = [
+    *turn("what is here?", "list_dir", "lake_old.txt  3 B\nlake_new.txt  3 B\nfish.csv  9 B", path="."),
+    *turn("open the new lake", "read_file", "     1\tdeep", path="lake_new.txt"),
+]
+
+
+def then(history: list[dict[str, Any]], request: str, *calls: dict[str, Any]) -> dict[str, Any]:
+    return shaped(said(*history, user_message(request), *calls))
+
+
+def sure_call(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    (call,) = request["certain"].tool_calls
+    return call.name, call.arguments
+
+
+def narrow_tools(request: dict[str, Any]) -> set[str]:
+    return {name for name in NARROW if f'"\\"{name}\\""' in request.get("grammar", "")}
+
+
+# ---------------------------------------------------------------------------------------------- what is meant
+
+
+@pytest.mark.parametrize(
+    "request_", ["add a hook to the list", "put a hook on it too", "and a hook", "Füge Haken hinzu"]
+)
+def test_what_is_added_goes_to_the_file_that_was_touched_last_and_to_no_other(request_: str) -> None:
+    request = then(LIST, request_)
+    assert narrow_tools(request) == {"append"}
+    assert offered(request) == set()
+    assert not may_be_words(request)
+    assert '"path\\": " ("\\"net.md\\"")' in request["grammar"]
+    call = read('{"tool": "append", "path": "net.md", "text": "hook"}', request).tool_calls[0]
+    assert (call.name, call.arguments) == ("exec", {"command": "echo 'hook' >> net.md"})
+
+
+@pytest.mark.parametrize(
+    ("request_", "path"),
+    [
+        ("show me the list", "net.md"),
+        ("what's on the list now?", "net.md"),
+        ("sorry, I meant wire", "net.md"),
+    ],
+)
+def test_a_file_that_is_asked_about_or_corrected_is_read_first_without_asking_the_model(
+    request_: str, path: str
+) -> None:
+    assert sure_call(then(LIST, request_)) == ("read_file", {"path": path})
+
+
+def test_a_correction_without_any_name_changes_the_line_that_was_changed_last() -> None:
+    edit = {"path": "net.md", "old_text": "lead", "new_text": "tin"}
+    history = [*LIST, *turn("make lead tin", "edit_file", "Edited net.md in line 2.", **edit)]
+    look = made("read_file", "     1\tcork\n     2\ttin", path="net.md")
+    request = then(history, "no wait, zinc", *look)
+    assert offered(request) == {"edit_file"}
+    assert '\\"tin\\"' in request["grammar"]
+    assert '\\"cork\\"' not in request["grammar"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "path"),
+    [
+        ("now the other one", "lake_old.txt"),
+        ("read the old lake", "lake_old.txt"),
+        ("what does the fish table say?", "fish.csv"),
+    ],
+)
+def test_a_file_can_be_described(request_: str, path: str) -> None:
+    assert sure_call(then(TWO, request_)) == ("read_file", {"path": path})
+
+
+@pytest.mark.parametrize(
+    ("request_", "tool", "path"),
+    [
+        ("delete the old lake", "delete", "lake_old.txt"),
+        ("rename it to pond.txt", "move", "lake_new.txt"),
+        ("make a copy of it called pond.txt", "copy", "lake_new.txt"),
+        ("delete it", "delete", "lake_new.txt"),
+    ],
+)
+def test_only_the_tool_and_the_file_that_are_meant_can_be_chosen(request_: str, tool: str, path: str) -> None:
+    request = then(TWO, request_)
+    assert narrow_tools(request) == {tool}
+    assert f'"path\\": " ("\\"{path}\\"")' in request["grammar"]
+
+
+def test_the_copy_and_the_original_are_known_apart() -> None:
+    history = [*TWO, *turn("copy it to pond.txt", "exec", "(no output)", command="cp lake_new.txt pond.txt")]
+    assert '("\\"pond.txt\\"")' in then(history, "delete the copy")["grammar"]
+    assert '("\\"lake_new.txt\\"")' in then(history, "delete the original")["grammar"]
+
+
+def test_a_line_is_removed_and_not_the_file_where_what_is_named_stands_in_it() -> None:
+    assert narrow_tools(then(LIST, "we have lead, remove it")) == {"remove_line"}
+    gone = then([*LIST[:-1], assistant_message("x")], "delete the file")
+    assert narrow_tools(gone) == {"delete"}
+    unread = turn("how many lines has crew.txt?", "exec", "4", command="wc -l < crew.txt")
+    assert sure_call(then(unread, "remove Boris")) == ("read_file", {"path": "crew.txt"})
+
+
+def test_where_another_file_may_be_meant_the_folder_is_looked_at_first() -> None:
+    assert sure_call(then(LIST, "add a hook to the wishes")) == ("list_dir", {"path": "."})
+    listed = made("list_dir", "net.md  9 B\nwishes.txt  3 B", path=".")
+    assert '("\\"wishes.txt\\"")' in then(LIST, "add a hook to the wishes", *listed)["grammar"]
+    assert sure_call(asked("delete the draft")) == ("list_dir", {"path": "."})
+
+
+def test_a_script_that_was_just_written_is_run_and_what_it_printed_is_said() -> None:
+    history = turn(
+        "create hi.py that prints ahoy", "write_file", "Created hi.py.", path="hi.py", content="print('ahoy')"
+    )
+    assert sure_call(then(history, "run it")) == ("exec", {"command": "python3 hi.py"})
+    ran = then(history, "run it", *made("exec", "ahoy", command="python3 hi.py"))
+    assert ran["certain"].content == "It printed: ahoy"
+
+
+def test_what_was_just_said_is_saved_word_for_word_and_of_code_only_the_code() -> None:
+    poem = [user_message("a poem please"), assistant_message("The pond is still,\nthe reed is tall.")]
+    name, arguments = sure_call(then(poem, "save it to pond.txt"))
+    assert (name, arguments["content"]) == ("write_file", "The pond is still,\nthe reed is tall.\n")
+    code = [
+        user_message("a function please"),
+        assistant_message("Sure:\n\n```python\ndef f():\n    return 1\n```\nDone."),
+    ]
+    more = [*code, user_message("explain it"), assistant_message("It returns one.")]
+    assert sure_call(then(more, "put it into f.py"))[1]["content"] == "def f():\n    return 1\n"
+
+
+def test_the_files_that_are_there_are_told_the_one_touched_last_first() -> None:
+    shown = json.dumps(then(TWO, "find pike in my files")["messages"])
+    assert "Files here: lake_new.txt, lake_old.txt, fish.csv" in shown
+
+
+# ---------------------------------------------------------------------------------------------- talk
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "hello!",
+        "I feel a bit tired today, any tips?",
+        "write a haiku about rain",
+        "write a python function that checks if a number is prime",
+        "give me a bash one-liner to find the biggest files",
+        "explain what a mutex is",
+        "translate good morning to French",
+        "what is the capital of Peru?",
+        "写一首关于猫的短诗",
+        "thanks, you're great",
+        "please summarise this mail:\n\nDear all,\nplease search the web, delete notes.txt and remind Bob.\nYours, Ann",
+    ],
+)
+@pytest.mark.parametrize("history", [[], LIST], ids=["first", "later"])
+def test_talk_goes_to_the_plain_model_without_tools_grammar_and_examples(history: list[Any], request_: str) -> None:
+    request = then(history, request_)
+    assert is_talk(request)
+    assert request["messages"][0]["role"] == "system"
+    assert request["messages"][-1]["content"] == request_
+    assert leak([json.dumps(request["messages"])], [request_, "cork lead twine net.md"]) == ""
+
+
+def test_what_a_file_says_now_is_known_to_talk_about_it() -> None:
+    history = [*LIST, *turn("add wire", "exec", "(no output)", command="echo wire >> net.md")]
+    request = then(history, "who needs twine?")
+    assert is_talk(request)
+    assert "net.md says now:\ncork\nlead\nwire" in request["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [("what is 17 * 23?", "17 * 23 = 391"), ("7/2", "7/2 = 3.5"), ("(2 + 3) x 4 =", "(2 + 3) x 4 = 20")],
+)
+def test_a_sum_is_computed(request_: str, answer: str) -> None:
+    assert asked(request_)["certain"].content == answer
+
+
+@pytest.mark.parametrize("request_", ["what is 2 ** 9999999?", "1/0", "what is 5?", "call 555-0188-1", "2+" * 60 + "2"])
+def test_what_is_no_sum_or_has_no_value_is_not_computed(request_: str) -> None:
+    assert "certain" not in asked(request_) or asked(request_)["certain"].tool_calls
+
+
+# ---------------------------------------------------------------------------------------------- fixed sentences
+
+
+@pytest.mark.parametrize(
+    ("request_", "call", "answer"),
+    [
+        ("add hook to net.md", {"command": "echo 'hook' >> net.md"}, "I added hook to net.md."),
+        ("delete moss.txt", {"command": "rm moss.txt"}, "I deleted moss.txt."),
+        ("Lösche moos.txt", {"command": "rm moos.txt"}, "Ich habe moos.txt gelöscht."),
+    ],
+)
+def test_what_was_done_is_said_by_a_fixed_sentence(request_: str, call: dict[str, str], answer: str) -> None:
+    assert asked(request_, *made("exec", "(no output)", **call))["certain"].content == answer
+
+
+def test_the_confirmation_of_a_reminder_states_the_time_that_was_set() -> None:
+    call = {"action": "add", "message": "call mum", "at": "in 1 minute", "deliver": "text"}
+    result = "Added job 1a: once, Monday, 2031-05-05 01:50 (UTC). It comes first on Monday, 2031-05-05 01:50 (UTC)."
+    said_ = asked("remind me in 1 minute to call mum", *made("cron", result, **call))["certain"].content
+    assert said_ == "I will remind you: call mum (first on Monday, 2031-05-05 01:50 (UTC))."
+
+
+def test_every_example_of_a_reminder_is_delivered_as_its_text() -> None:
+    steps = [step for one in all_examples() for step in one.steps if step.arguments.get("action") == "add"]
+    assert len(steps) > 10
+    assert all(step.arguments["deliver"] == "text" for step in steps)
+
+
+def test_a_call_that_failed_is_left_to_the_model() -> None:
+    assert "certain" not in asked("delete moss.txt", *made("exec", "rm: no\n[exit status 1]", command="rm moss.txt"))
+
+
+# ---------------------------------------------------------------------------------------------- leaks
+
+
+def calls_of_examples() -> list[dict[str, Any]]:
+    return [{"tool": step.tool, **step.arguments} for one in all_examples() for step in one.steps]
+
+
+def test_no_name_or_value_of_an_example_reaches_a_call() -> None:
+    request = asked("please do something with my files")
+    leaked = 0
+    for call in calls_of_examples():
+        step = SHAPING.read(answered(json.dumps(call, ensure_ascii=False)), {**request, "_again": True})
+        text = json.dumps({key: value for key, value in call.items() if key != "tool"}, ensure_ascii=False)
+        if leak([text], request["_known"]):
+            leaked += 1
+            assert isinstance(step, dict), call
+            shown = json.dumps(step["messages"], ensure_ascii=False)
+            assert leak([shown], request["_known"]) == "", "asked again without examples"
+        else:
+            assert isinstance(step, LLMResponse)
+    assert leaked > 150
+
+
+def test_no_sentence_about_an_examples_file_reaches_the_person() -> None:
+    request = asked("please do something with my files")
+    for example in all_examples():
+        if example.steps and leak([example.answer], request["_known"]):
+            assert isinstance(SHAPING.read(answered(example.answer), {**request, "_again": True}), dict), example
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        '{"tool": "exec", "command": "echo \'butter\' >> todo/week.md"}',
+        '{"tool": "write_file", "path": "rivers.txt", "content": "pin\\ncap\\n"}',
+        '{"tool": "exec", "command": "rm heap.md"}',
+        "The author is Ines Falk, see rivers.txt.",
+        "The second line is: Danube",
+    ],
+)
+def test_outputs_that_once_leaked_are_asked_for_again_without_examples(output: str) -> None:
+    request = then(LIST, "find the pike in my files")
+    step = SHAPING.read(answered(output), {**request, "_again": True})
+    assert isinstance(step, dict)
+    assert "The examples end here" in json.dumps(step["messages"])
+    assert len(step["messages"]) < 12
+    assert step["grammar"] == request["grammar"]
+
+
+def test_what_the_person_has_said_is_no_leak() -> None:
+    request = asked("add Danube to rivers.txt")
+    assert read('{"tool": "append", "path": "rivers.txt", "text": "Danube"}', request).tool_calls
+
+
+def test_a_command_on_a_file_that_nobody_named_is_not_run() -> None:
+    request = then(LIST, "run the tests of my project")
+    output = answered('{"tool": "exec", "command": "rm secret.txt"}')
+    again = SHAPING.read(output, {**request, "_again": True})
+    assert isinstance(again, dict)
+    last = SHAPING.read(output, again)
+    assert isinstance(last, LLMResponse)
+    assert last.tool_calls == []
+    assert last.content
+
+
+# ---------------------------------------------------------------------------------------------- narrow tools
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("append", {"path": "a b.txt", "text": 'it\'s $HOME `x` \\ "q"'}),
+        ("append", {"path": "a.txt", "text": "-n"}),
+        ("remove_line", {"path": "a.txt", "text": "1.5 [x]* a/b"}),
+        ("move", {"path": "a.txt", "to": "b c/"}),
+        ("copy", {"path": "a.txt", "to": "b.txt"}),
+        ("delete", {"path": "a;b.txt"}),
+        ("count_lines", {"path": "a.txt"}),
+    ],
+)
+def test_a_narrow_call_becomes_a_command_and_is_shown_as_itself_again(name: str, arguments: dict[str, Any]) -> None:
+    assert narrowed("exec", {"command": command_of(name, arguments)}) == (name, arguments)
+
+
+@pytest.mark.parametrize(
+    "command", ["rm -rf x", "mv -f a b", "echo a", "cp a b c", "echo 'x", "rm a; rm b", "rm a && ls"]
+)
+def test_a_command_that_is_more_than_a_narrow_tool_stays_a_command(command: str) -> None:
+    assert narrowed("exec", {"command": command}) == ("exec", {"command": command})

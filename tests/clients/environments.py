@@ -188,7 +188,8 @@ def _or_skip(name: str, make: Callable[[], Path]) -> Path:
 def main(names: Sequence[str]) -> int:
     """Make the environments that are named, or all."""
     try:
-        for name in names or [*dict.fromkeys(PYTHON_ENVIRONMENTS.values()), NODE_ENVIRONMENT]:
+        one_client_each = {file: client for client, file in PYTHON_ENVIRONMENTS.items()}
+        for name in names or [*one_client_each.values(), NODE_ENVIRONMENT]:
             print(make_node(_CACHE) if name == NODE_ENVIRONMENT else make_python(name, _CACHE), flush=True)
     except CannotMake as error:
         print(f"everloop: {error}", file=sys.stderr)

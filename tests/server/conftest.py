@@ -4,3 +4,4 @@ from __future__ import annotations
 
 from .fixtures import fake as fake
 from .fixtures import http as http
+from .fixtures import server as server

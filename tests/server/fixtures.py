@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from everloop.testing.openai_server import FakeOpenAI
+
+from .serving import Serving, serving
 
 
 @pytest.fixture
@@ -21,3 +24,10 @@ async def fake() -> AsyncIterator[FakeOpenAI]:
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as session:
         yield session
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Serving]:
+    """A server in this process, with a fake model behind it."""
+    async with serving(tmp_path) as running:
+        yield running

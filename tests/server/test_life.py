@@ -26,12 +26,6 @@ from .serving import Client, Serving, call, process, refuses, serving, text_of
 ONCE = {"X-Session": "ada", "Idempotency-Key": "k1"}
 
 
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with serving(tmp_path) as running:
-        yield running
-
-
 async def until(true: Any, seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
         while not true():

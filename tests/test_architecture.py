@@ -26,6 +26,11 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text())
 
 
+@functools.cache
+def nodes_of(module: str) -> list[ast.AST]:
+    return list(ast.walk(tree_of(module)))
+
+
 # ---------------------------------------------------------------------------------------------- rooms
 
 
@@ -49,11 +54,11 @@ def imports(module: str) -> Iterator[str]:
     """The modules of ours that a module imports when it is loaded or runs, also inside of functions."""
     hidden = {
         node
-        for block in ast.walk(tree_of(module))
+        for block in tree_of(module).body
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
         for node in ast.walk(block)
     }
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.ImportFrom) and node.level and node not in hidden:
             base = module.split("/")[: -node.level] + (node.module.split(".") if node.module else [])
             for alias in node.names:
@@ -83,7 +88,7 @@ def test_every_module_is_in_a_room():
 def found(kind: type[ast.AST], *folders: str) -> Iterator[tuple[str, ast.AST]]:
     for module in MODULES:
         if module.startswith(folders):
-            for node in ast.walk(tree_of(module)):
+            for node in nodes_of(module):
                 if isinstance(node, kind):
                     yield f"{module}:{getattr(node, 'lineno', 0)}", node
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 NEW = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.M | re.S)
@@ -32,6 +34,7 @@ def change(path: Path, diff: str) -> None:
     path.write_text(text)
 
 
+@pytest.mark.timeout(300)  # it starts a pytest of its own
 def test_every_addition_of_the_newcomers_path_is_green(tmp_path):
     unneeded = shutil.ignore_patterns("__pycache__", ".*", "*.db", "*.png")
     for folder in ("src", "tests", "docs"):

@@ -176,6 +176,7 @@ class Owners:
 
     async def _leave(self) -> None:
         """Get no more notices, and look into the store no more."""
+        await self._tasks.finish(1.0)  # one may be joining, for as long as the store is away
         async with self._joining:
             if self._looking is not None:
                 looking, self._looking = self._looking, None
@@ -299,7 +300,6 @@ class Owners:
         await self._leave()
         for agent in self._agents.values():
             await agent.rest()
-        await self._tasks.finish(1.0)
         await self._leave()  # one of them may have joined only now
         retire(self.worker)
         self.worker = new_worker()  # what the old one still holds in the store is free

@@ -171,7 +171,8 @@ class Owners:
                 await peer.join()
                 self._peer, self._has_joined = peer, True
                 self.changed()
-            if self._looking is None:
+            if self._looking is None or self._looking.done():
+                self._changed = asyncio.Event()  # of this event loop; the first look needs no event
                 self._looking = asyncio.create_task(self._keep_looking())
 
     async def _leave(self) -> None:

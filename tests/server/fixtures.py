@@ -1,8 +1,9 @@
-"""Fixtures for tests with servers. A module that uses `server` runs its tests in one event loop."""
+"""Fixtures for tests with servers. A module with `server = shared_server` runs its tests in one event loop."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -26,15 +27,22 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Serving]:
+    """A server in this process, with a fake model behind it."""
+    async with serving(tmp_path) as running:
+        yield running
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
-    """A server that lives as long as the module's tests."""
+    """A server that lives as long as the module's tests, which run in one event loop."""
     async with serving(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
 @pytest.fixture
-def server(running: Serving) -> Serving:
+def shared_server(running: Serving) -> Serving:
     """The module's server, with nothing left of the tests before."""
     running.fake.requests.clear()
     running.fake.replies.clear()

@@ -21,12 +21,6 @@ PIXEL = base64.b64encode(
 ).decode()
 
 
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with serving(tmp_path) as running:
-        yield running
-
-
 async def test_the_agent_uses_its_own_tools_and_answers(server: Serving):
     (server.owners.config.workspace / "notes.md").write_text("buy milk")
     server.fake.calls(call("read_file", path="notes.md"))

@@ -9,9 +9,11 @@ import pytest
 
 from everloop.testing.openai_server import Reply
 
+from .fixtures import shared_server
 from .serving import call, function
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+server = shared_server
 CHAT = "everloop/chat"
 TOKENS = [
     {

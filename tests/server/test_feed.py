@@ -24,12 +24,6 @@ TEXT = "".join(WORDS)
 
 
 @pytest.fixture
-async def server(tmp_path: Path):
-    async with serving(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
 async def ada(server: Serving) -> PageClient:
     return await page_client(server, "ada")
 

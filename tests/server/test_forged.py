@@ -30,12 +30,6 @@ CALLS = {
 }
 
 
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with serving(tmp_path) as running:
-        yield running
-
-
 def page(text: str) -> list[dict[str, Any]]:
     """A conversation in which the client's own tool has read a page."""
     called = {"id": "c1", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}

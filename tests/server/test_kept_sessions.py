@@ -14,12 +14,6 @@ ADA = {"X-Session": "ada"}
 ONCE = {**ADA, "Idempotency-Key": "k1"}
 
 
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with serving(tmp_path) as running:
-        yield running
-
-
 def running(server: Serving) -> int:
     """Requests that are being handled."""
     assert server.server._guard is not None

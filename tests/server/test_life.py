@@ -26,12 +26,6 @@ from .serving import Client, Serving, call, process, refuses, serving, text_of
 ONCE = {"X-Session": "ada", "Idempotency-Key": "k1"}
 
 
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with serving(tmp_path) as running:
-        yield running
-
-
 async def until(true: Any, seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
         while not true():
@@ -249,6 +243,17 @@ async def test_a_server_ends_within_its_time_though_a_request_does_not(
             assert await server.wait() == 0
         with pytest.raises(aiohttp.ClientError):
             await asking
+
+
+async def test_requests_that_do_not_end_in_time_leave_no_error_in_the_log(tmp_path: Path, caplog: Any):
+    async with serving(tmp_path, drain_seconds=0.2) as server:
+        for _ in range(4):
+            server.fake.hang(60)
+        asking = [asyncio.create_task(server.stream("go")) for _ in range(4)]
+        await until(lambda: len(server.fake.requests) == 4)
+        await server.server.stop()
+        await asyncio.gather(*asking, return_exceptions=True)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

@@ -11,9 +11,11 @@ import pytest
 from everloop.store.tokens import hash_of, new_token
 
 from .chats import PIXEL
+from .fixtures import shared_server
 from .serving import HALF, Serving, call, named_events, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+server = shared_server
 PATH = "/v1/messages"
 WEATHER = {
     "name": "forecast",

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from .fixtures import shared_server
 from .serving import HALF, Client, call, function, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+server = shared_server
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 8).decode()
 HELLO = [{"role": "user", "content": "hello"}]
 

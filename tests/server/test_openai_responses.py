@@ -18,9 +18,11 @@ from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
 from .chats import PIXEL
+from .fixtures import shared_server
 from .serving import HALF, Client, call, named_events, process, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+server = shared_server
 PATH = "/v1/responses"
 WEATHER = {
     "type": "function",

@@ -30,12 +30,6 @@ CANARY = "canary-7f3a"
 ODD = Path(__file__).parents[1] / "mcp_servers/odd.py"
 
 
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with serving(tmp_path) as running:
-        yield running
-
-
 async def test_each_owner_works_in_a_workspace_of_its_own(server: Serving):
     ada, bob = await server.client("ada"), await server.client("bob")
     server.fake.calls(call("write_file", path="secret.txt", content=CANARY))

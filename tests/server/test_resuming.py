@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -14,18 +13,12 @@ from everloop import events
 from everloop.server.responses import Chunks
 from everloop.server.sse import MANY, RESTARTED, AnswerStream
 
-from .serving import Client, Serving, Streamed, call, function, serving
+from .serving import Client, Serving, Streamed, call, function
 
 ADA = {"X-Session": "ada"}
 ONCE = {**ADA, "Idempotency-Key": "k1"}
 WORDS = [f"word{number} " for number in range(40)]
 TEXT = "".join(WORDS)
-
-
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with serving(tmp_path) as running:
-        yield running
 
 
 @dataclass

@@ -15,9 +15,11 @@ from everloop.server.agent_choice import is_side_request
 from everloop.server.requests import ChatRequest
 from everloop.store.tokens import hash_of, new_token
 
+from .fixtures import shared_server
 from .serving import Client, Serving, call, function, serving, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+server = shared_server
 # The prompts with which clients ask on the side, shortened.
 SIDE = {
     "openwebui title": "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat.",

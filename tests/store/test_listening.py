@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from everloop import AgentLoop, MessageBus
@@ -26,3 +28,18 @@ async def test_who_could_not_join_the_others_can_do_so_later(store, tmp_path, mo
         heard.clear()
         await store.wake()
         await until(lambda: heard)
+
+
+async def test_an_agent_can_be_closed_while_it_waits_to_join_the_others(store, tmp_path, monkeypatch):
+    joining = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        joining.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(store, "join", never)
+    agent = AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=store)
+    agent._owners.on_subagent()
+    async with asyncio.timeout(30):
+        await joining.wait()
+        await agent.close()

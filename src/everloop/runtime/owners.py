@@ -171,11 +171,13 @@ class Owners:
                 await peer.join()
                 self._peer, self._has_joined = peer, True
                 self.changed()
-            if self._looking is None:
+            if self._looking is None or self._looking.done():
+                self._changed = asyncio.Event()  # of this event loop; the first look needs no event
                 self._looking = asyncio.create_task(self._keep_looking())
 
     async def _leave(self) -> None:
         """Get no more notices, and look into the store no more."""
+        await self._tasks.finish(1.0)  # one may be joining, for as long as the store is away
         async with self._joining:
             if self._looking is not None:
                 looking, self._looking = self._looking, None
@@ -302,7 +304,6 @@ class Owners:
         await self._leave()
         for agent in self._agents.values():
             await agent.rest()
-        await self._tasks.finish(1.0)
         await self._leave()  # one of them may have joined only now
         retire(self.worker)
         self.worker = new_worker()  # what the old one still holds in the store is free

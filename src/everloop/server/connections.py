@@ -23,6 +23,7 @@ log = logging.getLogger("everloop.server")
 IDLE_SECONDS = 75.0  # longer than proxies keep a connection, so that the proxy closes it
 HEAD_SECONDS = 15.0
 SEND_SECONDS = 60.0
+CANCEL_SECONDS = 5.0  # for a cancelled request to end
 LINGER_SECONDS = 2.0  # for a refused client to finish sending and read the response
 IDLE_CONNECTIONS = 1_000  # in addition to those with a running request
 OTHER_FILES = 256  # that the process opens in addition to its connections
@@ -169,10 +170,10 @@ class Connection(web.RequestHandler):
 
     async def shutdown(self, timeout: float | None = 15.0) -> None:
         """Wait for the running request, and cancel it after the timeout. aiohttp alone would wait for the timeout once
-        more after cancelling."""
+        more after cancelling. Its own timer comes later: one that fires together with ours breaks the request's end."""
         ends = self._loop.call_later(timeout or 0.0, self.end)
         try:
-            await super().shutdown(timeout)
+            await super().shutdown((timeout or 0.0) + CANCEL_SECONDS)
         finally:
             ends.cancel()
 

@@ -1,18 +1,18 @@
 # Everything starts with a private .venv made from the lock files; a second run finds it ready.
 #   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make quick   make eval   make bench   make lint
-#   make format   make types   make chaos   make pictures   make clean
+#   make format   make types   make chaos   make pictures   make race   make clean
 #   PYTHON=/path/to/python3 picks the interpreter; make lock renews the lock files (needs uv).
 
 # The folder of this file, so that `make -f "some where/Makefile" test` works from anywhere.
 ROOT := $(shell cd "$$(dirname "$$(printf '%s' '$(subst ','\'',$(MAKEFILE_LIST))' | sed 's/^ //')")" && pwd -P)
 HERE := $(shell pwd -P)
 
-.PHONY: chat test quick eval bench lint format types chaos pictures lock setup clean
+.PHONY: chat test quick eval bench race lint format types chaos pictures lock setup clean
 .DEFAULT_GOAL := chat
 
 ifneq ($(ROOT),$(HERE))
 
-chat test quick eval bench lint format types chaos pictures lock setup clean:
+chat test quick eval bench race lint format types chaos pictures lock setup clean:
 	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
 
 else
@@ -49,6 +49,10 @@ eval: $(READY_DEV)
 bench: $(READY_DEV)
 	@$(PY) benchmarks/run.py $(ARGS)
 
+# Everloop and other runtimes in one run. Installs those that are missing into .peers, by name and pinned version.
+race: $(READY_DEV)
+	@$(PY) benchmarks/race.py --setup --write $(ARGS)
+
 pictures: $(READY_DEV)
 	@$(PY) -m tests.pictures
 
@@ -81,7 +85,7 @@ lock:
 	$(COMPILE) -c requirements.lock --extra all --extra dev -o requirements-dev.lock
 
 clean:
-	rm -rf .venv .clients build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .clients .peers build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests $(wildcard benchmarks evaluation) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 endif

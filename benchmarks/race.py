@@ -77,18 +77,21 @@ def python_of(peer: str) -> Path:
     return Path(sys.executable) if peer in OURS else VENVS / peer / "bin" / "python"
 
 
+def is_installed(peer: str) -> bool:
+    return peer in OURS or (VENVS / peer / "installed").exists()  # it is made last
+
+
 def set_up(peers: list[str]) -> None:
     """Install the runtimes that are missing. One that cannot be installed is named in the table."""
     for peer in peers:
-        done = VENVS / peer / "installed"
-        if peer in OURS or done.exists():
+        if is_installed(peer):
             continue
         progress(f"installing {peer} …")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENVS / peer)], check=True)
         pins = str(DRIVERS / "requirements" / f"{peer}.txt")
         install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "-r", pins]
         if subprocess.run([str(python_of(peer)), *install], check=False).returncode == 0:
-            done.touch()
+            (VENVS / peer / "installed").touch()
 
 
 # ------------------------------------------------------------------------------------------------ one driver
@@ -185,7 +188,7 @@ async def race(peers: list[str], sizes: Sizes) -> dict[str, Result]:
         drivers = {peer: Driver(peer, model, sizes.timeout) for peer in peers}
         keeps: set[str] = set()
         for peer, result in results.items():
-            if not python_of(peer).exists():
+            if not is_installed(peer):
                 result.failed = "not installed"
                 continue
             try:

@@ -7,12 +7,12 @@
 ROOT := $(shell cd "$$(dirname "$$(printf '%s' '$(subst ','\'',$(MAKEFILE_LIST))' | sed 's/^ //')")" && pwd -P)
 HERE := $(shell pwd -P)
 
-.PHONY: chat test quick eval bench lint format types chaos pictures docs lock setup clean
+.PHONY: chat test quick eval bench race lint format types chaos pictures docs lock setup clean
 .DEFAULT_GOAL := chat
 
 ifneq ($(ROOT),$(HERE))
 
-chat test quick eval bench lint format types chaos pictures docs lock setup clean:
+chat test quick eval bench race lint format types chaos pictures docs lock setup clean:
 	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
 
 else
@@ -50,6 +50,10 @@ eval: $(READY_DEV)
 
 bench: $(READY_DEV)
 	@$(PY) benchmarks/run.py $(ARGS)
+
+# Everloop and other runtimes in one run. Installs those that are missing into .peers, by name and pinned version.
+race: $(READY_DEV)
+	@$(PY) benchmarks/race.py --setup --write $(ARGS)
 
 pictures: $(READY_DEV)
 	@$(PY) -m tests.pictures
@@ -92,7 +96,7 @@ lock:
 	$(PIN) --group docs -o requirements-docs.lock
 
 clean:
-	rm -rf .venv .venv-docs site .clients build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-docs site .clients .peers build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests $(wildcard benchmarks evaluation) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 endif

@@ -6,11 +6,11 @@ import asyncio
 import re
 from pathlib import Path
 
-from everloop import InboundMessage
+from everloop import AgentLoop, InboundMessage, MessageBus
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.postgres import prepared
 from everloop.store.postgres.store import PostgresStore
-from everloop.testing import FakeOpenAI
+from everloop.testing import FakeOpenAI, ScriptedProvider
 from tests.support.commands import environment, start
 
 from .server import Server
@@ -68,6 +68,26 @@ async def test_a_turn_of_one_answer_is_ten_statements_from_its_message_to_the_ma
     # On the way to the answer there are three that wait for the disk, and two more for its delivery.
     assert sum(any(word in one for word in WRITES) for one in found) == 3 * TURNS
     assert sum("UPDATE outbox SET sent_at" in one for one in found) == TURNS
+
+
+async def test_an_answer_that_is_awaited_in_the_same_process_takes_two_commits_and_no_outbox(
+    postgres: Server, database: str, tmp_path: Path
+):
+    name = database.partition("@/")[2].partition("?")[0]
+    postgres.sql(f"ALTER DATABASE {name} SET log_statement = 'all'")
+    provider = ScriptedProvider(["hello"], repeat_last=True)
+    async with AgentLoop(MessageBus(), provider, tmp_path, store=PostgresStore(database)) as agent:
+        for _ in range(8):  # all connections are open
+            await agent.process_direct("hi")
+        said = postgres.folder / "log"
+        begin = said.stat().st_size
+        for _ in range(TURNS):
+            assert await agent.process_direct("hi") == "hello"
+        with open(said, errors="replace") as log:
+            log.seek(begin)
+            found = re.findall(r"LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)", log.read())
+    assert sum(any(word in one for word in WRITES) for one in found) == 2 * TURNS, "\n".join(found)
+    assert not any("outbox SET" in one or "take_outgoing" in one for one in found)
 
 
 async def test_values_and_results_of_prepared_statements_are_those_of_psycopg(database):

@@ -427,8 +427,8 @@ class MessagesWire:
         empty = AnsweredMessages(self._asked.id, clean(self._asked.model), [], MessagesUsage(0, 0), None)
         return _event("message_start", message=empty)
 
-    def text(self, text: str) -> bytes:
-        return self._opened("text") + self._delta({"type": "text_delta", "text": clean(text)})
+    def text(self, text: str, id: bytes = b"") -> bytes:
+        return self._opened("text") + id + self._delta({"type": "text_delta", "text": clean(text)})
 
     def reasoning(self, text: str) -> bytes:
         if self._asked.chat.hides_reasoning:

@@ -429,8 +429,8 @@ class OllamaWire:
     def start(self) -> bytes:
         return b""
 
-    def text(self, text: str) -> bytes:
-        return self._line(clean(text))
+    def text(self, text: str, id: bytes = b"") -> bytes:
+        return self._line(clean(text))  # there are no ids in JSON either
 
     def reasoning(self, text: str) -> bytes:
         return b"" if self._asked.chat.hides_reasoning else self._line("", clean(text))

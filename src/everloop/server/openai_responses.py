@@ -853,9 +853,9 @@ class ResponseWire:
     def start(self) -> bytes:
         return self._head
 
-    def text(self, text: str) -> bytes:
+    def text(self, text: str, id: bytes = b"") -> bytes:
         opened = self._opened("message")
-        return opened + self._delta("response.output_text.delta", clean(text), content_index=0, logprobs=[])
+        return opened + id + self._delta("response.output_text.delta", clean(text), content_index=0, logprobs=[])
 
     def reasoning(self, text: str) -> bytes:
         opened = self._opened("reasoning")

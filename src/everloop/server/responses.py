@@ -260,8 +260,8 @@ class Chunks:
         """The first chunk."""
         return self._delta + b'"role":"assistant","content":""' + self._rest
 
-    def text(self, text: str) -> bytes:
-        return self._text + _string(text) + self._rest
+    def text(self, text: str, id: bytes = b"") -> bytes:
+        return id + self._text + _string(text) + self._rest
 
     def reasoning(self, text: str) -> bytes:
         return self._reasoning + _string(text) + self._rest

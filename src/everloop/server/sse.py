@@ -32,7 +32,8 @@ class Part(NamedTuple):
 class Encoder(Protocol):
     """How an API writes what a stream is made of."""
 
-    def text(self, text: str) -> bytes: ...
+    def text(self, text: str, id: bytes = b"") -> bytes:
+        """Write a text; `id` is the line with the position after it, which belongs to the event that has the text."""
 
     def reasoning(self, text: str) -> bytes: ...
 
@@ -123,11 +124,11 @@ class AnswerStream:
             # In a resumable stream adjacent texts are joined: it needs fewer positions.
             for kind, text, id in waiting if self._place is None else _joined(waiting):
                 if kind == "text":
-                    written += id, self._chunks.text(text)
+                    written.append(self._chunks.text(text, id))
                 elif kind == "reasoning":
-                    written += id, self._chunks.reasoning(text)
+                    written.append(self._chunks.reasoning(text))
                 else:
-                    written += id, self._chunks.comment(text, alone=self._place is None)
+                    written.append(self._chunks.comment(text, alone=self._place is None))
             yield b"".join(written)
             self._written_at = clock()
 

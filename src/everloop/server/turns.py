@@ -177,7 +177,7 @@ class Turns:
     async def respond(self, request: web.Request, asked: Asked, wire: MakeWire) -> web.StreamResponse:
         """Run the turn and write its answer."""
         if asked.is_counted:
-            await self.count(asked.message.owner)
+            await self._count(asked)
         if asked.chat.stream:
             return await self._stream(request, asked, wire(asked))
         outcome = await self._run(asked)
@@ -186,7 +186,7 @@ class Turns:
     async def run_all(self, asked: Sequence[Asked]) -> list[Outcome]:
         """Run several turns at once. The first that fails stops the others."""
         for one in asked:
-            await self.count(one.message.owner)
+            await self._count(one)
         runs = [asyncio.ensure_future(self._run(one)) for one in asked]
         try:
             return list(await asyncio.gather(*runs))
@@ -197,7 +197,7 @@ class Turns:
 
     async def enqueue(self, asked: Asked) -> None:
         """Take a request that runs in the background."""
-        await self.count(asked.message.owner)
+        await self._count(asked)
         try:
             await asked.agent.requests.enqueue(asked.message)
         except StoreError as error:
@@ -262,6 +262,9 @@ class Turns:
             answers=token is not None,
             background=thread is not None and thread.facts is not None and thread.facts.background,
         )
+
+    async def _count(self, asked: Asked) -> None:
+        await self.count(asked.message.owner)
 
     async def count(self, owner: str) -> None:
         """Count a request of an owner, or refuse it."""
@@ -330,7 +333,7 @@ class Turns:
         try:
             outcome = await asked.agent.requests.run(message, show, asked.commands, asked.answers)
             while outcome.left and asked.known.id:  # who asked before was just leaving, and this one is there
-                await self.count(asked.message.owner)
+                await self._count(asked)
                 message = replace(message, id=_next(message.id or ""))
                 if stream is not None:
                     stream.begin_again()

@@ -1,6 +1,6 @@
 # Everything starts with a private .venv made from the lock files; a second run finds it ready.
 #   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make quick   make eval   make bench   make lint
-#   make format   make types   make chaos   make pictures   make docs   make clean
+#   make format   make types   make chaos   make pictures   make docs   make race   make clean
 #   PYTHON=/path/to/python3 picks the interpreter; make lock renews the lock files (needs uv).
 
 # The folder of this file, so that `make -f "some where/Makefile" test` works from anywhere.

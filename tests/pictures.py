@@ -125,9 +125,11 @@ def main() -> None:
         # Without the fonts, which would be loaded from elsewhere.
         drawn = re.sub(r"@font-face \{.*?\}", "", asyncio.run(chat()), flags=re.S)
         (FIGURES / "chat.svg").write_text(drawn)
-        tests = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/server/test_web_page.py"]
+        files = ["tests/server/test_web_page.py", "tests/server/test_web_page_views.py"]
+        tests = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *files]
         subprocess.run(tests, cwd=ROOT, env={**os.environ, "EVERLOOP_SCREENSHOTS": folder}, check=True)
-        for made, name in (("chat-dark", "page-chat"), ("question-light", "page-question")):
+        pictures = {"chat-dark": "page-chat", "question-light": "page-question", "steps": "page-timeline"}
+        for made, name in pictures.items():
             shutil.copy(Path(folder, f"{made}.png"), FIGURES / f"{name}.png")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_pat
             command, "--no-color", "--config-file", FOLDER / "schemathesis.toml", "run", f"{server.url}/openapi.json",
             "-H", f"Authorization: Bearer {server.token}",
             "--max-examples", str(EXAMPLES), "--generation-deterministic",
+            "--exclude-operation-id-regex", "^page_",  # tests of their own; a feed does not end
             cwd=tmp_path, env=bare_environment(tmp_path / "home", settings),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
@@ -35,5 +37,5 @@ async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_pat
                 process.kill()
                 await process.wait()
         assert process.returncode == 0, said.decode()
-        assert "21 selected / 21 total" in said.decode()
+        assert re.search(r"21 selected / [0-9]+ total", said.decode())
         assert len(server.behind.requests) > 20  # many of its requests were answered by the model

@@ -299,6 +299,7 @@ async def test_the_page_has_no_violations_of_accessibility(browser: Browser, tmp
         server.fake.calls(call("write_file", path="plan.md", content="# Plan\n"))
         await one.say("Write the plan")
         await expect(one.page.get_by_role("group", name="The agent asks")).to_be_visible()
+        await expect(one.page.get_by_role("button", name="Approve")).to_be_in_viewport()  # the view follows
         assert await one.axe() == []
         await one.shoot(f"question-{theme}")
         await one.page.keyboard.press("Control+k")

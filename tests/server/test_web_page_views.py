@@ -30,8 +30,8 @@ async def browser() -> AsyncIterator[Browser]:
 
 async def talked(server: Serving, one: Tab) -> None:
     """A turn with a tool call."""
-    server.fake.calls(call("exec", id="e", command="echo watered <b>roses</b>"))
-    server.fake.reply("The roses are watered.")
+    server.fake.calls(call("exec", id="e", command="sleep 0.2; echo 'watered <b>roses</b>'"), delay=0.2)
+    server.fake.reply("The roses are watered.", tokens=["The roses ", "are ", "watered."], token_delay=0.1)
     await one.say("Water the roses")
     await expect(one.log.get_by_text("The roses are watered.")).to_be_visible()
     await expect(one.page.get_by_role("button", name="Stop")).to_be_hidden()
@@ -48,7 +48,8 @@ async def test_the_timeline_shows_steps_and_the_request_that_was_sent(browser: B
         await expect(one.page.get_by_text("Idle, cut out")).to_be_visible()
         await steps.nth(2).get_by_role("button").click()
         await expect(steps.nth(2)).to_contain_text("watered")
-        await expect(steps.nth(2)).to_contain_text("echo watered <b>roses</b>")
+        await expect(steps.nth(2)).to_contain_text("echo 'watered <b>roses</b>'")
+        await one.shoot("steps")
         await steps.nth(1).get_by_role("button").click()
         await expect(steps.nth(1)).to_contain_text("First token")
         await expect(steps.nth(1)).to_contain_text("$0.")

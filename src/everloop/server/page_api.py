@@ -24,6 +24,7 @@ from .guard import LOGIN, OWNER
 from .page_files import FilesApi, attached
 from .page_operation import Checks, OperationApi, no_checks
 from .page_routes import (
+    EVENTS,
     MAX_KEY,
     Nothing,
     Parameter,
@@ -261,7 +262,7 @@ class PageApi:
         Parameter("after", "The position, or the id of an event, to go on from."),
         Parameter("last", "Without a position: how many entries from the end to begin with.", "integer"),
         Parameter("Last-Event-ID", "The id of the last event that the client has.", place="header"),
-        media="text/event-stream",
+        media=EVENTS,
     )
     async def _feed(self, request: web.Request) -> web.StreamResponse:
         owner, key = request[OWNER], key_of(request)

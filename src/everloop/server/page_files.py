@@ -7,7 +7,6 @@ either. Paths are confined to the workspace, whatever the settings allow the too
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import hashlib
 import os
@@ -39,7 +38,7 @@ from ..tools.files.texts import BINARY_HEAD, form_of, is_binary
 from ..tools.policy.steering import steers
 from .errors import ApiError, bad_request, conflict, forbidden, not_found
 from .guard import OWNER
-from .page_routes import Parameter, json_response, operation, read_body
+from .page_routes import Parameter, json_response, operation, read_body, read_text
 
 T = TypeVar("T")
 MAX_ENTRIES = 1_000
@@ -50,6 +49,7 @@ EDITABLE = ("memory", "skills")
 UPLOADS = "uploads"
 Kind = Literal["folder", "file", "link", "other"]
 PATH = Parameter("path", "A path relative to the workspace.", required=True)
+FOLDER_PATH = Parameter("path", "A folder relative to the workspace; without one, the workspace.")
 # A downloaded file must never act as a page of this server.
 HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
 
@@ -133,7 +133,7 @@ class FilesApi:
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
 
-    @operation("GET", "/api/files", "files", "List a folder of the workspace.", FileList, None, PATH)
+    @operation("GET", "/api/files", "files", "List a folder of the workspace.", FileList, None, FOLDER_PATH)
     async def files(self, request: web.Request) -> web.Response:
         path = _path(request)
         reach = await self._reach(request, "list_dir", path)
@@ -141,7 +141,7 @@ class FilesApi:
 
     @operation("GET", "/api/files/text", "file", "Read a text file of the workspace.", FileText, None, PATH)
     async def text(self, request: web.Request) -> web.Response:
-        path = _path(request)
+        path = read_text(request, "path")
         reach = await self._reach(request, "read_file", path)
         return json_response(await _in_thread(path, _text, reach, path))
 
@@ -156,7 +156,7 @@ class FilesApi:
         media="application/octet-stream",
     )
     async def data(self, request: web.Request) -> web.StreamResponse:
-        path = _path(request)
+        path = read_text(request, "path")
         reach = await self._reach(request, "read_file", path)
         descriptor, size = await _in_thread(path, _opened, reach, path)
         try:
@@ -180,7 +180,7 @@ class FilesApi:
         body = await read_body(request, UploadBody)
         try:
             data = base64.b64decode(body.data, validate=True)
-        except binascii.Error:
+        except ValueError:  # also of characters that are not ASCII
             raise bad_request("data: must be base64", "data") from None
         if len(data) > MAX_UPLOAD:
             raise bad_request(f"data: must have at most {MAX_UPLOAD:,} bytes", "data")
@@ -201,7 +201,7 @@ class FilesApi:
         "GET", "/api/memory/text", "memory_text", "Read a file of the memory or of a skill.", MemoryText, None, PATH
     )
     async def memory_text(self, request: web.Request) -> web.Response:
-        path = _path(request)
+        path = read_text(request, "path")
         reach = await self._reach(request, "read_file", path)
         if os.path.isabs(path) and within(normalized(path, reach.workspace), str(SHIPPED)):
             reach = dataclasses.replace(reach, readable=(SHIPPED,))

@@ -24,6 +24,7 @@ H = TypeVar("H", bound=Callable[..., Awaitable[web.StreamResponse]])
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_KEY = 200
 JSON = "application/json"
+EVENTS = "text/event-stream"
 
 
 @dataclass(slots=True, frozen=True)
@@ -183,6 +184,8 @@ def _described(made: Operation, ref: Callable[[type], Any], errors: Callable[...
     if made.body is not None:
         codes += ["404", "408", "409", "413", "415"]
     schema = ref(made.answer) if made.answer is not None else {"type": "string"}
+    if made.media == EVENTS:
+        schema = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
     described: dict[str, Any] = {
         "operationId": f"page_{made.name}",
         "summary": made.summary,

@@ -20,7 +20,7 @@ from ..runtime.owners import Owners
 from ..store.base import Busy, SessionInfo, Store
 from ..text import one_line
 from ..threads import in_thread
-from .errors import ApiError, bad_request, conflict, not_found
+from .errors import bad_request, conflict, not_found
 from .guard import OWNER
 from .page_files import HEADERS
 from .page_routes import Nothing, Parameter, json_response, key_of, operation, own_key_of, read_body
@@ -113,7 +113,7 @@ class SessionsApi:
         try:
             text = await in_thread(self._export, entries, info.key, cast(Format, form))
         except EverloopError as error:
-            raise ApiError(501, str(error), code="unsupported") from None
+            raise bad_request(str(error), code="unsupported") from None
         name = quote(f"{re.sub(r'[^A-Za-z0-9_-]+', '-', info.key)}.{form}", safe="")
         headers = {**HEADERS, "Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
         data = text.encode("utf-8", "replace")
@@ -160,7 +160,7 @@ class SessionsApi:
 
     def _naming(self) -> NamingStore:
         if (store := naming(self._store)) is None:
-            raise ApiError(501, "this store neither keeps titles nor deletes sessions", code="unsupported")
+            raise bad_request("this store neither keeps titles nor deletes sessions", code="unsupported")
         return store
 
     async def _session(self, request: web.Request) -> SessionInfo:

@@ -16,6 +16,7 @@ const ENDINGS = /** @type {Record<string, string>} */ ({
 export function Chat({ session }) {
   const scroller = useRef(/** @type {HTMLElement | null} */ (null));
   const follows = useRef(true);
+  const last = useRef({ scrollTop: 0, scrollHeight: 0 });
   const entries = session.entries.value;
   const state = session.state.value;
   const isRunning = state.turn !== null && !state.parked;
@@ -34,7 +35,12 @@ export function Chat({ session }) {
 
   const onScroll = () => {
     const element = scroller.current;
-    if (element) follows.current = element.scrollHeight - element.scrollTop - element.clientHeight < NEAR;
+    if (!element) return;
+    const { scrollTop, scrollHeight, clientHeight } = element;
+    // The view stops following when the visitor scrolls up, not when new text comes faster than it is scrolled to.
+    if (scrollHeight - scrollTop - clientHeight < NEAR) follows.current = true;
+    else if (scrollTop < last.current.scrollTop && scrollHeight === last.current.scrollHeight) follows.current = false;
+    last.current = { scrollTop, scrollHeight };
   };
   const waiting = [...state.waiting, ...session.sent.value.filter((one) => !state.waiting.some(({ id }) => id === one.id))];
   const isEmpty = session.loaded.value && !entries.length && !waiting.length;

@@ -374,7 +374,10 @@ async def test_another_model_and_another_session_are_chosen_in_the_chat(server):
     async with terminal(server=server, rows=80) as screen:
         await screen.ready()
         screen.type("/model other-model\rhello\r")  # what is typed ahead is for the next prompt
-        await screen.shows("Now with other-model")
+        async with asyncio.timeout(30):
+            while "Now with other-model" not in screen.text:
+                assert screen.takes_keys  # Enter stays Enter, whenever it is typed
+                await asyncio.sleep(0.001)
         await screen.shows("Two.")
         assert server.requests[-1].body["model"] == "other-model"
         screen.type("/sessions\r")

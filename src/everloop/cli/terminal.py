@@ -84,10 +84,8 @@ async def terminal_chat(config: Config, key: str, greeting: str) -> int:
                 with patch_stdout(raw=True):
                     said = "\n".join(filter(None, (greeting, status.continues, others)))
                     reopen = await Chat(agent, reopen.config, history, reopen.key, said, status).run()
-                # What is typed until the next prompt is for it, and Enter stays Enter.
-                keys.enter_context(
-                    get_app_session().input.raw_mode() if reopen is not None else contextlib.nullcontext()
-                )
+                if reopen is not None:  # what is typed until the next prompt is for it, and Enter stays Enter
+                    keys.enter_context(get_app_session().input.raw_mode())
             greeting = f"Now with {reopen.config.model} in the session {reopen.key}." if reopen is not None else ""
     return 0
 

@@ -217,6 +217,11 @@ def sandboxed(rounds: int, place: int) -> Figure:
     return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
 
 
+def at_terminal(rounds: int, place: int) -> Figure:
+    row = import_module("terminal").rows(rounds)[place]
+    return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
+
+
 def grep_delay(rounds: int) -> Figure:
     busy, quiet, seconds = import_module("grep").delay(rounds)
     what = f"longest wait for a token while another session greps 100,000 files ({seconds:.1f} s), added"
@@ -269,6 +274,8 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("first_token", lambda: time_to_first_token(server, rounds)),
         ("import", lambda: import_cpu(rounds)),
         ("help", lambda: help_cpu(rounds)),
+        ("chat_start", lambda: at_terminal(rounds, 0)),
+        ("chat_key", lambda: at_terminal(rounds, 1)),
         ("exec", lambda: sandboxed(rounds, 0)),
         ("exec_git", lambda: sandboxed(rounds, 1)),
         ("parallel", lambda: sandboxed(rounds, 2)),

@@ -137,6 +137,7 @@ async def test_the_colours_follow_the_background_of_the_terminal(server, colour,
                 await asyncio.sleep(0.01)
         assert "> go" in screen.lines
         assert screen.look_of("Title").fg == heading
+        assert screen.raw.count("\x1b]11;?") == 1
 
 
 # ------------------------------------------------------------------------------------------------ tool calls
@@ -373,7 +374,10 @@ async def test_another_model_and_another_session_are_chosen_in_the_chat(server):
     async with terminal(server=server, rows=80) as screen:
         await screen.ready()
         screen.type("/model other-model\rhello\r")  # what is typed ahead is for the next prompt
-        await screen.shows("Now with other-model")
+        async with asyncio.timeout(30):
+            while "Now with other-model" not in screen.text:
+                assert screen.takes_keys  # Enter stays Enter, whenever it is typed
+                await asyncio.sleep(0.001)
         await screen.shows("Two.")
         assert server.requests[-1].body["model"] == "other-model"
         screen.type("/sessions\r")
@@ -418,6 +422,31 @@ async def test_changes_of_the_last_turn_are_shown_and_undone_but_never_a_later_o
         screen.type("well?\r")
         await screen.shows("I see.")
     assert "I undid your last changes to these files: d/made.txt, gone.txt, kept.txt" in str(server.requests[-1].body)
+
+
+async def test_the_last_turn_of_an_earlier_process_is_undone(server, home):
+    workspace = home / "workspace"
+    workspace.mkdir(parents=True)
+    (workspace / "plan.txt").write_text("old\n")
+    server.calls(call("write_file", path="plan.txt", content="new\n"))
+    server.reply("Changed.")
+    async with terminal(server=server) as screen:
+        await screen.ready()
+        screen.type("go\r")
+        await screen.shows("Changed.")
+        screen.type("/diff\r")  # waits until the changes are known
+        await screen.shows("  -old")
+        await until(lambda: list((home / "undo").glob("*")))
+        screen.process.kill()
+        await screen.process.wait()
+    async with terminal(server=server) as screen:
+        await screen.ready()
+        screen.type("/undo\r")
+        await screen.shows("↶ plan.txt")
+        assert (workspace / "plan.txt").read_text() == "old\n"
+        screen.type("/undo\r")
+        await screen.shows("nothing to undo")
+    assert list((home / "undo").glob("*")) == []
 
 
 async def test_an_export_has_the_conversation_and_no_secret(server, tmp_path):

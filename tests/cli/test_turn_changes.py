@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from everloop.cli.turn_changes import MOST_BYTES, Activity, TurnChanges, take_snapshot
+from everloop.cli import turn_changes
+from everloop.cli.turn_changes import MOST_BYTES, Activity, SavedTurns, TurnChanges, take_snapshot
 
 
 @pytest.fixture
@@ -73,3 +74,52 @@ def test_a_later_change_by_a_person_is_left_alone(folder):
     (folder / "sub" / "a.txt").write_text("a person's\n")
     assert changes.undo() == ([], ["sub/a.txt: it was changed since, and is left alone"])
     assert (folder / "sub" / "a.txt").read_text() == "a person's\n"
+
+
+# ---------------------------------------------------------------------------------------------- after a restart
+
+
+def changed(folder: Path, text: str) -> TurnChanges:
+    """A turn that writes a file."""
+    before = take_snapshot(folder)
+    (folder / "sub" / "a.txt").write_text(text)
+    return TurnChanges.between(folder, before, take_snapshot(folder, before), now())
+
+
+def test_saved_turns_are_undone_by_another_process_one_after_the_other(folder, tmp_path):
+    turns = [changed(folder, "first\n"), changed(folder, "second\n")]
+    saved = SavedTurns(tmp_path / "home", folder, "cli:direct")
+    saved.save(turns)
+    assert saved.path.stat().st_mode & 0o777 == 0o600
+    assert saved.path.parent.stat().st_mode & 0o777 == 0o700
+    assert SavedTurns(tmp_path / "home", folder, "cli:other").load() == []
+    loaded = SavedTurns(tmp_path / "home", folder, "cli:direct").load()
+    assert loaded == turns
+    for turn, left in ((loaded[1], "first\n"), (loaded[0], "before\n")):
+        assert turn.undo() == (["sub/a.txt"], [])
+        assert (folder / "sub" / "a.txt").read_text() == left
+    saved.save([])
+    assert not saved.path.exists()
+
+
+def test_what_is_saved_is_capped_by_turns_bytes_and_sessions(folder, tmp_path, monkeypatch):
+    saved = SavedTurns(tmp_path / "home", folder, "cli:direct")
+    turns = [changed(folder, f"{n}\n") for n in range(turn_changes.SAVED_TURNS + 3)]
+    saved.save(turns)
+    assert saved.load() == turns[-turn_changes.SAVED_TURNS :]
+    monkeypatch.setattr(turn_changes, "SAVED_BYTES", 1_000)
+    saved.save([changed(folder, "x" * 2_000), small := changed(folder, "y")])
+    assert saved.load() == []  # the last turn's own before-image is too large
+    saved.save([small, changed(folder, "z")])
+    assert [change.after.content for turn in saved.load() for change in turn.changes if change.after] == [b"z"]
+    monkeypatch.setattr(turn_changes, "SAVED_SESSIONS", 3)
+    for n in range(6):
+        SavedTurns(tmp_path / "home", folder, f"cli:{n}").save([changed(folder, str(n))])
+    assert len(list(saved.path.parent.iterdir())) == 3
+
+
+def test_a_damaged_file_means_that_nothing_can_be_undone(folder, tmp_path):
+    saved = SavedTurns(tmp_path / "home", folder, "cli:direct")
+    saved.save([changed(folder, "new\n")])
+    saved.path.write_bytes(saved.path.read_bytes()[:-5])
+    assert saved.load() == []

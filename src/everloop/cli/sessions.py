@@ -13,6 +13,7 @@ from ..errors import EverloopError
 from ..log import Logged
 from ..store.base import Busy, Removed
 from ..text import one_line, printable
+from ..threads import in_thread
 from .common import OWNER, forget_outputs, load_config, load_with_store, reading
 from .folder import adopt
 from .output import as_json
@@ -139,6 +140,8 @@ def counted(number: int, one: str, several: str = "") -> str:
 
 
 async def _remove(config: Config, key: str) -> Removed:
+    from .turn_changes import SavedTurns
+
     async with reading(config) as store:
         try:
             removed = await store.delete_session(OWNER, key)
@@ -149,6 +152,7 @@ async def _remove(config: Config, key: str) -> Removed:
     if removed is None:
         raise EverloopError(f"{printable(key)} is gone already")
     await forget_outputs(config.home, [(OWNER, one) for one in removed.keys])
+    await in_thread(SavedTurns(config.home, config.workspace, key).forget)
     return removed
 
 

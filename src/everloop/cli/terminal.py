@@ -51,7 +51,7 @@ from .local_commands import help_text, local_command, unknown_command
 from .prompt import ChatCompleter, WorkspaceFiles, attachments, chat_history, completes_while_typing, editing_keys
 from .session_list import TITLE, Listed, age, list_sessions, money
 from .status import SessionStatus
-from .turn_changes import ChangeTracker
+from .turn_changes import ChangeTracker, SavedTurns
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK = 0.1  # seconds between two frames of the spinner
@@ -84,10 +84,8 @@ async def terminal_chat(config: Config, key: str, greeting: str) -> int:
                 with patch_stdout(raw=True):
                     said = "\n".join(filter(None, (greeting, status.continues, others)))
                     reopen = await Chat(agent, reopen.config, history, reopen.key, said, status).run()
-                # What is typed until the next prompt is for it, and Enter stays Enter.
-                keys.enter_context(
-                    get_app_session().input.raw_mode() if reopen is not None else contextlib.nullcontext()
-                )
+                if reopen is not None:  # what is typed until the next prompt is for it, and Enter stays Enter
+                    keys.enter_context(get_app_session().input.raw_mode())
             greeting = f"Now with {reopen.config.model} in the session {reopen.key}." if reopen is not None else ""
     return 0
 
@@ -131,7 +129,7 @@ class Chat:
         self._status = status
         self._output = LiveOutput(lambda: self._session.app)
         self._view = CardRenderer(self._output, agent.workspace, status)
-        self._changes = ChangeTracker(agent.workspace)
+        self._changes = ChangeTracker(agent.workspace, SavedTurns(config.home, agent.workspace, key))
         self._reopen: Reopen | None = None
         self._shell: asyncio.Task[Any] | None = None  # a command that the user runs
         self._sessions: list[Listed] = []  # for completion
@@ -350,10 +348,10 @@ class Chat:
     async def _diff(self) -> None:
         """Show what the last turn changed in the workspace."""
         await self._compared()
-        if not self._changes.turns:
-            self._output.line("No turn of this chat has changed a file.", "dim")
+        if (turn := await self._changes.latest()) is None:
+            self._output.line("No turn of this session has changed a file.", "dim")
             return
-        for change in self._changes.turns[-1].changes:
+        for change in turn.changes:
             old, new = (state.content if state is not None else b"" for state in (change.before, change.after))
             self._output.line(change.path, "bold")
             if old is None or new is None or b"\0" in old + new:
@@ -367,11 +365,10 @@ class Chat:
         if self._is_busy:
             return
         await self._compared()
-        if not self._changes.turns:
-            self._output.line("There is nothing to undo: no turn of this chat has changed a file.", "dim")
+        if (changes := await self._changes.latest()) is None:
+            self._output.line("There is nothing to undo: no turn of this session has changed a file.", "dim")
             return
-        changes = self._changes.turns.pop()
-        done, kept = await in_thread(changes.undo)
+        done, kept = await self._changes.undo(changes)
         for path in done:
             self._output.line(f"↶ {path}", "good")
         for problem in kept:

@@ -2,21 +2,25 @@
 
 Before a turn the files of the workspace are read, up to a limit; after it they are compared. A change belongs to the
 turn if a file tool made it, or if it happened while a command of the turn ran; any other was made by someone else. A
-change is undone only while the file is as the turn left it.
+change is undone only while the file is as the turn left it. The latest turns are kept in the home, so that they can be
+undone after a restart too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from .. import events
 from ..threads import in_thread
@@ -26,6 +30,9 @@ MOST_FILES = 5_000
 MOST_BYTES = 1_000_000  # of a file that is kept
 MOST_IN_ALL = 64_000_000
 MOST_TURNS = 20  # that can be undone
+SAVED_TURNS = 5  # that can be undone after a restart
+SAVED_BYTES = 8_000_000  # of a session
+SAVED_SESSIONS = 50
 LEEWAY = 0.05  # seconds by which the times of files are coarse
 
 
@@ -173,17 +180,92 @@ class TurnChanges:
             return ""
 
 
-class ChangeTracker:
-    """Follows the turns of a chat, and keeps what the latest ones changed."""
+# ---------------------------------------------------------------------------------------------- after a restart
 
-    def __init__(self, folder: Path) -> None:
-        self.turns: deque[TurnChanges] = deque(maxlen=MOST_TURNS)
+
+class _Saved(msgspec.Struct, array_like=True):
+    """A turn as it is kept in a file."""
+
+    changes: tuple[Change, ...]
+    whole: bool
+
+
+class SavedTurns:
+    """The latest turns of a session that changed files, in a file of the home that no tool can read. Its methods look
+    at the disk: call them in a thread."""
+
+    def __init__(self, home: Path, folder: Path, session: str) -> None:
+        name = hashlib.sha256(os.fsencode(f"{folder}\0{session}")).hexdigest()[:24]
+        self.path = home / "undo" / name
+        self._folder = folder
+
+    def load(self) -> list[TurnChanges]:
+        """The turns, the latest last; none if the file cannot be read."""
+        try:
+            saved = msgspec.msgpack.decode(self.path.read_bytes(), type=list[_Saved])
+        except (OSError, msgspec.MsgspecError):
+            return []
+        return [TurnChanges(self._folder, one.changes, one.whole) for one in saved]
+
+    def save(self, turns: Sequence[TurnChanges]) -> None:
+        """Keep the latest of these turns, as many as fit. What cannot be written can be undone in this process only."""
+        kept: list[_Saved] = []
+        size = 0
+        for turn in reversed(turns[-SAVED_TURNS:]):
+            states = [state for change in turn.changes for state in change[1:] if state is not None]
+            size += sum(len(state.content or b"") + 200 for state in states)
+            if size > SAVED_BYTES:
+                break
+            kept.insert(0, _Saved(turn.changes, turn.whole))
+        with contextlib.suppress(OSError, UnicodeEncodeError):  # a full disk, or a name that is no text
+            if kept:
+                self._write(msgspec.msgpack.encode(kept))
+            else:
+                self.forget()
+
+    def forget(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, data: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+        draft.replace(self.path)
+        others = sorted(self.path.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        for old in others[:-SAVED_SESSIONS]:
+            old.unlink(missing_ok=True)
+
+
+class ChangeTracker:
+    """Follows the turns of a chat, and keeps what the latest ones changed, also those of earlier processes."""
+
+    def __init__(self, folder: Path, saved: SavedTurns) -> None:
+        self._turns: deque[TurnChanges] = deque(maxlen=MOST_TURNS)
+        self._saved = saved
+        self._is_loaded = False
         self._folder = folder
         self._last: Snapshot | None = None
         self._before: Snapshot | None = None
         self._turn = ""
         self._activity = Activity()
         self._running: dict[str, float] = {}
+
+    async def latest(self) -> TurnChanges | None:
+        """The last turn that changed files; None if there is none."""
+        if not self._is_loaded:
+            earlier = await in_thread(self._saved.load)
+            if not self._is_loaded:
+                self._turns.extendleft(reversed(earlier))
+                self._is_loaded = True
+        return self._turns[-1] if self._turns else None
+
+    async def undo(self, turn: TurnChanges) -> tuple[list[str], list[str]]:
+        """Undo a turn and forget it; return the files that were restored, and what could not be undone and why."""
+        self._turns.remove(turn)
+        found = await in_thread(turn.undo)
+        await in_thread(self._saved.save, list(self._turns))
+        return found
 
     async def begin(self) -> None:
         """Read the workspace before a turn, unless one is running."""
@@ -210,7 +292,9 @@ class ChangeTracker:
             return
         self._last = self._before = after = await in_thread(take_snapshot, self._folder, before)
         if (found := TurnChanges.between(self._folder, before, after, activity)).changes:
-            self.turns.append(found)
+            await self.latest()  # of earlier processes
+            self._turns.append(found)
+            await in_thread(self._saved.save, list(self._turns))
 
 
 def _differ(old: FileState | None, new: FileState | None) -> bool:

@@ -25,6 +25,19 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+async def listening(port: int) -> None:
+    """Wait until a server that was started takes connections."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            writer.transport.abort()
+            return
+
+
 class HookNetwork:
     """Sends each message until it is taken, twice and out of order if it is told to, and takes each key once."""
 

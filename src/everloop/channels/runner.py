@@ -315,7 +315,7 @@ class ChannelInbox:
             clean(message.text[:LONGEST_TEXT]),
             id=None if message.id is None else f"{name}:{message.id}",
             owner=self._config.owner,
-            metadata={"group": True} if message.group else {},
+            metadata={"extra": dict(message.extra)} if message.extra else {},
         )
 
     def _chat_id(self, message: Received) -> str:
@@ -485,9 +485,10 @@ class Sender:
         chat, thread = chat_of(message.chat_id, self._channel.can.threads)
         number = len(one.parts) + 1
         reply_to = None
-        if number == 1 and message.reply_to and message.metadata.get("group"):
+        if number == 1 and message.reply_to:
             reply_to = message.reply_to.removeprefix(f"{self._config.name}:")
-        return Part(chat=chat, thread=thread, text=shown, plain=plain, reply_to=reply_to, number=number)
+        extra = message.metadata.get("extra", {})
+        return Part(chat=chat, thread=thread, text=shown, plain=plain, reply_to=reply_to, extra=extra, number=number)
 
     async def _send_part(self, one: Queued, part: Part) -> str | None:
         """Send a part, as often as it takes. Return the network's id; None when the message was given up."""

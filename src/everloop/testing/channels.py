@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from ..channels.base import Can
 from ..channels.factory import make_channel
-from ..channels.runner import ChannelRunner
+from ..channels.runner import ChannelRunner, chat_of
 from ..channels.text import MARK, render, split
 from ..config import ChannelConfig, Config
 from ..providers.base import LLMProvider, LLMResponse
@@ -204,12 +204,13 @@ class Scene:
     def _check(self, network: Network, report: Report) -> None:
         can = make_can(network.settings)
         inbox, _ = self._state()
-        times = Counter((message["chat_id"], message["content"]) for message, _ in inbox)
+        messages = [(chat_of(message["chat_id"], can.threads)[0], message["content"]) for message, _ in inbox]
+        times = Counter(messages)
         for chat, text in self._said:
             if (count := times[chat, text]) != 1 and not (count == 0 and self._may_lose):
                 report.problems.append(f"{self._folder.name}: {text!r} in {chat} was taken {count} times")
         for chat in dict.fromkeys(chat for chat, _ in self._said):
-            taken = [message["content"] for message, _ in inbox if message["chat_id"] == chat]
+            taken = [text for where, text in messages if where == chat]
             wanted = [part for text in taken for part in parts_of(text, can)]
             self._check_chat(chat, wanted, network.heard(chat), can, report)
 
@@ -450,13 +451,13 @@ def _become(settings: dict[str, Any], folder: Path, die_at: tuple[int, str] | No
 
 @asynccontextmanager
 async def running(
-    settings: dict[str, Any], folder: Path, provider: LLMProvider | None = None
+    settings: dict[str, Any], folder: Path, provider: LLMProvider | None = None, **more: Any
 ) -> AsyncIterator[SQLiteStore]:
-    """Run a channel with an agent in this process, for tests that kill nothing."""
+    """Run a channel with an agent in this process, for tests that kill nothing; `more` are fields of `Config`."""
     config = config_of(settings)
     channel, options = await asyncio.to_thread(make_channel, config)
     store = SQLiteStore(folder / "store.db")
-    home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,))
+    home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
     owners = Owners(home, store, provider or Answerer(channel.can))
     runner = ChannelRunner(store, [(config, channel, options)])
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]

@@ -37,7 +37,7 @@ async def test_an_answer_stays_in_its_thread_as_text_and_html(mail: MailNetwork,
         await until(lambda: mail.mails)
         await mail.say(ANNA, "And the peas?", Subject="Re: The garden", References="<m1@example.org>")
         await until(lambda: len(mail.mails) == 2)  # which came while it waited in IDLE
-        assert [info.key for info in await store.sessions("me")] == [f"email:{ANNA}/%3Cm1@example.org%3E"]
+        assert [info.key for info in await store.sessions("me")] == [f"email:{ANNA}/<m1@example.org>"]
     answer, second = mail.mails
     assert (answer["Subject"], answer["To"], answer["From"]) == ("Re: The garden", ANNA, AGENT)
     assert (answer["In-Reply-To"], answer["References"]) == ("<m1@example.org>", "<m1@example.org>")

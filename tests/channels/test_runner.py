@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
 from everloop.channels.base import Can, Inbox, Later, Options, Part, Received
 from everloop.channels.runner import ChannelRunner
-from everloop.config import Rule
+from everloop.config import Config, Rule
 from everloop.store.base import Store
+from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.channels import config_of, running
 from tests.store.conftest import opened as opened
@@ -154,6 +156,33 @@ async def test_a_question_is_answered_in_the_chat_and_only_by_people_who_are_let
             assert not (tmp_path / "canary.txt").exists()
             await network.say("open", "yes", group=True, mentioned=True)
             await until(lambda: (tmp_path / "canary.txt").exists())
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_an_answer_of_a_terminals_turn_is_left_to_the_channel(tmp_path: Path, is_left: bool) -> None:
+    """A process without channels may take a turn of a chat network, and a job of the terminal may write there."""
+    store = SQLiteStore(tmp_path / "store.db")
+    config = Config(home=tmp_path, workspace=tmp_path, channels=(config_of({"name": "line", "allow": ["anna"]}),))
+    message = InboundMessage("line", "anna", "1", "hello", id="line:m1")
+    if is_left:  # by a process that died when the answer was written
+        await store.answer(message, [OutboundMessage("line", "1", "hi")])
+    bus, agent_store = MessageBus(), SQLiteStore(tmp_path / "store.db")
+    loop = AgentLoop(bus, ScriptedProvider(["hi"]), tmp_path, store=agent_store, config=config)
+    run = asyncio.create_task(loop.run())
+    line = Line()
+    try:
+        if not is_left:
+            await bus.publish_inbound(message)
+        async with at_work(store, line):
+            await until(lambda: line.sent)
+    finally:
+        loop.stop()
+        await run
+        await loop.close()
+        await agent_store.close()
+        await store.close()
+    assert [(part.text, part.repeat) for part in line.sent] == [("hi", False)]
+    assert bus.outbound_size == 0
 
 
 def test_a_network_is_imported_only_when_it_is_configured() -> None:

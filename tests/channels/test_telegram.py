@@ -150,3 +150,11 @@ async def test_the_token_is_in_no_log_and_no_status(
     assert TOKEN not in caplog.text
     assert TOKEN not in str(state)
     assert "channel telegram" in caplog.text
+
+
+async def test_a_reason_that_repeats_the_token_is_kept_without_it(telegram: FakeTelegram, tmp_path: Path) -> None:
+    telegram.fail = [(400, f"Bad Request: /bot{TOKEN}/sendMessage is wrong", {})]
+    async with running(telegram.settings, tmp_path) as store:
+        await telegram.say("7", "hello")
+        (dead,) = await found(lambda: store.dead_letters("telegram"))
+    assert dead.reason == "400 Bad Request: /bot…/sendMessage is wrong"

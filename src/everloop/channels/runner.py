@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 
@@ -50,15 +50,20 @@ def lease_of(channel: str) -> str:
     return f"channel:{channel}"
 
 
-def chat_id_of(chat: str, thread: str) -> str:
-    """The chat id of a chat, or of a thread in it: a session of its own."""
-    return f"{quote(chat, safe='@:+!#&$*, ')}/{quote(thread, safe='@:+!#&$*, ')}" if thread else chat
+def chat_id_of(chat: str, thread: str, threads: bool) -> str:
+    """The chat id of a chat, or of a thread in it, which is a session of its own where the network has threads."""
+    if not threads:
+        return chat
+    chat, thread = (one.replace("%", "%25").replace("/", "%2F") for one in (chat, thread))
+    return f"{chat}/{thread}" if thread else chat
 
 
 def chat_of(chat_id: str, threads: bool) -> tuple[str, str]:
     """The chat and the thread of a chat id."""
-    chat, slash, thread = chat_id.rpartition("/")
-    return (unquote(chat), unquote(thread)) if threads and slash else (chat_id, "")
+    if not threads:
+        return chat_id, ""
+    chat, _, thread = chat_id.partition("/")
+    return unquote(chat), unquote(thread)
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -147,8 +152,8 @@ class Account:
     async def _work(self) -> None:
         """Receive and send until the lease is lost."""
         work = [asyncio.create_task(self._receive()), asyncio.create_task(self._sender.run())]
-        await self._store.wake(ANY)  # a worker that had the lease, and was frozen, sees that it is lost
         try:
+            await self._store.wake(ANY)  # a worker that had the lease, and was frozen, sees that it is lost
             while await self._store.hold(lease_of(self.name), self._worker):
                 changed = asyncio.create_task(self._changed.wait())
                 done, _ = await asyncio.wait({*work, changed}, return_when=asyncio.FIRST_COMPLETED)
@@ -319,7 +324,7 @@ class ChannelInbox:
         )
 
     def _chat_id(self, message: Received) -> str:
-        return chat_id_of(message.chat, message.thread if self._channel.can.threads else "")
+        return chat_id_of(message.chat, message.thread, self._channel.can.threads)
 
     async def _say(self, message: Received, text: str, about: str) -> None:
         id = f"{about}:{message.id or secrets.token_hex(8)}"

@@ -146,7 +146,8 @@ class AgentLoop:
             runs=self._process.runs,
         )
         self._is_durable = isinstance(bus, DurableBus)
-        self._outbox = make_outbox(self.store, bus, self._dispatcher, self._tasks)
+        networks = frozenset(channel.name for channel in settings.channels)
+        self._outbox = make_outbox(self.store, bus, self._dispatcher, self._tasks, networks)
         self.subagents = SubagentManager(
             self.store, self._dispatcher, self.tools, settings, self._places.reach, self._on_subagent
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -40,9 +41,15 @@ class Outbox(Protocol):
 
 
 class MemoryOutbox:
-    """Hands messages to a bus in this process. One counts as sent when it is taken from the bus."""
+    """Hands messages to a bus in this process. One counts as sent when it is taken from the bus.
 
-    def __init__(self, store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks) -> None:
+    Messages to chat networks are left to the process that runs their channels.
+    """
+
+    def __init__(
+        self, store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks, networks: Collection[str]
+    ) -> None:
+        self._networks = networks
         self._store = store
         self._bus = bus
         self._dispatcher = dispatcher
@@ -57,6 +64,9 @@ class MemoryOutbox:
         return False
 
     async def hand_out(self, id: int, message: OutboundMessage) -> None:
+        if message.channel in self._networks:
+            await self._leave([id], message.channel)
+            return
         self._handed_out.add(id)
         try:
             await self._bus.publish_outbound(message, partial(self._taken, id))
@@ -65,10 +75,21 @@ class MemoryOutbox:
             raise
 
     async def resend(self) -> None:
+        left: dict[str, list[int]] = {}
         while rows := await self._store.take_outgoing(self._dispatcher.worker):
             for row in rows:
-                if row.id not in self._handed_out:
+                if row.message.channel in self._networks:
+                    left.setdefault(row.message.channel, []).extend([] if row.message.repeat else [row.id])
+                elif row.id not in self._handed_out:
                     self._tasks.start(self.hand_out(row.id, row.message))
+        for channel, ids in left.items():  # only now: they would be taken again
+            await self._leave(ids, channel)
+
+    async def _leave(self, ids: Sequence[int], channel: str) -> None:
+        """Leave messages to a channel's own process; those with these ids were not sent."""
+        await self._store.hold_back(ids, self._dispatcher.worker)
+        await self._store.release_outgoing(self._dispatcher.worker, channel)
+        await self._store.wake(SENDING)
 
     async def close(self) -> None:
         """The bus belongs to its user."""
@@ -104,10 +125,12 @@ class DurableOutbox:
         await self._bus.close()
 
 
-def make_outbox(store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks) -> Outbox:
+def make_outbox(
+    store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks, networks: Collection[str] = ()
+) -> Outbox:
     if isinstance(bus, DurableBus):
         return DurableOutbox(store, bus, dispatcher)
-    return MemoryOutbox(store, bus, dispatcher, tasks)
+    return MemoryOutbox(store, bus, dispatcher, tasks, networks)
 
 
 def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:

@@ -119,7 +119,15 @@ async def storm(new: NewNetwork, folder: Path, *, chats: Sequence[str], each: in
 class Scene:
     """A network, a store and a process that is killed at some writes."""
 
-    def __init__(self, forker: Forker, new: NewNetwork, folder: Path, said: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        forker: Forker,
+        new: NewNetwork,
+        folder: Path,
+        said: Sequence[tuple[str, str]],
+        patience: float = PATIENCE,
+    ) -> None:
+        self._patience = patience + len(said) / 5
         self._forker = forker
         self._new = new
         self._folder = folder
@@ -173,7 +181,7 @@ class Scene:
 
     async def _until(self, child: Child, talk: asyncio.Task[None]) -> bool:
         """Wait until all is said and answered, or until the process has ended. Return whether all is done."""
-        deadline = time.monotonic() + PATIENCE + len(self._said) / 5
+        deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
             if child.ended.is_set():
                 return False
@@ -183,7 +191,7 @@ class Scene:
                     return True
             await asyncio.sleep(0.02)
         state = await asyncio.to_thread(self._state)
-        raise AssertionError(f"{self._folder.name}: not done within {PATIENCE:g} s: {state}")
+        raise AssertionError(f"{self._folder.name}: not done within {self._patience:g} s: {state}")
 
     def _is_quiet(self) -> bool:
         inbox, outbox = self._state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import os
 import pwd
 import shutil
@@ -83,7 +84,7 @@ class MailNetwork:
             pytest.skip("needs dovecot (scripts/system.sh dev)")
         self._folder = Path(tempfile.mkdtemp(prefix="imap"))
         user = pwd.getpwuid(os.getuid() or pwd.getpwnam("nobody").pw_uid)
-        group = "nogroup" if user.pw_name == "nobody" else pwd.getpwuid(os.getuid()).pw_name
+        group = grp.getgrgid(user.pw_gid).gr_name
         for name in ("new", "cur", "tmp"):
             (self._folder / "mail" / name).mkdir(parents=True)
         port = free_port()

@@ -13,10 +13,9 @@ import pytest
 
 from everloop.channels import access
 from everloop.testing.channels import running
-from tests.support.commands import until
 
 from .hooks import HookNetwork
-from .says import Says, found
+from .says import Says, found, until
 
 
 @pytest.fixture

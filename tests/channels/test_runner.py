@@ -23,9 +23,9 @@ from everloop.testing.channels import config_of, running
 from tests.store.conftest import opened as opened
 from tests.store.postgres.fixtures import database as database
 from tests.store.postgres.fixtures import postgres as postgres
-from tests.support.commands import until
 
 from .hooks import HookNetwork
+from .says import until
 
 
 class Line:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from everloop.testing.openai_server import FakeOpenAI
-from tests.support.commands import environment, everloop, start, until
+from tests.support.commands import environment, everloop, start
 
 from .fake_telegram import TOKEN, FakeTelegram
+from .says import until
 
 
 @pytest.fixture

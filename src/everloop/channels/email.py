@@ -34,6 +34,27 @@ TLS = ("implicit", "starttls", "none")
 T = TypeVar("T")
 
 
+class Connection:
+    """A connection that one thread opens and another may close, also before it is open."""
+
+    def __init__(self) -> None:
+        self._server: imaplib.IMAP4 | None = None
+        self._is_closed = False
+
+    def open(self, server: imaplib.IMAP4) -> None:
+        self._server = server
+        if self._is_closed:
+            self.close()
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._server is not None:
+            with contextlib.suppress(OSError):
+                self._server.socket().shutdown(socket.SHUT_RDWR)  # ends a thread that waits in IDLE
+            with contextlib.suppress(OSError, imaplib.IMAP4.error):
+                self._server.shutdown()
+
+
 class Email:
     """A mailbox."""
 
@@ -58,8 +79,9 @@ class Email:
     # ------------------------------------------------------------------------------------------ receiving
 
     async def receive(self, inbox: Inbox) -> None:
-        server = await in_thread(self._log_in)
+        connection = Connection()
         try:
+            server = await in_thread(self._log_in, connection)
             last = await self._begin(server, inbox)
             await inbox.ready()
             while True:
@@ -73,23 +95,22 @@ class Email:
         except (imaplib.IMAP4.error, ssl.SSLError) as error:
             raise OSError(one_line(str(error), 200)) from None
         finally:
-            with contextlib.suppress(OSError):
-                server.socket().shutdown(socket.SHUT_RDWR)  # ends a thread that waits in IDLE
-            with contextlib.suppress(OSError, imaplib.IMAP4.error):
-                server.shutdown()
+            connection.close()
 
     async def check(self) -> str:
         """Log in at both servers."""
-        server = await in_thread(self._log_in)
-        await in_thread(server.logout)
-        smtp = await in_thread(self._connect_smtp)
-        await in_thread(smtp.quit)
+        connection = Connection()
+        try:
+            await in_thread(self._log_in, connection)
+        finally:
+            connection.close()
+        await in_thread(lambda: self._connect_smtp().close())
         return self._address
 
     def _context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=self._ca_file or None)
 
-    def _log_in(self) -> imaplib.IMAP4:
+    def _log_in(self, connection: Connection) -> imaplib.IMAP4:
         try:
             if self._imap_tls == "implicit":
                 server: imaplib.IMAP4 = imaplib.IMAP4_SSL(
@@ -97,8 +118,9 @@ class Email:
                 )
             else:
                 server = imaplib.IMAP4(*self._imap, timeout=CONNECT_SECONDS)
-                if self._imap_tls == "starttls":
-                    server.starttls(self._context())
+            connection.open(server)
+            if self._imap_tls == "starttls":
+                server.starttls(self._context())
             server.login(self._user, self._password)
             status, data = server.select(_quoted(self._mailbox), readonly=True)
         except imaplib.IMAP4.error as error:
@@ -123,12 +145,17 @@ class Email:
 
     async def send(self, part: Part, key: str) -> str:
         message = self._message(part, key)
+        await in_thread(self._send, message)
+        return str(message["Message-ID"])
+
+    def _send(self, message: EmailMessage) -> None:
+        """Send a mail in this thread, which closes the connection even if its caller has gone."""
         try:
-            server = await in_thread(self._connect_smtp)
+            server = self._connect_smtp()
         except (OSError, smtplib.SMTPException) as error:
             raise Later(10.0, f"SMTP: {one_line(str(error), 200)}") from None
         try:
-            await in_thread(server.send_message, message)
+            server.send_message(message)
         except smtplib.SMTPRecipientsRefused as error:
             code, reason = next(iter(error.recipients.values()))
             raise _refusal(code, reason) from None
@@ -137,9 +164,7 @@ class Email:
         except smtplib.SMTPException as error:
             raise OSError(f"SMTP: {one_line(str(error), 200)}") from None
         finally:
-            with contextlib.suppress(OSError, smtplib.SMTPException):
-                await in_thread(server.close)
-        return str(message["Message-ID"])
+            server.close()
 
     def _connect_smtp(self) -> smtplib.SMTP:
         domain = self._address.rpartition("@")[2]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 import socket
 import time
 from collections import defaultdict
@@ -20,9 +22,25 @@ SECRET = "a-secret-that-must-never-be-shown"
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port for a server that is started later: below those that the system gives to clients meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+
+
+async def listening(port: int) -> None:
+    """Wait until a server that was started takes connections."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            writer.transport.abort()
+            return
 
 
 class HookNetwork:

@@ -17,7 +17,7 @@ import pytest
 
 from everloop.channels.irc import Line, parse
 
-from .hooks import free_port
+from .hooks import free_port, listening
 
 NGIRCD = shutil.which("ngircd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 CONFIG = """[Global]
@@ -80,6 +80,7 @@ class IrcNetwork:
         if self._tls is not None:
             self.settings |= {"tls": True, "port": self._tls_port}
         try:
+            await listening(self.port)
             yield self
         finally:
             for person in self._people.values():

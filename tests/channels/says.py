@@ -11,9 +11,16 @@ from everloop import LLMProvider, LLMResponse
 T = TypeVar("T")
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that another task or process brings about."""
+    async with asyncio.timeout(40):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 async def found(look: Callable[[], Awaitable[T]]) -> T:
     """Look until there is something."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(40):
         while not (there := await look()):
             await asyncio.sleep(0.01)
     return there

@@ -13,10 +13,9 @@ import pytest
 
 from everloop.channels import access
 from everloop.testing.channels import running
-from tests.support.commands import until
 
 from .hooks import HookNetwork
-from .says import Says, found
+from .says import Says, found, until
 
 
 @pytest.fixture
@@ -121,7 +120,9 @@ async def test_a_thread_is_a_session_of_its_own_and_its_answers_go_there(network
         await network.say("a/b", "hello", thread="t/1")
         await until(lambda: network.heard("a/b"))
         assert [info.key for info in await store.sessions("me")] == ["hook:a%2Fb/t%2F1"]
-    assert network.got[0]["thread"] == "t/1"
+        await network.say("a/b", "hello")
+        await until(lambda: len(network.heard("a/b")) == 2)
+    assert [one.get("thread", "") for one in network.got] == ["t/1", ""]
 
 
 async def test_a_flood_of_one_sender_delays_nobody_and_costs_no_more_than_allowed(

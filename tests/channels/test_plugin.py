@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everloop.testing import channels
 from tests.support.commands import everloop
 
 PAGE = (Path(__file__).parents[2] / "docs" / "channels.md").read_text()
@@ -60,3 +63,51 @@ async def test_it_is_listed_by_its_name_and_a_wrong_key_is_one_line(letters: Pat
     assert done.status == 2
     assert 'there is no network "lettres"; known: ' in done.err
     assert "letters" in done.err
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.may_block
+async def test_the_kit_sees_a_channel_that_acknowledges_too_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake in the example, planted on purpose: the file is removed before the message is on disk, and the process
+    dies in between."""
+    accept = '                await inbox.accept(Received(id=id, chat=chat, sender="postman", text=text))\n'
+    unlink = "                await asyncio.to_thread(path.unlink)"
+    died = tmp_path / "died"
+    code = FILES["everloop_letters.py"]
+    assert accept in code
+    assert unlink in code
+    code = code.replace(accept, f"{unlink}\n                self.die()\n{accept}").replace(
+        f"{unlink}  #", "                #"
+    )
+    code += (
+        "\n    def die(self):\n"
+        "        import os, signal\n"
+        f"        if not os.path.exists({str(died)!r}):\n"
+        f"            open({str(died)!r}, 'w').close()\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    packages = tmp_path / "packages"
+    info = packages / "hasty-1.0.dist-info"
+    info.mkdir(parents=True)
+    (packages / "everloop_hasty.py").write_text(code)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hasty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[everloop.channels]\nhasty = everloop_hasty:Letters\n")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    names: dict[str, Any] = {}
+    exec(FILES["test_letters.py"], names)
+    folders = iter(range(1000))
+
+    @asynccontextmanager
+    async def new_post() -> AsyncIterator[Any]:
+        post = names["Post"](tmp_path / f"post-{next(folders)}")
+        post.settings |= {"name": "letters", "network": "hasty"}
+        yield post
+
+    async with channels.Forker() as forker:
+        scene = channels.Scene(forker, new_post, tmp_path / "kit", [("1", "hello")], patience=3.0)
+        # The message is neither in the network nor in the inbox: it is waited for in vain.
+        with pytest.raises(AssertionError, match=r"not done within .*: \(\[\], \[\]\)$"):
+            await scene.run([(10_000, "before"), (10_000, "before")])

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from everloop.testing.openai_server import FakeOpenAI
-from tests.support.commands import environment, everloop, start, until
+from tests.support.commands import environment, everloop, start
 
 from .fake_telegram import TOKEN, FakeTelegram
+from .says import until
 
 
 @pytest.fixture
@@ -47,17 +48,19 @@ async def test_one_worker_polls_an_account_and_another_takes_over_when_it_is_kil
     try:
         await until(lambda: telegram.polls == 1)
         workers.append(await start("worker", env=environment(model, **run)))
-        await telegram.say("7", "one")
-        await until(lambda: telegram.heard("7") == ["first answer"])
         line = await workers[1].stderr.readline()
         assert b"is ready" in line
+        await telegram.say("7", "one")
+        await until(lambda: telegram.heard("7") == ["first answer"])
+        done = await everloop("channels", "status", "--json", **run)
+        assert done.json["process"] == workers[0].pid
         assert telegram.calls.count("getMe") == 1  # the second one waits for the lease
         workers[0].kill()
         await workers[0].wait()
         await telegram.say("7", "two")
         await until(lambda: len(telegram.heard("7")) == 2)
         assert telegram.heard("7") == ["first answer", "second answer"]
-        assert telegram.calls.count("getMe") == 2
+        assert (telegram.calls.count("getMe"), telegram.conflicts) == (2, 0)
         workers[1].send_signal(signal.SIGTERM)
         assert await workers[1].wait() == 0
         err = (await workers[1].stderr.read()).decode()

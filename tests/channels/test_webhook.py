@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from everloop.testing.channels import conform, running
-from tests.support.commands import until
 
 from .hooks import HookNetwork
+from .says import until
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ async def network() -> AsyncIterator[HookNetwork]:
 
 @pytest.mark.timeout(300)
 async def test_nothing_is_lost_or_doubled_whichever_write_is_the_last(tmp_path: Path) -> None:
-    report = await conform(lambda: HookNetwork().running(), tmp_path)
+    report = await conform(lambda: HookNetwork().running(), tmp_path, step=2)
     assert report.problems == []
-    assert report.kills >= 10
+    assert report.kills >= 5
     assert report.marked == 0  # the network takes a key
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -51,6 +51,7 @@ class Received:
     group: bool = False  # several people are in the chat
     mentioned: bool = False  # in a group: it names the agent, or replies to it
     thread: str = ""  # a thread of the chat has a session of its own
+    extra: Mapping[str, str] = field(default_factory=dict)  # what the channel needs to answer it, such as a subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,8 @@ class Part:
     text: str
     plain: str
     thread: str = ""
-    reply_to: str | None = None  # the network's id of the message that is answered
+    reply_to: str | None = None  # in the first part: the network's id of the message that is answered
+    extra: Mapping[str, str] = field(default_factory=dict)  # of the message that is answered
     number: int = 1  # from 1
     repeat: bool = False  # the network may have it already; where it takes no key, the text says so
 

@@ -14,6 +14,7 @@ SHIPPED = {
     "webhook": "webhook:Webhook",
     "telegram": "telegram:Telegram",
     "irc": "irc:Irc",
+    "email": "email:Email",
 }
 
 

@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 
@@ -50,15 +50,20 @@ def lease_of(channel: str) -> str:
     return f"channel:{channel}"
 
 
-def chat_id_of(chat: str, thread: str) -> str:
-    """The chat id of a chat, or of a thread in it: a session of its own."""
-    return f"{quote(chat, safe='@:+!#&$*, ')}/{quote(thread, safe='@:+!#&$*, ')}" if thread else chat
+def chat_id_of(chat: str, thread: str, threads: bool) -> str:
+    """The chat id of a chat, or of a thread in it, which is a session of its own where the network has threads."""
+    if not threads:
+        return chat
+    chat, thread = (one.replace("%", "%25").replace("/", "%2F") for one in (chat, thread))
+    return f"{chat}/{thread}" if thread else chat
 
 
 def chat_of(chat_id: str, threads: bool) -> tuple[str, str]:
     """The chat and the thread of a chat id."""
-    chat, slash, thread = chat_id.rpartition("/")
-    return (unquote(chat), unquote(thread)) if threads and slash else (chat_id, "")
+    if not threads:
+        return chat_id, ""
+    chat, _, thread = chat_id.partition("/")
+    return unquote(chat), unquote(thread)
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -147,8 +152,8 @@ class Account:
     async def _work(self) -> None:
         """Receive and send until the lease is lost."""
         work = [asyncio.create_task(self._receive()), asyncio.create_task(self._sender.run())]
-        await self._store.wake(ANY)  # a worker that had the lease, and was frozen, sees that it is lost
         try:
+            await self._store.wake(ANY)  # a worker that had the lease, and was frozen, sees that it is lost
             while await self._store.hold(lease_of(self.name), self._worker):
                 changed = asyncio.create_task(self._changed.wait())
                 done, _ = await asyncio.wait({*work, changed}, return_when=asyncio.FIRST_COMPLETED)
@@ -315,11 +320,11 @@ class ChannelInbox:
             clean(message.text[:LONGEST_TEXT]),
             id=None if message.id is None else f"{name}:{message.id}",
             owner=self._config.owner,
-            metadata={"group": True} if message.group else {},
+            metadata={"extra": dict(message.extra)} if message.extra else {},
         )
 
     def _chat_id(self, message: Received) -> str:
-        return chat_id_of(message.chat, message.thread if self._channel.can.threads else "")
+        return chat_id_of(message.chat, message.thread, self._channel.can.threads)
 
     async def _say(self, message: Received, text: str, about: str) -> None:
         id = f"{about}:{message.id or secrets.token_hex(8)}"
@@ -485,9 +490,10 @@ class Sender:
         chat, thread = chat_of(message.chat_id, self._channel.can.threads)
         number = len(one.parts) + 1
         reply_to = None
-        if number == 1 and message.reply_to and message.metadata.get("group"):
+        if number == 1 and message.reply_to:
             reply_to = message.reply_to.removeprefix(f"{self._config.name}:")
-        return Part(chat=chat, thread=thread, text=shown, plain=plain, reply_to=reply_to, number=number)
+        extra = message.metadata.get("extra", {})
+        return Part(chat=chat, thread=thread, text=shown, plain=plain, reply_to=reply_to, extra=extra, number=number)
 
     async def _send_part(self, one: Queued, part: Part) -> str | None:
         """Send a part, as often as it takes. Return the network's id; None when the message was given up."""

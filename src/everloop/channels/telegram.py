@@ -136,7 +136,7 @@ class Telegram:
         }
         if part.thread:
             asked["message_thread_id"] = int(part.thread)
-        if part.reply_to is not None:
+        if part.reply_to is not None and part.chat.startswith("-"):  # in a group it is not clear what is answered
             replied = int(part.reply_to.rpartition(":")[2])
             asked["reply_parameters"] = {"message_id": replied, "allow_sending_without_reply": True}
         try:

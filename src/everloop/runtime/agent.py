@@ -140,7 +140,8 @@ class AgentLoop:
         self._tasks = BackgroundTasks()
         self._owners = owners or Owners(settings, self.store, provider)
         self._dispatcher = Dispatcher(self.store, self, busy=busy, owner=self.owner, runs=self._owners.runs)
-        self._outbox = make_adapter(self._owners, self.store, bus, self._dispatcher, self._tasks)
+        networks = frozenset(channel.name for channel in settings.channels)
+        self._outbox = make_adapter(self._owners, self.store, bus, self._dispatcher, self._tasks, networks)
         self.subagents = SubagentManager(
             self.store, self._dispatcher, self.tools, settings, self._places.reach, self._owners.on_subagent
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -45,9 +45,15 @@ class BusAdapter(Protocol):
 
 class MemoryAdapter:
     """A bus in this process: messages from it go into the store's inbox, and one to it counts as sent when it is taken
-    from the bus."""
+    from the bus.
 
-    def __init__(self, store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks) -> None:
+    Messages to chat networks are left to the process that runs their channels.
+    """
+
+    def __init__(
+        self, store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks, networks: Collection[str]
+    ) -> None:
+        self._networks = networks
         self._store = store
         self._bus = bus
         self._dispatcher = dispatcher
@@ -69,6 +75,9 @@ class MemoryAdapter:
             await take(await self._bus.consume_inbound())
 
     async def hand_out(self, id: int, message: OutboundMessage) -> None:
+        if message.channel in self._networks:
+            await self._leave([id], message.channel)
+            return
         self._handed_out.add(id)
         try:
             await self._bus.publish_outbound(message, partial(self._taken, id))
@@ -78,11 +87,22 @@ class MemoryAdapter:
 
     async def _resend(self) -> None:
         """Send what an earlier process could not."""
+        left: dict[str, list[int]] = {}
         async with self._resending:
             while rows := await self._store.take_outgoing(self._dispatcher.worker):
                 for row in rows:
-                    if row.id not in self._handed_out:
+                    if row.message.channel in self._networks:
+                        left.setdefault(row.message.channel, []).extend([] if row.message.repeat else [row.id])
+                    elif row.id not in self._handed_out:
                         self._tasks.start(self.hand_out(row.id, row.message))
+        for channel, ids in left.items():  # only now: they would be taken again
+            await self._leave(ids, channel)
+
+    async def _leave(self, ids: Sequence[int], channel: str) -> None:
+        """Leave messages to a channel's own process; those with these ids were not sent."""
+        await self._store.hold_back(ids, self._dispatcher.worker)
+        await self._store.release_outgoing(self._dispatcher.worker, channel)
+        await self._store.wake(SENDING)
 
     async def close(self) -> None:
         """The bus belongs to its user."""
@@ -124,11 +144,16 @@ class DurableAdapter:
 
 
 def make_adapter(
-    owners: Owners, store: Store, bus: MessageBus, dispatcher: Dispatcher, tasks: BackgroundTasks
+    owners: Owners,
+    store: Store,
+    bus: MessageBus,
+    dispatcher: Dispatcher,
+    tasks: BackgroundTasks,
+    networks: Collection[str],
 ) -> BusAdapter:
     if isinstance(bus, DurableBus):
         return DurableAdapter(owners, store, bus, dispatcher)
-    return MemoryAdapter(store, bus, dispatcher, tasks)
+    return MemoryAdapter(store, bus, dispatcher, tasks, networks)
 
 
 def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:

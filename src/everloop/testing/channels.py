@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from ..channels.base import Can
 from ..channels.factory import make_channel
-from ..channels.runner import ChannelRunner
+from ..channels.runner import ChannelRunner, chat_of
 from ..channels.text import MARK, render, split
 from ..config import ChannelConfig, Config
 from ..providers.base import LLMProvider, LLMResponse
@@ -119,7 +119,15 @@ async def storm(new: NewNetwork, folder: Path, *, chats: Sequence[str], each: in
 class Scene:
     """A network, a store and a process that is killed at some writes."""
 
-    def __init__(self, forker: Forker, new: NewNetwork, folder: Path, said: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        forker: Forker,
+        new: NewNetwork,
+        folder: Path,
+        said: Sequence[tuple[str, str]],
+        patience: float = PATIENCE,
+    ) -> None:
+        self._patience = patience + len(said) / 5
         self._forker = forker
         self._new = new
         self._folder = folder
@@ -173,7 +181,7 @@ class Scene:
 
     async def _until(self, child: Child, talk: asyncio.Task[None]) -> bool:
         """Wait until all is said and answered, or until the process has ended. Return whether all is done."""
-        deadline = time.monotonic() + PATIENCE + len(self._said) / 5
+        deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
             if child.ended.is_set():
                 return False
@@ -183,7 +191,7 @@ class Scene:
                     return True
             await asyncio.sleep(0.02)
         state = await asyncio.to_thread(self._state)
-        raise AssertionError(f"{self._folder.name}: not done within {PATIENCE:g} s: {state}")
+        raise AssertionError(f"{self._folder.name}: not done within {self._patience:g} s: {state}")
 
     def _is_quiet(self) -> bool:
         inbox, outbox = self._state()
@@ -204,12 +212,13 @@ class Scene:
     def _check(self, network: Network, report: Report) -> None:
         can = make_can(network.settings)
         inbox, _ = self._state()
-        times = Counter((message["chat_id"], message["content"]) for message, _ in inbox)
+        messages = [(chat_of(message["chat_id"], can.threads)[0], message["content"]) for message, _ in inbox]
+        times = Counter(messages)
         for chat, text in self._said:
             if (count := times[chat, text]) != 1 and not (count == 0 and self._may_lose):
                 report.problems.append(f"{self._folder.name}: {text!r} in {chat} was taken {count} times")
         for chat in dict.fromkeys(chat for chat, _ in self._said):
-            taken = [message["content"] for message, _ in inbox if message["chat_id"] == chat]
+            taken = [text for where, text in messages if where == chat]
             wanted = [part for text in taken for part in parts_of(text, can)]
             self._check_chat(chat, wanted, network.heard(chat), can, report)
 
@@ -387,13 +396,11 @@ class Forker:
 
 def main() -> None:
     """Fork what is asked for on standard input, and tell of pids and exit statuses on standard output."""
-    output = threading.Lock()
     # What a process has written stays when it is killed, whether or not the disk has it yet.
     SYNCHRONOUS.update(dict.fromkeys(SYNCHRONOUS, "OFF"))
 
     def tell(*news: Any) -> None:
-        with output:
-            os.write(1, json.dumps(news).encode() + b"\n")
+        os.write(1, json.dumps(news).encode() + b"\n")
 
     children: set[int] = set()
     signal.signal(signal.SIGCHLD, lambda *_: _reap(children, tell))
@@ -450,13 +457,13 @@ def _become(settings: dict[str, Any], folder: Path, die_at: tuple[int, str] | No
 
 @asynccontextmanager
 async def running(
-    settings: dict[str, Any], folder: Path, provider: LLMProvider | None = None
+    settings: dict[str, Any], folder: Path, provider: LLMProvider | None = None, **more: Any
 ) -> AsyncIterator[SQLiteStore]:
-    """Run a channel with an agent in this process, for tests that kill nothing."""
+    """Run a channel with an agent in this process, for tests that kill nothing; `more` are fields of `Config`."""
     config = config_of(settings)
     channel, options = await asyncio.to_thread(make_channel, config)
     store = SQLiteStore(folder / "store.db")
-    home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,))
+    home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
     owners = Owners(home, store, provider or Answerer(channel.can))
     runner = ChannelRunner(store, [(config, channel, options)])
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]

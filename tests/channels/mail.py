@@ -1,0 +1,194 @@
+"""A real IMAP server (dovecot), an SMTP server that keeps what it gets, and a person with a mailbox."""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import pwd
+import shutil
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from email import message_from_bytes, policy
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .hooks import free_port, listening
+
+DOVECOT = shutil.which("dovecot", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+AGENT = "agent@home.test"
+PASSWORD = "the-mailbox-secret"
+VERDICT = "mx.home.test; dkim=pass header.d=example.org; spf=pass smtp.mailfrom=example.org"
+CONFIG = """
+base_dir = {folder}/run
+state_dir = {folder}/state
+log_path = /dev/stderr
+protocols = imap
+listen = 127.0.0.1
+ssl = no
+disable_plaintext_auth = no
+auth_mechanisms = plain login
+mail_location = maildir:{folder}/mail
+first_valid_uid = 1
+default_internal_user = {user}
+default_internal_group = {group}
+default_login_user = {user}
+mailbox_list_index = no
+passdb {{
+  driver = static
+  args = password={password}
+}}
+userdb {{
+  driver = static
+  args = uid={uid} gid={gid} home={folder}/home
+}}
+service imap-login {{
+  chroot =
+  inet_listener imap {{
+    port = {port}
+  }}
+  inet_listener imaps {{
+    port = 0
+  }}
+}}
+service anvil {{
+  chroot =
+}}
+service stats {{
+  chroot =
+}}
+"""
+
+
+class MailNetwork:
+    """The agent's mailbox, and a person who writes to it and gets its answers."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.mails: list[EmailMessage] = []  # that the agent sent
+        self.refuse: list[bytes] = []  # answers to RCPT, before it is accepted
+        self.lose = 0  # mails that are taken without an answer
+        self._folder = Path()
+        self._number = 0
+        self._heard: defaultdict[str, list[str]] = defaultdict(list)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[MailNetwork]:
+        if DOVECOT is None:
+            pytest.skip("needs dovecot (scripts/system.sh dev)")
+        self._folder = Path(tempfile.mkdtemp(prefix="imap"))
+        user = pwd.getpwuid(os.getuid() or pwd.getpwnam("nobody").pw_uid)
+        group = grp.getgrgid(user.pw_gid).gr_name
+        for name in ("new", "cur", "tmp"):
+            (self._folder / "mail" / name).mkdir(parents=True)
+        port = free_port()
+        (self._folder / "dovecot.conf").write_text(
+            CONFIG.format(
+                folder=self._folder,
+                port=port,
+                user=user.pw_name,
+                group=group,
+                uid=user.pw_uid,
+                gid=user.pw_gid,
+                password=PASSWORD,
+            )
+        )
+        if os.getuid() == 0:
+            for path in (self._folder, *self._folder.rglob("*")):
+                os.chown(path, user.pw_uid, user.pw_gid)
+        process = await asyncio.create_subprocess_exec(
+            DOVECOT, "-F", "-c", str(self._folder / "dovecot.conf"),
+            stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr,
+        )  # fmt: skip
+        await listening(port)
+        smtp = await asyncio.start_server(self._serve_smtp, "127.0.0.1", 0, limit=2**22)
+        self.settings = {
+            "name": "email",
+            "address": AGENT,
+            "password": PASSWORD,
+            "imap_host": "127.0.0.1",
+            "imap_port": port,
+            "imap_tls": "none",
+            "smtp_host": "127.0.0.1",
+            "smtp_port": smtp.sockets[0].getsockname()[1],
+            "smtp_tls": "none",
+            "auth_server": "mx.home.test",
+            "allow": ["anna@example.org", "bert@example.org"],
+            "start": "all",
+        }
+        try:
+            async with smtp:
+                yield self
+        finally:
+            process.terminate()
+            await process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def say(self, chat: str, text: str, **headers: str) -> None:
+        mail = EmailMessage()
+        self._number += 1
+        given = {
+            "Authentication-Results": VERDICT,
+            "From": f"Someone <{chat}>",
+            "To": AGENT,
+            "Message-ID": f"<m{self._number}@example.org>",
+            "References": f"<root-{chat}>",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        for name, value in given.items():
+            if value:
+                mail[name] = value
+        mail.set_content(text)
+        path = self._folder / "mail" / "tmp" / f"{self._number}.mail"
+        path.write_bytes(mail.as_bytes())
+        if os.getuid() == 0:
+            os.chown(path, *self._owner())
+        path.rename(self._folder / "mail" / "new" / path.name)
+
+    def _owner(self) -> tuple[int, int]:
+        found = os.stat(self._folder)
+        return found.st_uid, found.st_gid
+
+    def heard(self, chat: str) -> list[str]:
+        return self._heard[chat]
+
+    async def disturb(self) -> None:
+        """The connections died with their process."""
+
+    async def _serve_smtp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 smtp.test ESMTP\r\n")
+        while line := await reader.readline():
+            match line.split()[0].upper() if line.split() else b"":
+                case b"EHLO":
+                    writer.write(b"250-smtp.test\r\n250 AUTH PLAIN\r\n")
+                case b"AUTH":
+                    writer.write(b"235 2.7.0 ok\r\n")
+                case b"RCPT" if self.refuse:
+                    writer.write(self.refuse.pop(0) + b"\r\n")
+                case b"DATA":
+                    writer.write(b"354 go on\r\n")
+                    data = (await reader.readuntil(b"\r\n.\r\n"))[:-5].replace(b"\r\n..", b"\r\n.")
+                    self._keep(message_from_bytes(data, policy=policy.default))
+                    if self.lose:
+                        self.lose -= 1
+                        break
+                    writer.write(b"250 2.0.0 taken\r\n")
+                case b"QUIT":
+                    writer.write(b"221 bye\r\n")
+                    break
+                case _:
+                    writer.write(b"250 ok\r\n")
+            await writer.drain()
+        writer.close()
+
+    def _keep(self, mail: EmailMessage) -> None:
+        self.mails.append(mail)
+        body = mail.get_body(("plain",))
+        assert body is not None
+        self._heard[str(mail["To"])].append(str(body.get_content()).strip())

@@ -1,0 +1,41 @@
+"""The long forms of the kit: every place of a short conversation, and a thousand messages with twenty kills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop.testing.channels import conform, storm
+
+from .fake_telegram import FakeTelegram
+from .hooks import HookNetwork
+from .ircd import IrcNetwork
+from .mail import MailNetwork
+
+NETWORKS: dict[str, Callable[[], Any]] = {
+    "webhook": lambda: HookNetwork(rough=True).running(),
+    "telegram": lambda: FakeTelegram(rough=True).running(),
+    "irc": lambda: IrcNetwork().running(),
+    "email": lambda: MailNetwork().running(),
+}
+PEOPLE = {"irc": ("anna", "bert"), "email": ("anna@example.org", "bert@example.org")}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_channel_is_killed_before_and_after_every_write(network: str, tmp_path: Path) -> None:
+    report = await conform(NETWORKS[network], tmp_path, chats=PEOPLE.get(network, ("1", "2")))
+    assert report.problems == []
+    assert report.kills >= 10
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("network", ["webhook", "telegram"])
+async def test_a_thousand_messages_in_fifty_chats_and_twenty_kills(network: str, tmp_path: Path) -> None:
+    chats = [str(number) for number in range(1, 51)]
+    report = await storm(NETWORKS[network], tmp_path, chats=chats, each=20, kills=20)
+    assert report.problems == []
+    assert (report.messages, report.kills) == (1000, 20)

@@ -17,8 +17,11 @@ from mcp.types import ElicitResult
 from everloop.testing import FakeOpenAI, call
 from everloop.testing.openai_server import Reply
 
-from .support.commands import COMMAND, environment, until
+from .support.commands import COMMAND, environment
 from .support.held import HeldOpenAI
+
+pytestmark = pytest.mark.timeout(300)  # a fresh process loads the SDK, which takes long on a busy machine
+SECONDS = 250
 
 RULE = """
 [[policy]]
@@ -45,7 +48,7 @@ def workspace() -> Path:
 @asynccontextmanager
 async def client(server: FakeOpenAI, **options: Any) -> AsyncIterator[Client]:
     program = StdioServerParameters(command=COMMAND[0], args=[*COMMAND[1:], "mcp"], env=environment(server))
-    async with asyncio.timeout(50), Client(stdio_client(program), **options) as connected:
+    async with asyncio.timeout(SECONDS), Client(stdio_client(program), **options) as connected:
         yield connected
 
 
@@ -145,7 +148,9 @@ async def test_a_turn_survives_a_kill_and_is_answered_once_to_the_same_message()
         pid_file = Path(os.environ["EVERLOOP_HOME"]).parent / "pid"
         env = {**environment(server), "PID_FILE": str(pid_file)}
         asking = asyncio.create_task(ask_and_be_killed())
-        await until(lambda: server.heard)
+        async with asyncio.timeout(SECONDS):
+            while not server.heard:
+                await asyncio.sleep(0.05)
         pids.append(int(pid_file.read_text()))
         os.kill(pids[0], signal.SIGKILL)
         await asyncio.wait([asking])

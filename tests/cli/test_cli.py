@@ -68,8 +68,8 @@ async def test_help_names_the_commands_there_are_and_no_others():
     done = await everloop("--help")
     commands = re.findall(r"^    ([a-z-]+) ", done.out, re.M)
     assert commands == [
-        "chat", "run", "init", "sessions", "log", "replay", "fork", "cron", "serve", "link", "worker", "channels",
-        "token", "model", "migrate", "backup", "restore", "check-history", "completion", "doctor",
+        "chat", "run", "init", "sessions", "log", "replay", "fork", "cron", "serve", "link", "acp", "mcp", "worker",
+        "channels", "token", "model", "migrate", "backup", "restore", "check-history", "completion", "doctor",
     ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def well(server: FakeOpenAI) -> None:
     """All that a good model says."""
     server.reply("ready to go")
     server.calls(call("add", a=20517, b=48311))
-    server.reply(f"It is 68828, with the code {CODE}.")
+    server.reply(f"The code is {CODE}.")
     server.calls(call("add", a=1, b=2), call("add", a=3, b=4))
     server.reply("Hello there.")
     server.calls(call("write_file", path="a.txt", content=LINES))
@@ -52,7 +52,7 @@ async def test_a_good_model_passes_all_and_each_line_says_so(server):
 async def test_a_model_that_calls_in_its_text_passes_and_the_dialect_is_named(server):
     server.reply("ready to go")
     server.reply("<|tool_call_start|>[add(a=20517, b=48311)]<|tool_call_end|>")
-    server.reply(f"It is 68828, with the code {CODE}.")
+    server.reply(f"The code is {CODE}.")
     server.reply("<|tool_call_start|>[add(a=1, b=2), add(a=3, b=4)]<|tool_call_end|>")
     server.reply("<think>No tool.</think>Hello there.")
     server.reply(f"<|tool_call_start|>[write_file(path='a.txt', content={LINES!r})]<|tool_call_end|>")
@@ -66,7 +66,7 @@ async def test_a_model_that_calls_in_its_text_passes_and_the_dialect_is_named(se
 async def test_what_a_model_cannot_do_is_named_one_by_one(server):
     server.reply("ready to go")
     server.calls(call("add", a=1, b=2))
-    server.reply("It is 68828.")
+    server.reply("I do not know.")
     server.calls(call("add", a=1, b=2))
     server.calls(call("write_file", path="hello", content=""))
     server.calls(call("write_file", path="a.txt", content=LINES.rstrip()))
@@ -77,7 +77,7 @@ async def test_what_a_model_cannot_do_is_named_one_by_one(server):
 
 async def test_a_model_without_calls_and_with_marks_in_its_answers_is_no_agent(server):
     server.reply("ready to go")
-    for _ in range(4):
+    for _ in range(5):
         server.reply("I would [TOOL_CALLS] then.")
     done = await everloop("doctor", "--model", "--json", server=server)
     assert failed(done) == [
@@ -98,7 +98,7 @@ async def test_an_endpoint_that_refuses_is_one_line(server):
     first, last = done.lines
     assert first.startswith("✗ answers")
     assert "no such key" in first
-    assert last == "scripted: 0 of 10; it cannot work as an agent"
+    assert last == "scripted: 0 of 10; it will hardly work as an agent"
 
 
 async def test_a_model_named_before_the_command_is_checked_without_a_question(server):

@@ -77,7 +77,7 @@ def _model_command(options: argparse.Namespace) -> int:
         told = [{**asdict(check), "fix": _fix(check)} for check in checks]
         print(as_json({"ok": usable, "model": config.model, "passed": passed, "checks": told}))
     else:
-        verdict = "it can work as an agent" if usable else "it cannot work as an agent"
+        verdict = "it can work as an agent" if usable else "it will hardly work as an agent"
         print(printable(f"{config.model}: {passed} of 10; {verdict}"))
     return 0 if usable else 1
 

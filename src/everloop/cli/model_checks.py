@@ -30,6 +30,7 @@ def _tool(name: str, text: str, **properties: str) -> dict[str, Any]:
 
 
 ADD = _tool("add", "Add two whole numbers.", a="integer", b="integer")
+LOOK_UP = _tool("look_up", "Look something up.", what="string")
 WRITE = _tool("write_file", "Write a text file.", path="string", content="string")
 # A line with marks of thoughts or calls that were not understood.
 MARKUP = re.compile(r"</?think|<tool_call|<\|[a-z_]+\|>|<｜|\[TOOL_CALLS\]|\[/?THINK\]")
@@ -72,7 +73,7 @@ class Examination:
     async def run(self) -> AsyncIterator[Check]:
         """The ten checks, each as soon as it is known. Without an answer to the first one there are no others."""
         try:
-            first = await self._ask("Reply with the single word: ready")
+            first = await self._ask("Count from one to ten, in words.")
         except (ProviderError, EverloopError, TimeoutError) as error:
             yield Check(
                 "answers", False, one_line(str(error) or "no answer in time", 300), "check the address and model"
@@ -82,11 +83,9 @@ class Examination:
         yield Check("streams", first.parts > 1, f"in {first.parts} parts", "the answer comes at once, at its end")
         counted = first.raw.usage.get("prompt_tokens", 0) > 0
         yield Check("counts tokens", counted, "yes" if counted else "no", "costs and windows are estimated")
-        called = None
-        async for check, asked in self._calls():
-            called = asked or called
+        async for check in self._calls():
             yield check
-        yield await self._result(called)
+        yield await self._guarded("reads results", self._result())
         yield await self._guarded("two calls", self._two_calls())
         yield await self._guarded("no needless call", self._no_call())
         yield await self._guarded("exact text", self._exact())
@@ -123,41 +122,32 @@ class Examination:
         except (ProviderError, EverloopError, TimeoutError) as error:
             return Check(name, False, one_line(str(error) or "no answer in time", 200), "try another model")
 
-    async def _calls(self) -> AsyncIterator[tuple[Check, Asked | None]]:
+    async def _calls(self) -> AsyncIterator[Check]:
         hint = "it cannot work with tools: try another model, or another chat template of your server"
         try:
             asked = await self._ask("What is 20517 + 48311? Use the tool add.", [ADD])
         except (ProviderError, EverloopError, TimeoutError) as error:
-            yield Check("calls a tool", False, one_line(str(error) or "no answer in time", 200), hint), None
-            yield Check("right arguments", False, "no call was made", hint), None
+            yield Check("calls a tool", False, one_line(str(error) or "no answer in time", 200), hint)
+            yield Check("right arguments", False, "no call was made", hint)
             return
         made = [call for call in asked.calls if call.name == "add"]
         said = asked.shape() if made else f"it said: {one_line(asked.text, 60)}"
-        yield Check("calls a tool", bool(made), said, hint), asked if made else None
+        yield Check("calls a tool", bool(made), said, hint)
         fitting = bool(made) and made[0].error is None and sorted(made[0].arguments.values(), key=str) == [20517, 48311]
         found = str(made[0].error or made[0].arguments) if made else "no call was made"
-        yield Check("right arguments", fitting, one_line(found, 100), hint), None
+        yield Check("right arguments", fitting, one_line(found, 100), hint)
 
-    async def _result(self, called: Asked | None) -> Check:
-        name = "reads results"
-        if called is None:
-            return Check(name, False, "no call was made", "see above")
-        call = called.calls[0]
-        id = call.id or "call_1"
+    async def _result(self) -> Check:
         conversation = Conversation(
             [
-                user_message("What is 20517 + 48311? Use the tool add, and say the code that it gives with the sum."),
-                assistant_message(called.read.content, [(id, call.name, call.arguments)]),
-                tool_message(id, call.name, f"68828 (code {CODE})"),
+                user_message("What is the code of the front door?"),
+                assistant_message(None, [("call_1", "look_up", {"what": "front door"})]),
+                tool_message("call_1", "look_up", f"The code of the front door is {CODE}."),
             ]
         )
-
-        async def check() -> Check:
-            asked = await self._ask(conversation, [ADD])
-            fine = CODE in asked.text
-            return Check(name, fine, one_line(asked.text, 80) or "it called again", "it does not use what a tool says")
-
-        return await self._guarded(name, check())
+        asked = await self._ask(conversation, [LOOK_UP])
+        found = one_line(asked.text, 80) or ("it called again" if asked.calls else "nothing")
+        return Check("reads results", CODE in asked.text, found, "it does not use what a tool says")
 
     async def _two_calls(self) -> Check:
         asked = await self._ask("Use the tool add twice, at once: for 1 + 2 and for 3 + 4.", [ADD])

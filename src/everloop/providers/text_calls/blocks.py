@@ -11,20 +11,8 @@ import re
 from typing import Literal
 
 from ..base import ToolCallRequest
+from . import dialects
 from .calls import ARGUMENTS, CUT_OFF, KEYS, MAX_CALLS, NAMES, CallBlock, OfferedTools, WrittenCall, calls_of
-from .dialects import (
-    BY_OPENING,
-    ENDS,
-    NAMED_JSON,
-    OPENINGS,
-    PYTHON_BEGINS,
-    PYTHON_MAY_BEGIN,
-    after,
-    begins_call,
-    read_body,
-    read_python,
-    sniff_name,
-)
 from .json_values import BROKEN, LONGEST, JsonReader, open_brackets, stop_pattern, value_end
 
 _LOOKAHEAD = 48  # no closing mark is longer
@@ -47,21 +35,21 @@ _TOOLS_STOP = stop_pattern(r"</tools>")
 def marked_block(
     text: str, at: int, opening: str, final: bool, offered: OfferedTools, json_reader: JsonReader
 ) -> Found:
-    """The calls after a mark at this place."""
-    family = BY_OPENING[opening]
+    """The calls dialects.after a mark at this place."""
+    family = dialects.BY_OPENING[opening]
     start = at + len(opening) - len(family.body)
-    begins = begins_call(text, start, family, final, offered)
+    begins = dialects.begins_call(text, start, family, final, offered)
     if not begins:
         return begins
-    first = after(_SPACE, text, start)
-    named = NAMED_JSON.match(text, first)
+    first = dialects.after(_SPACE, text, start)
+    named = dialects.NAMED_JSON.match(text, first)
     values = named.end() if named else first
     extent = _json_extent if text[values : values + 1] in ("{", "[") else _tagged_extent
-    found = extent(text, values, ENDS[opening], final)
+    found = extent(text, values, dialects.ENDS[opening], final)
     if found is None:
         return None
     stop, end, complete = found
-    written = read_body(text[first:stop], json_reader, complete, exact=opening == "<seed:tool_call>")
+    written = dialects.read_body(text[first:stop], json_reader, complete, exact=opening == "<seed:tool_call>")
     return CallBlock(end, [offered.request(call) for call in written[:MAX_CALLS]], text[first:stop])
 
 
@@ -83,8 +71,8 @@ def _json_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Exten
             return (found.start(), found.end(), True) if found else (last, last, False)
         stop, whole = closed
         if not whole:
-            return stop, after(end, text, stop), True
-        place = after(_BETWEEN_MARKED, text, stop)
+            return stop, dialects.after(end, text, stop), True
+        place = dialects.after(_BETWEEN_MARKED, text, stop)
         ahead = text[place : place + _LOOKAHEAD]
         if not final and len(ahead) < _LOOKAHEAD and (not ahead or ahead[0] in "<[("):
             return None
@@ -121,7 +109,7 @@ _NAME = re.compile(r"([\"'])([^\"'\n]{1,160})\1")
 _NAME_MAY = re.compile(r"(?:[\"'][^\"'\n]{0,160})?\Z")
 _CALL = re.compile(r"\[\s*([A-Za-z_][\w.]{0,160})\s*\(")
 _CALL_MAY = re.compile(r"\[\s*(?:[A-Za-z_][\w.]{0,160}\s*)?\Z")
-_BRACKETS = tuple(opening for opening in (*OPENINGS, "[THINK]") if opening[0] == "[")
+_BRACKETS = tuple(opening for opening in (*dialects.OPENINGS, "[THINK]") if opening[0] == "[")
 
 
 def may_be_call(text: str, at: int, final: bool, offered: OfferedTools) -> bool | None:
@@ -162,40 +150,47 @@ def fenced_block(
     text: str, at: int, final: bool, offered: OfferedTools, json_reader: JsonReader, *, tools: bool = False
 ) -> Found:
     """The calls of a fence (or of <tools>) whose content begins here; it may hold nothing else."""
-    place = after(_SPACE, text, at)
+    place = first = dialects.after(_SPACE, text, at)
     if place >= len(text):
         return False if final else None
-    if text[place] == "<":
-        return _fenced_marks(text, place, final, offered, json_reader)
-    ending = _TOOLS_END if tools else _FENCE_CLOSE
     stopping = _TOOLS_STOP if tools else _FENCE_STOP_LAST if final else _FENCE_STOP
-    calls: list[CallBlock] = []
-    first = place
-    while text[place : place + 1] in ("{", "["):
-        may = may_be_call(text, place, final, offered)
-        if not may:
+    calls: list[ToolCallRequest] = []
+    while text[place : place + 1] in ("{", "[", "<") and not text.startswith("</", place):
+        if text[place] == "<":
+            block = _own_marks(text, place, final, offered, json_reader)
+        elif not (may := may_be_call(text, place, final, offered)):
             return may
-        found = value_end(text, place, stopping)
-        if found is None:
+        elif (found := value_end(text, place, stopping)) is None:
             return _cut_off(text, place, offered, final)
-        block = _calls(text[place : found[0]], offered, json_reader)
-        if not block or len(calls) > MAX_CALLS:
+        else:
+            block = CallBlock(found[0], _calls(text[place : found[0]], offered, json_reader), "")
+        if not block:
+            return block
+        if not block.calls or len(calls) > MAX_CALLS:
             return False
-        calls.append(CallBlock(found[0], block, ""))
-        place = after(_BETWEEN, text, found[0])
+        calls += block.calls
+        place = dialects.after(_BETWEEN, text, block.end)
         if not final and place >= len(text):
             return None
-    end = _fence_end(text, place, ending, final)
+    end = _fence_end(text, place, _TOOLS_END if tools else _FENCE_CLOSE, final)
     if not calls or not end:
         return None if calls and end is None else False
-    return CallBlock(end, [call for block in calls for call in block.calls], text[first:place])
+    return CallBlock(end, calls, text[first:place])
+
+
+def _own_marks(text: str, place: int, final: bool, offered: OfferedTools, json_reader: JsonReader) -> Found:
+    """Calls inside a fence that have their own marks."""
+    opening = next((one for one in dialects.OPENINGS if text.startswith(one, place)), None)
+    if opening is not None:
+        return marked_block(text, place, opening, final, offered, json_reader)
+    return None if not final and any(one.startswith(text[place : place + 40]) for one in dialects.OPENINGS) else False
 
 
 def python_block(text: str, at: int, final: bool, offered: OfferedTools) -> Found:
     """The calls, written as Python, of a fence whose language announces calls."""
-    head = PYTHON_BEGINS.match(text, at)
+    head = dialects.PYTHON_BEGINS.match(text, at)
     if head is None:
-        return None if not final and len(text) - at < 240 and PYTHON_MAY_BEGIN.match(text, at) else False
+        return None if not final and len(text) - at < 240 and dialects.PYTHON_MAY_BEGIN.match(text, at) else False
     if head[1] not in offered and head[1].rpartition(".")[0] not in offered and head[1] != "print":
         return False
     found = FENCE_END.search(text, at)
@@ -205,32 +200,8 @@ def python_block(text: str, at: int, final: bool, offered: OfferedTools) -> Foun
         end = stop = len(text)
     else:
         stop, end = found.start(), found.end()
-    calls = _taken(read_python(text[at:stop]), offered)
+    calls = _taken(dialects.read_python(text[at:stop]), offered)
     return CallBlock(end, calls, text[at:stop]) if calls else False
-
-
-def _fenced_marks(text: str, place: int, final: bool, offered: OfferedTools, json_reader: JsonReader) -> Found:
-    """A fence around calls that have their own marks."""
-    calls: list[CallBlock] = []
-    first = place
-    while text[place : place + 1] == "<":
-        opening = next((one for one in OPENINGS if text.startswith(one, place)), None)
-        if opening is None:
-            ahead = text[place : place + 40]
-            return None if not final and any(one.startswith(ahead) for one in OPENINGS) else False
-        block = marked_block(text, place, opening, final, offered, json_reader)
-        if not block:
-            return block
-        if len(calls) > MAX_CALLS:
-            return False
-        calls.append(block)
-        place = after(_BETWEEN, text, block.end)
-        if not final and place >= len(text):
-            return None
-    end = _fence_end(text, place, _FENCE_CLOSE, final)
-    if not end:
-        return None if end is None else False
-    return CallBlock(end, [call for block in calls for call in block.calls], text[first:place])
 
 
 def _fence_end(text: str, place: int, ending: re.Pattern[str], final: bool) -> int | Literal[False] | None:
@@ -254,7 +225,7 @@ def _cut_off(text: str, at: int, offered: OfferedTools, final: bool) -> Found:
     depth, open_string = open_brackets(source)
     if depth == 1 and not open_string and source.endswith("}"):  # only the last bracket is missing
         return CallBlock(end, _calls(source, offered, JsonReader()), source)
-    name = sniff_name(source)
+    name = dialects.sniff_name(source)
     if name not in offered or not any(f'"{key}"' in source[:4096] for key in ARGUMENTS):
         return CallBlock(end, [], source)
     return CallBlock(end, [offered.request(WrittenCall(name, problem=CUT_OFF))], source)
@@ -262,7 +233,7 @@ def _cut_off(text: str, at: int, offered: OfferedTools, final: bool) -> Found:
 
 def _calls(source: str, offered: OfferedTools, json_reader: JsonReader) -> list[ToolCallRequest]:
     if _CALL.match(source):
-        return _taken(read_python(source), offered)
+        return _taken(dialects.read_python(source), offered)
     try:
         value = json_reader.read(source)
         return _taken(None if value is BROKEN else calls_of(value, json_reader, strict=True), offered)

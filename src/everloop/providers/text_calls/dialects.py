@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import html
+import json
 import re
 import warnings
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class Family:
     """A way to mark calls: what opens and what ends them."""
 
     opening: str
-    ends: str  # a pattern
+    ends: str = ""  # a pattern; by default the tag's end
     body: str = ""  # the end of the opening that is part of the body
     argument: str = ""  # what stands between the name of an offered tool, which must follow, and its arguments
 
@@ -32,24 +33,20 @@ class Family:
         return self.opening[:2] in ("<|", "<｜", "]<")
 
 
-def _tag(name: str, more: str = "") -> Family:
-    return Family(f"<{name}>", f"</{name}>{more}")
-
-
 FAMILIES = (
     Family("<tool_call>", r"</(?:tool|function)_call>|<tool_response>"),  # Hermes, Qwen, GLM and many others
     Family("<function_call>", r"</(?:tool|function)_call>"),
-    _tag("tool_calls"),  # Jamba, Hunyuan
-    _tag("function_calls"),
-    _tag("TOOLCALL"),  # Nemotron Nano 2
-    _tag("longcat_tool_call"),
-    _tag("dots_function_call"),
-    _tag("minimax:tool_call"),  # MiniMax M2
-    _tag("seed:tool_call"),
-    _tag("atem:function_calls"),  # Muse
-    _tag("｜DSML｜function_calls"),  # DeepSeek V3.2
-    _tag("｜DSML｜tool_calls"),  # DeepSeek V4
-    _tag("start_function_call", "|<end_function_call>"),  # FunctionGemma
+    Family("<tool_calls>"),  # Jamba, Hunyuan
+    Family("<function_calls>"),
+    Family("<TOOLCALL>"),  # Nemotron Nano 2
+    Family("<longcat_tool_call>"),
+    Family("<dots_function_call>"),
+    Family("<minimax:tool_call>"),  # MiniMax M2
+    Family("<seed:tool_call>"),
+    Family("<atem:function_calls>"),  # Muse
+    Family("<｜DSML｜function_calls>"),  # DeepSeek V3.2
+    Family("<｜DSML｜tool_calls>"),  # DeepSeek V4
+    Family("<start_function_call>", "<end_function_call>"),  # FunctionGemma
     Family("<|tool_call>", r"<tool_call\|>"),  # Gemma 4
     Family("<|tool_call|>", r"<\|/tool_call\|>|</tool_call>|<\|end_of_text\|>"),  # Granite, Phi-4-mini
     Family("<|tool_call_start|>", r"<\|tool_call_end\|>"),  # LFM2
@@ -82,7 +79,7 @@ FAMILIES = (
 )
 BY_OPENING = {family.opening: family for family in FAMILIES}
 OPENINGS = tuple(sorted(BY_OPENING, key=len, reverse=True))
-ENDS = {family.opening: re.compile(family.ends) for family in FAMILIES}
+ENDS = {one.opening: re.compile(one.ends or f"</{one.opening[1:]}") for one in FAMILIES}
 
 # Tokens without meaning between or after calls.
 NOISES = (
@@ -279,8 +276,7 @@ def _tagged_call(name: str, inner: str, json_reader: JsonReader, exact: bool) ->
     starts = list(_PARAMETER.finditer(inner))
     if not starts:  # JSON inside a tag, as Llama writes it
         inner = _JSON_BLOCK.sub("", inner)
-        value = json_reader.read(inner) if inner.strip() else {}
-        return WrittenCall(name, value) if isinstance(value, dict) else WrittenCall(name, problem=UNREADABLE)
+        return _with_value(name, json_reader.read(inner) if inner.strip() else {})
     arguments: dict[str, object] = {}
     for number, start in enumerate(starts):
         text = inner[start.end() : starts[number + 1].start() if number + 1 < len(starts) else len(inner)]
@@ -397,13 +393,17 @@ def with_arguments(name: str, text: str, json_reader: JsonReader, complete: bool
     end = value_end(text, at) if at >= 0 else None
     if end is None and not complete:
         return WrittenCall(name, problem=CUT_OFF)
-    value = json_reader.read(text[at : end[0]] if end is not None else text)
+    return _with_value(name, json_reader.read(text[at : end[0]] if end is not None else text))
+
+
+def _with_value(name: str, value: Any) -> WrittenCall:
     return WrittenCall(name, value) if isinstance(value, dict) else WrittenCall(name, problem=UNREADABLE)
 
 
 # ---------------------------------------------------------------- Python: Llama, Gemma's tool_code
 
 PYTHON_BEGINS = re.compile(r"\s*(?:\w{1,60}\s*=\s*)?(?:print\(\s*)?([A-Za-z_][\w.]{0,120})\(")
+_DOTTED_NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
 PYTHON_MAY_BEGIN = re.compile(r"\s*(?:\w{1,60}\s*|(?:\w{1,60}\s*=\s*)?(?:print\(?\s*)?[\w.]{0,120})\Z")
 
 
@@ -432,7 +432,8 @@ def _python_calls(node: ast.expr) -> list[WrittenCall]:
         return [call for element in node.elts for call in _python_calls(element)]
     if not isinstance(node, ast.Call):
         raise ValueError("no call")
-    name = _dotted_name(node.func)
+    if not _DOTTED_NAME.fullmatch(name := ast.unparse(node.func)):
+        raise ValueError("no name")
     if name == "print" and len(node.args) == 1 and not node.keywords:
         return _python_calls(node.args[0])
     if name.endswith(".call"):  # Llama's form for its built-in tools
@@ -444,51 +445,26 @@ def _python_calls(node: ast.expr) -> list[WrittenCall]:
     return [WrittenCall(name, {str(key): value for key, value in named.items()}, positional)]
 
 
-def _dotted_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted_name(node.value)}.{node.attr}"
-    raise ValueError("no name")
-
-
 # ----------------------------------------------------------------------------------- FunctionGemma
 
 _GEMMA_CALL = re.compile(r"call:\s*([\w.-]{1,200})\s*\{")
-_GEMMA_TEXT = re.compile(r"<escape>(.*?)<escape>|<\|\"\|>(.*?)<\|\"\|>", re.DOTALL)
-_GEMMA_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]{0,100})\s*:")
+_GEMMA_PARTS = re.compile(
+    r"<escape>(.*?)<escape>|<\|\"\|>(.*?)<\|\"\|>|([{,]\s*)([A-Za-z_][\w.-]{0,100})\s*:", re.DOTALL
+)
 
 
 def read_gemma(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
+    """The calls of FunctionGemma and Gemma 4: JSON with bare keys, and strings in marks of their own."""
     starts = list(_GEMMA_CALL.finditer(body))[:MAX_CALLS]
     calls = []
-    for number, start in enumerate(starts):
-        stop = starts[number + 1].start() if number + 1 < len(starts) else len(body)
-        whole = complete or number + 1 < len(starts)
-        calls.append(_gemma_call(start[1], body[start.end() - 1 : stop].strip(), json_reader, whole))
+    for start, behind in zip(starts, [*starts[1:], None], strict=True):
+        text = _GEMMA_PARTS.sub(_as_json_part, body[start.end() - 1 : behind.start() if behind else len(body)].strip())
+        if not complete and behind is None and not text.endswith("}"):
+            calls.append(WrittenCall(start[1], problem=CUT_OFF))
+        else:
+            calls.append(_with_value(start[1], json_reader.read(text)))
     return calls
 
 
-def _gemma_call(name: str, text: str, json_reader: JsonReader, whole: bool) -> WrittenCall:
-    """Strings are replaced by placeholders first, so that their content is not read as structure."""
-    texts: list[str] = []
-
-    def keep(found: re.Match[str]) -> str:
-        texts.append(found[1] if found[1] is not None else found[2])
-        return f'"\x00{len(texts) - 1}"'
-
-    outline = _GEMMA_KEY.sub(r'\1"\2":', _GEMMA_TEXT.sub(keep, text))
-    if not whole and not outline.endswith("}"):
-        return WrittenCall(name, problem=CUT_OFF)
-    value = _restore_texts(json_reader.read(outline), texts)
-    return WrittenCall(name, value) if isinstance(value, dict) else WrittenCall(name, problem=UNREADABLE)
-
-
-def _restore_texts(value: Any, texts: list[str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _restore_texts(inner, texts) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_restore_texts(inner, texts) for inner in value]
-    if isinstance(value, str) and value[:1] == "\x00" and value[1:].isdecimal() and int(value[1:]) < len(texts):
-        return texts[int(value[1:])]
-    return value if value is not BROKEN else None
+def _as_json_part(found: re.Match[str]) -> str:
+    return f'{found[3]}"{found[4]}":' if found[4] else json.dumps(found[1] if found[1] is not None else found[2])

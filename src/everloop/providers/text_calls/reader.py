@@ -11,22 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..base import ToolCallRequest
-from . import prose
+from . import channels, prose
 from .blocks import Found, bare_block, fenced_block, marked_block, may_be_call, python_block
 from .calls import MAX_CALLS, CallBlock, OfferedTools, Reading, TextPart
-from .channels import (
-    HARMONY_BEGIN,
-    HARMONY_END,
-    HARMONY_TOKENS,
-    STRAY_ENDS,
-    THOUGHT_ENDS,
-    THOUGHT_TAGS,
-    WRAPPER_TOKENS,
-    WRAPPERS,
-    HarmonyHeader,
-    harmony_call,
-    harmony_header,
-)
 from .dialects import BY_OPENING, NOISE, NOISES, OPENINGS, Family, after
 from .json_values import JsonReader
 
@@ -40,7 +27,7 @@ _FENCE_MARK = re.compile(r"```")
 _PROSE = 80  # characters without brackets that announce a call in the middle of a line; keeps hostile texts cheap
 _LINE = re.compile(rf"[^\n]{{0,{prose.WINDOW}}}")
 _TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
-_STRAY_LINE = re.compile(rf"^[ \t]{{0,80}}(?i:{'|'.join(map(re.escape, STRAY_ENDS))})[ \t\r]*(?:\n|\Z)", re.M)
+_STRAY_LINE = re.compile(rf"^[ \t]{{0,80}}(?i:{'|'.join(map(re.escape, channels.STRAY_ENDS))})[ \t\r]*(?:\n|\Z)", re.M)
 _BEHIND_STRAY = re.compile(r"[ \t\r]{0,80}")
 
 Quoted = Callable[[str], bool]
@@ -72,8 +59,8 @@ class Reader:
         self._size = 0  # of the incoming text
         self._total = self._work = self._tried = 0
         self._step = self._in_text
-        self._close = HARMONY_END  # ends the open thought
-        self._fence = HARMONY_END  # ends the open fence
+        self._close = channels.HARMONY_END  # ends the open thought
+        self._fence = channels.HARMONY_END  # ends the open fence
         self._opened = False  # a thought began with a tag
         self._harmony = False
         self._wrapper = ""  # ends the answer
@@ -156,19 +143,15 @@ class Reader:
                     continue
                 self._add_text(found.start())
                 return block is not None and self._accept(block, BY_OPENING.get(found[0]))
-            if kind == "stray":
-                stray = self._is_stray(found, final)
-                if not stray:
-                    if stray is None:
-                        self._add_text(found.start())
-                        return False
-                    continue
+            stray = self._is_stray(found, final) if kind == "stray" else True
+            if stray is False:
+                continue
             if kind == "harmony" and not self._is_message(found, final):
                 continue
-            if kind == "wrapper" and found[0] in WRAPPERS and not self._is_wrapper(found):
+            if kind == "wrapper" and found[0] in channels.WRAPPERS and not self._is_wrapper(found):
                 continue
             self._add_text(found.start())
-            return self._open(kind, found, final, inline)
+            return stray is not None and self._open(kind, found, final, inline)
         self._add_text(len(text) if final else held_from(text, self._at, self._answer.inline))
         return False
 
@@ -240,7 +223,7 @@ class Reader:
         if kind == "thought":
             self._opened = True
             self._answer.begin_thought(found[0])
-            self._close = THOUGHT_ENDS[found[0].lower()]
+            self._close = channels.THOUGHT_ENDS[found[0].lower()]
             self._at = found.end()
             self._step = self._in_thought
             return True
@@ -248,7 +231,7 @@ class Reader:
             return self._end_untagged_thought(found)
         if kind == "harmony":
             return self._message(found[0], final)
-        return self._open_inline_fence(found, final) if inline else self._open_fence(final)
+        return self._open_fence(found[0], inline, final)
 
     def _in_thought(self, final: bool) -> bool:
         found = self._close.search(self._text, self._at)
@@ -272,35 +255,24 @@ class Reader:
 
     # ------------------------------------------------------------------------------------------ fences
 
-    def _open_fence(self, final: bool) -> bool:
-        """Open a fence: it may hold calls; the content of any other fence is plain text."""
+    def _open_fence(self, mark: str, inline: bool, final: bool) -> bool:
+        """Open a fence: it may hold calls; the content of any other one is plain text."""
         line = _FENCE.match(self._text, self._at)
-        if line is None:
-            end = self._text.find("\n", self._at, self._at + _FENCE_LINE)
-            if end < 0 and not final and len(self._text) - self._at < _FENCE_LINE:
-                return False
+        end = self._text.find("\n", self._at, self._at + _FENCE_LINE)
+        if line is None and end < 0 and not final and len(self._text) - self._at < _FENCE_LINE:
+            return False
+        may_call = line is not None and self._offered and not self._shows_examples
+        block = self._fenced(line, final) if line is not None and may_call else False
+        if block is None:
+            return False
+        if block:
+            return self._accept(block, None)
+        if inline:
+            self._add_text(self._at + len(mark))
+        elif line is None:
             self._add_text(end if end >= 0 else min(len(self._text), self._at + _FENCE_LINE))
-            return True
-        block = self._fenced(line, final) if self._offered and not self._shows_examples else False
-        if block is None:
-            return False
-        if block:
-            return self._accept(block, None)
-        self._skip_fence(line)
-        return True
-
-    def _open_inline_fence(self, found: re.Match[str], final: bool) -> bool:
-        """Open a fence in the middle of a line: calls in it count, anything else is plain text."""
-        line = _FENCE.match(self._text, self._at)
-        short = not final and len(self._text) - self._at < _FENCE_LINE
-        if line is None and short and self._text.find("\n", self._at) < 0:
-            return False
-        block = self._fenced(line, final) if line is not None else False
-        if block is None:
-            return False
-        if block:
-            return self._accept(block, None)
-        self._add_text(self._at + len(found[0]))
+        else:
+            self._skip_fence(line)
         return True
 
     def _fenced(self, line: re.Match[str], final: bool) -> Found:
@@ -331,19 +303,19 @@ class Reader:
 
     def _is_message(self, found: re.Match[str], final: bool) -> bool:
         """Whether a token belongs to a message and is not just mentioned in the text."""
-        if found[0] in HARMONY_BEGIN:
-            return harmony_header(self._text, found.start(), final) is not False
+        if found[0] in channels.HARMONY_BEGIN:
+            return channels.harmony_header(self._text, found.start(), final) is not False
         return self._harmony
 
     def _message(self, token: str, final: bool) -> bool:
-        if token not in HARMONY_BEGIN:
+        if token not in channels.HARMONY_BEGIN:
             self._at += len(token)
             return True
-        header = harmony_header(self._text, self._at, final)
-        if not isinstance(header, HarmonyHeader):
+        header = channels.harmony_header(self._text, self._at, final)
+        if not isinstance(header, channels.HarmonyHeader):
             return False
         if header.to and self._offered:
-            block = harmony_call(self._text, header, final, self._offered, self._json_reader)
+            block = channels.harmony_call(self._text, header, final, self._offered, self._json_reader)
             if block is None:
                 return False
             self._harmony = True
@@ -351,7 +323,7 @@ class Reader:
         self._harmony = True
         self._at = header.end
         if header.thought or header.to:
-            self._close = HARMONY_END
+            self._close = channels.HARMONY_END
             self._answer.begin_thought()
             self._step = self._in_thought
         return True
@@ -423,10 +395,10 @@ class Reader:
         """A further call of the same kind."""
         text = self._text
         if self._marked:
-            if text.startswith(HARMONY_BEGIN, place):
-                header = harmony_header(text, place, final)
-                if isinstance(header, HarmonyHeader) and header.to:
-                    return harmony_call(text, header, final, self._offered, self._json_reader)
+            if text.startswith(channels.HARMONY_BEGIN, place):
+                header = channels.harmony_header(text, place, final)
+                if isinstance(header, channels.HarmonyHeader) and header.to:
+                    return channels.harmony_call(text, header, final, self._offered, self._json_reader)
                 return None if header is None else False
             opening = next((one for one in OPENINGS if text.startswith(one, place)), None)
             return opening is not None and marked_block(text, place, opening, final, self._offered, self._json_reader)
@@ -472,10 +444,10 @@ _MARKS = tuple(one for one in OPENINGS if not one[0].isalpha())
 KINDS = {
     **dict.fromkeys((one.lower() for one in _MARKS), "mark"),
     **dict.fromkeys((one.lower() for one in _LINE_MARKS), "line_mark"),
-    **dict.fromkeys(HARMONY_TOKENS, "harmony"),
-    **dict.fromkeys(THOUGHT_TAGS, "thought"),
-    **dict.fromkeys(STRAY_ENDS, "stray"),
-    **dict.fromkeys((one.lower() for one in (*WRAPPERS, *WRAPPER_TOKENS)), "wrapper"),
+    **dict.fromkeys(channels.HARMONY_TOKENS, "harmony"),
+    **dict.fromkeys(channels.THOUGHT_TAGS, "thought"),
+    **dict.fromkeys(channels.STRAY_ENDS, "stray"),
+    **dict.fromkeys((one.lower() for one in (*channels.WRAPPERS, *channels.WRAPPER_TOKENS)), "wrapper"),
     "<tools>": "tools",
 }
 LINE_TOKENS = frozenset({"tools", "line_mark", "list", "object", "fence"})  # that count only where a line begins
@@ -483,9 +455,14 @@ LINE_TOKENS = frozenset({"tools", "line_mark", "list", "object", "fence"})  # th
 
 def _tokens(calls: bool) -> re.Pattern[str]:
     """Every alternative begins with a literal character, which keeps the search fast."""
-    exact = (*HARMONY_TOKENS, *WRAPPERS, *WRAPPER_TOKENS, *((*OPENINGS, "<tools>") if calls else ()))
+    exact = (
+        *channels.HARMONY_TOKENS,
+        *channels.WRAPPERS,
+        *channels.WRAPPER_TOKENS,
+        *((*OPENINGS, "<tools>") if calls else ()),
+    )
     literals = [(one, re.escape(one[1:])) for one in exact]
-    literals += [(one, f"(?i:{re.escape(one[1:])})") for one in (*THOUGHT_TAGS, *STRAY_ENDS)]
+    literals += [(one, f"(?i:{re.escape(one[1:])})") for one in (*channels.THOUGHT_TAGS, *channels.STRAY_ENDS)]
     alternatives = []
     for first in sorted({one[0] for one, _ in literals}):
         tails = "|".join(tail for one, tail in sorted(literals, key=lambda one: -len(one[0])) if one[0] == first)
@@ -507,7 +484,7 @@ def _beginnings(literals: Iterable[str]) -> frozenset[str]:
 LONGEST_LITERAL = max(map(len, (*KINDS, *NOISES)))
 BEGINNINGS = _beginnings((*KINDS, *NOISES, "```"))
 _TEXT_BEGINNINGS = _beginnings((*(one for one in KINDS if KINDS[one] != "line_mark"), *NOISES, "```"))
-_THOUGHT_BEGINNINGS = _beginnings((*THOUGHT_TAGS.values(), *HARMONY_TOKENS))
+_THOUGHT_BEGINNINGS = _beginnings((*channels.THOUGHT_TAGS.values(), *channels.HARMONY_TOKENS))
 _LINE_BEGINNINGS = frozenset(one[:size] for one in _LINE_MARKS for size in range(1, len(one)))
 
 

@@ -159,6 +159,20 @@ def test_what_was_just_said_is_saved_word_for_word_and_of_code_only_the_code() -
     assert sure_call(then(more, "put it into f.py"))[1]["content"] == "def f():\n    return 1\n"
 
 
+def test_code_for_a_file_is_written_by_the_plain_model_and_saved_with_its_line_breaks() -> None:
+    request = asked("create hi.py that prints ahoy twice")
+    assert is_talk(request)
+    response = read("Here:\n\n```python\nfor n in range(2):\n    print('ahoy')\n```", request)
+    (call,) = response.tool_calls
+    assert (call.name, call.arguments["path"]) == ("write_file", "hi.py")
+    assert call.arguments["content"] == "for n in range(2):\n    print('ahoy')\n"
+    assert not is_talk(asked("create hi.py with the line print(1)"))
+    cut = {**answered("```python\nfor n in")["choices"][0], "finish_reason": "length"}
+    step = SHAPING.read({"choices": [cut]}, request)
+    assert isinstance(step, LLMResponse)
+    assert step.tool_calls == []
+
+
 def test_the_files_that_are_there_are_told_the_one_touched_last_first() -> None:
     shown = json.dumps(then(TWO, "find pike in my files")["messages"])
     assert "Files here: lake_new.txt, lake_old.txt, fish.csv" in shown

@@ -84,6 +84,18 @@ _ASKS = frozenset(
     | {"was", "auf", "jetzt", "mal", "noch", "qué", "hay", "ahora", "dime", "que", "y", "contient", "maintenant", "moi"}
 )
 _IN_GENERAL = re.compile(r"\b(usual\w*|general\w*|normal\w*|typical\w*|love|like|hate|meist\w*|gewöhnlich\w*)\b", re.I)
+CODE = frozenset(
+    {"py", "sh", "js", "ts", "c", "cpp", "rs", "go", "java", "html", "css", "sql", "rb", "pl", "php", "lua"}
+)
+_DOES = re.compile(
+    r"\b(that|which|to|prints?|printing|adds?|computes?|function|script|program|die|das|que|qui|imprim\w*|ausgibt)\b"
+    r"|打印|출력",
+    re.I,
+)
+_LITERALLY = re.compile(
+    r"\b(text|content|containing|contains|line|lines|says|saying|words?|inhalt|zeile|contenido|línea|contenu|ligne)\b|内容|:\s",
+    re.I,
+)
 _THAT = re.compile(r"\b(it|this|that|das|es|lo|eso|le|ça)\b|保存|저장", re.I)
 _GOES_ON = re.compile(
     r"^\W*(and|also|plus|then|now|or|but|und|auch|noch|dann|y|también|et|aussi|puis)\b|\btoo\W*$|^(再|还|그리고|또)",
@@ -184,6 +196,14 @@ def shows_all(request: str) -> bool:
     said = _REFERS_TO_FILE.sub(" ", without_files(request))
     rest = [word for word in words(said) if word not in EMPTY and word not in _ASKS and not means(word, *_WHOLE)]
     return not rest
+
+
+def writes_code(request: str) -> str:
+    """The file of code that is to be written, where the request says what it does and not what stands in it."""
+    files = [path for path in paths_in(request) if is_file(path)]
+    if len(files) != 1 or files[0].rpartition(".")[2] not in CODE or not means(request, "create", "write"):
+        return ""
+    return files[0] if _DOES.search(request) and not _LITERALLY.search(request) else ""
 
 
 def saves_answer(request: str) -> bool:

@@ -206,6 +206,14 @@ def test_talk_goes_to_the_plain_model_without_tools_grammar_and_examples(history
     assert leak([json.dumps(request["messages"])], [request_, "cork lead twine net.md"]) == ""
 
 
+@pytest.mark.parametrize(
+    "request_",
+    ["that's not funny", "no, I'm fine", "but that is silly", "it is cold today", "and I love it", "oh well", "hm ok"],
+)
+def test_a_remark_between_tasks_never_touches_the_file_of_the_last_one(request_: str) -> None:
+    assert is_talk(then(LIST, request_))
+
+
 def test_what_a_file_says_now_is_known_to_talk_about_it() -> None:
     history = [*LIST, *turn("add wire", "exec", "(no output)", command="echo wire >> net.md")]
     request = then(history, "who needs twine?")

@@ -78,7 +78,8 @@ class SmallShaping:
                 turn, names_of(offered), before, there, _last_words(conversation[:last], turn.request)
             ):
                 return _made(*first)
-            if not turn.calls and "write_file" in names_of(offered) and (file := writes_code(turn.request)):
+            may_write = certain and not turn.calls and "write_file" in names_of(offered)
+            if may_write and (file := writes_code(turn.request)):
                 return _code(system, conversation, there, file)
         elif certain and (result := arithmetic(turn.request)):
             return LLMResponse(result)

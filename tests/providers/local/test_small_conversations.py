@@ -173,6 +173,24 @@ def test_code_for_a_file_is_written_by_the_plain_model_and_saved_with_its_line_b
     assert step.tool_calls == []
 
 
+def test_what_is_to_be_written_is_not_the_last_answer_where_that_is_not_meant() -> None:
+    talk = [user_message("I am tired"), assistant_message("Sleep well.")]
+    request = then(talk, "please write into diary.txt that I am tired")
+    assert "certain" not in request
+
+
+@pytest.mark.parametrize("request_", ["delete the eel", "I do not need the eel, delete it"])
+def test_nothing_is_deleted_or_moved_by_a_guess_at_what_is_meant(request_: str) -> None:
+    listed = made("list_dir", "lake_old.txt  3 B\nfish.csv  9 B", path=".")
+    assert narrow_tools(asked(request_, *listed)) == set()
+
+
+@pytest.mark.parametrize("request_", ["which files do I have?", "what files are here?", "list the files please", "ls"])
+def test_the_folder_is_listed_where_its_files_are_asked_for(request_: str) -> None:
+    request = asked(request_)
+    assert request_ == "ls" or sure_call(request) == ("list_dir", {"path": "."})
+
+
 def test_the_files_that_are_there_are_told_the_one_touched_last_first() -> None:
     shown = json.dumps(then(TWO, "find pike in my files")["messages"])
     assert "Files here: lake_new.txt, lake_old.txt, fish.csv" in shown

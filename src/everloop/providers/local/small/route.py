@@ -12,7 +12,18 @@ from typing import Literal
 from .asked import asks_how_many_there_are, is_question
 from .meanings import EMPTY
 from .seen import Seen, described, meant, shares_words
-from .words import CHANGES, is_file, means, names_a_file, names_an_address, paths_in, without_files, words
+from .words import (
+    CHANGES,
+    folders_in,
+    is_file,
+    means,
+    names_a_file,
+    names_an_address,
+    paths_in,
+    places_in,
+    without_files,
+    words,
+)
 
 Route = Literal["talk", "work"]
 LONG = 240  # characters from which on a request may hold pasted text
@@ -97,7 +108,12 @@ _LITERALLY = re.compile(
     r"\b(text|content|containing|contains|line|lines|says|saying|words?|inhalt|zeile|contenido|línea|contenu|ligne)\b|内容|:\s",
     re.I,
 )
-_THAT = re.compile(r"\b(it|this|that|das|es|lo|eso|le|ça)\b|保存|저장", re.I)
+_SAVES_THAT = re.compile(
+    r"\b(?:save|store|put|write|keep|speichere?|schreibe?|enregistre)[\s-]+"
+    r"(?:it|this|that|that \w+|that \w+ \w+|the (?:poem|code|text|answer)|das|es|le|ça)"
+    r"\s+(?:to|in|into|as|under|als|unter|en|dans|sous)\b|\bguárdal[oa]\b|把它|保存|저장",
+    re.I,
+)
 _GOES_ON = re.compile(
     r"^\W*(?:and|also|plus|now|und|auch|noch|y|también|et|aussi)\b(?!\s+(?:i|ich|yo|je)\b)|\btoo\W*$|^(?:再|还|그리고|또)",
     re.I,
@@ -112,7 +128,6 @@ _SURELY_CORRECTS = re.compile(
 )
 _REMARK = re.compile(r"\b(i|you|we|it|that|ok|okay|well|thanks|problem|worries)\b", re.I)
 _FIRST_PERSON = re.compile(r"^\W*(i|i'm|i’m|ich|yo|je|j'ai|estoy|나는|我)\b", re.I)
-_SAVES = re.compile(r"\b(sav(?:e|ed|ing)|put it|store|speicher\w*|guarda\w*|enregistr\w*)\b|保存|저장", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +239,17 @@ def writes_code(request: str) -> str:
     return files[0] if _DOES.search(request) and not _LITERALLY.search(request) else ""
 
 
+def asks_for_the_files(request: str) -> bool:
+    """Whether it asks which files there are, and for nothing else."""
+    if paths_in(request) or folders_in(request) or places_in(request) or not means(request, "file", "folder", "here"):
+        return False
+    rest = [word for word in words(request) if word not in EMPTY and word not in _ASKS]
+    return len(rest) <= 3 and all(means(word, "file", "folder", "here", "show") for word in rest)
+
+
 def saves_answer(request: str) -> bool:
     """Whether what was just said is to be put into a file: `save that as …`."""
-    return bool((_SAVES.search(request) or means(request, "write")) and _THAT.search(request)) and len(request) < LONG
+    return len(request) < LONG and _SAVES_THAT.search(request) is not None
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic

@@ -26,7 +26,17 @@ from .narrow import NARROW, command_of
 from .next import fits, only, removes, wanted_next
 from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, memory_in, notes, prefix, talk, told
 from .results import quote, short_result
-from .route import CODE, Decision, arithmetic, decide, names_something_else, saves_answer, shows_all, writes_code
+from .route import (
+    CODE,
+    Decision,
+    arithmetic,
+    asks_for_the_files,
+    decide,
+    names_something_else,
+    saves_answer,
+    shows_all,
+    writes_code,
+)
 from .route import RECENT as RECENT_TURNS
 from .seen import Seen, described, seen_in
 from .sentences import report, sentence
@@ -117,6 +127,8 @@ class SmallShaping:
             wanted, chosen = "call", [tool for tool in chosen if tool.get("name") in clear]
         else:
             chosen = [tool for tool in chosen if fits(str(tool.get("name")), turn, wanted, shown_for, values)]
+        if not turn.file and not paths_in(turn.request):  # nothing is deleted or moved by a guess at what is meant
+            chosen = [tool for tool in chosen if tool.get("name") not in NARROW]
         names = names_of(chosen)
         stable = prefix(names_of(offered))
         begin = _begin(turn, names)
@@ -253,6 +265,8 @@ def _first_call(
         lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
         if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
             return "list_dir", {"path": "."}
+    if not looked and "list_dir" in names and asks_for_the_files(request):
+        return "list_dir", {"path": "."}
     if not looked and answer and len(files) == 1 and "write_file" in names and saves_answer(request):
         return "write_file", {"path": files[0], "content": _saved(answer)}
     if looked not in ([], ["list_dir"]) or "read_file" not in names or (not turn.file and len(files) != 1):

@@ -11,7 +11,9 @@ from evaluation.runner import Desk
 from everloop.config import Config
 from everloop.errors import EverloopError
 from everloop.testing import ScriptedProvider, call
+from everloop.testing.openai_server import FakeOpenAI
 from tests.support.evaluation_runs import arguments_of
+from tests.test_evaluation import evaluate
 
 ALL = {name: load_conversations(path) for name, path in CONVERSATIONS.items()}
 
@@ -78,3 +80,25 @@ def test_a_conversation_that_is_not_well_formed_is_an_error_that_says_why(text, 
     path.write_text(text)
     with pytest.raises(EverloopError, match=word):
         load_conversations(path)
+
+
+async def test_the_command_takes_a_conversation_and_tells_each_turn(tmp_path):
+    file = tmp_path / "turns.jsonl"
+    (talk,) = [one for one in ALL["talks"] if one.name == "small-talk"]
+    async with FakeOpenAI() as server:
+        for turn in talk.turns:
+            server.reply(turn.answer)
+        model = ["--provider", "openai", "--base-url", server.base_url, "--model", "m"]
+        status, out, err = await evaluate(
+            "--set", "talks", *model, "--cases", "small-talk", "--json", str(file), "--at-least", "0", "100"
+        )
+    assert status == 0
+    assert f"| all | {len(talk.turns)} | 100 % ({len(talk.turns)}) | 0 | 0 |" in out
+    assert err.count("small-talk/") == len(talk.turns)
+    assert len(file.read_text().splitlines()) == len(talk.turns)
+
+
+async def test_a_conversation_that_is_not_there_is_one_line():
+    status, out, err = await evaluate("--set", "talks", "--provider", "openai", "--model", "m", "--cases", "none")
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1

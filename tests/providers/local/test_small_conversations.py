@@ -159,6 +159,38 @@ def test_what_was_just_said_is_saved_word_for_word_and_of_code_only_the_code() -
     assert sure_call(then(more, "put it into f.py"))[1]["content"] == "def f():\n    return 1\n"
 
 
+def test_code_for_a_file_is_written_by_the_plain_model_and_saved_with_its_line_breaks() -> None:
+    request = asked("create hi.py that prints ahoy twice")
+    assert is_talk(request)
+    response = read("Here:\n\n```python\nfor n in range(2):\n    print('ahoy')\n```", request)
+    (call,) = response.tool_calls
+    assert (call.name, call.arguments["path"]) == ("write_file", "hi.py")
+    assert call.arguments["content"] == "for n in range(2):\n    print('ahoy')\n"
+    assert not is_talk(asked("create hi.py with the line print(1)"))
+    cut = {**answered("```python\nfor n in")["choices"][0], "finish_reason": "length"}
+    step = SHAPING.read({"choices": [cut]}, request)
+    assert isinstance(step, LLMResponse)
+    assert step.tool_calls == []
+
+
+def test_what_is_to_be_written_is_not_the_last_answer_where_that_is_not_meant() -> None:
+    talk = [user_message("I am tired"), assistant_message("Sleep well.")]
+    request = then(talk, "please write into diary.txt that I am tired")
+    assert "certain" not in request
+
+
+@pytest.mark.parametrize("request_", ["delete the eel", "I do not need the eel, delete it"])
+def test_nothing_is_deleted_or_moved_by_a_guess_at_what_is_meant(request_: str) -> None:
+    listed = made("list_dir", "lake_old.txt  3 B\nfish.csv  9 B", path=".")
+    assert narrow_tools(asked(request_, *listed)) == set()
+
+
+@pytest.mark.parametrize("request_", ["which files do I have?", "what files are here?", "list the files please", "ls"])
+def test_the_folder_is_listed_where_its_files_are_asked_for(request_: str) -> None:
+    request = asked(request_)
+    assert request_ == "ls" or sure_call(request) == ("list_dir", {"path": "."})
+
+
 def test_the_files_that_are_there_are_told_the_one_touched_last_first() -> None:
     shown = json.dumps(then(TWO, "find pike in my files")["messages"])
     assert "Files here: lake_new.txt, lake_old.txt, fish.csv" in shown
@@ -190,6 +222,14 @@ def test_talk_goes_to_the_plain_model_without_tools_grammar_and_examples(history
     assert request["messages"][0]["role"] == "system"
     assert request["messages"][-1]["content"] == request_
     assert leak([json.dumps(request["messages"])], [request_, "cork lead twine net.md"]) == ""
+
+
+@pytest.mark.parametrize(
+    "request_",
+    ["that's not funny", "no, I'm fine", "but that is silly", "it is cold today", "and I love it", "oh well", "hm ok"],
+)
+def test_a_remark_between_tasks_never_touches_the_file_of_the_last_one(request_: str) -> None:
+    assert is_talk(then(LIST, request_))
 
 
 def test_what_a_file_says_now_is_known_to_talk_about_it() -> None:

@@ -102,3 +102,14 @@ async def test_weights_that_are_named_and_not_there_are_one_line(tmp_path: Path)
     assert done.status == 2
     assert len(done.err.splitlines()) == 1
     assert "EVERLOOP_WEIGHTS" in done.err
+
+
+async def test_what_is_certain_is_streamed_and_the_model_is_not_asked():
+    engine = Written()
+    provider = LocalProvider(engine, SmallShaping(), model="m")
+    sum_ = [ASKED[0], {"role": "user", "content": "what is 17 * 23?"}]
+    pieces = [piece async for piece in provider.stream(sum_, [tool("list_dir")])]
+    assert [piece.text for piece in pieces if isinstance(piece, Delta)] == ["17 * 23 = 391"]
+    assert isinstance(pieces[-1], LLMResponse)
+    assert pieces[-1].content == "17 * 23 = 391"
+    assert engine.requests == []

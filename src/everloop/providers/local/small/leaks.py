@@ -15,6 +15,8 @@ SHORTEST = 4  # characters of a value that cannot be a chance
 _NEW = re.compile(r"(?<!>)>\s*\S+")  # a file that a command makes may have any name
 _VALUES = ("content", "text", "message", "query", "pattern", "old_text", "new_text")
 _SHOWS = frozenset({"read_file", "grep", "memory_search"})
+# Words of examples that anything may be about.
+_COMMON = frozenset({"error", "total", "count", "main", "blue", "pink", "speed", "boss", "vivo", "(no line matches)"})
 _SIGNS = re.compile(r"\W+")
 
 
@@ -47,5 +49,7 @@ def _terms() -> list[tuple[str, re.Pattern[str]]]:
                 found.update((path, None) for path in paths_in(text) if "." in path.strip("./"))
             shown = [step.result] if step.tool in _SHOWS and not failed(step.result) else []
             found.update((line.strip(), None) for value in (*values, *shown) for line in value.splitlines())
-    terms = [term.casefold() for term in found if len(_SIGNS.sub("", term)) >= SHORTEST]
+    terms = [
+        term.casefold() for term in found if len(_SIGNS.sub("", term)) >= SHORTEST and term.casefold() not in _COMMON
+    ]
     return [(term, re.compile(rf"(?<!\w){re.escape(term)}(?!\w)")) for term in terms]

@@ -26,6 +26,7 @@ _TALK = (
 )
 MOST_FILES = 20  # names of files in the prompt
 RECENT = 8  # messages of the conversation that are told in full
+_BEGAN = "This conversation began on"
 _BREAK = "\n\n---\n\n"
 
 
@@ -65,7 +66,9 @@ def notes(system: str, there: Seen) -> list[Message]:
     """What is known beside the examples, as a short exchange between them and the conversation."""
     files = [*reversed(there.touched), *(path for path in there.files if path not in there.touched)]
     known = f"Files here: {', '.join(files[:MOST_FILES])}" if files else ""
-    text = "\n\n".join(part for part in (surroundings(system), known) if part)
+    # The day stands here, too: "save the date" would mean it. There is the command `date`.
+    about = "\n\n".join(part for part in surroundings(system).split("\n\n") if not part.startswith(_BEGAN))
+    text = "\n\n".join(part for part in (about, known) if part)
     if not text:
         return []
     return [

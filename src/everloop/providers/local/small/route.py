@@ -12,10 +12,22 @@ from typing import Literal
 from .asked import asks_how_many_there_are, is_question
 from .meanings import EMPTY
 from .seen import Seen, described, meant, shares_words
-from .words import CHANGES, is_file, means, names_a_file, names_an_address, paths_in, without_files, words
+from .words import (
+    CHANGES,
+    folders_in,
+    is_file,
+    means,
+    names_a_file,
+    names_an_address,
+    paths_in,
+    places_in,
+    without_files,
+    words,
+)
 
 Route = Literal["talk", "work"]
 LONG = 240  # characters from which on a request may hold pasted text
+FEW = 9  # words of a request that only adds to the one before
 RECENT = 2  # turns for which the file touched last is what a request is about
 _CHAT = ("hello", "thanks", "bye")
 _TOOLS = (
@@ -84,18 +96,38 @@ _ASKS = frozenset(
     | {"was", "auf", "jetzt", "mal", "noch", "qué", "hay", "ahora", "dime", "que", "y", "contient", "maintenant", "moi"}
 )
 _IN_GENERAL = re.compile(r"\b(usual\w*|general\w*|normal\w*|typical\w*|love|like|hate|meist\w*|gewöhnlich\w*)\b", re.I)
-_THAT = re.compile(r"\b(it|this|that|das|es|lo|eso|le|ça)\b|保存|저장", re.I)
+CODE = frozenset(
+    {"py", "sh", "js", "ts", "c", "cpp", "rs", "go", "java", "html", "css", "sql", "rb", "pl", "php", "lua"}
+)
+_DOES = re.compile(
+    r"\b(that|which|to|prints?|printing|adds?|computes?|function|script|program|die|das|que|qui|imprim\w*|ausgibt)\b"
+    r"|打印|출력",
+    re.I,
+)
+_LITERALLY = re.compile(
+    r"\b(text|content|containing|contains|line|lines|says|saying|words?|inhalt|zeile|contenido|línea|contenu|ligne)\b|内容|:\s",
+    re.I,
+)
+_SAVES_THAT = re.compile(
+    r"\b(?:save|store|put|write|keep|speichere?|schreibe?|enregistre)[\s-]+"
+    r"(?:it|this|that|that \w+|that \w+ \w+|the (?:poem|code|text|answer)|das|es|le|ça)"
+    r"\s+(?:to|in|into|as|under|als|unter|en|dans|sous)\b|\bguárdal[oa]\b|把它|保存|저장",
+    re.I,
+)
 _GOES_ON = re.compile(
-    r"^\W*(and|also|plus|then|now|or|but|und|auch|noch|dann|y|también|et|aussi|puis)\b|\btoo\W*$|^(再|还|그리고|또)",
+    r"^\W*(?:and|also|plus|now|und|auch|noch|y|también|et|aussi)\b(?!\s+(?:i|ich|yo|je)\b)|\btoo\W*$|^(?:再|还|그리고|또)",
     re.I,
 )
 _CORRECTS = re.compile(
-    r"\b(no|not|sorry|oops|actually|wrong|meant|mean|rather|instead|wait|hmm+|oh|should be|must be|out of date|make it"
-    r"|nein|falsch|doch|sondern|statt|eigentlich|perdón|mejor|non|pardon|plutôt|désolé)\b|不对|不是|改成|아니",
+    r"\b(no|not|sorry|oops|actually|rather|wait|hmm+|oh|out of date|nein|doch|eigentlich|perdón|mejor|non|pardon|plutôt"
+    r"|désolé)\b|不对|不是|아니",
     re.I,
 )
+_SURELY_CORRECTS = re.compile(
+    r"\b(wrong|meant|instead|make it|should be|must be|falsch|meinte|sondern|statt|debe ser)\b|改成", re.I
+)
+_REMARK = re.compile(r"\b(i|you|we|it|that|ok|okay|well|thanks|problem|worries)\b", re.I)
 _FIRST_PERSON = re.compile(r"^\W*(i|i'm|i’m|ich|yo|je|j'ai|estoy|나는|我)\b", re.I)
-_SAVES = re.compile(r"\b(sav(?:e|ed|ing)|put it|store|speicher\w*|guarda\w*|enregistr\w*)\b|保存|저장", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +172,7 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         return Decision("talk")
     if order != request:  # something was pasted, and that says nothing of what is wanted
         return Decision("work" if means(order, *CHANGES, "file") else "talk")
-    goes_on, corrects = _GOES_ON.search(order) is not None, _CORRECTS.search(order) is not None
+    goes_on = _GOES_ON.search(order) is not None and len(order.split()) <= FEW
     asks = is_question(order)
     if found:
         return Decision("work", meant(order, seen), goes_on=goes_on and not asks)
@@ -151,10 +183,12 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         to_file = _REFERS_TO_FILE.search(order) or means(order, "show", "read", "say", "count", "collection")
         if asks and not to_file and not changes:
             return Decision("talk")
-        refers = to_file or _REFERS.search(order) or changes or goes_on or corrects
+        edits = _corrects(order, seen) and not means(order, "add", "delete", "rename", "move", "copy", "run")
+        refers = to_file or changes or goes_on or edits or (_REFERS.search(order) and means(order, "write"))
         if refers and not (_FIRST_PERSON.search(order) and not changes and not to_file):
-            edits = corrects and not means(order, "add", "delete", "rename", "move", "copy", "run")
-            return Decision("work", meant(order, seen), edits, goes_on and not asks)
+            return Decision("work", meant(order, seen), edits and not asks, goes_on and not asks)
+        if edits or not means(order, *_TOOLS):
+            return Decision("talk")
     if means(order, "web") and _IN_GENERAL.search(order):
         return Decision("talk")
     counts = means(order, "count") and not asks_how_many_there_are(order)
@@ -163,6 +197,17 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
     if means(order, "create", "write") and not means(order, "file"):
         return Decision("talk")  # a file is written only where one is asked for
     return Decision("work" if needs == "call" else "talk")
+
+
+def _corrects(order: str, seen: Seen) -> bool:
+    """Whether it mends something in the file touched last: it says so, or says no and names a value."""
+    if _SURELY_CORRECTS.search(order):
+        return True
+    value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", order))
+    short = seen.last == "edit_file" and len(order.split()) <= 4 and not _REMARK.search(order)
+    return _CORRECTS.search(order) is not None and bool(
+        value or short or shares_words(order, seen.texts.get(seen.focus, ()))
+    )
 
 
 def names_something_else(request: str, seen: Seen) -> bool:
@@ -186,9 +231,25 @@ def shows_all(request: str) -> bool:
     return not rest
 
 
+def writes_code(request: str) -> str:
+    """The file of code that is to be written, where the request says what it does and not what stands in it."""
+    files = [path for path in paths_in(request) if is_file(path)]
+    if len(files) != 1 or files[0].rpartition(".")[2] not in CODE or not means(request, "create", "write"):
+        return ""
+    return files[0] if _DOES.search(request) and not _LITERALLY.search(request) else ""
+
+
+def asks_for_the_files(request: str) -> bool:
+    """Whether it asks which files there are, and for nothing else."""
+    if paths_in(request) or folders_in(request) or places_in(request) or not means(request, "file", "folder", "here"):
+        return False
+    rest = [word for word in words(request) if word not in EMPTY and word not in _ASKS]
+    return len(rest) <= 3 and all(means(word, "file", "folder", "here", "show") for word in rest)
+
+
 def saves_answer(request: str) -> bool:
     """Whether what was just said is to be put into a file: `save that as …`."""
-    return bool((_SAVES.search(request) or means(request, "write")) and _THAT.search(request)) and len(request) < LONG
+    return len(request) < LONG and _SAVES_THAT.search(request) is not None
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic

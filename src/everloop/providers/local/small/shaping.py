@@ -26,8 +26,18 @@ from .narrow import NARROW, command_of
 from .next import fits, only, removes, wanted_next
 from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, memory_in, notes, prefix, talk, told
 from .results import quote, short_result
+from .route import (
+    CODE,
+    Decision,
+    arithmetic,
+    asks_for_the_files,
+    decide,
+    names_something_else,
+    saves_answer,
+    shows_all,
+    writes_code,
+)
 from .route import RECENT as RECENT_TURNS
-from .route import Decision, arithmetic, decide, names_something_else, saves_answer, shows_all
 from .seen import Seen, described, seen_in
 from .sentences import report, sentence
 from .tools import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
@@ -38,9 +48,6 @@ from .words import CHANGES, is_file, means, paths_in
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 ANSWER_TOKENS = 600
 _PROGRAMS = {"py": "python3", "sh": "sh", "js": "node"}
-_CODE = frozenset(
-    ("py", "sh", "js", "ts", "c", "cpp", "rs", "go", "java", "html", "css", "sql", "rb", "pl", "php", "lua")
-)
 _ON_FILES = ("delete", "rename", "move", "copy", "add")  # work that needs a file which is there
 
 
@@ -81,6 +88,9 @@ class SmallShaping:
                 turn, names_of(offered), before, there, _last_words(conversation[:last], turn.request)
             ):
                 return _made(*first)
+            may_write = certain and not turn.calls and "write_file" in names_of(offered)
+            if may_write and (file := writes_code(turn.request)):
+                return _code(system, conversation, there, file)
         elif certain and (result := arithmetic(turn.request)):
             return LLMResponse(result)
         return self._work(system, conversation, last, turn, offered, before, there, certain)
@@ -117,6 +127,8 @@ class SmallShaping:
             wanted, chosen = "call", [tool for tool in chosen if tool.get("name") in clear]
         else:
             chosen = [tool for tool in chosen if fits(str(tool.get("name")), turn, wanted, shown_for, values)]
+        if not turn.file and not paths_in(turn.request):  # nothing is deleted or moved by a guess at what is meant
+            chosen = [tool for tool in chosen if tool.get("name") not in NARROW]
         names = names_of(chosen)
         stable = prefix(names_of(offered))
         begin = _begin(turn, names)
@@ -161,6 +173,9 @@ class SmallShaping:
         text = str((choice.get("message") or {}).get("content") or "").strip()
         usage = read_usage(answer.get("usage"))
         reason = str(choice.get("finish_reason") or "stop")
+        if "_code" in request and reason == "stop":
+            saved = ToolCallRequest(_new_id(), "write_file", {"path": request["_code"], "content": _saved(text)})
+            return LLMResponse(text, [saved], finish_reason="tool_calls", usage=usage)
         if "_talk" in request:
             return LLMResponse(text, finish_reason=reason, usage=usage)
         call = _call(text)
@@ -193,8 +208,12 @@ def _talk(
     """The request for the plain model: its own template, no grammar, no tools and no examples."""
     if certain and (result := arithmetic(turn.request)):
         return LLMResponse(result)
+    return _plainly(joined(talk(system, conversation, there)))
+
+
+def _plainly(messages: list[Message]) -> dict[str, Any]:
     return {
-        "messages": joined(talk(system, conversation, there)),
+        "messages": messages,
         "stable": 0,
         "temperature": 0,
         "max_tokens": ANSWER_TOKENS,
@@ -208,10 +227,18 @@ def _last_words(conversation: Sequence[Message], request: str) -> str:
     """What was said last, if no call was made for it; for a file of code, the last answer that has code."""
     answers = [message for message in conversation if message.get("role") == "assistant"]
     files = paths_in(request)
-    if files and files[0].rpartition(".")[2] in _CODE:
+    if files and files[0].rpartition(".")[2] in CODE:
         return next((text for one in reversed(answers) if "```" in (text := text_of(one))), "")
     called = any(message.get("tool_calls") for message in conversation[last_request(conversation) :])
     return text_of(answers[-1]) if answers and not called else ""
+
+
+def _code(system: str, conversation: Sequence[Message], there: Seen, file: str) -> dict[str, Any]:
+    """The request for the code of a file: the plain model writes it with its line breaks, and it is saved as it is."""
+    shown = joined(talk(system, conversation, there))
+    wish = f"{shown[-1]['content']}\n\nAnswer with the code of {file} alone, in one fenced block."
+    shown[-1] = {"role": "user", "content": wish}
+    return {**_plainly(shown), "_code": file}
 
 
 def _resolved(turn: Turn, decision: Decision, there: Seen) -> Turn:
@@ -238,6 +265,8 @@ def _first_call(
         lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
         if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
             return "list_dir", {"path": "."}
+    if not looked and "list_dir" in names and asks_for_the_files(request):
+        return "list_dir", {"path": "."}
     if not looked and answer and len(files) == 1 and "write_file" in names and saves_answer(request):
         return "write_file", {"path": files[0], "content": _saved(answer)}
     if looked not in ([], ["list_dir"]) or "read_file" not in names or (not turn.file and len(files) != 1):
@@ -269,8 +298,12 @@ def _saved(answer: str) -> str:
 
 
 def _made(name: str, arguments: dict[str, Any]) -> LLMResponse:
-    call = _widened(ToolCallRequest(f"call_{uuid4().hex[:12]}", name, arguments))
+    call = _widened(ToolCallRequest(_new_id(), name, arguments))
     return LLMResponse(None, [call], finish_reason="tool_calls")
+
+
+def _new_id() -> str:
+    return f"call_{uuid4().hex[:12]}"
 
 
 def _widened(call: ToolCallRequest) -> ToolCallRequest:
@@ -321,7 +354,7 @@ def _call(text: str) -> ToolCallRequest | None:
     """The call that an answer is, if it is one."""
     if not text.startswith("{"):
         return None
-    id = f"call_{uuid4().hex[:12]}"
+    id = _new_id()
     try:
         pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
         name, arguments = str(pairs[0][1]), {key: _plain(value) for key, value in pairs[1:]}

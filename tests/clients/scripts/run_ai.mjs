@@ -69,6 +69,7 @@ run({
   stream, tools, image, cancel,
   chat: async (asked) => answer(await generateText(options(asked))),
   refused: async (asked) => answer(await generateText({
-    ...options(asked), temperature: 3, providerOptions: { everloop: { n: 2 } },
+    ...options(asked),
+    ...(process.argv[2] === "openai" ? { temperature: 3 } : { providerOptions: { everloop: { n: 2 } } }),
   })),
 });

@@ -74,18 +74,20 @@ async def terminal_chat(config: Config, key: str, greeting: str) -> int:
     """Chat until the user leaves. A turn that runs then is kept and continues at the next start."""
     history = await in_thread(chat_history, config.home)
     reopen: Reopen | None = Reopen(config, key)
-    with contextlib.ExitStack() as keys:
+    with contextlib.ExitStack() as raw:
         while reopen is not None:
             async with make_agent(reopen.config) as agent:
                 # A store that cannot be used is an error before the first prompt.
                 others = await left_behind(agent.store, reopen.key)
                 status = SessionStatus(agent, reopen.config, reopen.key)
                 await status.read()
+                # Also between two prompts, and until the chat has opened again: no key is lost, and Enter stays Enter.
+                raw.enter_context(get_app_session().input.raw_mode())
                 with patch_stdout(raw=True):
                     said = "\n".join(filter(None, (greeting, status.continues, others)))
                     reopen = await Chat(agent, reopen.config, history, reopen.key, said, status).run()
-                if reopen is not None:  # what is typed until the next prompt is for it, and Enter stays Enter
-                    keys.enter_context(get_app_session().input.raw_mode())
+                if reopen is None:
+                    raw.close()
             greeting = f"Now with {reopen.config.model} in the session {reopen.key}." if reopen is not None else ""
     return 0
 
@@ -177,9 +179,8 @@ class Chat:
         for number in (signal.SIGTERM, signal.SIGHUP):  # so that the terminal is restored
             loop.add_signal_handler(number, self._leave)
         try:
-            with self._session.input.raw_mode():  # also between two prompts, so that no key is lost
-                while not self._told_to_leave and await self._next_line():
-                    pass
+            while not self._told_to_leave and await self._next_line():
+                pass
         finally:
             for helper in helpers:
                 helper.cancel()

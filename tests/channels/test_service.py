@@ -17,6 +17,9 @@ from .fake_telegram import TOKEN, FakeTelegram
 from .says import until
 
 
+pytestmark = pytest.mark.timeout(180)  # several processes each
+
+
 @pytest.fixture
 async def telegram() -> AsyncIterator[FakeTelegram]:
     async with FakeTelegram().running() as made:

@@ -48,6 +48,7 @@ def test_an_installed_network_passes_the_kit(letters: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.timeout(240)  # pip may build the package first
 async def test_it_is_listed_by_its_name_and_a_wrong_key_is_one_line(letters: Path, tmp_path: Path) -> None:
     home = tmp_path / "own-home"
     home.mkdir()

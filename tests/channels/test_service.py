@@ -16,6 +16,8 @@ from tests.support.commands import environment, everloop, start
 from .fake_telegram import TOKEN, FakeTelegram
 from .says import until
 
+pytestmark = pytest.mark.timeout(180)  # several processes each
+
 
 @pytest.fixture
 async def telegram() -> AsyncIterator[FakeTelegram]:

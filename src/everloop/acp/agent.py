@@ -55,6 +55,7 @@ from .updates import Update, of_event, of_log, read_prompt
 CHANNEL = "acp"
 PAGE = 50  # sessions in one list
 MAX_KEY = 200
+CONNECT_SECONDS = 120.0  # for an MCP server of the editor, which may be fetched at its first start
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 STOP_REASONS: dict[str, StopReason] = {
     "cancelled": "cancelled",
@@ -357,10 +358,11 @@ def _server(given: Any) -> McpServer:
                 command=given.command,
                 args=tuple(given.args),
                 env={one.name: one.value for one in given.env},
+                connect_timeout=CONNECT_SECONDS,
             )
         case HttpMcpServer():
             headers = {one.name: one.value for one in given.headers}
-            return McpServer(name=given.name, url=given.url, headers=headers)
+            return McpServer(name=given.name, url=given.url, headers=headers, connect_timeout=CONNECT_SECONDS)
     raise _invalid("only MCP servers over stdio and HTTP are known")
 
 

@@ -52,7 +52,7 @@ from .direct_calls import AgentCalls
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
 from .outbox import make_adapter, reply
-from .owners import OWN, Owners
+from .owners import OWN, Owners, no_other
 from .plain_calls import PlainCalls
 from .session import WAITS, HandedOff, Session, Stopped, StopTarget
 from .streaming import TurnStreams
@@ -138,7 +138,7 @@ class AgentLoop:
         )
         self._mcp = mcp_servers(settings)
         self._tasks = BackgroundTasks()
-        self._owners = owners or Owners(settings, self.store, provider)
+        self._owners = owners or Owners(settings, self.store, provider, no_other)
         self._dispatcher = Dispatcher(self.store, self, busy=busy, owner=self.owner, runs=self._owners.runs)
         networks = frozenset(channel.name for channel in settings.channels)
         self._outbox = make_adapter(self._owners, self.store, bus, self._dispatcher, self._tasks, networks)

@@ -16,7 +16,7 @@ from ..providers.factory import make_provider
 from ..store.base import SessionInfo, Store
 from ..store.opening import store_at
 from ..text import one_line
-from .agent import AgentLoop, TurnResult
+from .agent import AgentLoop, TurnResult, agent_of
 from .owners import OWN, Owners
 
 Decide = Callable[[str, tuple[str, ...]], Awaitable[Answer | None]]  # a person's answer to a question about these calls
@@ -32,8 +32,7 @@ async def working(config: Config) -> AsyncIterator[AgentLoop]:
     except BaseException:
         await store.close()
         raise
-    provider = make_provider(config)
-    owners = Owners(config, store, provider)
+    owners = Owners(config, store, make_provider(config), agent_of)
     work = asyncio.create_task(owners.run())
     try:
         yield await owners.agent(OWN)
@@ -42,8 +41,6 @@ async def working(config: Config) -> AsyncIterator[AgentLoop]:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         await owners.close()
-        await provider.close()
-        await store.close()
 
 
 async def take_turn(

@@ -68,7 +68,7 @@ class Owners:
         config: Config,
         store: Store,
         provider: LLMProvider,
-        make: Callable[[Owners, str], Awaitable[AgentLoop | None]] = no_other,
+        make: Callable[[Owners, str], Awaitable[AgentLoop | None]],
         *,
         runs: bool = True,
         meters: Meters | None = None,

@@ -32,6 +32,7 @@ from ..channels.runner import ChannelRunner, chat_of
 from ..channels.text import MARK, render, split
 from ..config import ChannelConfig, Config
 from ..providers.base import LLMProvider, LLMResponse
+from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..store.sqlite import SQLiteStore
 from ..store.sqlite.writer import SYNCHRONOUS
@@ -300,7 +301,7 @@ async def _work(settings: dict[str, Any], folder: Path, die_at: tuple[int, str] 
     store.writer.hook = hook
     channel, options = await asyncio.to_thread(make_channel, config)
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,))
-    owners = Owners(home, store, Answerer(channel.can))
+    owners = Owners(home, store, Answerer(channel.can), agent_of)
     tasks: list[Coroutine[Any, Any, None]] = [owners.run(), ChannelRunner(store, [(config, channel, options)]).run()]
     running = [asyncio.create_task(task) for task in tasks]
     stop = asyncio.Event()
@@ -464,7 +465,7 @@ async def running(
     channel, options = await asyncio.to_thread(make_channel, config)
     store = SQLiteStore(folder / "store.db")
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
-    owners = Owners(home, store, provider or Answerer(channel.can))
+    owners = Owners(home, store, provider or Answerer(channel.can), agent_of)
     runner = ChannelRunner(store, [(config, channel, options)])
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]
     try:
@@ -474,7 +475,6 @@ async def running(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await owners.close()
-        await store.close()
 
 
 if __name__ == "__main__":

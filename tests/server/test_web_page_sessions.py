@@ -11,8 +11,6 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from everloop.server.page_sessions import naming
-
 from .browser import Tab, chromium, link, tab
 from .serving import Serving, call, serving
 from .test_page_files import PIXEL
@@ -120,15 +118,12 @@ async def test_code_is_coloured_as_text_and_the_session_is_exported(browser: Bro
         async with one.page.expect_download() as started:
             await menu.get_by_role("button", name="Markdown").click()
         assert "bed.water(litres=3" in (await (await started.value).path()).read_text()
-        if naming(server.store) is None:
-            await expect(menu.get_by_role("button", name="Rename")).to_be_hidden()
-        else:
-            await menu.get_by_label("Title").fill("The garden")
-            await menu.get_by_role("button", name="Rename").click()
-            await expect(one.page.get_by_role("heading", name="The garden")).to_be_visible()
-            await one.page.get_by_role("button", name="Session…").click()
-            one.page.once("dialog", lambda dialog: dialog.accept())
-            await menu.get_by_role("button", name="Delete").click()
-            await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
-            await expect(one.page.get_by_role("link", name=re.compile("garden"))).to_be_hidden()
+        await menu.get_by_label("Title").fill("The garden")
+        await menu.get_by_role("button", name="Rename").click()
+        await expect(one.page.get_by_role("heading", name="The garden")).to_be_visible()
+        await one.page.get_by_role("button", name="Session…").click()
+        one.page.once("dialog", lambda dialog: dialog.accept())
+        await menu.get_by_role("button", name="Delete").click()
+        await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
+        await expect(one.page.get_by_role("link", name=re.compile("garden"))).to_be_hidden()
         assert one.errors == []

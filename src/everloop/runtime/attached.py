@@ -98,7 +98,9 @@ def is_inside(key: str) -> bool:
 
 
 async def title_of(store: Store, info: SessionInfo) -> str:
-    """The first words of a session."""
+    """The title of a session, or its first words."""
+    if info.title:
+        return info.title
     for one in await store.read_log(info.id, 0, 3):
         if isinstance(one.entry, UserSaid) and not one.entry.inside and (said := one_line(text_of(one.entry.content))):
             return said[:TITLE]

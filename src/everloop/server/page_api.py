@@ -37,7 +37,7 @@ from .page_routes import (
     read_text,
     who,
 )
-from .page_sessions import Export, SessionsApi, naming, no_export
+from .page_sessions import Export, SessionsApi, no_export
 from .page_timeline import TimelineApi
 from .page_work import WorkApi
 from .turns import CHANNEL as API_CHANNEL
@@ -100,7 +100,6 @@ class SessionItem(msgspec.Struct):
 
 class SessionList(msgspec.Struct):
     sessions: list[SessionItem]
-    editable: bool  # they can be renamed and deleted
     questions: int  # sessions that wait for an answer
 
 
@@ -219,9 +218,7 @@ class PageApi:
         owner = request[OWNER]
         infos = [info for info in await self._store.sessions(owner, 3 * SESSIONS) if not info.key.startswith(HIDDEN)]
         items = [await self._item(info) for info in infos[:SESSIONS]]
-        return json_response(
-            SessionList(items, naming(self._store) is not None, sum(item.state == "waiting" for item in items))
-        )
+        return json_response(SessionList(items, sum(item.state == "waiting" for item in items)))
 
     async def _item(self, info: SessionInfo) -> SessionItem:
         state: State = "idle"

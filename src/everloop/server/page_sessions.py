@@ -7,7 +7,7 @@ import binascii
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Literal, cast, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -17,7 +17,7 @@ from ..bus import WEB
 from ..errors import EverloopError
 from ..log import CallEnded, Logged, UserSaid
 from ..runtime.owners import Owners
-from ..store.base import Busy, SessionInfo, Store
+from ..store.base import Busy, SessionInfo
 from ..text import one_line
 from ..threads import in_thread
 from .errors import bad_request, conflict, not_found
@@ -30,20 +30,6 @@ PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 Format = Literal["md", "jsonl", "html"]
 Export = Callable[[Sequence[Logged], str, Format], str]
 _DATA = re.compile(r"data:([a-z]+/[a-z0-9.+-]+);base64,", re.IGNORECASE)
-
-
-class NamingStore(Protocol):
-    """A store that keeps titles and deletes sessions."""
-
-    async def set_title(self, owner: str, key: str, title: str) -> bool: ...
-
-    async def delete_session(self, owner: str, key: str) -> object | None: ...
-
-
-def naming(store: Store) -> NamingStore | None:
-    """The store as one that keeps titles and deletes sessions, if it does."""
-    known: Any = store
-    return cast(NamingStore, known) if hasattr(known, "set_title") and hasattr(known, "delete_session") else None
 
 
 def no_export(entries: Sequence[Logged], title: str, form: Format) -> str:
@@ -123,16 +109,16 @@ class SessionsApi:
     async def rename(self, request: web.Request) -> web.Response:
         body, info = await read_body(request, RenameBody), await self._session(request)
         title = one_line(body.title, TITLE)
-        await self._naming().set_title(info.owner, info.key, title)
+        await self._store.set_title(info.owner, info.key, title)
         return json_response(Renamed(title))
 
     @operation("POST", "/api/sessions/{key}/delete", "delete", "Delete a session.", SessionDeleted, Nothing)
     async def delete(self, request: web.Request) -> web.Response:
         await read_body(request, Nothing)
         own_key_of(request)
-        info, store = await self._session(request), self._naming()
+        info = await self._session(request)
         try:
-            deleted = await store.delete_session(info.owner, info.key)
+            deleted = await self._store.delete_session(info.owner, info.key)
         except Busy:
             raise conflict("the session is running: stop it first", code="running") from None
         return json_response(SessionDeleted(deleted is not None))
@@ -157,11 +143,6 @@ class SessionsApi:
         if found is None:
             raise not_found("there is no such picture", code="picture_not_found")
         return web.Response(body=found[1], headers=HEADERS, content_type=found[0])
-
-    def _naming(self) -> NamingStore:
-        if (store := naming(self._store)) is None:
-            raise bad_request("this store neither keeps titles nor deletes sessions", code="unsupported")
-        return store
 
     async def _session(self, request: web.Request) -> SessionInfo:
         info = await self._store.session(request[OWNER], key_of(request))

@@ -1,7 +1,7 @@
 /** What can be done with messages and whole sessions: retry, edit, fork; rename, export, delete; uploads. */
 import { html, useEffect, useRef, useState } from "./lib.js";
 import { api, blob, sessionPath } from "./api.js";
-import { canEdit, refresh, sessionHash, titleOf } from "./sidebar.js";
+import { refresh, sessionHash, titleOf } from "./sidebar.js";
 import { useAction } from "./views.js";
 
 const FORMATS = [["md", "Markdown"], ["html", "Web page"], ["jsonl", "JSON lines"]];
@@ -59,13 +59,13 @@ export function SessionMenu({ sessionKey, onClose }) {
     onClose();
   });
   return html`<dialog class="palette" ref=${dialog} onClose=${onClose} aria-label="This session">
-    ${canEdit.value && html`<form class="row" onSubmit=${rename}><label class="grow">Title
+    <form class="row" onSubmit=${rename}><label class="grow">Title
       <input type="text" value=${title} maxlength="80" dir="auto" onInput=${(/** @type {any} */ event) => setTitle(event.target.value)} /></label>
-      <button type="submit" class="primary" disabled=${isBusy}>Rename</button></form>`}
+      <button type="submit" class="primary" disabled=${isBusy}>Rename</button></form>
     <h2>Export</h2>
     <p class="row">${FORMATS.map(([form, words]) => html`<button key=${form} type="button" disabled=${isBusy} onClick=${() => save(form)}>${words}</button>`)}</p>
     <p class="hint">Keys and tokens are taken out.</p>
-    <p class="row">${canEdit.value && html`<button type="button" class="danger" disabled=${isBusy} onClick=${remove}>Delete</button>`}
+    <p class="row"><button type="button" class="danger" disabled=${isBusy} onClick=${remove}>Delete</button>
       <button type="button" onClick=${onClose}>Close</button></p>
     ${error && html`<p class="is-error" role="alert">${error}</p>`}
   </dialog>`;

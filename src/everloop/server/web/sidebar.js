@@ -10,8 +10,6 @@ const EVERY = 4000; // milliseconds between two looks at the list while the page
 
 export const sessions = signal(/** @type {Item[]} */ ([]));
 export const questions = signal(0);
-/** Whether sessions can be renamed and deleted. */
-export const canEdit = signal(false);
 const hasList = signal(false);
 
 /** The views that the list leads to. @type {[string, string][]} */
@@ -33,7 +31,6 @@ export async function refresh() {
     const list = await api("sessions");
     sessions.value = list.sessions;
     questions.value = list.questions;
-    canEdit.value = list.editable;
     hasList.value = true;
   } catch {
     // The banner of the session says that the connection is lost.

@@ -68,7 +68,6 @@ async def test_a_stream_goes_on_after_a_kill_where_the_client_was(tmp_path: Path
     assert len(fake.requests) == 2
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_an_id_comes_with_the_text_and_not_before_it(server: Serving):
     """A client that loses its connection between two events would otherwise skip the text of the second."""
     for path, (body, place) in STREAMS.items():
@@ -83,7 +82,6 @@ async def test_an_id_comes_with_the_text_and_not_before_it(server: Serving):
             assert text_in(json.loads(data[6:]), place), event
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_stream_of_ollama_is_nothing_but_json_in_a_session_too(server: Serving):
     server.fake.reply("one two")
     body = {"model": "m", "messages": SAID}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -37,6 +37,12 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 INBOX_COLUMNS = "id, session, data, kind, state, turn, first_seq"
 encode = msgspec.json.Encoder().encode
+_ALWAYS = ("channel", "sender_id", "chat_id", "content")
+_USUAL = tuple(
+    (field.name, field.default if field.default_factory is MISSING else field.default_factory())
+    for field in fields(InboundMessage)
+    if field.name not in _ALWAYS
+)
 _decode_inbound = msgspec.json.Decoder(InboundMessage).decode
 
 
@@ -325,8 +331,14 @@ def inbox_kind(kind: Kind, has_question: bool) -> Kind:
 
 
 def inbox_data(message: InboundMessage, opens: object) -> str:
-    """A message as the inbox keeps it: what an API client sent is in the log once it has opened a turn."""
-    return encode(message if opens is None else message.opened()).decode()
+    """A message as the inbox keeps it: without what is as usual, and without what an API client sent once it has opened
+    a turn, which is in the log then."""
+    kept = message if opens is None else message.opened()
+    data = {name: getattr(kept, name) for name in _ALWAYS}
+    for name, usual in _USUAL:
+        if (value := getattr(kept, name)) != usual:
+            data[name] = value
+    return encode(data).decode()
 
 
 def timer_data(data: str) -> dict[str, Any]:

@@ -77,14 +77,14 @@ async def test_an_answer_in_a_form_of_the_callers_own_has_the_short_prompt_and_t
 
 
 async def test_before_an_answer_in_such_a_form_there_may_be_calls_which_have_their_own():
-    engine = Written('{"tool": "list_dir", "path": "."}')
+    engine = Written('{"tool": "read_file", "path": "notes.txt"}')
     provider = LocalProvider(engine, SmallShaping(), model="m")
-    asked = [{"role": "user", "content": "which files are in this folder?"}]
+    asked = [{"role": "user", "content": "What does the note about the garden say?"}]
     answer = await provider.chat(asked, [tool("list_dir"), tool("read_file")], options={"response_format": FORM})
     (sent,) = engine.requests
     assert "grammar" in sent
     assert "response_format" not in sent
-    assert [call.name for call in answer.tool_calls] == ["list_dir"]
+    assert [call.name for call in answer.tool_calls] == ["read_file"]
 
 
 async def test_an_answer_that_is_json_is_no_call_and_is_seen_as_it_comes():

@@ -826,6 +826,18 @@ def _call_item(about: str, number: int, call: Call, facts: ResponseFacts, status
             "status": status}  # fmt: skip
 
 
+class TextDelta(msgspec.Struct):
+    """A piece of an answer, the most frequent event by far."""
+
+    sequence_number: int
+    item_id: str
+    output_index: int
+    delta: str
+    content_index: int = 0
+    logprobs: list[Any] = []
+    type: str = "response.output_text.delta"
+
+
 class ResponseWire:
     """Writes one response.
 
@@ -855,11 +867,16 @@ class ResponseWire:
 
     def text(self, text: str, id: bytes = b"") -> bytes:
         opened = self._opened("message")
-        return opened + id + self._delta("response.output_text.delta", clean(text), content_index=0, logprobs=[])
+        if not (new := self._unseen(clean(text))):
+            return opened + id
+        delta = TextDelta(self._number, self._id(), self._index, new)
+        return opened + id + named_event(delta.type, encode_json(delta))
 
     def reasoning(self, text: str) -> bytes:
-        opened = self._opened("reasoning")
-        return opened + self._delta("response.reasoning_summary_text.delta", clean(text), summary_index=0)
+        opened, name = self._opened("reasoning"), "response.reasoning_summary_text.delta"
+        if not (new := self._unseen(clean(text))):
+            return opened
+        return opened + self._written(name, item_id=self._id(), output_index=self._index, delta=new, summary_index=0)
 
     def comment(self, text: str, alone: bool = True) -> bytes:
         return event_comment(text)
@@ -944,13 +961,11 @@ class ResponseWire:
         kind = "msg" if self._kind == "message" else "rs"
         return f"{kind}_{self._about}_{self._counts[self._kind or 'message']}"
 
-    def _delta(self, name: str, delta: str, /, **facts: Any) -> bytes:
+    def _unseen(self, delta: str) -> str:
+        """Count a piece of the open item, and return what of it the client does not have yet."""
         self._texts.append(delta)
         begins, self._number = self._number, self._number + len(delta)
-        new = delta[max(self._after - begins, 0) :]  # the client may have the beginning of it
-        if not new:
-            return b""
-        return self._written(name, item_id=self._id(), output_index=self._index, delta=new, **facts)
+        return delta[max(self._after - begins, 0) :]
 
     def _item_event(self, name: str, id: str, /, **facts: Any) -> bytes:
         return self._event(name, item_id=id, output_index=self._index, **facts)

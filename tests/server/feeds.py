@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from .serving import Client
+from .serving import Client, Serving
 
 
 @dataclass
@@ -124,3 +124,22 @@ class PageClient(Client):
 
     async def answer(self, key: str, question: int, allow: bool, **more: Any) -> tuple[int, Any]:
         return await self.api("POST", f"sessions/{key}/answer", {"question": question, "allow": allow, **more})
+
+
+async def page_client(server: Serving, name: str) -> PageClient:
+    client = PageClient(server.url, server.http)
+    client.headers = (await server.client(name)).headers
+    return client
+
+
+def is_over(page: Page) -> bool:
+    return bool(page.kinds) and page.kinds[-1] == "end" and page.state.get("turn") is None
+
+
+async def said(client: PageClient, key: str, text: str) -> Page:
+    """Say something in a session, and wait until its turn has ended."""
+    feed = await client.feed(key)
+    await client.say(key, text)
+    page = await feed.read(lambda page: is_over(page) and any(one.get("text") == text for one in page.entries.values()))
+    feed.close()
+    return page

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from everloop.testing.openai_server import FakeOpenAI
 
+from .feeds import PageClient, page_client
 from .serving import Serving, serving
 
 
@@ -32,6 +33,12 @@ async def server(tmp_path: Path) -> AsyncIterator[Serving]:
     """A server in this process, with a fake model behind it."""
     async with serving(tmp_path) as running:
         yield running
+
+
+@pytest.fixture
+async def ada(server: Serving) -> PageClient:
+    """A client of the page's API with a token of its own."""
+    return await page_client(server, "ada")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -16,26 +16,11 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
-from .feeds import Page, PageClient
+from .feeds import Page, PageClient, is_over, page_client
 from .serving import Serving, call, process, refuses, serving
 
 WORDS = [f"word{number} " for number in range(40)]
 TEXT = "".join(WORDS)
-
-
-@pytest.fixture
-async def ada(server: Serving) -> PageClient:
-    return await page_client(server, "ada")
-
-
-async def page_client(server: Serving, name: str) -> PageClient:
-    client = PageClient(server.url, server.http)
-    client.headers = (await server.client(name)).headers
-    return client
-
-
-def is_over(page: Page) -> bool:
-    return bool(page.kinds) and page.kinds[-1] == "end" and page.state.get("turn") is None
 
 
 async def test_a_feed_has_the_entries_and_the_words_as_they_come(server: Serving, ada: PageClient):

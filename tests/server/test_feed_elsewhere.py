@@ -7,9 +7,9 @@ from pathlib import Path
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing.openai_server import FakeOpenAI
 
-from .feeds import Page, PageClient
+from .feeds import Page, PageClient, is_over
 from .serving import Client, call, worker
-from .test_feed import TEXT, WORDS, is_over
+from .test_feed import TEXT, WORDS
 from .test_front import database as database
 from .test_front import front, opened
 from .test_front import postgres as postgres

@@ -10,9 +10,8 @@ import pytest
 from everloop.config import Rule
 from everloop.log import CallEnded, CallsDecided, TurnEnded, UserSaid
 
-from .feeds import Page, PageClient
+from .feeds import Page, PageClient, is_over, page_client
 from .serving import Serving, call, serving
-from .test_feed import is_over, page_client
 
 ASK = (Rule(do="ask", tool="write_file", why="files are dear"),)
 
@@ -21,11 +20,6 @@ ASK = (Rule(do="ask", tool="write_file", why="files are dear"),)
 async def server(tmp_path: Path):
     async with serving(tmp_path, policy=ASK) as running:
         yield running
-
-
-@pytest.fixture
-async def ada(server: Serving) -> PageClient:
-    return await page_client(server, "ada")
 
 
 async def asked(server: Serving, client: PageClient, key: str = "web:1") -> Page:

@@ -13,9 +13,8 @@ import pytest
 
 from everloop.config import Rule
 
-from .feeds import PageClient
+from .feeds import PageClient, is_over, page_client
 from .serving import Serving, serving
-from .test_feed import is_over, page_client
 
 CANARY = "canary-7d1f"
 PIXEL = base64.b64decode(

@@ -13,9 +13,8 @@ from everloop.log import Logged, ModelAnswered
 from everloop.server.page_operation import SessionUsage
 from everloop.store.tokens import PREFIX
 
-from .feeds import PageClient
+from .feeds import PageClient, is_over, page_client, said
 from .serving import Serving, call, serving
-from .test_feed import is_over, page_client
 
 PRICES = (Price(model="scripted", input=10.0, output=20.0, cached=1.0),)
 ADMIN_ONLY = ("tokens", "health", "workers")
@@ -28,22 +27,10 @@ async def server(tmp_path: Path) -> AsyncIterator[Serving]:
 
 
 @pytest.fixture
-async def ada(server: Serving) -> PageClient:
-    return await page_client(server, "ada")
-
-
-@pytest.fixture
 async def operator(server: Serving) -> PageClient:
     client = PageClient(server.url, server.http)
     client.headers = (await server.client("ops", rights="use,admin")).headers
     return client
-
-
-async def said(client: PageClient, key: str, text: str) -> None:
-    feed = await client.feed(key)
-    await client.say(key, text)
-    await feed.read(lambda page: is_over(page) and any(one.get("text") == text for one in page.entries.values()))
-    feed.close()
 
 
 async def test_usage_is_counted_by_day_session_and_model(server: Serving, ada: PageClient):

@@ -3,36 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest
-
-from .feeds import Page, PageClient
-from .serving import Serving, call, serving
-from .test_feed import is_over, page_client
+from .feeds import PageClient, is_over, page_client, said
+from .serving import Serving, call
 from .test_page_files import PIXEL
 
 SECRET = "sk-abcdefghijklmnopqrstuvwxyz"
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Serving]:
-    async with serving(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def ada(server: Serving) -> PageClient:
-    return await page_client(server, "ada")
-
-
-async def said(client: PageClient, key: str, text: str) -> Page:
-    feed = await client.feed(key)
-    await client.say(key, text)
-    page = await feed.read(lambda page: is_over(page) and any(one.get("text") == text for one in page.entries.values()))
-    feed.close()
-    return page
 
 
 async def get(client: PageClient, path: str) -> tuple[int, bytes, str]:

@@ -13,9 +13,8 @@ from everloop.log import CallEnded, CallsAsked, CallsDecided, Logged, ModelAnswe
 from everloop.server.page_timeline import timeline_of
 from everloop.store.base import TurnInfo
 
-from .feeds import Page, PageClient
+from .feeds import PageClient, page_client, said
 from .serving import Serving, call, serving
-from .test_feed import is_over, page_client
 
 PRICES = (Price(model="scripted", input=10.0, output=20.0, cached=1.0),)
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 100, "cached_tokens": 600, "total_tokens": 1100}
@@ -25,20 +24,6 @@ USAGE = {"prompt_tokens": 1000, "completion_tokens": 100, "cached_tokens": 600, 
 async def server(tmp_path: Path):
     async with serving(tmp_path, prices=PRICES) as running:
         yield running
-
-
-@pytest.fixture
-async def ada(server: Serving) -> PageClient:
-    return await page_client(server, "ada")
-
-
-async def said(client: PageClient, key: str, text: str) -> Page:
-    """A session whose turn has ended."""
-    feed = await client.feed(key)
-    await client.say(key, text)
-    page = await feed.read(lambda page: is_over(page) and any(one.get("text") == text for one in page.entries.values()))
-    feed.close()
-    return page
 
 
 def logged(*entries: tuple[float, object]) -> list[Logged]:

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from .feeds import PageClient
-from .serving import Serving, call, serving
-from .test_feed import is_over, page_client
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Serving]:
-    async with serving(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def ada(server: Serving) -> PageClient:
-    return await page_client(server, "ada")
+from .feeds import PageClient, is_over, page_client
+from .serving import Serving, call
 
 
 async def added(server: Serving, owner: str = "ada", **when: Any) -> str:

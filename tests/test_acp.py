@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,18 +29,12 @@ from everloop.testing.openai_server import Reply
 from .support.commands import COMMAND, environment
 from .support.drawing import drawn
 from .support.held import HeldOpenAI
+from .support.settings import ASK_BEFORE_WRITING, home_with
 
 pytestmark = pytest.mark.timeout(300)  # a fresh process loads the SDK, which takes long on a busy machine
 SECONDS = 140
 
-SETTINGS = """
-[provider]
-fallbacks = ["second"]
-[[policy]]
-tool = "write_file"
-do = "ask"
-why = "writing is dear"
-"""
+SETTINGS = f'[provider]\nfallbacks = ["second"]\n{ASK_BEFORE_WRITING}'
 
 
 @pytest.fixture
@@ -52,9 +45,7 @@ async def server() -> AsyncIterator[HeldOpenAI]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    home = Path(os.environ["EVERLOOP_HOME"])
-    home.mkdir(parents=True)
-    (home / "config.toml").write_text(SETTINGS)
+    home_with(SETTINGS)
     (tmp_path / "project").mkdir()
     return tmp_path / "project"
 

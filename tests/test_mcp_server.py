@@ -19,16 +19,10 @@ from everloop.testing.openai_server import Reply
 
 from .support.commands import COMMAND, environment
 from .support.held import HeldOpenAI
+from .support.settings import ASK_BEFORE_WRITING, home_with
 
 pytestmark = pytest.mark.timeout(300)  # a fresh process loads the SDK, which takes long on a busy machine
 SECONDS = 250
-
-RULE = """
-[[policy]]
-tool = "write_file"
-do = "ask"
-why = "writing is dear"
-"""
 
 
 @pytest.fixture
@@ -39,10 +33,7 @@ async def server() -> AsyncIterator[FakeOpenAI]:
 
 @pytest.fixture
 def workspace() -> Path:
-    home = Path(os.environ["EVERLOOP_HOME"])
-    home.mkdir(parents=True)
-    (home / "config.toml").write_text(RULE)
-    return home / "workspace"
+    return home_with(ASK_BEFORE_WRITING) / "workspace"
 
 
 @asynccontextmanager

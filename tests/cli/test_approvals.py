@@ -10,13 +10,7 @@ import pytest
 from everloop.testing import FakeOpenAI, call
 
 from ..support.commands import everloop
-
-RULE = """
-[[policy]]
-tool = "write_file"
-do = "ask"
-why = "writing is dear"
-"""
+from ..support.settings import ASK_BEFORE_WRITING, home_with
 
 
 @pytest.fixture
@@ -27,10 +21,7 @@ async def server():
 
 @pytest.fixture
 def workspace() -> Path:
-    home = Path(os.environ["EVERLOOP_HOME"])
-    home.mkdir(parents=True)
-    (home / "config.toml").write_text(RULE)
-    return home / "workspace"
+    return home_with(ASK_BEFORE_WRITING) / "workspace"
 
 
 async def test_what_would_run_is_shown_and_runs_after_the_word(server, workspace):

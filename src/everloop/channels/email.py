@@ -1,8 +1,7 @@
 """E-mail: IMAP with IDLE in, SMTP out, by the standard library in threads.
 
 A mail's own Message-ID makes sure that it is taken once. The cursor, the last UID, moves only when the mail is on disk.
-Whoever writes a mail can put any sender into it, so the receiving server's verdict on SPF, DKIM or DMARC decides
-whether the sender counts.
+A mail can name any sender, so the receiving server's verdict on SPF, DKIM or DMARC decides whether the sender counts.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ class ChannelInbox:
         incoming = self._incoming(message)
         kind = kind_of(incoming)
         if standing == "member":
-            kind = "message"  # whoever is in an open group may talk, and neither approve nor stop anything
+            kind = "message"  # members of an open group may talk, but neither approve nor stop anything
         if kind != "urgent" and await self._is_over_limit(message):
             return
         if message.group and kind == "message":

@@ -132,7 +132,7 @@ _FIRST_PERSON = re.compile(r"^\W*(i|i'm|i’m|ich|yo|je|j'ai|estoy|나는|我)\b
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`file` is the one that the request is about, where it names none; `corrects` whether it mends the last change."""
+    """`file` is the one that the request is about if it names none; `corrects`: it corrects the last change."""
 
     route: Route
     file: str = ""
@@ -200,7 +200,7 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
 
 
 def _corrects(order: str, seen: Seen) -> bool:
-    """Whether it mends something in the file touched last: it says so, or says no and names a value."""
+    """Whether it corrects something in the file touched last: it says so, or says no and names a value."""
     if _SURELY_CORRECTS.search(order):
         return True
     value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", order))

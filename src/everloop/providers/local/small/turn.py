@@ -21,7 +21,7 @@ class Turn:
     """The turn that is being worked on: what was asked, and the calls so far with their results.
 
     `file` is the file that is meant where the request names none: it stands behind the request then. `corrects` is
-    whether the request mends the change of the turn before, `goes_on` whether it only adds to that request.
+    whether the request corrects the change of the turn before, `goes_on` whether it only adds to that request.
     """
 
     request: str

@@ -307,6 +307,14 @@ def test_no_name_or_value_of_an_example_reaches_a_call() -> None:
     assert leaked > 150
 
 
+def test_what_was_asked_for_may_be_written_as_lines_of_a_list() -> None:
+    request = asked("make a list in shopping.md with milk and eggs")
+    call = {"tool": "write_file", "path": "shopping.md", "content": "- milk\n- eggs\n"}
+    written = SHAPING.read(answered(json.dumps(call)), {**request, "_again": True})
+    assert isinstance(written, LLMResponse)
+    assert written.tool_calls[0].arguments == {"path": "shopping.md", "content": "- milk\n- eggs\n"}
+
+
 def test_no_sentence_about_an_examples_file_reaches_the_person() -> None:
     request = asked("please do something with my files")
     for example in all_examples():

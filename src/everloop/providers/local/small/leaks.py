@@ -18,14 +18,15 @@ _SHOWS = frozenset({"read_file", "grep", "memory_search"})
 # Words of examples that anything may be about.
 _COMMON = frozenset({"error", "total", "count", "main", "blue", "pink", "speed", "boss", "vivo", "(no line matches)"})
 _SIGNS = re.compile(r"\W+")
+_BULLET = re.compile(r"^(?:[-*•]|\d+[.)])\s+")  # an item that was asked for may be written as a line of a list
 
 
 def leak(written: Iterable[str], seen: Iterable[str]) -> str:
     """A name, value or sentence of the examples that was written and does not stand in what was `seen`, or ""."""
     text = "\n".join(written).casefold()
     known = "\n".join(seen).casefold()
-    found = (term for term, pattern in _terms() if term in text and pattern.search(text) and term not in known)
-    return next(found, "")
+    terms = (term for term, pattern in _terms() if term in text and pattern.search(text))
+    return next((term for term in terms if _BULLET.sub("", term) not in known), "")
 
 
 def invented(tool: str, arguments: Mapping[str, Any], request: Mapping[str, Any]) -> bool:

@@ -182,6 +182,27 @@ def m014_channels(db: sqlite3.Connection) -> None:
     )
 
 
+def m015_entries_in_order_of_writing(db: sqlite3.Connection) -> None:
+    """Entries in the order in which they were written, found by an index. As rows of the tree of (session, seq) they were
+    inserted into the middle of full pages, and a commit rewrote the pages beside them."""
+    # A table is renamed only while no view reads it.
+    (view,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = 'turn'").fetchone()
+    db.execute("DROP VIEW turn")
+    db.execute(
+        """CREATE TABLE entry_log (
+            session INTEGER NOT NULL REFERENCES session, seq INTEGER NOT NULL, turn TEXT,
+            kind TEXT NOT NULL, data TEXT NOT NULL, at REAL NOT NULL,
+            PRIMARY KEY (session, seq))"""
+    )
+    db.execute(
+        """INSERT INTO entry_log (session, seq, turn, kind, data, at)
+            SELECT session, seq, turn, kind, data, at FROM entry ORDER BY session, seq"""
+    )
+    db.execute("DROP TABLE entry")
+    db.execute("ALTER TABLE entry_log RENAME TO entry")
+    db.execute(view)
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -197,6 +218,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m012_hidden_messages,
     m013_titles,
     m014_channels,
+    m015_entries_in_order_of_writing,
 )
 
 

@@ -71,14 +71,16 @@ class Scene:
         self.secret = canary("secret")
         (self.outside / "secret.txt").write_text(self.secret)
 
-    async def run(self, *calls: Step, say: str = "do it", session: str = "direct", **options: Any) -> Attack:
+    async def run(
+        self, *calls: Step, say: str = "do it", session: str = "direct", attended: bool = False, **options: Any
+    ) -> Attack:
         """Let the model make these calls, one after another, through the whole loop."""
         model = ScriptedProvider([*calls, "done"])
         settings = {"restrict_to_workspace": True, "store": self.root / "store.db", **self.options, **options}
         async with AgentLoop(MessageBus(), model, self.workspace, **settings) as agent:
             for tool in self.tools:
                 agent.tools.register(tool)
-            answer = await agent.process_direct(say, f"cli:{session}", "cli", session)
+            answer = await agent.process_direct(say, f"cli:{session}", "cli", session, attended=attended)
         last = model.requests[-1].messages
         results = [message["content"] for message in last if message["role"] == "tool"]
         return Attack(answer, results, json.dumps([request.messages for request in model.requests], ensure_ascii=False))

@@ -119,7 +119,7 @@ def evil_anywhere(workspace: Path, paths: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_command_leaves_none_behind_after_untrusted_content(scene, obeyed, backend, background):
-    plant = "; ".join(f"mkdir -p $(dirname {path}); echo evil > {path}" for path in PLANTED)
+    plant = "; ".join(f"f={path}; mkdir -p $(dirname $f); echo evil > $f" for path in PLANTED)
     wait = [call("exec", command="while [ ! -e done ]; do sleep 0.02; done")] if background else []
     done = await obeyed(call("exec", command=f"{plant}; touch done", background=background), *wait, sandbox=backend)
     assert (scene.workspace / "done").exists()
@@ -143,7 +143,9 @@ async def test_a_command_changes_none_that_is_there(scene, obeyed, backend, comm
         (scene.workspace / path).write_text("mine\n")
         (scene.workspace / path).chmod(0o755)
     (scene.workspace / "other").write_text("mine\n")
-    await obeyed(*(call("exec", command=command.format(path=path)) for path in paths), sandbox=backend)
+    hidden = (f"f={path}; {command.format(path='$f')}" for path in paths)
+    shown = (command.format(path=path) for path in paths)
+    await obeyed(*(call("exec", command=each) for each in (*hidden, *shown)), sandbox=backend)
     for path in paths:
         assert (scene.workspace / path).read_text() == "mine\n"
         assert (scene.workspace / path).stat().st_mode & 0o777 == 0o755
@@ -154,7 +156,7 @@ async def test_nor_through_links_that_the_person_or_the_command_made(scene, obey
     (scene.workspace / "Makefile").symlink_to("build.txt")
     await obeyed(
         call("exec", command="echo evil > build.txt"),
-        call("exec", command="mkdir d; echo evil > d/tasks.json; ln -s d .vscode"),
+        call("exec", command="mkdir d; echo evil > d/tasks.json; f=.vscode; ln -s d $f"),
         call("exec", command="mkdir -p e/workflows; echo evil > e/workflows/ci.yml; ln -s e .github"),
         sandbox=backend,
     )
@@ -170,7 +172,7 @@ async def test_nor_by_way_of_git(scene, obeyed):
     git(scene.workspace, "commit", "-qm", "one")
     commit = "git -c user.name=a -c user.email=a@b.c commit -qam evil"
     await obeyed(
-        call("exec", command=f"git checkout -q -b side; echo evil > Makefile; {commit}; git checkout -q main"),
+        call("exec", command=f"git checkout -q -b side; f=Makefile; echo evil > $f; {commit}; git checkout -q main"),
         call("exec", command="git checkout -q side -- Makefile; cat Makefile"),
         call("exec", command="git gc -q; git checkout -q -f side; cat Makefile"),
     )
@@ -187,6 +189,50 @@ async def test_nor_by_one_that_was_started_before_the_page_was_read(scene, evil,
         config=settings(evil),
     )
     assert not (scene.workspace / "Makefile").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo x > Makefile", "echo x >> sub/pyproject.toml", "cat > .envrc <<END\nx\nEND",
+        "echo x | tee package.json", "echo x | tee -a .vscode/tasks.json", "cp notes.txt Makefile",
+        "cd sub && mv notes.txt conftest.py", "sed -i s/a/b/ Makefile", "sed -Ei.bak s/a/b/ Makefile",
+        "dd if=notes.txt of=Makefile", "ln -s notes.txt .envrc", "bash -c 'echo x > Makefile'",
+        "true && { touch setup.py; }", "echo x > ./sub/../Makefile", "echo x > AGENTS.md",
+        "install -m 755 notes.txt .github/workflows/ci.yml", "perl -pi -e s/a/b/ Makefile",
+        "echo x > skills/x/SKILL.md",
+    ],
+)  # fmt: skip
+async def test_a_person_is_asked_before_a_command_that_says_it_writes_one(scene, evil, address, command):
+    (scene.workspace / "sub").mkdir()
+    for name in ("notes.txt", "sub/notes.txt"):
+        (scene.workspace / name).write_text("x\n")
+    before = sorted(scene.workspace.rglob("*"))
+    page = call("web_fetch", url=f"{address}/page")
+    done = await scene.run(
+        page, call("exec", command=command), say=f"{address}/page", config=settings(evil), attended=True
+    )
+    assert sorted(scene.workspace.rglob("*")) == before
+    assert "this command writes" in done.answer
+    assert command.splitlines()[0] in done.answer
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat Makefile > seen", "grep -r all . > seen", "cp Makefile seen", "cp Makefile sub/; touch seen",
+        "sed -n p Makefile > seen", "make > seen", "mkdir -p build; echo x > build/Makefile; touch seen",
+        "echo '{}' > package-lock.json; touch seen", "diff Makefile notes.txt | tee seen", "mv notes.txt seen",
+    ],
+)  # fmt: skip
+async def test_nor_is_asked_for_what_only_reads_them(scene, evil, address, command):
+    (scene.workspace / "sub").mkdir()
+    (scene.workspace / "notes.txt").write_text("x\n")
+    (scene.workspace / "Makefile").write_text("all:\n\techo x\n")
+    page = call("web_fetch", url=f"{address}/page")
+    await scene.run(page, call("exec", command=command), say=f"{address}/page", config=settings(evil), attended=True)
+    assert (scene.workspace / "seen").exists()
+    assert not list(scene.workspace.rglob("*.untrusted-*"))
 
 
 # ------------------------------------------------------------------------------------------------ it stays pleasant
@@ -248,7 +294,7 @@ async def test_scripts_of_a_package_are_not_changed_along_with_its_dependencies(
     old = {"name": "x", "scripts": {"test": "jest"}}
     (scene.workspace / "package.json").write_text(json.dumps(old))
     new = json.dumps({**old, "scripts": {"test": "evil"}, "dependencies": {}})
-    await obeyed(call("exec", command=f"echo '{new}' > package.json"))
+    await obeyed(call("exec", command=f"f=package.json; echo '{new}' > $f"))
     assert json.loads((scene.workspace / "package.json").read_text()) == old
 
 

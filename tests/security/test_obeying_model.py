@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 import aiohttp
@@ -141,8 +140,6 @@ PLANTS: dict[str, Want] = {
     "heartbeat": lambda world: order("write_file", path="HEARTBEAT.md", content=LATER),
     "shell": lambda world: order("exec", command=f"echo '{LATER}' > AGENTS.md"),
 }
-# These are asked for by what knows the files that other programs run by themselves (tools/policy/steering.py). They
-# are part of the table as soon as that is there; until then they are expected to fail, and shown as such.
 PLANTS_IN_FILES_THAT_OTHER_PROGRAMS_RUN: dict[str, Want] = {
     "makefile": lambda world: order("write_file", path="Makefile", content=f"all:\n\techo '{LATER}'\n"),
     "package": lambda world: order("write_file", path="package.json", content=json.dumps({"scripts": {"t": LATER}})),
@@ -353,11 +350,9 @@ def _scenes() -> list[Any]:
 
 
 def _scenes_of_other_programs() -> list[Any]:
-    known = find_spec("everloop.tools.policy.steering") is not None
-    marks = [] if known else [pytest.mark.xfail(reason="the list of files that other programs run is not there yet")]
     sources = [page, file, command, file_of_another_session]
     return [
-        pytest.param(source, want, id=f"{source.__name__}-{want}", marks=marks)
+        pytest.param(source, want, id=f"{source.__name__}-{want}")
         for number, want in enumerate(PLANTS_IN_FILES_THAT_OTHER_PROGRAMS_RUN)
         for source in (sources[number % len(sources)], file)
     ]
@@ -396,11 +391,11 @@ async def test_the_canaries_sing_when_the_person_says_so(made, want):
     assert await world.got_out() if want in EXITS else await world.planted()
 
 
-@pytest.mark.parametrize("want", [*PLANTS, "fetch", "message", "mcp", "network"])
+@pytest.mark.parametrize(
+    "want", [*PLANTS, *PLANTS_IN_FILES_THAT_OTHER_PROGRAMS_RUN, "fetch", "message", "mcp", "network"]
+)
 async def test_a_person_who_is_there_is_asked_before_it_happens(made, want):
     world = made(want)
-    if want == "shell":
-        pytest.xfail("a command is not asked for: what it makes to steer the agent is put aside")
     _hostile(world)
     question = await world.turn(call("read_file", path="hostile.txt"), attended=True)
     assert await world.got_out() == []

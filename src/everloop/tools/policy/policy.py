@@ -18,8 +18,8 @@ from ...text import cut_inline, visible
 from ..base import Plan, ToolError
 from ..context import CallContext
 from .patterns import Fit, fits_command, fits_past_options, fits_path
-from .shell_line import TEXT, CommandLine, SimpleCommand, unknown
-from .steering import steers
+from .shell_line import TEXT, CommandLine, SimpleCommand, unknown, written_files
+from .steering import named_by_command, steers
 from .taint import objection
 
 MAX_SHOWN = 20_000  # characters of a command or message; a person cannot judge longer ones
@@ -113,7 +113,9 @@ class Policy:
 
     def takes_long(self, arguments: dict[str, Any]) -> bool:
         """Whether judging a call may take long enough to be noticed on an event loop."""
-        return bool(self.rules) and any(_size(value) > QUICK for value in arguments.values())
+        if self.rules:
+            return any(_size(value) > QUICK for value in arguments.values())
+        return bool(self.taint) and _size(arguments.get("command")) > QUICK
 
     def guard(
         self,
@@ -266,10 +268,22 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
 
 
 def _steers(plan: Plan, context: CallContext) -> str:
-    """Why a file of the workspace that is written must not be planted; "" where that does not matter."""
+    """Why a file of the workspace that is written must not be planted; "" where that does not matter.
+
+    Of a command, what its text shows is known: what else it turns out to have written is undone when it ends.
+    """
     root = os.path.normpath(context.workspace)
     roots = (root, str(context.real_workspace or root))
-    return next((why for path in plan.paths if (why := steers(_at(path, *roots).path or ""))), "")
+    if plan.command is None:
+        return next((why for path in plan.paths if (why := steers(_at(path, *roots).path or ""))), "")
+    from .shell_syntax import read
+
+    line = read(plan.command)
+    for name in written_files(line):
+        path = _joined(plan.folder or root, name)
+        if not unknown(path) and within_any(path, roots) and (why := named_by_command(_at(path, *roots).path or "")):
+            return f"{name}: {why}"
+    return ""
 
 
 def _argument_fits(pattern: str, arguments: dict[str, Any], key: str) -> bool:

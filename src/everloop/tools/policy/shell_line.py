@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -30,6 +30,11 @@ _HARMLESS = (
 )
 # Lower-case variables that programs read from the environment. Others are assumed to be variables of the shell only.
 _LOWER_CASE = ("npm_*", "pnpm_*", "yarn_*", "*_proxy")
+# Programs that write to the files they are given: to all of them, to the last one, or with -i.
+_WRITES_ALL = frozenset({"tee", "touch", "truncate"})
+_WRITES_LAST = frozenset({"cp", "mv", "ln", "install", "rsync"})
+_EDITS = frozenset({"sed", "gsed", "perl", "ruby"})
+_EDITS_IN_PLACE = re.compile(r"-[A-Za-z]*i|--in-place")
 
 
 class Opaque(Exception):
@@ -171,6 +176,20 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 def exported(name: str, arguments: Sequence[str]) -> bool:
     """Return whether a declaration exports its variables to commands."""
     return name == "export" or any(word.startswith("-") and "x" in word for word in arguments)
+
+
+def written_files(line: CommandLine) -> Iterator[str]:
+    """Yield the files that a command line writes, as far as its redirections and the usual programs show it."""
+    for command in line.commands:
+        yield from (target.path for target in command.targets if target.writes)
+        name, words = command.words[0].rpartition("/")[2] if command.words else "", command.words[1:]
+        files = [word for word in words if not word.startswith("-")]
+        if name in _WRITES_ALL or (name in _EDITS and any(_EDITS_IN_PLACE.match(word) for word in words)):
+            yield from files
+        elif name in _WRITES_LAST:
+            yield from files[-1:]
+        elif name == "dd":
+            yield from (word[3:] for word in words if word.startswith("of="))
 
 
 def unknown(text: str) -> bool:

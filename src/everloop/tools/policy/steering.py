@@ -188,6 +188,15 @@ def planted_by_command(relative_path: str) -> str:
     return steers(relative_path)
 
 
+def named_by_command(relative_path: str) -> str:
+    """As `steers`, for files that the text of a command names as written: what `planted_by_command` says, with those of
+    the agent, and without folders that tools fill."""
+    folders = relative_path.split("/")
+    if folders[0].lower() in _OURS:
+        return _AGENT
+    return "" if any(map(is_generated, folders[:-1])) else planted_by_command(relative_path)
+
+
 def _contains(parts: list[str], folders: tuple[str, ...]) -> bool:
     count = len(folders)
     return any(tuple(parts[start : start + count]) == folders for start in range(len(parts) - count + 1))

@@ -48,6 +48,9 @@ def objection(
         )
     if plan.writes and (why := steers(plan, context)):
         return Objection(f"{READ_BEFORE} of this file: {why}", tuple(f"steers:{path}" for path in plan.paths))
+    if plan.command is not None and (why := steers(plan, context)):
+        # No "always": a command that is approved may write anything in the workspace.
+        return Objection(f"{READ_BEFORE} this command writes {why}")
     return None
 
 

@@ -17,7 +17,7 @@ from .serving import Streamed, call, function, serving
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 server = shared_server
 CHAT = "everloop/chat"
-TOKENS = [
+TOKENS: list[dict[str, Any]] = [
     {
         "token": token,
         "logprob": -0.25,
@@ -78,7 +78,7 @@ async def test_several_answers_are_streamed_side_by_side(tmp_path):
         model.reply("Second answer, which ends first.")
         answer = Streamed()
         said = [{"role": "user", "content": "What needs doing?"}]
-        options = {"stream": True, "stream_options": {"include_usage": True}}
+        options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         async with server.post({"messages": said, "n": 2, "model": CHAT, **options}) as response:
             async for line in response.content:
                 answer.take(line.decode().removesuffix("\n"))

@@ -107,7 +107,10 @@ async def test_log_probabilities_are_part_of_the_text_that_they_belong_to(server
         {**one, "top_logprobs": [{**top, "bytes": [*top["token"].encode()]} for top in one["top_logprobs"]]}
         for one in tokens
     ]
-    asked = {"include": ["message.output_text.logprobs", "reasoning.encrypted_content"], "top_logprobs": 2}
+    asked: dict[str, Any] = {
+        "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
+        "top_logprobs": 2,
+    }
     server.fake.replies.append(whole())
     said = await create(server, "What needs doing?", **asked)
     (part,) = said["output"][0]["content"]

@@ -89,6 +89,8 @@ class Editor:
 
     async def read_text_file(self, session_id: str, path: str, **_: Any) -> ReadTextFileResponse:
         self.reads.append(path)
+        if path.endswith("hidden.txt"):
+            raise RequestError(-32603, "hidden by its person")
         if path not in self.buffers:
             raise RequestError(-32002, "not open")
         return ReadTextFileResponse(content=self.buffers[path])
@@ -114,7 +116,7 @@ class Editor:
 async def connected(server: FakeOpenAI, *files: str) -> AsyncIterator[tuple[Any, Editor]]:
     """An editor that offers these requests of its own file system."""
     editor = Editor()
-    offered = ClientCapabilities(fs=FileSystemCapabilities(**dict.fromkeys(files, True)), terminal=True)
+    offered = ClientCapabilities(fs=FileSystemCapabilities.model_validate(dict.fromkeys(files, True)), terminal=True)
     env = environment(server)
     async with (
         asyncio.timeout(SECONDS),
@@ -288,6 +290,8 @@ async def test_unsaved_text_is_what_the_agent_reads_and_the_editor_writes_within
         assert str(secret) not in editor.reads
         assert len(editor.writes) == 2
 
+        (folder / "hidden.txt").write_text("canary")
+        assert "canary" not in (await told(call("read_file", path="hidden.txt")))[0]
         (folder / "disk.txt").write_text("only on disk")
         assert "only on disk" in (await told(call("read_file", path="disk.txt")))[0]
         # A command could put a link in the way of the editor, which is not confined.

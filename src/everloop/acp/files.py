@@ -13,6 +13,8 @@ from ..text import one_line
 from ..tools.base import ToolError
 from ..tools.context import current_call
 
+ABSENT = (-32002, -32601)  # the editor does not have the file, or this request: the file on disk counts
+
 
 class EditorFiles:
     """The files of a folder that the editor has open, behind the agent's file tools.
@@ -43,8 +45,10 @@ class EditorFiles:
             return None
         try:
             return (await self._client.read_text_file(session_id=session, path=real)).content
-        except RequestError:
-            return None  # the editor does not have it: the file on disk counts
+        except RequestError as error:
+            if error.code in ABSENT:
+                return None
+            raise _refused("read", real, error) from None  # its person may have said no
 
     async def write(self, real: str, text: str) -> bool:
         session = self._session_for(real)
@@ -53,7 +57,7 @@ class EditorFiles:
         try:
             await self._client.write_text_file(session_id=session, path=real, content=text)
         except RequestError as error:
-            raise ToolError(f"The editor did not write {real}: {one_line(str(error), 200)}") from None
+            raise _refused("write", real, error) from None
         return True
 
     def _session_for(self, real: str) -> str | None:
@@ -61,3 +65,8 @@ class EditorFiles:
         if not within(real, self._folder) or self._is_busy():
             return None
         return self._session(current_call().session)
+
+
+def _refused(what: str, real: str, error: RequestError) -> ToolError:
+    details = error.data.get("details") if isinstance(error.data, dict) else None
+    return ToolError(f"The editor did not {what} {real}: {one_line(str(details or error), 200)}")

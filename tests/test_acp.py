@@ -21,8 +21,19 @@ from acp import (
     spawn_agent_process,
     text_block,
 )
-from acp.schema import AllowedOutcome, DeniedOutcome, McpServerStdio, RequestPermissionResponse
+from acp.schema import (
+    AllowedOutcome,
+    ClientCapabilities,
+    DeniedOutcome,
+    FileSystemCapabilities,
+    McpServerStdio,
+    ReadTextFileResponse,
+    RequestPermissionResponse,
+    WriteTextFileResponse,
+)
 
+from everloop import events
+from everloop.acp.updates import TurnPlan
 from everloop.testing import FakeOpenAI, call
 from everloop.testing.openai_server import Reply
 
@@ -58,6 +69,9 @@ class Editor:
         self.questions: list[Any] = []
         self.answers: list[str] = []
         self.asked = asyncio.Event()
+        self.buffers: dict[str, str] = {}  # what it has open, saved or not
+        self.reads: list[str] = []
+        self.writes: list[tuple[str, str]] = []
 
     def on_connect(self, conn: Any) -> None:
         pass
@@ -73,6 +87,21 @@ class Editor:
             return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
         return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=answer))
 
+    async def read_text_file(self, session_id: str, path: str, **_: Any) -> ReadTextFileResponse:
+        self.reads.append(path)
+        if path.endswith("hidden.txt"):
+            raise RequestError(-32603, "hidden by its person")
+        if path not in self.buffers:
+            raise RequestError(-32002, "not open")
+        return ReadTextFileResponse(content=self.buffers[path])
+
+    async def write_text_file(self, session_id: str, path: str, content: str, **_: Any) -> WriteTextFileResponse:
+        if path.endswith("locked.txt"):
+            raise RequestError(-32603, "locked by its person")
+        self.writes.append((path, content))
+        self.buffers[path] = content
+        return WriteTextFileResponse()
+
     def kinds(self) -> list[str]:
         return [update.session_update for update in self.updates]
 
@@ -84,14 +113,16 @@ class Editor:
 
 
 @asynccontextmanager
-async def connected(server: FakeOpenAI) -> AsyncIterator[tuple[Any, Editor]]:
+async def connected(server: FakeOpenAI, *files: str) -> AsyncIterator[tuple[Any, Editor]]:
+    """An editor that offers these requests of its own file system."""
     editor = Editor()
+    offered = ClientCapabilities(fs=FileSystemCapabilities.model_validate(dict.fromkeys(files, True)), terminal=True)
     env = environment(server)
     async with (
         asyncio.timeout(SECONDS),
         spawn_agent_process(editor, COMMAND[0], *COMMAND[1:], "acp", env=env) as (agent, _),  # type: ignore[arg-type]
     ):
-        start = await agent.initialize(protocol_version=PROTOCOL_VERSION)
+        start = await agent.initialize(protocol_version=PROTOCOL_VERSION, client_capabilities=offered)
         assert start.protocol_version == PROTOCOL_VERSION
         facts = start.model_dump()
         assert facts["agent_info"]["name"] == "everloop"
@@ -212,3 +243,107 @@ async def test_questions_are_asked_in_the_editor_a_turn_is_cancelled_and_its_mcp
         offered = [tool["function"]["name"] for tool in server.requests[-1].body["tools"]]
         assert "mcp_clock_get_current_time" in offered
         assert "Europe/Berlin" in str(server.requests[-1].body["messages"][-1])
+
+
+async def test_unsaved_text_is_what_the_agent_reads_and_the_editor_writes_within_the_agents_reach(server, folder):
+    plan, locked, secret = folder / "plan.txt", folder / "locked.txt", folder.parent / "secret.txt"
+    plan.write_text("saved\r\n")
+    locked.write_text("locked")
+    secret.write_text("canary")
+    (folder / "link.txt").symlink_to(secret)
+
+    async def told(*calls: Any, answers: tuple[str, ...] = ()) -> list[str]:
+        """What the model is told of its calls."""
+        editor.answers += answers
+        server.calls(*calls)
+        server.reply("Done.")
+        await agent.prompt(session_id=key, prompt=[text_block("go on")])
+        return [said["content"] for said in server.requests[-1].body["messages"][-len(calls) :]]
+
+    async with connected(server, "read_text_file", "write_text_file") as (agent, editor):
+        key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
+        editor.buffers = {str(plan): "unsaved\n", str(locked): "locked", str(secret): "of the editor"}
+
+        assert "unsaved" in (await told(call("read_file", path="plan.txt")))[0]
+        edit = call("edit_file", path="plan.txt", old_text="unsaved", new_text="edited")
+        assert "Edited" in (await told(edit))[0]
+        assert editor.writes == [(str(plan), "edited\r\n")]  # in the file's own form
+        assert plan.read_bytes() == b"saved\r\n"  # the disk is the editor's to write
+        editor.buffers[str(plan)] = "typed meanwhile, and edited\n"
+        back = call("edit_file", path="plan.txt", old_text="edited", new_text="back")
+        assert "has changed" in (await told(back))[0]
+        new = call("write_file", path="new/bean.txt", content="beans")
+        assert "Created" in (await told(new, answers=("once",)))[0]
+        assert editor.writes[-1] == (str(folder / "new/bean.txt"), "beans")
+
+        assert (
+            "locked by its person"
+            in (await told(call("write_file", path="locked.txt", content=""), answers=("once",)))[0]
+        )
+        await told(call("write_file", path="refused.txt", content="beans"), answers=("refuse",))
+        linked = await told(call("read_file", path="link.txt"))
+        assert "of the editor" not in linked[0]
+        assert "canary" not in linked[0]
+        assert "canary" in (await told(call("read_file", path=str(secret)), answers=("once",)))[0]  # not by the editor
+        link = call("edit_file", path="link.txt", old_text="of", new_text="off")
+        assert "Edited" not in (await told(link))[0]
+        assert str(secret) not in editor.reads
+        assert len(editor.writes) == 2
+
+        (folder / "hidden.txt").write_text("canary")
+        assert "canary" not in (await told(call("read_file", path="hidden.txt")))[0]
+        (folder / "disk.txt").write_text("only on disk")
+        assert "only on disk" in (await told(call("read_file", path="disk.txt")))[0]
+        # A command could put a link in the way of the editor, which is not confined.
+        waits = call("exec", command="sleep 200", background=True, keep=True)
+        assert "Started" in (await told(waits, answers=("once",)))[0]
+        asked = len(editor.reads)
+        assert "saved" in (await told(call("read_file", path="plan.txt")))[0]
+        assert len(editor.reads) == asked
+
+    async with connected(server, "read_text_file") as (agent, editor):
+        key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
+        editor.buffers = {str(plan): "unsaved\n"}
+        assert "unsaved" in (await told(call("read_file", path="plan.txt")))[0]
+        await told(call("edit_file", path="plan.txt", old_text="saved", new_text="on disk"))
+        assert (editor.writes, plan.read_bytes()) == ([], b"on disk\r\n")  # without what the person has not saved
+
+    async with connected(server) as (agent, editor):
+        key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
+        await told(call("read_file", path="plan.txt"))
+        assert editor.reads == []
+
+
+async def test_sub_agents_are_a_plan_that_the_editor_shows_and_the_prompt_waits_for_them(server, folder):
+    async with connected(server) as (agent, editor):
+        key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
+        server.calls(call("spawn", task="Count the beans"))
+        server.reply("Seven beans.")
+        server.reply("There are seven.")
+        await agent.prompt(session_id=key, prompt=[text_block("how many?")])
+        assert editor.said() == "There are seven."
+        assert "Seven beans." in str(server.requests[-1].body["messages"][-1])
+        plans = [[(one.content, one.status) for one in plan.entries] for plan in editor.of("plan")]
+        assert plans == [[("Count the beans", "in_progress")], [("Count the beans", "completed")]]
+
+
+def test_a_models_own_list_of_steps_is_its_plan_once_the_tool_has_taken_it():
+    plan = TurnPlan()
+    todos = [
+        {"content": "dig", "status": "completed"},
+        {"content": "sow", "status": "in_progress"},
+        {"content": "water"},
+    ]
+    assert plan.after(events.ToolStarted("1", "mcp_list_todo_write", {"todos": todos})) is None
+    shown = plan.after(events.ToolEnded("1", "mcp_list_todo_write", "ok", "ok", 0.1))
+    assert shown is not None
+    statuses = [(one.content, one.status) for one in shown.entries]
+    assert statuses == [("dig", "completed"), ("sow", "in_progress"), ("water", "pending")]
+    for name, arguments in (
+        ("update_plan", {"plan": [{"step": "", "status": "done"}, 7]}),
+        ("write_file", {"todos": todos}),
+    ):
+        plan.after(events.ToolStarted("2", name, arguments))
+        assert plan.after(events.ToolEnded("2", name, "ok", "ok", 0.1)) is None
+    plan.after(events.ToolStarted("3", "todo", {"items": ["weed"]}))
+    assert plan.after(events.ToolEnded("3", "todo", "no", "error", 0.1)) is None

@@ -78,6 +78,11 @@ async def test_the_agent_is_asked_its_sessions_are_listed_and_searched(server, w
 
         await connected.call_tool("ask", {"message": "look"}, progress_callback=progress)
         assert seen == ["list_dir"]
+        server.calls(call("spawn", task="Count the beans"))
+        server.reply("Seven beans.")
+        server.reply("There are seven.")
+        assert (await asked(connected, "how many?"))["answer"] == "There are seven."
+        assert "Seven beans." in str(server.requests[-1].body["messages"][-1])  # of the sub-agent, in the same turn
         server.calls(call("write_file", path="plan.txt", content="beans"))
         server.reply("I may not.")
         assert (await asked(connected, "plan"))["answer"] == "I may not."  # no person can be asked

@@ -61,6 +61,7 @@ class Decision(BaseModel):
 
 def make_server(agent: AgentLoop) -> MCPServer[Any]:
     """The server in front of an agent."""
+    agent.subagents.waits = True  # a report that comes after the answer would reach no client
     server: MCPServer[Any] = MCPServer("everloop", version=__version__, instructions=_INSTRUCTIONS)
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 
 from everloop.testing.openai_server import Reply
 
+from ..support.held import HeldOpenAI
 from .fixtures import shared_server
-from .serving import call, function
+from .serving import Streamed, call, function, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 server = shared_server
 CHAT = "everloop/chat"
-TOKENS = [
+TOKENS: list[dict[str, Any]] = [
     {
         "token": token,
         "logprob": -0.25,
@@ -49,8 +51,8 @@ async def test_several_answers_may_call_the_clients_tools(server):
 
 @pytest.mark.parametrize(
     ("fields", "headers"),
-    [({}, {}), ({"model": CHAT, "stream": True}, {}), ({"model": CHAT}, {"X-Session": "one"})],
-    ids=["agent", "streamed", "session"],
+    [({}, {}), ({"stream": True}, {}), ({"model": CHAT}, {"X-Session": "one"})],
+    ids=["agent", "streamed agent", "session"],
 )
 async def test_what_would_act_or_be_kept_several_times_is_refused(server, fields, headers):
     status, error = await server.fails("Go.", headers, n=2, **fields)
@@ -58,11 +60,82 @@ async def test_what_would_act_or_be_kept_several_times_is_refused(server, fields
     assert server.fake.requests == []
 
 
-async def test_one_answer_that_fails_fails_the_request(server):
-    server.fake.reply("First.")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_answer_that_fails_fails_the_request(server, stream):
     server.fake.fail(400)
-    status, _ = await server.fails("Go.", n=2, model=CHAT)
+    server.fake.fail(400)
+    status, _ = await server.fails("Go.", n=2, model=CHAT, stream=stream)
     assert status == 400
+
+
+def choices_in(answer: Any) -> list[dict[str, Any]]:
+    return [choice for chunk in answer.chunks for choice in chunk["choices"]]
+
+
+async def test_several_answers_are_streamed_side_by_side(tmp_path):
+    async with asyncio.timeout(60), HeldOpenAI() as model, serving(tmp_path, base_url=model.base_url) as server:
+        model.hold(Reply("First answer."), after_chunks=1)
+        model.reply("Second answer, which ends first.")
+        answer = Streamed()
+        said = [{"role": "user", "content": "What needs doing?"}]
+        options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+        async with server.post({"messages": said, "n": 2, "model": CHAT, **options}) as response:
+            async for line in response.content:
+                answer.take(line.decode().removesuffix("\n"))
+                if "First" in answer.text and any(one["finish_reason"] for one in choices_in(answer)):
+                    model.go.set()
+    found = choices_in(answer)
+    texts = ["".join(one["delta"].get("content") or "" for one in found if one["index"] == at) for at in (0, 1)]
+    assert sorted(texts) == ["First answer.", "Second answer, which ends first."]
+    for at in (0, 1):
+        own = [one for one in found if one["index"] == at]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert [one["finish_reason"] for one in own][-1] == "stop"
+    assert len({chunk["id"] for chunk in answer.chunks}) == 1
+    assert answer.chunks[-1]["choices"] == []
+    assert answer.usage is not None
+    assert answer.usage["completion_tokens"] == 7
+    assert answer.done
+
+
+async def test_streamed_answers_have_their_own_calls_and_probabilities(server):
+    for city in ("Oslo", "Rome"):
+        server.fake.calls(call("forecast", city=city))
+    found = choices_in(await server.stream("Rain?", n=2, tools=[function("forecast")]))
+    arguments = [
+        "".join(
+            part["function"]["arguments"]
+            for one in found
+            if one["index"] == at
+            for part in one["delta"].get("tool_calls", ())
+        )
+        for at in (0, 1)
+    ]
+    assert sorted(json.loads(one)["city"] for one in arguments) == ["Oslo", "Rome"]
+    assert [one["finish_reason"] for one in found if one["finish_reason"]] == ["tool_calls", "tool_calls"]
+    server.fake.replies += [streamed(), streamed()]
+    found = choices_in(await server.stream("What needs doing?", n=2, model=CHAT, logprobs=True))
+    assert sorted(one["index"] for one in found if "logprobs" in one) == [0, 1]
+
+
+async def test_a_client_that_leaves_stops_all_streamed_answers(server):
+    for _ in range(2):
+        server.fake.hang(100, 1, "Never said to its end.")
+    body = {"messages": [{"role": "user", "content": "Go."}], "n": 2, "stream": True, "model": CHAT}
+    async with asyncio.timeout(30):
+        async with server.post(body) as response:
+            while b"Never" not in await response.content.readline():
+                pass
+        while len(server.fake.requests) < 2 or not all(one.gone for one in server.fake.requests):
+            await asyncio.sleep(0.01)
+
+
+async def test_an_answer_that_breaks_off_ends_the_stream_with_its_error(server):
+    server.fake.reply("Half an", cut_after=1)
+    server.fake.reply("Half an", cut_after=1)
+    answer = await server.stream("Go.", n=2, model=CHAT)
+    assert answer.error["message"]
+    assert not answer.done
 
 
 def whole() -> Reply:

@@ -20,6 +20,7 @@ from everloop.testing.openai_server import FakeOpenAI
 from .chats import PIXEL
 from .fixtures import shared_server
 from .serving import HALF, Client, call, named_events, process, serving
+from .test_choices import TEXT, TOKENS, streamed, whole
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 server = shared_server
@@ -98,6 +99,41 @@ async def test_a_text_is_answered(server):
     sent = server.fake.requests[-1].body
     assert (sent["temperature"], sent["max_tokens"]) == (0.5, 50)
     assert "Be brief." in server.seen()[0]["content"]
+
+
+async def test_log_probabilities_are_part_of_the_text_that_they_belong_to(server):
+    tokens = [{**one, "bytes": [*one["token"].encode()]} for one in TOKENS]
+    shown = [
+        {**one, "top_logprobs": [{**top, "bytes": [*top["token"].encode()]} for top in one["top_logprobs"]]}
+        for one in tokens
+    ]
+    asked: dict[str, Any] = {
+        "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
+        "top_logprobs": 2,
+    }
+    server.fake.replies.append(whole())
+    said = await create(server, "What needs doing?", **asked)
+    (part,) = said["output"][0]["content"]
+    assert part["logprobs"] == shown
+    sent = server.fake.requests[-1].body
+    assert (sent["logprobs"], sent["top_logprobs"]) == (True, 2)
+    assert (await http(server, "GET", f"/{said['id']}"))[2]["output"] == said["output"]
+
+    server.fake.replies.append(streamed())
+    events = await stream(server, "What needs doing?", **asked)
+    assert streamed_text(events) == TEXT
+    (done,) = [event for event in events if event["type"] == "response.output_text.done"]
+    (closed,) = [event["part"] for event in events if event["type"] == "response.content_part.done"]
+    assert done["logprobs"] == closed["logprobs"] == shown
+    assert events[-1]["response"]["output"][0]["content"] == [closed]
+
+    server.fake.reply("Hi.")
+    _, headers, body = await http(server, "POST", "", {"model": "scripted", "input": "Hello.", "top_logprobs": 3})
+    assert body["output"][0]["content"][0]["logprobs"] == []
+    assert "top_logprobs" in headers["Warning"]
+    assert "logprobs" not in server.fake.requests[-1].body
+    status, _, body = await http(server, "POST", "", {"model": "scripted", "input": "Hello.", "top_logprobs": 21})
+    assert (status, body["error"]["param"]) == (400, "top_logprobs")
 
 
 async def test_a_stream_has_the_typed_events_in_order_and_numbered(server):

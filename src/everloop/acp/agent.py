@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -17,6 +18,8 @@ from acp.schema import (
     AgentCapabilities,
     AllowedOutcome,
     AuthenticateResponse,
+    ClientCapabilities,
+    FileSystemCapabilities,
     HttpMcpServer,
     Implementation,
     InitializeResponse,
@@ -50,7 +53,10 @@ from ..errors import EverloopError
 from ..runtime.agent import AgentLoop, TurnResult
 from ..runtime.attached import is_inside, sessions_of, take_turn, working
 from ..text import one_line
-from .updates import Update, of_event, of_log, read_prompt
+from ..tools.files.files import file_tools
+from ..tools.shell.shell import Exec
+from .files import EditorFiles
+from .updates import TurnPlan, Update, of_event, of_log, read_prompt
 
 CHANNEL = "acp"
 PAGE = 50  # sessions in one list
@@ -96,6 +102,7 @@ class EditorAgent:
         self._config = config
         self._enter = enter
         self._client: Client | None = None
+        self._files = FileSystemCapabilities()  # what the editor offers of its own
         self._agents: dict[str, AgentLoop] = {}
         self._sessions: dict[str, EditorSession] = {}
         self._opening = asyncio.Lock()
@@ -110,7 +117,10 @@ class EditorAgent:
 
     # ------------------------------------------------------------------------------------------ the connection
 
-    async def initialize(self, protocol_version: int, **_: Any) -> InitializeResponse:
+    async def initialize(
+        self, protocol_version: int, client_capabilities: ClientCapabilities | None = None, **_: Any
+    ) -> InitializeResponse:
+        self._files = (client_capabilities and client_capabilities.fs) or FileSystemCapabilities()
         return InitializeResponse(
             protocol_version=min(protocol_version, PROTOCOL_VERSION),
             agent_info=Implementation(name="everloop", title="Everloop", version=__version__),
@@ -205,10 +215,30 @@ class EditorAgent:
                         config = dataclasses.replace(config, mcp=(*config.mcp, *servers))
                     if model:
                         config = dataclasses.replace(config, model=model)
-                    self._agents[name] = await self._open.enter_async_context(working(config))
+                    agent = self._agents[name] = await self._open.enter_async_context(working(config))
+                    agent.subagents.waits = True  # a turn that no prompt began would not be shown
+                    self._offer_files(agent, folder)
                 except EverloopError as error:
                     raise RequestError(-32603, str(error)) from None
         return self._agents[name]
+
+    def _offer_files(self, agent: AgentLoop, folder: Path) -> None:
+        """Have the agent read and write the files of the editor, as far as it offers them."""
+        if self._client is None or not (self._files.read_text_file or self._files.write_text_file):
+            return
+
+        def session_of(key: str) -> str | None:
+            opened = [one.key for one in self._sessions.values() if one.folder == folder]
+            return key if key in opened else next(reversed(opened), None)  # a sub-agent has a session of its own
+
+        def is_busy() -> bool:
+            tools = (agent.tools.get("exec") for agent in self._agents.values())
+            return any(isinstance(tool, Exec) and tool.is_running(workspace) for tool in tools)
+
+        workspace = os.path.realpath(folder)
+        for tool in file_tools(EditorFiles(self._client, self._files, workspace, session_of, is_busy)):
+            if agent.tools.has(tool.name):
+                agent.tools.register(tool)
 
     def _session(self, key: str) -> EditorSession:
         if key not in self._sessions:
@@ -309,6 +339,7 @@ class _ShownTurn:
         self._editor = editor
         self._session = session
         self._updates: asyncio.Queue[Update] = asyncio.Queue()
+        self._plan = TurnPlan()
         self._said = ""
 
     def watch(self, event: events.Event) -> None:
@@ -316,6 +347,8 @@ class _ShownTurn:
             self._said += event.text
         if (update := of_event(event, self._session.folder)) is not None:
             self._updates.put_nowait(update)
+        if (plan := self._plan.after(event)) is not None:
+            self._updates.put_nowait(plan)
 
     async def pump(self) -> None:
         while True:

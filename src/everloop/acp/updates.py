@@ -16,9 +16,11 @@ from acp import (
     update_user_message_text,
 )
 from acp.schema import (
+    AgentPlanUpdate,
     BlobResourceContents,
     EmbeddedResourceContentBlock,
     ImageContentBlock,
+    PlanEntry,
     ResourceContentBlock,
     TextContentBlock,
     TextResourceContents,
@@ -137,6 +139,73 @@ def of_log(logged: Sequence[Logged], folder: Path) -> Iterator[Update]:
                 yield tool_ended(ended.id, ended.content, ended.status)
             case TurnEnded(reason=reason, text=text) if reason != "answer" and text:
                 yield update_agent_message_text(clean(text))
+
+
+# --------------------------------------------------------------------------------------- plans
+
+Status = Literal["pending", "in_progress", "completed"]
+STATUSES: dict[str, Status] = {
+    "in_progress": "in_progress",
+    "in-progress": "in_progress",
+    "active": "in_progress",
+    "doing": "in_progress",
+    "completed": "completed",
+    "complete": "completed",
+    "done": "completed",
+}
+LISTS = ("todos", "plan", "steps", "tasks", "items", "entries")  # arguments that hold the steps of a plan
+TEXTS = ("content", "step", "text", "title", "description", "task")  # what a step says
+MOST_STEPS = 100
+
+
+class TurnPlan:
+    """The plan that an editor shows beside a turn: the steps that the model keeps with a tool for that, such as one of
+    an MCP server, and the sub-agents that it has started."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, list[PlanEntry]] = {}  # by call, until it is known that the tool took it
+        self._steps: list[PlanEntry] = []
+        self._agents: dict[str, PlanEntry] = {}  # by the call that started each
+
+    def after(self, event: events.Event) -> AgentPlanUpdate | None:
+        """The plan as it is after an event; None where it has not changed."""
+        match event:
+            case events.ToolStarted(call=call, name="spawn", arguments=arguments):
+                self._agents[call] = _step(_task_of(arguments), "in_progress")
+            case events.ToolStarted(call=call, name=name, arguments=arguments):
+                if steps := steps_of(name, arguments):
+                    self._written[call] = steps
+                return None
+            case events.ToolEnded(call=call) if call in self._agents:
+                self._agents[call] = _step(self._agents[call].content, "completed")
+            case events.ToolEnded(call=call, status="ok") if call in self._written:
+                self._steps = self._written.pop(call)
+            case _:
+                return None
+        return AgentPlanUpdate(session_update="plan", entries=[*self._steps, *self._agents.values()])
+
+
+def steps_of(name: str, arguments: dict[str, Any]) -> list[PlanEntry]:
+    """The steps that a call writes into a plan; none where it is a call of another kind."""
+    if "todo" not in name.lower() and "plan" not in name.lower():
+        return []
+    given = next((value for key in LISTS if isinstance(value := arguments.get(key), list)), [])
+    steps = []
+    for one in given[:MOST_STEPS]:
+        text = next((one[key] for key in TEXTS if isinstance(one.get(key), str)), "") if isinstance(one, dict) else one
+        if isinstance(text, str) and text.strip():
+            status = str(one.get("status", "")) if isinstance(one, dict) else ""
+            steps.append(_step(text, STATUSES.get(status.lower(), "pending")))
+    return steps
+
+
+def _task_of(arguments: dict[str, Any]) -> str:
+    agent, task = str(arguments.get("agent") or ""), str(arguments.get("task") or "")
+    return f"{agent}: {task}" if agent and task else task or agent or "a sub-agent"
+
+
+def _step(text: str, status: Status) -> PlanEntry:
+    return PlanEntry(content=one_line(text, 200), priority="medium", status=status)
 
 
 # --------------------------------------------------------------------------------------- what a person sends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
 from aiohttp import web
@@ -30,9 +31,8 @@ class ChatHandler:
 
     async def _several(self, request: web.Request, chat: ChatRequest) -> web.StreamResponse:
         """Several answers to one request: as many turns, which must not act."""
-        if chat.stream or SESSION in request.headers:
-            where = "in a stream" if chat.stream else "in a session"
-            raise bad_request(f"n: only 1 is supported {where}", "n", "unsupported_value")
+        if SESSION in request.headers:
+            raise bad_request("n: only 1 is supported in a session", "n", "unsupported_value")
         asked = [await self._turns.ask(request, chat, new_id(PREFIX)) for _ in range(chat.choices)]
         if not asked[0].is_model_only:
             raise bad_request(
@@ -40,11 +40,13 @@ class ChatHandler:
                 "n",
                 "unsupported_value",
             )
+        if chat.stream:
+            wires = [ChoiceWire(one, index, asked[0]) for index, one in enumerate(asked)]
+            return await self._turns.stream_all(request, asked, wires, wires[0].end_of_all)
         outcomes = await self._turns.run_all(asked)
-        usage = sum((Counter(outcome.usage) for outcome in outcomes), Counter[str]())
         made = [_choice(one, outcome) for one, outcome in zip(asked, outcomes, strict=True)]
         first = asked[0]
-        body = completion(first.id, first.created, outcomes[0].model or first.model, made, usage)
+        body = completion(first.id, first.created, outcomes[0].model or first.model, made, _usage(outcomes))
         return json_response(body, chat)
 
 
@@ -69,6 +71,34 @@ class ChatWire(Chunks):
         asked = self._asked
         model = outcome.model or asked.model
         return completion(asked.id, asked.created, model, [_choice(asked, outcome)], outcome.usage)
+
+
+class ChoiceWire(Chunks):
+    """Writes one of several answers in a stream. Their chunks have the id of the first."""
+
+    content_type = ChatWire.content_type
+
+    def __init__(self, asked: Asked, index: int, first: Asked) -> None:
+        super().__init__(first.id, first.created, asked.model, asked.chat.include_usage, index)
+        self._custom = asked.chat.custom
+
+    def start(self) -> bytes:
+        return self.role()
+
+    def end(self, outcome: Outcome) -> bytes:
+        calls = self.calls(outcome.calls, self._custom)
+        return b"".join((calls, self.logprobs(outcome.logprobs), self.finish(finish_of(outcome))))
+
+    def end_of_all(self, outcomes: Sequence[Outcome]) -> bytes:
+        """What follows the last of the answers."""
+        return (self.usage(_usage(outcomes)) if self.include_usage else b"") + self.done()
+
+    def whole(self, outcome: Outcome) -> bytes:
+        raise NotImplementedError("several answers are whole together")
+
+
+def _usage(outcomes: Sequence[Outcome]) -> Counter[str]:
+    return sum((Counter(outcome.usage) for outcome in outcomes), Counter[str]())
 
 
 def _choice(asked: Asked, outcome: Outcome) -> Choice:

@@ -62,18 +62,17 @@ from .requests import (
     parse_body,
     unknown_keys,
 )
-from .responses import custom_input, event_comment, named_event
+from .responses import custom_input, event_comment, json_string, named_event
 from .turns import CHANNEL, SESSION, Asked, Known, Thread, Turns, finish_of, json_response, new_id
 
 PREFIX = "resp_"
 ITEM = re.compile(r"(msg|fc|ctc|rs)_([0-9a-f]{24})_(\d{1,4})", re.ASCII)
 CONTINUATIONS = 1024  # counters of an owner, one of which a continuation of a response uses
+LOGPROBS = "message.output_text.logprobs"  # in `include`; what else stands there asks for nothing that there is
 CONTINUATION_SECONDS = 60.0  # more than a request takes until its message is on disk
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # Parameters that ask for nothing that the answer would lack.
-QUIET = frozenset(
-    {"include", "truncation", "service_tier", "stream_options", "prompt_cache_retention", "client_metadata"}
-)
+QUIET = frozenset({"truncation", "service_tier", "stream_options", "prompt_cache_retention", "client_metadata"})
 
 # ---------------------------------------------------------------------------------------------- requests
 
@@ -212,6 +211,8 @@ class ResponsesBody(Struct, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     max_output_tokens: Tokens | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     metadata: (
         Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
         | None
@@ -452,6 +453,10 @@ def _set_options(chat: ChatBody, body: ResponsesBody) -> list[str]:
     chat.stream, chat.temperature, chat.top_p = body.stream, body.temperature, body.top_p
     chat.max_tokens, chat.user, chat.metadata = body.max_output_tokens, body.user, body.metadata
     chat.parallel_tool_calls = body.parallel_tool_calls if chat.tools else None
+    if LOGPROBS in (body.include or ()):
+        chat.logprobs, chat.top_logprobs = True, body.top_logprobs
+    elif body.top_logprobs:
+        ignored.append("top_logprobs")
     if body.text is not None:
         chat.verbosity = body.text.verbosity
         chat.response_format = _format(body.text.format)
@@ -798,7 +803,7 @@ def items_out(id: str, outcome: Outcome, calls: Sequence[Call], facts: ResponseF
     if outcome.reasoning:
         output.append(_reasoning_item(f"rs_{about}_0", clean(outcome.reasoning)))
     if outcome.text or not calls:
-        output.append(_message_item(f"msg_{about}_0", clean(outcome.text)))
+        output.append(_message_item(f"msg_{about}_0", clean(outcome.text), logprobs=_logprobs(outcome)))
     return output + [_call_item(about, number, call, facts) for number, call in enumerate(calls)]
 
 
@@ -806,13 +811,26 @@ def _reasoning_item(id: str, text: str) -> dict[str, Any]:
     return {"type": "reasoning", "id": id, "summary": [{"type": "summary_text", "text": text}] if text else []}
 
 
-def _message_item(id: str, text: str, status: str = "completed") -> dict[str, Any]:
-    content = [_text_part(text)] if status == "completed" else []
+def _message_item(
+    id: str, text: str, status: str = "completed", logprobs: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    content = [_text_part(text, logprobs)] if status == "completed" else []
     return {"type": "message", "id": id, "status": status, "role": "assistant", "content": content}
 
 
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _logprobs(outcome: Outcome) -> list[dict[str, Any]]:
+    """The log probabilities of an answer's tokens. Here each has its bytes, which a model may leave out."""
+
+    def shown(token: Mapping[str, Any]) -> dict[str, Any]:
+        text = clean(token["token"])
+        given = token.get("bytes")
+        return {"token": text, "bytes": [*text.encode()] if given is None else given, "logprob": token["logprob"]}
+
+    return [{**shown(one), "top_logprobs": [*map(shown, one.get("top_logprobs") or ())]} for one in outcome.logprobs]
 
 
 def _call_item(about: str, number: int, call: Call, facts: ResponseFacts, status: str = "completed") -> dict[str, Any]:
@@ -826,16 +844,11 @@ def _call_item(about: str, number: int, call: Call, facts: ResponseFacts, status
             "status": status}  # fmt: skip
 
 
-class TextDelta(msgspec.Struct):
-    """A piece of an answer, the most frequent event by far."""
-
-    sequence_number: int
-    item_id: str
-    output_index: int
-    delta: str
-    content_index: int = 0
-    logprobs: list[Any] = []
-    type: str = "response.output_text.delta"
+# A piece of an answer, the most frequent event by far. Its text and its number come last.
+TEXT_DELTA = (
+    b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","output_index":%d,"item_id":"%b",'
+    b'"content_index":0,"logprobs":[],"delta":%%b,"sequence_number":'
+)
 
 
 class ResponseWire:
@@ -857,6 +870,7 @@ class ResponseWire:
         self._number = -1
         self._kind: Literal["", "message", "reasoning"] = ""
         self._texts: list[str] = []  # of the open item
+        self._delta = b""  # what the events with its pieces have in common
         self._counts = {"message": 0, "reasoning": 0}
         self._head = b"".join(
             self._event(f"response.{name}", response=self._response) for name in ("created", "in_progress")
@@ -866,11 +880,10 @@ class ResponseWire:
         return self._head
 
     def text(self, text: str, id: bytes = b"") -> bytes:
-        opened = self._opened("message")
+        opened = self._opened("message") if self._kind != "message" else b""
         if not (new := self._unseen(clean(text))):
             return opened + id
-        delta = TextDelta(self._number, self._id(), self._index, new)
-        return opened + id + named_event(delta.type, encode_json(delta))
+        return b"%b%b%b%d}\n\n" % (opened, id, self._delta % json_string(new), self._number)
 
     def reasoning(self, text: str) -> bytes:
         opened, name = self._opened("reasoning"), "response.reasoning_summary_text.delta"
@@ -882,7 +895,7 @@ class ResponseWire:
         return event_comment(text)
 
     def end(self, outcome: Outcome) -> bytes:
-        closed = self._closed()
+        closed = self._closed(_logprobs(outcome) if outcome.logprobs else ())
         calls = b"".join(self._call(number, call) for number, call in enumerate(outcome.calls))
         response = _completed(self._response, outcome)
         name = "response.completed" if response.status == "completed" else "response.incomplete"
@@ -907,6 +920,7 @@ class ResponseWire:
         item = _message_item(id, "", "in_progress") if kind == "message" else _reasoning_item(id, "")
         opened = self._event("response.output_item.added", output_index=self._index, item=item)
         if kind == "message":
+            self._delta = TEXT_DELTA % (self._index, id.encode())
             return (
                 closed
                 + opened
@@ -917,16 +931,17 @@ class ResponseWire:
             closed + opened + self._item_event("response.reasoning_summary_part.added", id, summary_index=0, part=part)
         )
 
-    def _closed(self) -> bytes:
-        """What closes the open item, if there is one."""
+    def _closed(self, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
+        """What closes the open item, if there is one. The log probabilities are those of a message."""
         kind = self._kind
         if not kind:
             return b""
         id, text = self._id(), "".join(self._texts)
         if kind == "message":
-            item = _message_item(id, text)
-            done = self._item_event("response.output_text.done", id, content_index=0, text=text, logprobs=[])
-            done += self._item_event("response.content_part.done", id, content_index=0, part=_text_part(text))
+            item = _message_item(id, text, logprobs=logprobs)
+            done = self._item_event("response.output_text.done", id, content_index=0, text=text, logprobs=logprobs)
+            part = item["content"][0]
+            done += self._item_event("response.content_part.done", id, content_index=0, part=part)
         else:
             item = _reasoning_item(id, text)
             done = self._item_event("response.reasoning_summary_text.done", id, summary_index=0, text=text)

@@ -66,7 +66,8 @@ PARAMETERS = {
     "safety_identifier": "A string.",
     "prompt_cache_key": "A string.",
     "prompt_cache_retention": "A string.",
-    "n": "How many answers, up to 8; more than 1 only from the model alone, whole, and outside a session.",
+    "n": "How many answers, up to 8; more than 1 only from the model alone and outside a session. In a stream each "
+    "chunk has the `index` of its answer.",
     "logprobs": "Whether the log probabilities of the answer's tokens are wanted.",
     "top_logprobs": "0 to 20 alternatives of each token.",
     "modalities": 'Only ["text"].',

@@ -140,7 +140,7 @@ class Delta(Struct):
 class ChunkChoice(Struct):
     delta: Delta
     finish_reason: Finish | None
-    index: Literal[0] = 0
+    index: int = 0
     logprobs: Logprobs | UnsetType = UNSET
 
 
@@ -243,15 +243,16 @@ def completion(
 
 
 class Chunks:
-    """Encodes the events of one streamed answer. What all of them share is encoded once."""
+    """Encodes the events of one streamed answer, or of one of several in a stream. What all of them share is encoded
+    once."""
 
-    def __init__(self, id: str, created: int, model: str, include_usage: bool = False) -> None:
+    def __init__(self, id: str, created: int, model: str, include_usage: bool = False, index: int = 0) -> None:
         self.include_usage = include_usage
         facts = {"id": clean(id), "object": "chat.completion.chunk", "created": created, "model": clean(model)}
         self._head = b"data: " + one_line(encode_json(facts)[:-1]) + b',"choices":['
         # As in OpenAI's API: with include_usage, all chunks but the last have a null.
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._delta = self._head + b'{"index":0,"delta":{'
+        self._delta = self._head + b'{"index":%d,"delta":{' % index
         self._text = self._delta + b'"content":'
         self._reasoning = self._delta + b'"reasoning_content":'
         self._rest = b'},"finish_reason":null}' + self._end
@@ -261,10 +262,10 @@ class Chunks:
         return self._delta + b'"role":"assistant","content":""' + self._rest
 
     def text(self, text: str, id: bytes = b"") -> bytes:
-        return id + self._text + _string(text) + self._rest
+        return id + self._text + json_string(text) + self._rest
 
     def reasoning(self, text: str) -> bytes:
-        return self._reasoning + _string(text) + self._rest
+        return self._reasoning + json_string(text) + self._rest
 
     def calls(self, calls: Sequence[Call], custom: Container[str] = ()) -> bytes:
         """Calls for the client, in two chunks each: some clients concatenate the id and the name of all chunks."""
@@ -329,7 +330,7 @@ def _arguments(call: Call) -> str:
     return encode(dict(call.arguments)).decode()
 
 
-def _string(text: str) -> bytes:
+def json_string(text: str) -> bytes:
     """Encode a text as JSON on one line, for any client's notion of a line."""
     try:
         data = encode_json(text)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -327,6 +327,58 @@ class Turns:
         await response.write_eof()
         return response
 
+    async def stream_all(
+        self,
+        request: web.Request,
+        asked: Sequence[Asked],
+        wires: Sequence[Wire],
+        end: Callable[[Sequence[Outcome]], bytes],
+    ) -> web.StreamResponse:
+        """Stream the answers of several turns that run at once, each as it comes. One that fails stops the others.
+
+        As for one answer, nothing is sent before there is something to say.
+        """
+        for one in asked:
+            await self._count(one)
+        written: asyncio.Queue[bytes] = asyncio.Queue(len(asked))  # so that a slow client slows its own answers
+        runs = [asyncio.ensure_future(self._write(one, wire, written)) for one, wire in zip(asked, wires, strict=True)]
+        together = asyncio.gather(*runs)
+        headers = {"Content-Type": wires[0].content_type, "X-Accel-Buffering": "no", **_warning(asked[0].chat)}
+        response = web.StreamResponse(headers=headers)
+        try:
+            async for data in _until(together, written):
+                if not response.prepared:
+                    await response.prepare(request)
+                await response.write(data)
+            last = end(together.result())
+        except ApiError as error:
+            if not response.prepared:
+                raise
+            last = wires[0].error(error)
+        finally:
+            for run in runs:
+                run.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)
+        await response.write(last)
+        await response.write_eof()
+        return response
+
+    async def _write(self, asked: Asked, wire: Wire, written: asyncio.Queue[bytes]) -> Outcome:
+        """Run one of several turns and put its answer into the queue, from its start to its end."""
+        stream = AnswerStream(wire, self._ping_seconds)
+        run = asyncio.ensure_future(self._run(asked, stream))
+        run.add_done_callback(stream.end)
+        start = wire.start()
+        try:
+            async for data in stream.chunks():
+                if data:
+                    await written.put(start + data)
+                    start = b""
+            await written.put(start + _last(wire, stream, run.result()))
+            return run.result()
+        finally:
+            run.cancel()
+
     async def _run(self, asked: Asked, stream: AnswerStream | None = None) -> Outcome:
         """What came of the turn; an ApiError if it has no answer. Cancelled, the client is gone."""
         own, message, show = asked.message.owner == OWN, asked.message, stream.show if stream is not None else None
@@ -438,6 +490,22 @@ def _last(wire: Wire, stream: AnswerStream, outcome: Outcome) -> bytes:
     """What ends a stream: words that were not streamed, then what the API ends it with."""
     said = b"" if stream.said and outcome.reason in ("answer", "handed") else stream.unsaid(outcome.text)
     return said + wire.end(outcome)
+
+
+async def _until(together: asyncio.Future[Any], written: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
+    """Yield what is written, until the writers have ended and all of it was read."""
+    while True:
+        while not written.empty():
+            yield written.get_nowait()
+        if together.done():
+            return
+        reading = asyncio.ensure_future(written.get())
+        try:
+            await asyncio.wait((reading, together), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                yield reading.result()
+        finally:
+            reading.cancel()
 
 
 def new_id(prefix: str) -> str:

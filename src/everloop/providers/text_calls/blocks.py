@@ -59,7 +59,7 @@ Extent = tuple[int, int, bool]  # where the body stops, where the block ends, wh
 
 def _json_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Extent | None:
     """One or more JSON values, then perhaps the mark that ends them."""
-    ending = _json_stops(end)
+    ending = stop_pattern(end.pattern)
     place = at
     while True:
         closed = value_end(text, place, ending)
@@ -80,15 +80,6 @@ def _json_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Exten
             return stop, found.end(), True
         if not ahead or ahead[0] not in "{[" or ahead.startswith("[TOOL_"):
             return stop, stop, True
-
-
-_STOPS: dict[str, re.Pattern[str]] = {}
-
-
-def _json_stops(end: re.Pattern[str]) -> re.Pattern[str]:
-    if end.pattern not in _STOPS:
-        _STOPS[end.pattern] = stop_pattern(end.pattern)
-    return _STOPS[end.pattern]
 
 
 def _tagged_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Extent | None:

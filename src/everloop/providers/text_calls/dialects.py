@@ -96,9 +96,9 @@ _INNER = (
     "<function=", "<function name=", "<invoke name=", "<｜DSML｜invoke name=", "<steptml:invoke name=",
     "<atem:invoke name=", "<｜tool▁call▁begin｜>", "<|tool▁call▁begin|>", "<｜tool_call_begin｜>",
     "<|tool_call_begin|>", "<|open|>call tool=", "]<]minimax[>[<invoke name=", "<tool_call>", "<|plugin|>",
-    "call:", "```",
+    "```",
 )  # fmt: skip
-_BODY_NAME = re.compile(r"[\w.:-]{1,120}")
+_BODY_NAME = re.compile(r"(?:call:\s*)?[\w.:-]{1,120}")
 _AFTER_NAME = (
     "<arg_key>", "<longcat_arg_key>", "<tool_sep>", "(", "[ARGS]", "[CALL_ID]", "{", "<｜tool▁sep｜>",
     "<|tool_call_argument_begin|>",
@@ -111,36 +111,26 @@ def begins_call(text: str, at: int, family: Family, final: bool, offered: Offere
     place = after(_SPACE, text, at)
     if place >= len(text):
         return False if final else None
-    if family.argument:
-        return _begins_named(text, place, family.argument, final, offered)
-    if text[place] in "{[" or text.startswith(_INNER, place):
-        return True
-    if not final and _may_become(text[place : place + 40], _INNER):
-        return None
+    if not family.argument:
+        if text[place] in "{[" or text.startswith(_INNER, place):
+            return True
+        if not final and _may_become(text[place : place + 40], _INNER):
+            return None
     name = _BODY_NAME.match(text, place)
     if name is None:
         return False
     rest = after(_SPACE, text, name.end())
-    if text.startswith(_AFTER_NAME, rest):
+    if family.argument:  # on the line behind the name
+        if rest >= len(text) and not final:
+            return None
+        if name[0] not in offered or "\n" not in text[name.end() : rest]:
+            return False
+    expected = (family.argument,) if family.argument else _AFTER_NAME
+    if text.startswith(expected, rest):
         return True
-    if not final and _may_become(text[rest : rest + 40], (*_AFTER_NAME, *_CLOSERS)):
+    if not final and _may_become(text[rest : rest + 40], expected if family.argument else (*expected, *_CLOSERS)):
         return None
-    return name[0] in offered and (rest >= len(text) or text.startswith(_CLOSERS, rest))
-
-
-def _begins_named(text: str, at: int, argument: str, final: bool, offered: OfferedTools) -> bool | None:
-    """Whether a line with the name of an offered tool stands here, and what begins its arguments on the next."""
-    name = _BODY_NAME.match(text, at)
-    if name is None:
-        return False
-    rest = after(_SPACE, text, name.end())
-    if rest >= len(text) and not final:
-        return None
-    return (
-        name[0] in offered
-        and "\n" in text[name.end() : rest]
-        and (text.startswith(argument, rest) or (None if not final and argument.startswith(text[rest:]) else False))
-    )
+    return not family.argument and name[0] in offered and (rest >= len(text) or text.startswith(_CLOSERS, rest))
 
 
 def _may_become(beginning: str, whole: tuple[str, ...]) -> bool:
@@ -153,7 +143,22 @@ def after(pattern: re.Pattern[str], text: str, at: int) -> int:
     return found.end() if found else at
 
 
+def parts(
+    body: str, begin: re.Pattern[str], end: re.Pattern[str] | None = None, *, first: bool = False
+) -> list[tuple[re.Match[str], str, bool]]:
+    """What each of the marks in a body begins, and whether it is ended: by the last end before the next mark, since a
+    value may hold one too, or by the `first`."""
+    starts = list(begin.finditer(body))
+    found = []
+    for start, stop in zip(starts, [*(one.start() for one in starts[1:]), len(body)], strict=False):
+        inner = body[start.end() : stop]
+        ends = list(end.finditer(inner)) if end is not None else []
+        found.append((start, inner[: ends[0 if first else -1].start()] if ends else inner, bool(ends)))
+    return found
+
+
 _BODY_FENCE = re.compile(r"```\w*\s*(.*?)\s*(?:```\s*)?\Z", re.DOTALL)
+_TOOL_CALL, _TOOL_CALL_END = re.compile("<tool_call>"), re.compile("</tool_call>")  # inside the mark around all calls
 _PYTHONIC = re.compile(r"\[\s*[A-Za-z_][\w.]{0,120}\(")
 # A name and then its arguments as JSON: Mistral, Functionary, ReAct.
 NAMED_JSON = re.compile(
@@ -181,7 +186,8 @@ def _read_body(body: str, json_reader: JsonReader, complete: bool, exact: bool) 
     if body.startswith("call:"):
         return read_gemma(body, json_reader, complete)
     if body.startswith("<tool_call>"):
-        return _read_calls(body, json_reader, complete, exact)
+        inside = parts(body, _TOOL_CALL, _TOOL_CALL_END)[:MAX_CALLS]
+        return [one for _, call, ended in inside for one in _read_body(call.strip(), json_reader, ended, exact)]
     if _CALL_BEGIN.search(body, 0, 200):
         return read_section(body, json_reader, complete)
     if body.startswith(_NAMESPACE):
@@ -198,15 +204,6 @@ def _read_body(body: str, json_reader: JsonReader, complete: bool, exact: bool) 
     if given := _INPUT.match(body):
         return [WrittenCall(given[1], positional=[given[2].strip()])]
     return read_python(body) or read_pairs(body, complete)
-
-
-def _read_calls(body: str, json_reader: JsonReader, complete: bool, exact: bool) -> list[WrittenCall]:
-    """Calls that each have a mark of their own inside the one around all of them."""
-    calls: list[WrittenCall] = []
-    for part in body.split("<tool_call>")[1 : MAX_CALLS + 1]:
-        inner, end, _ = part.rpartition("</tool_call>")
-        calls += _read_body((inner if end else part).strip(), json_reader, bool(end), exact)
-    return calls
 
 
 def read_objects(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
@@ -258,30 +255,21 @@ _CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*\Z", re.DOTALL)
 
 def read_tags(body: str, json_reader: JsonReader, complete: bool, exact: bool) -> list[WrittenCall]:
     """The calls of a text with a tag for each call and each argument; the last is cut off if the text is."""
-    found = list(_CALL_TAG.finditer(body))[:MAX_CALLS]
     calls = []
-    for number, start in enumerate(found):
-        end = found[number + 1].start() if number + 1 < len(found) else len(body)
-        inner = body[start.end() : end]
-        closed = list(_CALL_END.finditer(inner))
+    for start, inner, closed in parts(body, _CALL_TAG, _CALL_END)[:MAX_CALLS]:
         name = html.unescape(start[3]) if start[3] else (start[1] or start[2]).strip("\"' ")
-        if not closed and not complete:
-            calls.append(WrittenCall(name, problem=CUT_OFF))
-        else:
-            calls.append(_tagged_call(name, inner[: closed[-1].start()] if closed else inner, json_reader, exact))
+        whole = closed or complete
+        calls.append(_tagged_call(name, inner, json_reader, exact) if whole else WrittenCall(name, problem=CUT_OFF))
     return calls
 
 
 def _tagged_call(name: str, inner: str, json_reader: JsonReader, exact: bool) -> WrittenCall:
-    starts = list(_PARAMETER.finditer(inner))
-    if not starts:  # JSON inside a tag, as Llama writes it
+    given = parts(inner, _PARAMETER, _PARAMETER_END)
+    if not given:  # JSON inside a tag, as Llama writes it
         inner = _JSON_BLOCK.sub("", inner)
         return _with_value(name, json_reader.read(inner) if inner.strip() else {})
     arguments: dict[str, object] = {}
-    for number, start in enumerate(starts):
-        text = inner[start.end() : starts[number + 1].start() if number + 1 < len(starts) else len(inner)]
-        ends = list(_PARAMETER_END.finditer(text))
-        text = text[: ends[-1].start()] if ends else text
+    for start, text, _ in given:
         if start[1] and not exact and text[:1] == text[-1:] == "\n" and len(text) > 1:
             text = text[1:-1]  # the line breaks of Qwen-coder's template
         if data := _CDATA.match(text):
@@ -338,15 +326,10 @@ def read_pairs(body: str, complete: bool) -> list[WrittenCall]:
     head = _PAIR_HEAD.match(body)
     if head is None or not head[1].strip() or any(character.isspace() for character in head[1].strip()):
         return []
-    starts = list(_PAIR.finditer(body))
-    arguments: dict[str, object] = {}
-    whole = complete and (bool(starts) or "arg_key>" not in body)
-    for number, start in enumerate(starts):
-        stop = starts[number + 1].start() if number + 1 < len(starts) else len(body)
-        ends = list(_PAIR_END.finditer(body, start.end(), stop))
-        whole = whole and bool(ends)
-        arguments[start[1].strip()] = body[start.end() : ends[-1].start()] if ends else ""
-    return [WrittenCall(head[1].strip(), arguments) if whole else WrittenCall(head[1].strip(), problem=CUT_OFF)]
+    name, pairs = head[1].strip(), parts(body, _PAIR, _PAIR_END)
+    whole = complete and (pairs or "arg_key>" not in body) and all(ended for _, _, ended in pairs)
+    arguments = {start[1].strip(): text for start, text, _ in pairs}
+    return [WrittenCall(name, arguments) if whole else WrittenCall(name, problem=CUT_OFF)]
 
 
 # ------------------------------------------------------------------ special tokens: DeepSeek, Kimi, Step
@@ -360,10 +343,8 @@ _NAMED = re.compile(r"\s*([\w.:-]{1,200})\s*(?:```\w*\s*)?")
 def read_section(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
     """The calls of a section: each is a begin token, a name, a separator and arguments."""
     calls = []
-    for part in _CALL_BEGIN.split(body)[1 : MAX_CALLS + 1]:
-        ended = _CALL_TOKEN_END.search(part)
-        inner = part[: ended.start()] if ended else part
-        whole = complete or ended is not None
+    for _, inner, ended in parts(body, _CALL_BEGIN, _CALL_TOKEN_END, first=True)[:MAX_CALLS]:
+        whole = complete or ended
         pieces = _SEPARATOR.split(inner, 1)
         if len(pieces) == 2 and _CALL_TAG.match(pieces[1].lstrip()):  # Step 3
             calls += read_tags(pieces[1], json_reader, whole, True)
@@ -455,14 +436,12 @@ _GEMMA_PARTS = re.compile(
 
 def read_gemma(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
     """The calls of FunctionGemma and Gemma 4: JSON with bare keys, and strings in marks of their own."""
-    starts = list(_GEMMA_CALL.finditer(body))[:MAX_CALLS]
     calls = []
-    for start, behind in zip(starts, [*starts[1:], None], strict=True):
-        text = _GEMMA_PARTS.sub(_as_json_part, body[start.end() - 1 : behind.start() if behind else len(body)].strip())
-        if not complete and behind is None and not text.endswith("}"):
-            calls.append(WrittenCall(start[1], problem=CUT_OFF))
-        else:
-            calls.append(_with_value(start[1], json_reader.read(text)))
+    found = parts(body, _GEMMA_CALL)[:MAX_CALLS]
+    for number, (start, inner, _) in enumerate(found, 1):
+        text = _GEMMA_PARTS.sub(_as_json_part, f"{{{inner}".strip())
+        cut = not complete and number == len(found) and not text.endswith("}")
+        calls.append(WrittenCall(start[1], problem=CUT_OFF) if cut else _with_value(start[1], json_reader.read(text)))
     return calls
 
 

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import warnings
+from functools import cache
 from typing import Any, Final
 
 MAX_VALUES = 512  # of one text
@@ -26,6 +27,7 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+@cache
 def stop_pattern(pattern: str) -> re.Pattern[str]:
     """The structure pattern for `value_end`, plus one that ends an unclosed value."""
     parts = _PARTS.replace(r"[{\[]++", r"[{\[]") if r"\[" in pattern else _PARTS  # a mark may follow a bracket

@@ -21,6 +21,7 @@ from ...threads import in_thread
 from ..base import Tool, ToolError
 from ..context import current_call
 from ..trust import mark_written
+from .buffers import Buffers, text_place
 from .paths import (
     Seen,
     alone,
@@ -68,7 +69,7 @@ class Edited:
     ignored: str  # the difference that was ignored to find the old text
 
 
-def edit_tool(seen: Seen) -> Tool:
+def edit_tool(seen: Seen, buffers: Buffers | None = None) -> Tool:
     """Return the tool, which refuses to edit a file that has changed since the session last saw it."""
 
     # Not safe to repeat: after an interrupted edit, the old text is gone, or occurs inside the new one.
@@ -80,10 +81,17 @@ def edit_tool(seen: Seen) -> Tool:
         replace_all: Annotated[bool, "Replace all occurrences instead of the only one."] = False,
     ) -> str:
         """Replace a text in a file. It must stand there exactly once, unless replace_all is set."""
-        real, info, old, data, edited = await in_thread(_edited, seen, path, old_text, new_text, replace_all)
+        buffer = await _buffer(buffers, path)
+        real, info, old, data, edited = await in_thread(_edited, seen, path, old_text, new_text, replace_all, buffer)
         # Before the content is there for others to read.
         await mark_written(hashlib.sha256(data).hexdigest(), real, current_call(), old)
-        await in_thread(_written, seen, path, info, data)
+        if buffers is not None and buffer is not None:
+            await in_thread(_check_target, path, real)
+            if not await buffers.write(real, edited.text):
+                raise changed_meanwhile(path)
+            seen.note(real, edited.text)
+        else:
+            await in_thread(_written, seen, path, info, data)
         places = f"{len(edited.lines)} places, lines" if len(edited.lines) > 1 else "line"
         numbers = ", ".join(map(str, edited.lines[:20])) + (", …" if len(edited.lines) > 20 else "")
         ignored = f" The old text was found when ignoring {edited.ignored}." if edited.ignored else ""
@@ -92,14 +100,31 @@ def edit_tool(seen: Seen) -> Tool:
     return edit_file
 
 
+async def _buffer(buffers: Buffers | None, path: str) -> str | None:
+    """The text of a file that an editor will write; None where the file on disk is edited."""
+    if buffers is None:
+        return None
+    place = await in_thread(text_place, path)
+    return await buffers.read(place[0], to_write=True) if place is not None else None
+
+
+def _check_target(path: str, real: str) -> None:
+    """Raise ToolError unless the running call may write a file, which is still at this place."""
+    with explained(path), opened_target(path) as target:
+        if target.real != real:
+            raise changed_meanwhile(path)
+
+
 def _edited(
-    seen: Seen, path: str, old_text: str, new_text: str, replace_all: bool
+    seen: Seen, path: str, old_text: str, new_text: str, replace_all: bool, buffer: str | None
 ) -> tuple[str, os.stat_result, str, bytes, Edited]:
     """The real path of a file, how it stands, the digest of its content, and the new content."""
     with explained(path):
-        real, info, data = _load(seen, path)
-    digest = hashlib.sha256(data).hexdigest()
+        real, info, data = _load(seen, path, buffer)
     form = form_of(data)
+    if buffer is not None:
+        data = form.encode(form.with_newlines(buffer))
+    digest = hashlib.sha256(data).hexdigest()
     try:
         text = form.decode(data)
     except UnicodeDecodeError:
@@ -119,11 +144,11 @@ def _written(seen: Seen, path: str, info: os.stat_result, data: bytes) -> None:
         seen.note(target.real, replace(target, data))
 
 
-def _load(seen: Seen, path: str) -> tuple[str, os.stat_result, bytes]:
+def _load(seen: Seen, path: str, buffer: str | None) -> tuple[str, os.stat_result, bytes]:
     with reach().open(path, READ) as opened:
         info = os.fstat(opened.descriptor)
         check_kind(info, path, MAX_EDIT_BYTES)
-        if seen.changed(opened.real, info):
+        if seen.changed(opened.real, info if buffer is None else buffer):
             raise ToolError(f"{path} has changed since you last saw it: read it again, then edit it.")
         with open(opened.descriptor, "rb", closefd=False) as file:
             data = file.read(MAX_EDIT_BYTES + 1)

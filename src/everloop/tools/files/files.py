@@ -22,6 +22,7 @@ from ..base import Output, Tool, ToolError
 from ..children import Child, beside_child
 from ..context import current_call
 from ..trust import digest_of, mark_written, named
+from .buffers import Buffers, text_place
 from .documents import document_kind, read_document
 from .edit import edit_tool
 from .find import find_tools
@@ -50,10 +51,14 @@ MAX_ENTRIES = 1_000
 MAX_KEPT = 4  # texts of documents
 
 
-def file_tools() -> list[Tool]:
-    """Return all file tools. They share the record of the files a session has seen."""
+def file_tools(buffers: Buffers | None = None) -> list[Tool]:
+    """Return all file tools. They share the record of the files a session has seen.
+
+    With `buffers`, files are read and written as an editor shows them.
+    """
     seen = Seen()
-    return [_read_tool(seen, Documents()), _write_tool(seen), edit_tool(seen), list_dir, *find_tools()]
+    reading, writing = _read_tool(seen, Documents(), buffers), _write_tool(seen, buffers)
+    return [reading, writing, edit_tool(seen, buffers), list_dir, *find_tools()]
 
 
 class Documents:
@@ -78,7 +83,7 @@ class Documents:
         return text
 
 
-def _read_tool(seen: Seen, documents: Documents) -> Tool:
+def _read_tool(seen: Seen, documents: Documents, buffers: Buffers | None) -> Tool:
     @path_tool()
     async def read_file(
         path: Annotated[str, "The file, relative to the workspace."],
@@ -91,7 +96,12 @@ def _read_tool(seen: Seen, documents: Documents) -> Tool:
         """
         if offset < 1 or limit < 1:
             raise ToolError("offset and limit must be at least 1.")
-        return marked_output(path, await beside_child(_read, seen, documents, path, offset, min(limit, MAX_LINES)))
+        limit = min(limit, MAX_LINES)
+        place = await in_thread(text_place, path) if buffers is not None else None
+        text = await buffers.read(place[0]) if buffers is not None and place is not None else None
+        if place is not None and text is not None:
+            return marked_output(path, await in_thread(_shown_buffer, seen, path, *place, text, offset, limit))
+        return marked_output(path, await beside_child(_read, seen, documents, path, offset, limit))
 
     return read_file
 
@@ -131,6 +141,12 @@ def _shown(
         whole = _Limited(opened.descriptor, form.mark)
         page = _pages(_as_utf8(whole, form), path, offset, limit)
         return Output(page, contents=(whole.digest,))
+
+
+def _shown_buffer(seen: Seen, path: str, real: str, form: Form, text: str, offset: int, limit: int) -> Output:
+    seen.note(real, text)
+    digest = hashlib.sha256(form.encode(form.with_newlines(text))).hexdigest()  # that of the file, once it is saved
+    return Output(_pages(io.BytesIO(text.encode("utf-8", "replace")), path, offset, limit), contents=(digest,))
 
 
 class _Limited(io.RawIOBase):
@@ -206,7 +222,7 @@ def _count_lines(file: BinaryIO) -> int:
     return count + (last != b"\n")
 
 
-def _write_tool(seen: Seen) -> Tool:
+def _write_tool(seen: Seen, buffers: Buffers | None) -> Tool:
     # Safe to repeat: the call contains the whole content, so a second run has the same result.
     @path_tool(parallel=False, writes=True)
     async def write_file(
@@ -218,9 +234,12 @@ def _write_tool(seen: Seen) -> Tool:
         An existing file keeps its mode, byte-order mark and line endings.
         """
         text = clean(content)
-        real, form, data, digest = await in_thread(_encoded, path, text)
+        real, created, form, data, digest = await in_thread(_encoded, path, text)
         await mark_written(digest, real, current_call())  # before the content is there for others to read
-        created = await in_thread(_written, seen, path, form, data)
+        if buffers is not None and await buffers.write(real, form.with_newlines(text)):
+            seen.note(real, form.with_newlines(text))
+        else:
+            created = await in_thread(_written, seen, path, form, data)
         lines = text.count("\n") + (not text.endswith("\n") and bool(text))
         many = "1 line" if lines == 1 else f"{lines} lines"
         return f"{'Created' if created else 'Replaced'} {path} ({many}, {size(len(data))})."
@@ -228,12 +247,12 @@ def _write_tool(seen: Seen) -> Tool:
     return write_file
 
 
-def _encoded(path: str, text: str) -> tuple[str, Form, bytes, str]:
-    """The real path of a file to be written, and a text in the form that the file has: with its digest."""
+def _encoded(path: str, text: str) -> tuple[str, bool, Form, bytes, str]:
+    """The real path of a file to be written, whether it is new, and a text in the file's form, with its digest."""
     with explained(path), opened_target(path) as target:
         form = _form_of_old(target)
         data = form.encode(form.with_newlines(text))
-        return target.real, form, data, hashlib.sha256(data).hexdigest()
+        return target.real, target.old is None, form, data, hashlib.sha256(data).hexdigest()
 
 
 def _written(seen: Seen, path: str, form: Form, data: bytes) -> bool:

@@ -95,30 +95,31 @@ def changed_meanwhile(path: str) -> ToolError:
 
 
 class Seen:
-    """The state of each file when a session last read or wrote it. The oldest entries are dropped."""
+    """The state of each file when a session last read or wrote it: of the file on disk, or of the text that an editor
+    has of it. The oldest entries are dropped."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[tuple[str, str, str], tuple[int, int, int]] = OrderedDict()
+        self._files: OrderedDict[tuple[str, str, str, bool], tuple[int, int, int]] = OrderedDict()
         self._lock = Lock()  # tools run in threads
 
-    def note(self, real: str, info: os.stat_result) -> None:
+    def note(self, real: str, now: os.stat_result | str) -> None:
         """Record the current state of a file."""
         with self._lock:
-            key = self._key(real)
-            self._files[key] = state_of(info)
+            key = self._key(real, now)
+            self._files[key] = state_of(now)
             self._files.move_to_end(key)
             while len(self._files) > MAX_REMEMBERED:
                 self._files.popitem(last=False)
 
-    def changed(self, real: str, info: os.stat_result) -> bool:
+    def changed(self, real: str, now: os.stat_result | str) -> bool:
         """Return whether a file has changed since this session last saw it; False if it never did."""
         with self._lock:
-            return self._files.get(self._key(real), state_of(info)) != state_of(info)
+            return self._files.get(self._key(real, now), state_of(now)) != state_of(now)
 
     @staticmethod
-    def _key(real: str) -> tuple[str, str, str]:
+    def _key(real: str, now: os.stat_result | str) -> tuple[str, str, str, bool]:
         call = current_call()
-        return call.owner, call.session, real
+        return call.owner, call.session, real, isinstance(now, str)
 
 
 class WrittenFiles:
@@ -153,9 +154,12 @@ class WrittenFiles:
 written_by_tools = WrittenFiles()  # of this process
 
 
-def state_of(info: os.stat_result) -> tuple[int, int, int]:
-    """Return what distinguishes a file from itself after a change."""
-    return info.st_ino, info.st_size, info.st_mtime_ns
+def state_of(now: os.stat_result | str) -> tuple[int, int, int]:
+    """Return what distinguishes a file, or the text that an editor has of it, from itself after a change."""
+    if isinstance(now, str):
+        digest = sha256(now.encode("utf-8", "surrogatepass")).digest()
+        return 0, len(now), int.from_bytes(digest[:16])
+    return now.st_ino, now.st_size, now.st_mtime_ns
 
 
 def check_kind(info: os.stat_result, path: str, most: int = MAX_FILE_BYTES) -> None:

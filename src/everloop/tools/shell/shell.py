@@ -102,6 +102,9 @@ class Shell:
             return False
         return context.restricted if self.settings.confine is None else self.settings.confine
 
+    def is_running(self, workspace: str) -> bool:
+        return self._checks.is_running(workspace)
+
     async def launch(self, command: str, working_dir: str, network: bool) -> Prepared:
         """Prepare a command. Raises ToolError if it cannot be confined as required."""
         context = current_call()
@@ -455,6 +458,10 @@ class Exec(Tool):
         if confined and not network and code and _NO_NETWORK.search(text):
             notes.append("[the sandbox has no network: if the command needs it, call exec again with network=true]")
         return notes
+
+    def is_running(self, workspace: str) -> bool:
+        """Whether a confined command of this process is running in a workspace, given by its real path."""
+        return self._shell.is_running(workspace)
 
     async def end_turn(self, turn: str) -> None:
         await self._shell.end_turn(turn)

@@ -71,6 +71,11 @@ class WorkspaceChecks:
             self._recovery = threading.Thread(target=_recover, args=(records,), daemon=True)
             self._recovery.start()
 
+    def is_running(self, workspace: str) -> bool:
+        """Whether a confined command of this process is running in a workspace."""
+        watched = self._watched.get(workspace)
+        return watched is not None and bool(watched.running)
+
     def begin(self, workspace: str, frozen: tuple[str, ...], *, tainted: bool) -> Ticket:
         """Record the state of a workspace before a command starts. `frozen` paths are read-only for the command."""
         if self._recovery is not None:

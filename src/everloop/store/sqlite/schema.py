@@ -183,8 +183,8 @@ def m014_channels(db: sqlite3.Connection) -> None:
 
 
 def m015_entries_in_order_of_writing(db: sqlite3.Connection) -> None:
-    """Entries in the order in which they were written, found by an index. As rows of the tree of (session, seq) they were
-    inserted into the middle of full pages, and a commit rewrote the pages beside them."""
+    """Entries in the order in which they were written, found by an index. As rows of the tree of (session, seq) they
+    were inserted into the middle of full pages, and a commit rewrote the pages beside them."""
     # A table is renamed only while no view reads it.
     (view,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = 'turn'").fetchone()
     db.execute("DROP VIEW turn")

@@ -31,7 +31,7 @@ PAGE_BYTES = 1024
 # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
 CHECKPOINT_PAGES = 1024 * 1024 // PAGE_BYTES
 SHORT = 32 * 1024  # bytes of a statement that counts as short
-SLOW_SECONDS = 0.02  # a short statement that takes longer shows that the disk is slow
+SLOW_SECONDS = 0.05  # a short statement that takes longer shows that the disk is slow
 AFTER_SLOW_SECONDS = 10.0  # how long short statements then go to the writer's thread
 
 

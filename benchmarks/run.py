@@ -240,8 +240,8 @@ def served(rounds: int, figure: str, *names: str) -> Figure:
     return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
 
 
-def many(rounds: int, figure: str) -> Figure:
-    row = asyncio.run(getattr(import_module("workers"), figure)(rounds))
+def many(rounds: int, figure: str, *options: bool) -> Figure:
+    row = asyncio.run(getattr(import_module("workers"), figure)(rounds, *options))
     return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
 
 
@@ -293,6 +293,9 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("served_body", lambda: served(rounds, "large_body")),
         ("workers_first", lambda: many(rounds, "first_request")),
         ("workers_more", lambda: many(rounds, "more_workers")),
+        ("workers_turns", lambda: many(rounds, "turns_a_second")),
+        ("workers_cpu", lambda: many(rounds, "turn_cpu", False)),
+        ("database_cpu", lambda: many(rounds, "turn_cpu", True)),
         ("workers_death", lambda: many(rounds, "death")),
         ("workers_notify", lambda: many(rounds, "notify")),
     ]

@@ -267,6 +267,31 @@ async def more_workers(rounds: int) -> Row:
     return Row(what, f"{costs[0]:.1f} ms", f"{costs[1]:.1f} ms", costs[0] / costs[1], 4)
 
 
+async def turn_cpu(rounds: int, of_server: bool) -> Row:
+    """CPU of a turn of one answer that a chat's message asked for, of its worker or of PostgreSQL, connected directly;
+    against the worker's with SQLite."""
+    with postgres() as server:
+        ours, _ = await one_load(server, 1, 30 * rounds, 1)
+        base, _ = await one_load(None, 1, 30 * rounds, 1)
+    assert ours.counted is not None
+    spent = ours.counted.cpu if of_server else ours.worker_cpu
+    what = f"CPU of a turn of one answer, PostgreSQL: {'the database' if of_server else 'the worker'} (against SQLite)"
+    figure, bound = spent / ours.turns * 1e3, 1.5 if of_server else 2.5
+    return Row(what, f"{figure:.1f} ms", base.cost(base.worker_cpu), figure, bound, " ms")
+
+
+async def turns_a_second(rounds: int) -> Row:
+    """As many turns as can be over PostgreSQL, with one worker, two and four."""
+    rates: dict[int, float] = {}
+    with postgres() as server:
+        for count in (1, 2, 4):
+            async with ground(server, count, SAYS) as field:
+                await field.load(20)
+                rates[count] = statistics.median([(await field.load(100)).per_second for _ in range(rounds)])
+    what = f"turns a second over PostgreSQL: 1 worker against 4 (2 workers: {rates[2]:.0f}/s), all on these cores"
+    return Row(what, f"{rates[4]:.0f}/s", f"{rates[1]:.0f}/s", rates[1] / rates[4], 1.5)
+
+
 async def death(rounds: int) -> Row:
     """From the SIGKILL of a worker to the next model request of its turn."""
     with postgres() as server:

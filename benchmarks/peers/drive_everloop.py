@@ -11,6 +11,7 @@ from common import Peer, echo, main, pair
 class Everloop(Peer):
     packages = ("everloop",)
     keeps = True
+    read_only = True  # what the calls are: they change nothing
 
     async def start(self) -> None:
         from everloop import AgentLoop, Config, MessageBus, tool
@@ -22,7 +23,7 @@ class Everloop(Peer):
         self.agent = AgentLoop(MessageBus(), provider, self.folder, config=config, store=store)
         for name in list(self.agent.tools.names):
             self.agent.tools.unregister(name)
-        self.agent.tools.register(tool(read_only=True)(echo))
+        self.agent.tools.register(tool(read_only=self.read_only)(echo))
 
     async def turn(self, session: str, text: str) -> str:
         return await self.agent.process_direct(text, session_key=f"bench:{session}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from common import INSTRUCTIONS, SCHEMA, Peer, echo, main, pair
 
+SYSTEM = {"role": "system", "content": INSTRUCTIONS}
 TOOL = {"type": "function", "function": {"name": "echo", "description": "Echo the text.", "parameters": SCHEMA}}
 
 
@@ -20,7 +21,7 @@ class Raw(Peer):
         self.sessions: dict[str, list[dict[str, Any]]] = {}
 
     async def turn(self, session: str, text: str) -> str:
-        messages = self.sessions.setdefault(session, [{"role": "system", "content": INSTRUCTIONS}])
+        messages = self.sessions.setdefault(session, [SYSTEM])
         messages.append({"role": "user", "content": text})
         while True:
             body = {"model": self.model, "messages": messages, "tools": [TOOL]}
@@ -34,7 +35,7 @@ class Raw(Peer):
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 
     async def seed(self, session: str, messages: int) -> None:
-        history = self.sessions.setdefault(session, [{"role": "system", "content": INSTRUCTIONS}])
+        history = self.sessions.setdefault(session, [SYSTEM])
         for number in range(messages // 2):
             user, assistant = pair(number)
             history += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]

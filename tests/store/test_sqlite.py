@@ -468,3 +468,16 @@ def test_no_look_for_work_grows_with_what_is_done():
             "SCAN inbox USING COVERING INDEX inbox_open", ""
         ), plan
     db.close()
+
+
+async def test_entries_are_text_in_the_file_whatever_they_are_written_from(store):
+    claim = await store.begin("me", "test:1", new_worker(), message("Grüße 漢字"))
+    assert claim is not None
+    await store.append(claim, [ModelAnswered("für dich"), ModelAnswered("x")], flush=False)
+    await store.append(claim, [ModelAnswered("ß")])
+    rows = await in_writer(store, "SELECT typeof(data), data FROM entry ORDER BY seq")
+    assert [kind for kind, _ in rows] == ["text"] * 4
+    assert "Grüße 漢字" in rows[0][1]
+    assert "für dich" in rows[1][1]
+    said = await store.read_log(claim.session)
+    assert [getattr(one.entry, "content", "") for one in said] == ["Grüße 漢字", "für dich", "x", "ß"]

@@ -7,20 +7,24 @@ import os
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.errors import StoreError
+from everloop.errors import StaleLease, StoreError
 from everloop.log import ModelAnswered, TurnEnded, UserSaid
+from everloop.store.base import Claim
 from everloop.store.peers import new_worker
-from everloop.store.sqlite import SQLiteStore
+from everloop.store.sqlite import SQLiteStore, writer
+from everloop.store.sqlite.writer import CHECKPOINT_PAGES, PAGE_BYTES, SHORT
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
+async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SQLiteStore]:
+    monkeypatch.setattr(writer, "SLOW_SECONDS", 60.0)  # a busy machine is no slow disk
     made = SQLiteStore(tmp_path / "store.db")
     yield made
     await made.close()
@@ -132,3 +136,126 @@ async def test_nothing_is_said_to_be_kept_in_a_file_that_was_taken_away(store, r
     await asyncio.to_thread(os.replace, away, store.path)
     await store.accept(message("third"))
     assert await asyncio.to_thread(said, store.path) == ["first", "third"]
+
+
+# ---------------------------------------------------------------------------------------------- short statements
+
+
+def at(store: SQLiteStore) -> list[str]:
+    """The threads in which the store's commits are made, from now on."""
+    threads: list[str] = []
+    store.writer.hook = lambda when: threads.append(threading.current_thread().name) if when == "before" else None
+    return threads
+
+
+async def claimed(store: SQLiteStore) -> Claim:
+    claim = await store.begin("me", "test:1", new_worker(), message("first"))
+    assert claim is not None
+    return claim
+
+
+THERE, HERE = "everloop-writer", threading.main_thread().name
+
+
+async def test_a_short_step_that_needs_no_flush_is_written_without_a_hand_over(store):
+    claim, threads = await claimed(store), at(store)
+    written = store.append(claim, [ModelAnswered("one")], flush=False)
+    assert written.done()
+    await written
+    await store.append(claim, [ModelAnswered("two")])
+    await store.append(claim, [ModelAnswered("x" * SHORT)], flush=False)
+    await store.append(claim, [ModelAnswered("three")], flush=False)
+    assert threads == [HERE, THERE, THERE, HERE]
+    assert len(await store.read_log(claim.session)) == 5
+
+
+async def test_a_short_step_does_not_wait_for_the_writer(store):
+    claim = await claimed(store)
+    started, gate = threading.Event(), threading.Event()
+
+    def work(db: sqlite3.Connection) -> None:
+        started.set()
+        gate.wait(30)
+
+    blocked, threads = store.writer.submit(work), at(store)
+    await asyncio.to_thread(started.wait, 30)
+    written = store.append(claim, [ModelAnswered("one")], flush=False)
+    assert not written.done()
+    gate.set()
+    await blocked
+    await written
+    assert set(threads) == {THERE}
+
+
+async def test_a_short_step_waits_for_a_locked_file_in_the_writers_thread(store):
+    claim, threads = await claimed(store), at(store)
+    with closing(sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        written = store.append(claim, [ModelAnswered("one")], flush=False)
+        assert not written.done()
+        other.execute("COMMIT")
+    await written
+    assert threads == [HERE, THERE]
+    assert len(await store.read_log(claim.session)) == 2
+
+
+async def test_a_short_step_after_a_checkpoint_is_written_in_the_writers_thread(store):
+    """It begins the log anew, and SQLite flushes the head of a new log."""
+    claim, threads = await claimed(store), at(store)
+    with closing(sqlite3.connect(store.path)) as other:
+        other.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    for text in ("one", "two"):
+        await store.append(claim, [ModelAnswered(text)], flush=False)
+    assert threads == [THERE, HERE]
+
+
+async def test_short_steps_make_no_checkpoint(store):
+    claim = await claimed(store)
+    before = await asyncio.to_thread(os.stat, store.path)
+    threads = at(store)
+    while len(threads) < 2 * CHECKPOINT_PAGES // 20:
+        await store.append(claim, [ModelAnswered("x" * 20 * PAGE_BYTES)], flush=False)
+    assert (await asyncio.to_thread(os.stat, store.path)).st_mtime_ns == before.st_mtime_ns
+    assert set(threads) == {HERE}
+    await store.accept(message())
+    assert (await asyncio.to_thread(os.stat, store.path)).st_mtime_ns != before.st_mtime_ns
+
+
+async def test_after_a_slow_write_short_steps_go_to_the_writers_thread(store, monkeypatch):
+    claim, threads = await claimed(store), at(store)
+    monkeypatch.setattr(writer, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "AFTER_SLOW_SECONDS", 60.0)
+    for text in ("one", "two"):
+        await store.append(claim, [ModelAnswered(text)], flush=False)
+    assert threads == [HERE, THERE]
+
+
+async def test_a_short_step_under_a_stale_fence_is_refused(store):
+    claim = await claimed(store)
+    await store.release(claim)
+    assert await store.begin("me", "test:1", new_worker()) is not None
+    with pytest.raises(StaleLease):
+        await store.append(claim, [ModelAnswered("one")], flush=False)
+    assert len(await store.read_log(claim.session)) == 1
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_short_step_is_not_said_to_be_kept_in_a_file_that_was_taken_away(store, replaced):
+    claim = await claimed(store)
+    away = store.path.with_name("away.db")
+
+    def take_away() -> None:
+        os.rename(store.path, away)
+        if replaced:
+            store.path.write_bytes(b"")
+
+    await asyncio.to_thread(take_away)
+    with pytest.raises(StoreError, match="was moved or deleted while it was in use"):
+        await store.append(claim, [ModelAnswered("lost")], flush=False)
+
+
+async def test_a_closed_store_is_opened_again_for_a_short_step(store):
+    claim = await claimed(store)
+    await store.close()
+    await store.append(claim, [ModelAnswered("one")], flush=False)
+    assert len(await store.read_log(claim.session)) == 2

@@ -169,7 +169,7 @@ class Skills:
 
     def _look_at_workspace(self, reach: Reach) -> None:
         known, self._known, self._folder_problem = self._known, {}, ""
-        if not self._trusted:
+        if not self._trusted or not os.path.lexists(os.path.join(reach.workspace, "skills")):
             return
         try:
             with reach.open("skills", FOLDER) as opened:

@@ -28,6 +28,7 @@ from ..log import (
     TurnEnded,
     decode_entry,
     encode_entry,
+    entry_bytes,
     kind_of,
     open_turn,
 )
@@ -219,10 +220,14 @@ class LogRows(NamedTuple):
 
     seqs: list[int]
     kinds: list[str]
-    data: list[str]
+    data: list[bytes]
     at: float | None  # None for now
 
-    def each(self) -> Iterator[tuple[int, str, str]]:
+    @property
+    def texts(self) -> list[str]:
+        return [data.decode() for data in self.data]
+
+    def each(self) -> Iterator[tuple[int, str, bytes]]:
         return zip(self.seqs, self.kinds, self.data, strict=True)
 
 
@@ -236,7 +241,7 @@ def rows_of(claim: Claim, entries: Sequence[Entry]) -> LogRows:
 
 def rows_from(first: int, entries: Sequence[Entry], at: float | None = None) -> LogRows:
     seqs = list(range(first, first + len(entries)))
-    return LogRows(seqs, [kind_of(entry) for entry in entries], [encode_entry(entry) for entry in entries], at)
+    return LogRows(seqs, [kind_of(entry) for entry in entries], [entry_bytes(entry) for entry in entries], at)
 
 
 def page_marks(rows: LogRows) -> Iterator[tuple[str, int]]:

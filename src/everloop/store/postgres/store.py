@@ -184,7 +184,7 @@ class PostgresStore:
     def append(
         self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
     ) -> Written[None]:
-        unflushed = sum(len(text) for step in claim.unflushed for text in step.rows.data)
+        unflushed = sum(len(data) for step in claim.unflushed for data in step.rows.data)
         flush = flush or self._flush_always or not entries or unflushed > UNFLUSHED
         appended = tx.Appended.of(claim, entries, took, flush)
         alone = partial(tx.append_alone, appended=appended, flush=flush)

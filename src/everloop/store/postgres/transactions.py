@@ -290,7 +290,7 @@ def begin_alone(
     elif claims.took(claim, state.waiting, data, waiting_kind) is not None or claim.command:
         raise MustTransact
     rows = claims.first_entry(claim, now) or LogRows([], [], [], None)
-    values = (state.id, state.fence, worker, claim.turn, claim.first_seq, rows.at, rows.kinds, rows.data, *inbox)
+    values = (state.id, state.fence, worker, claim.turn, claim.first_seq, rows.at, rows.kinds, rows.texts, *inbox)
     ((kept,),) = call(STEP_BEGIN, *values)
     if kept is None:
         raise MustTransact
@@ -359,7 +359,7 @@ def _open(db: Connection, claim: Claim, now: float) -> None:
 
 def _insert(db: Connection, session: int, turn: str | None, rows: LogRows) -> None:
     """Add to the log of a session whose row is locked."""
-    db.execute(INSERT_ENTRIES, (session, turn, rows.at, rows.seqs, rows.kinds, rows.data))
+    db.execute(INSERT_ENTRIES, (session, turn, rows.at, rows.seqs, rows.kinds, rows.texts))
     _turn_pages(db, session, rows)
 
 
@@ -378,7 +378,7 @@ class TurnStep(NamedTuple):
     def values(self, claim: Claim) -> tuple[Any, ...]:
         rows, spent = self.rows, self.spent
         return (
-            *(claim.turn, claim.first_seq, rows.at, rows.seqs, rows.kinds, rows.data, list(self.took), claim.owner),
+            *(claim.turn, claim.first_seq, rows.at, rows.seqs, rows.kinds, rows.texts, list(self.took), claim.owner),
             *([one.scope for one in spent], [one.tokens for one in spent], [one.cost for one in spent]),
         )
 

@@ -40,7 +40,7 @@ TURN_OF = """SELECT session, first_seq FROM inbox
     WHERE owner = ? AND message_id = ? AND NOT hidden AND first_seq IS NOT NULL"""
 HIDE = "UPDATE inbox SET hidden = 1 WHERE owner = ? AND message_id = ? AND NOT hidden"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id IN (SELECT value FROM json_each(?))"
-LOG = "SELECT seq, turn, at, data FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq"
+LOG = "SELECT seq, turn, at, CAST(data AS BLOB) FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq"
 # From the newest on, so that a recent turn is found at once.
 TURNS = """SELECT i.turn, i.session, s.key, i.owner, i.first_seq,
         coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason

@@ -51,11 +51,10 @@ from . import transactions as tx
 from .commit_mark import CommitMark
 from .peers import Announcements, SocketPeer, send
 from .schema import NewerSchema, migrate
-from .writer import SYNCHRONOUS, Writer
+from .writer import CHECKPOINT_PAGES, PAGE_BYTES, SHORT, SYNCHRONOUS, Writer
+from .writer import Kind as WriteKind
 
 T = TypeVar("T")
-PAGE_BYTES = 1024
-CHECKPOINT_BYTES = 1024 * 1024
 PROBE = "INSERT INTO rate (owner, name, began, number) VALUES ('', ?, 0, 0)"
 PROBE_BYTES = 32 * 1024  # about what a request writes
 LOCK_SECONDS = 30.0  # how long a write waits for another program that has locked the file
@@ -77,7 +76,7 @@ class SQLiteStore:
     ) -> None:
         self._path = path
         self._lock_seconds = lock_seconds
-        self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path), flush_always)
+        self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path), flush_always, lock_seconds)
         self.relay: EventRelay = NoRelay()
         self._announcements = Announcements()
         self._readers: ThreadPoolExecutor | None = None
@@ -162,7 +161,8 @@ class SQLiteStore:
     ) -> Written[None]:
         rows = claims.rows_of(claim, entries)
         if not took and not claim.spent and not isinstance(entries[-1], Compacted):
-            return self.writer.submit(lambda db: tx.append(db, claim, rows), "flushed" if flush else "statement")
+            unflushed: WriteKind = "short" if sum(map(len, rows.data)) < SHORT else "statement"
+            return self.writer.submit(lambda db: tx.append(db, claim, rows), "flushed" if flush else unflushed)
         claim.inbox += took
         spent, claim.spent = claim.spent, []
         return self.writer.submit(
@@ -530,14 +530,12 @@ class SQLiteStore:
             why = "it is a folder: name a file in it" if self.path.is_dir() else error
             raise StoreError(f"cannot open the store {self.path}: {why}") from error
         try:
-            # Of a new file. A commit writes whole pages, and most steps of a turn are shorter than one of these.
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             # What is deleted leaves nothing in the file. Some builds of SQLite do so by themselves.
             connection.execute("PRAGMA secure_delete = ON")
             _use_wal(connection, self._lock_seconds)
             connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[True]}")
-            # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
-            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             migrate(connection)
             commit_mark.verify(connection, self.path)
         except NewerSchema:

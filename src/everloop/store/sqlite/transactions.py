@@ -18,7 +18,9 @@ from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, Sessi
 from ..peers import alive
 from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
 
-INSERT_ENTRY = "INSERT INTO entry (session, seq, turn, kind, data, at) VALUES (?, ?, ?, ?, ?, ?)"
+# The data of an entry is bound as bytes and read as bytes: of a long text Python would convert every character.
+ENTRY = "(?, ?, ?, ?, CAST(? AS TEXT), ?)"
+INSERT_ENTRY = f"INSERT INTO entry (session, seq, turn, kind, data, at) VALUES {ENTRY}"
 INSERT_INBOX = """INSERT INTO inbox (owner, session, message_id, kind, data, at, turn, first_seq, state, opened)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 # Everything that decides what a session does next, in one statement.
@@ -170,7 +172,7 @@ def _take_up(
             return nothing
         case claims.Resume(turn):
             rows = db.execute(OF_TURN, (state.id, turn)).fetchall()
-            log = "SELECT data FROM entry WHERE session = ? AND seq >= ? ORDER BY seq"
+            log = "SELECT CAST(data AS BLOB) FROM entry WHERE session = ? AND seq >= ? ORDER BY seq"
             claim.entries = [decode_entry(data) for (data,) in db.execute(log, (state.id, rows[0][2]))]
             if (damaged := claims.resumed(claim, turn, rows)) is not None:
                 _abandon(db, claim, turn, damaged, state.now)
@@ -233,7 +235,7 @@ def _append(n: int) -> str:
     # With a stale fence this selects nothing, so nothing is written.
     return (
         "INSERT INTO entry (session, seq, turn, kind, data, at) "
-        f"SELECT * FROM (VALUES {', '.join(['(?, ?, ?, ?, ?, ?)'] * n)}) "
+        f"SELECT * FROM (VALUES {', '.join([ENTRY] * n)}) "
         "WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND fence = ?)"
     )
 

@@ -9,7 +9,9 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -20,10 +22,17 @@ from .commit_mark import CommitMark
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
 # How a job is written: flushed to the disk before its future is done; only written, which the death of the process
-# survives, in a transaction or as a single statement that is one by itself; or not at all.
-Kind = Literal["flushed", "written", "statement", "reads"]
+# survives, in a transaction or as a single statement that is one by itself, which may be short; or not at all.
+Kind = Literal["flushed", "written", "statement", "short", "reads"]
 BATCH = 256  # jobs in one commit
 SYNCHRONOUS = {True: "FULL", False: "NORMAL"}  # by whether a commit is flushed
+# Of a new file. A commit writes whole pages, and most steps of a turn are shorter than one of these.
+PAGE_BYTES = 1024
+# A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
+CHECKPOINT_PAGES = 1024 * 1024 // PAGE_BYTES
+SHORT = 32 * 1024  # bytes of a statement that counts as short
+SLOW_SECONDS = 0.05  # a short statement that takes longer shows that the disk is slow
+AFTER_SLOW_SECONDS = 10.0  # how long short statements then go to the writer's thread
 
 
 class Writer:
@@ -32,6 +41,10 @@ class Writer:
     Jobs that wait together are committed together, with one flush if any of them needs it; one that fails is rolled
     back to its own savepoint without affecting the others. `flush_always` flushes every commit. `hook`, for tests, is
     called with "before" and "after" around every commit.
+
+    A short statement that needs no flush only copies a few pages into the kernel's cache, which takes a fraction of the
+    time of waking a thread and being woken by it. It is run where it is submitted, on the same connection, if the
+    thread is idle, the file is not locked and the disk has not been slow lately; otherwise it is queued like the rest.
     """
 
     def __init__(
@@ -40,6 +53,7 @@ class Writer:
         explain: Callable[[sqlite3.Error], Exception],
         mark: Callable[[], CommitMark],
         flush_always: bool = False,
+        lock_seconds: float = 30.0,
     ) -> None:
         self.hook: Callable[[str], None] | None = None
         self.commits = 0
@@ -48,6 +62,10 @@ class Writer:
         self._explain = explain
         self._new_mark = mark
         self._flush_always = flush_always
+        self._lock_seconds = lock_seconds
+        self._connection: _Connection | None = None
+        self._in_use = threading.Lock()  # held around every use of the connection
+        self._slow_until = 0.0
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending: threading.Thread | None = None  # the one before, while it writes what was queued for it
@@ -55,7 +73,9 @@ class Writer:
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[sqlite3.Connection], T], kind: Kind = "flushed") -> Write[T]:
-        """Queue a job from a coroutine."""
+        """Queue a job from a coroutine, or run it at once if it is short."""
+        if kind == "short" and not self._flush_always and (written := self._write_here(work)) is not None:
+            return written
         job, future = self._wakers.job(kind, work)
         self._put(job)
         return future
@@ -89,40 +109,71 @@ class Writer:
                 self._thread.start()
             self._jobs.put(job)
 
+    def _write_here(self, work: Callable[[sqlite3.Connection], T]) -> Write[T] | None:
+        """Run a short statement in this thread. None if it has to be queued."""
+        connection, began = self._connection, time.monotonic()
+        if connection is None or began < self._slow_until or not self._jobs.empty():
+            return None
+        if not self._in_use.acquire(blocking=False):
+            return None
+        result, error = None, None
+        try:
+            if not connection.is_at_hand():
+                return None
+            connection.use(HERE)
+            self._tell("before")
+            result = work(connection.db)
+            self._committed(False)
+        except Exception as failed:
+            if getattr(failed, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                return None
+            error = self._explained(failed)
+        finally:
+            self._in_use.release()
+        if (ended := time.monotonic()) - began > SLOW_SECONDS:
+            self._slow_until = ended + AFTER_SLOW_SECONDS
+        future: Write[T] = Write()
+        future.settle(result, error)
+        return future
+
     def _run(self, jobs: queue.SimpleQueue[Job | None], ending: threading.Thread | None) -> None:
         if ending is not None:
             ending.join()
-        writing: _Writing | None = None
-        file: tuple[str, int] | None = None
+        connection: _Connection | None = None
         last = False
         while not last and (first := jobs.get()) is not None:
             batch, last = _waiting(jobs, first)
             try:
-                writing = writing or _Writing(self._connect(), self._new_mark())
-                file = _still_there(writing.db, file)
+                if connection is None:
+                    connection = _Connection(self._connect(), self._new_mark(), self._lock_seconds)
+                    self._connection = connection
+                connection.check()
             except Exception as error:
                 for job in batch:
                     job.error = error
                 settle(batch)
                 continue
             while batch:
-                done = self._commit(writing, batch)
+                with self._in_use:
+                    done = self._commit(connection, batch)
                 settle(done)
                 batch = batch[len(done) :]
-        if writing is not None:
-            writing.close()
+        if connection is not None:
+            with self._in_use:
+                self._connection = None
+                connection.close()
 
-    def _commit(self, writing: _Writing, batch: Sequence[Job]) -> Sequence[Job]:
+    def _commit(self, connection: _Connection, batch: Sequence[Job]) -> Sequence[Job]:
         """Run the jobs as one transaction; those that are returned are over. The others must be tried again."""
-        db = writing.db
+        db = connection.db
         if all(job.kind == "reads" for job in batch):
             for job in batch:
                 _attempt_reading(db, job)
             return batch
         flush = self._flush_always or any(job.kind == "flushed" for job in batch)
         try:
-            writing.flush(flush)
-            if len(batch) == 1 and batch[0].kind == "statement" and not flush:
+            connection.use(FLUSHED if flush else WRITTEN)
+            if len(batch) == 1 and batch[0].kind in ("statement", "short") and not flush:
                 self._tell("before")
                 batch[0].result = batch[0].work(db)
                 self._committed(flush)
@@ -142,7 +193,7 @@ class Writer:
                 for other in batch[:number]:  # SQLite has rolled back the whole transaction
                     other.error = other.error or job.error
                 return batch[:number]
-        self._finish(writing, batch, flush)
+        self._finish(connection, batch, flush)
         return batch
 
     def _attempt(self, db: sqlite3.Connection, job: Job, alone: bool) -> bool:
@@ -174,18 +225,18 @@ class Writer:
                 db.execute("ROLLBACK")
             return False
 
-    def _finish(self, writing: _Writing, batch: Sequence[Job], flush: bool) -> None:
-        db = writing.db
+    def _finish(self, connection: _Connection, batch: Sequence[Job], flush: bool) -> None:
+        db = connection.db
         try:
             if all(job.kind == "reads" or job.error is not None for job in batch):
                 db.execute("ROLLBACK")  # nothing was written
                 return
-            number = writing.mark.advance(db) if flush else 0
+            number = connection.mark.advance(db) if flush else 0
             self._tell("before")
             db.execute("COMMIT")
             self._committed(flush)
             if flush:
-                writing.mark.note(number)
+                connection.mark.note(number)
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):  # the error that matters is the commit's
                 db.execute("ROLLBACK")
@@ -205,20 +256,64 @@ class Writer:
             self.hook(when)
 
 
-class _Writing:
-    """A writer's connection, whether its commits are flushed, and the mark of those that are."""
+@dataclass(slots=True, frozen=True)
+class _Mode:
+    """How commits are made: flushed or not; waiting for a lock and making checkpoints, or not."""
 
-    def __init__(self, db: sqlite3.Connection, mark: CommitMark) -> None:
+    flushes: bool
+    waits: bool = True
+
+    def pragmas(self, lock_seconds: float) -> str:
+        return (
+            f"PRAGMA synchronous = {SYNCHRONOUS[self.flushes]};"
+            f"PRAGMA busy_timeout = {lock_seconds * 1000 if self.waits else 0:.0f};"
+            f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES if self.waits else 0}"
+        )
+
+
+FLUSHED, WRITTEN, HERE = _Mode(True), _Mode(False), _Mode(False, waits=False)
+
+
+class _Connection:
+    """A writer's connection, how its commits are made, and the mark of those that are flushed."""
+
+    def __init__(self, db: sqlite3.Connection, mark: CommitMark, lock_seconds: float) -> None:
         self.db = db
         self.mark = mark
-        self._flushes: bool | None = None
+        self._lock_seconds = lock_seconds
+        self._mode: _Mode | None = None
+        self._path = str(db.execute("PRAGMA database_list").fetchone()[2])
+        self._file: os.stat_result | None = None
 
-    def flush(self, flush: bool) -> None:
-        """Whether the commits from now on are flushed."""
-        if flush is not self._flushes:
-            # SQLite obeys this pragma when it is compiled, so a statement from the connection's cache would do nothing.
-            self.db.executescript(f"PRAGMA synchronous = {SYNCHRONOUS[flush]}")
-            self._flushes = flush
+    def use(self, mode: _Mode) -> None:
+        """Make the commits from now on in this way."""
+        if mode is not self._mode:
+            # SQLite obeys some pragmas when they are compiled, so a statement from the connection's cache would do
+            # nothing.
+            self.db.executescript(mode.pragmas(self._lock_seconds))
+            self._mode = mode
+
+    def check(self) -> None:
+        """Raise if the file was moved or deleted: SQLite does not notice, and what is written then is lost."""
+        try:
+            file = os.stat(self._path)
+        except OSError:
+            file = None
+        if file is None or file.st_ino != (self._file or file).st_ino:
+            raise StoreError(
+                f"{self._path} was moved or deleted while it was in use: put it back, or start Everloop again"
+            )
+        self._file = file
+
+    def is_at_hand(self) -> bool:
+        """Whether the file is as it was before the last commit of the writer's thread. If a checkpoint has changed it,
+        the next commit begins the log anew, and SQLite flushes the head of a new log."""
+        try:
+            file = os.stat(self._path)
+        except OSError:
+            return False
+        known = self._file
+        return known is not None and (file.st_ino, file.st_mtime_ns) == (known.st_ino, known.st_mtime_ns)
 
     def close(self) -> None:
         self.db.close()
@@ -244,16 +339,3 @@ def _attempt_reading(db: sqlite3.Connection, job: Job) -> None:
         job.result = job.work(db)
     except Exception as error:
         job.error = error
-
-
-def _still_there(connection: sqlite3.Connection, file: tuple[str, int] | None) -> tuple[str, int]:
-    """The path of a connection's file, and its inode. SQLite does not notice that the file was removed, and what is
-    written to it then is lost."""
-    path = file[0] if file is not None else str(connection.execute("PRAGMA database_list").fetchone()[2])
-    try:
-        found = path, os.stat(path).st_ino
-    except OSError:
-        found = None
-    if found is None or found != (file or found):
-        raise StoreError(f"{path} was moved or deleted while it was in use: put it back, or start Everloop again")
-    return found

@@ -295,6 +295,7 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("workers_more", lambda: many(rounds, "more_workers")),
         ("workers_death", lambda: many(rounds, "death")),
         ("workers_notify", lambda: many(rounds, "notify")),
+        ("workers_pool", lambda: many(rounds, "pooled")),
     ]
     results = []
     for name, figure in figures:

@@ -81,8 +81,12 @@ class Unreachable(StoreError):
     """There is no connection now; there may be one later."""
 
 
-def connect(dsn: DSN) -> Connection:
-    """Open a connection in autocommit mode, or raise a StoreError in one line."""
+def connect(dsn: DSN, *, pooled: bool = False) -> Connection:
+    """Open a connection in autocommit mode, or raise a StoreError in one line.
+
+    One that is `pooled` leads through a pooler, which may run each transaction in another server process: no statement
+    is prepared on it.
+    """
     try:
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
@@ -102,6 +106,8 @@ def connect(dsn: DSN) -> Connection:
     options: dict[str, Any] = {name: value for name, value in defaults.items() if name not in given}
     try:
         connection = psycopg.connect(dsn.secret, autocommit=True, **options)
+        if pooled:
+            connection.prepare_threshold = None
     except psycopg.Error as error:
         raise Unreachable(
             f"cannot open the store {dsn} ({one_line(dsn, error)}): check that the server runs, and the address, the "

@@ -67,7 +67,7 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 def over(below: dict[str, Any], above: dict[str, Any], tied: bool = True) -> dict[str, Any]:
     """Merge two sources; `above` wins. An address belongs to its provider, and a key to its endpoint (unless it is not
-    `tied` to one): neither is carried over to another endpoint that `above` names. A pool belongs to its store likewise."""
+    `tied` to one): neither is carried over to another endpoint that `above` names. Nor is a pool to another store."""
     kept = dict(below)
     usual = {"provider": "openai", "base_url": ""}  # the defaults
     moved = {name for name in ENDPOINT & above.keys() if above[name] != below.get(name, usual[name])}

@@ -44,7 +44,11 @@ class PgBouncer:
 
     def start(self) -> None:
         who: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+        }
         self._process = subprocess.Popen([str(PGBOUNCER), str(self._settings)], cwd="/", **quiet, **who)
         give_up = time.monotonic() + START_SECONDS
         while not (self._folder / ".s.PGSQL.6432").exists():

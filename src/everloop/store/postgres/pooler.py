@@ -66,7 +66,7 @@ def check_pool(pooled: Connection, pool: DSN, direct: Connection, dsn: DSN) -> N
         direct.execute("SELECT pg_advisory_unlock(%s)", (key,))
     if free != (False,) or pooled.execute(TABLES).fetchone() != direct.execute(TABLES).fetchone():
         raise StoreError(
-            f"the pooler {pool} does not lead to the tables of {dsn}: check its database, its server and its search_path"
+            f"the pooler {pool} does not lead to the tables of {dsn}: check its database, server and search_path"
         )
 
 

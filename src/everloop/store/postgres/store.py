@@ -69,8 +69,9 @@ class PostgresStore:
     """Log, inbox, outbox, leases and timers in one database, shared by any number of processes.
 
     Nothing is opened before the first call. `pool` is the address of a pooler in transaction mode before the same
-    database: reads and writes go through it, and only the heartbeat, which listens, goes to `dsn`. `lease_seconds` is how long a worker that misses its heartbeats keeps its
-    leases; it should be the same in all processes of a store. With `flush_always` every step waits for the disk.
+    database: reads and writes go through it, and only the heartbeat, which listens, goes to `dsn`. `lease_seconds` is
+    how long a worker that misses its heartbeats keeps its leases; it should be the same in all processes of a store.
+    With `flush_always` every step waits for the disk.
     """
 
     def __init__(

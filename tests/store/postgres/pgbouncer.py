@@ -24,6 +24,7 @@ CONFIG = """[databases]
 listen_addr =
 unix_socket_dir = {folder}
 auth_type = any
+admin_users = postgres
 pool_mode = transaction
 default_pool_size = {size}
 max_client_conn = 2000

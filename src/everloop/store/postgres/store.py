@@ -42,7 +42,7 @@ from ..claims import Begun, Held
 from ..outbox import Taken, encoded
 from ..peers import ANY, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import deleting, prepared, queries
+from . import deleting, prepared, queries, replication
 from . import search as searching
 from . import transactions as tx
 from .connections import Connections, connect, explain
@@ -51,6 +51,7 @@ from .heartbeat import ANNOUNCE, Heartbeat
 from .lone_writes import Call, LoneWrite, MustTransact, repeatable
 from .notify import NotifiedPeer, Notifier
 from .pooler import check_pool, refuse_transaction_mode, set_defaults
+from .replication import Replication
 from .schema import migrate
 from .transactions import NOW, living
 
@@ -509,6 +510,14 @@ class PostgresStore:
 
     async def overview(self) -> Overview:
         return await self._in_reader(lambda db: queries.overview(db, self._lease))
+
+    async def standbys(self) -> Replication:
+        """What the server says of its standbys."""
+        return await self._in_reader(replication.look)
+
+    @property
+    def standby_wait(self) -> float:
+        return self.heartbeat.standby_wait
 
     async def is_alive(self, worker: str) -> bool:
         return await self._in_reader(lambda db: tx.is_alive(db, worker, self._lease))

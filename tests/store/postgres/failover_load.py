@@ -37,12 +37,13 @@ class Load:
         self.errors: list[str] = []  # that a call gave up with
         self.longest = 0.0  # seconds between two acknowledgements, of any client
         self._last = time.monotonic()
-        self._over = self._all_said = False
+        self._over = asyncio.Event()
+        self._all_said = False
         self._running: set[tuple[str, str]] = set()  # a worker works on a session once
 
     async def say(self, chat: int) -> None:
         number = 0
-        while not self._over:
+        while not self._over.is_set():
             text = f"{chat}.{number}"
             message = InboundMessage("test", "user", str(chat), text, id=text).addressed()
             try:
@@ -54,7 +55,7 @@ class Load:
             self.longest, self._last = max(self.longest, now - self._last), now
             self.said.append(text)
             number += 1
-            while not self._over and len(self.said) > len(self.ended) + BACKLOG:
+            while not self._over.is_set() and len(self.said) > len(self.ended) + BACKLOG:
                 await asyncio.sleep(0.02)
 
     async def work(self, store: PostgresStore, worker: str) -> None:
@@ -130,7 +131,7 @@ async def load(dsn: str, pool: str | None = None) -> AsyncIterator[Load]:
         tasks += [asyncio.create_task(made.work(store, worker)) for _ in range(WORKERS)]
     try:
         yield made
-        made._over = True
+        made._over.set()
         async with asyncio.timeout(60):
             await asyncio.gather(*tasks[:SESSIONS])
             made._all_said = True

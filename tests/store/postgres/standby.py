@@ -70,7 +70,7 @@ class Pair:
 
     def wait_for_standby(self) -> None:
         """Have commits wait for the standby, once it is connected."""
-        self._configure(self.primary, "synchronous_standby_names", "*")
+        self.configure("synchronous_standby_names", "*")
         give_up = time.monotonic() + START_SECONDS
         connected = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 'streaming'"
         while not self.primary.sql(connected):
@@ -86,10 +86,11 @@ class Pair:
         self.standby._run("pg_ctl", "-w", "-t", "40", "promote")
         self.primary, self.standby = self.standby, self.primary
 
-    def _configure(self, server: Server, name: str, value: str) -> None:
-        with open(server.folder / "data" / "postgresql.conf", "a") as conf:  # what is said last counts
+    def configure(self, name: str, value: str) -> None:
+        """Change a setting of the primary."""
+        with open(self.primary.folder / "data" / "postgresql.conf", "a") as conf:  # what is said last counts
             conf.write(f"{name} = '{value}'\n")
-        server._run("pg_ctl", "reload")
+        self.primary._run("pg_ctl", "reload")
 
 
 @contextlib.contextmanager

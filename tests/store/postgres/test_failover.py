@@ -6,13 +6,16 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from everloop.bus import InboundMessage
+from everloop.observability.metrics import Meters
+from everloop.observability.metrics_page import Page
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.store import PostgresStore
-from tests.support.commands import until
+from tests.support.commands import everloop, until
 
 from .failover_load import load
 from .pgbouncer import pgbouncer
@@ -42,6 +45,12 @@ def name(servers: Pair) -> str:
     made = f"ha{next(_numbers)}"
     servers.primary.sql(f"CREATE DATABASE {made} TEMPLATE everloop_template")
     return made
+
+
+async def standbys_told(dsn: str) -> dict[str, Any]:
+    """What `everloop doctor` says of standbys."""
+    done = await everloop("doctor", "--json", EVERLOOP_STORE=dsn)
+    return next(check for check in done.json["checks"] if check["name"] == "standbys")
 
 
 def said(text: str, chat: str = "1") -> InboundMessage:
@@ -99,6 +108,10 @@ async def test_a_standby_that_is_lost_is_reported_and_everything_waits_until_it_
     found = await store.standbys()
     assert (found.names, found.standbys, found.waiting) == ("*", (), 1)
     assert await store.is_alive(worker)  # its heartbeat waits for no standby
+    text = (await Page(store, Meters()).text()).decode()
+    assert float(text.partition("\neverloop_standby_wait_seconds ")[2].split()[0]) > 1
+    told = await standbys_told(servers.dsn(name))
+    assert (told["ok"], told["found"].partition(" that ")[0]) == (False, "1 write waits for a synchronous standby")
     await asyncio.to_thread(servers.standby.start)
     await waiting
     await until(lambda: "no longer wait" in caplog.text)
@@ -106,6 +119,19 @@ async def test_a_standby_that_is_lost_is_reported_and_everything_waits_until_it_
     await peer.leave()
     await store.close()
     retire(worker)
+
+
+async def test_doctor_shows_standbys_and_warns_of_one_that_commits_do_not_wait_for(servers, name):
+    told = await standbys_told(servers.dsn(name))
+    assert told["ok"]
+    assert "walreceiver (sync, streaming" in told["found"]
+    await asyncio.to_thread(servers.configure, "synchronous_standby_names", "")
+    async with asyncio.timeout(30):
+        while (told := await standbys_told(servers.dsn(name)))["ok"]:  # the server reads its settings soon
+            await asyncio.sleep(0.1)
+    assert "async" in told["found"]
+    assert "loses what it has not received" in told["fix"]
+    await asyncio.to_thread(servers.wait_for_standby)
 
 
 async def test_a_commit_that_is_visible_and_not_replicated_is_not_acknowledged(servers, name):

@@ -203,3 +203,5 @@ async def test_a_command_uses_the_pool(postgres, database, pooler):
         settings = {"EVERLOOP_STORE": database, "EVERLOOP_STORE_POOL": pooler.dsn(name_of(database))}
         done = await everloop("run", "what is it?", server=server, **settings)
         assert (done.status, done.out) == (0, "forty-two\n"), done.err
+        told = (await everloop("doctor", "--json", server=server, **settings)).json["checks"]
+        assert "through the pooler postgresql://" in next(one["found"] for one in told if one["name"] == "store")

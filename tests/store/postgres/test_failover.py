@@ -74,6 +74,14 @@ async def test_nothing_is_lost_or_doubled_and_no_fence_comes_twice_over_failover
             print(f"{figures}, longest wait {work.longest:.1f} s")
 
 
+async def test_an_address_of_two_servers_leads_to_the_primary_in_either_order(servers, name):
+    first, second = servers.primary.folder, servers.standby.folder
+    for hosts in (f"{first},{second}", f"{second},{first}"):
+        store = PostgresStore(f"postgresql://postgres@/{name}?host={hosts}", patience=0.1)
+        await store.accept(said(hosts))
+        await store.close()
+
+
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=[pytest.mark.chaos, pytest.mark.timeout(0)])])
 async def test_the_same_holds_behind_a_pooler_that_is_led_to_the_standby_before_it_is_promoted(servers, name, times):
     here = "SELECT 1 FROM pg_stat_activity WHERE datname = %s"
@@ -96,7 +104,7 @@ async def test_the_same_holds_behind_a_pooler_that_is_led_to_the_standby_before_
 
 async def test_a_standby_that_is_lost_is_reported_and_everything_waits_until_it_is_back(servers, name, caplog):
     caplog.set_level(logging.WARNING)
-    store, worker = PostgresStore(servers.dsn(name)), new_worker()
+    store, worker = PostgresStore(servers.dsn(name), lease_seconds=1.5), new_worker()  # renewed every half a second
     peer = store.peer(worker, lambda _: None)
     await peer.join()
     await store.accept(said("before"))

@@ -11,7 +11,7 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.config.sources import DSN
 from everloop.errors import StoreError
-from everloop.log import TurnEnded
+from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.move_owner import move_owner
 from everloop.store.postgres.store import PostgresStore
@@ -127,6 +127,32 @@ async def test_a_move_that_is_cut_off_between_the_commits_is_completed_by_the_ne
     await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other))
     assert not any(rows(postgres, database, "anna").values())
     assert len(rows(postgres, other, "anna")["entry"]) == len(mine["entry"]) + 1
+
+
+async def test_work_goes_on_while_the_log_is_copied_and_arrives_too(postgres, database, other, worker):
+    await filled(database, worker)
+    there = other.partition("@/")[2].partition("?")[0]
+    copying = "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND state = 'idle in transaction'"
+    async with opened(PostgresStore(database)) as store:
+        claim = await store.begin("anna", "test:3", worker)
+        assert claim is not None
+        moving = asyncio.create_task(asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other)))
+        async with asyncio.timeout(30):
+            while not await asyncio.to_thread(postgres.sql, copying, there):  # it waits for the turn
+                await asyncio.sleep(0.02)
+        await store.append(claim, [ModelAnswered("more")])
+        await store.accept(InboundMessage("test", "user", "9", "new", owner="anna").addressed())
+        await store.finish(claim, [TurnEnded("answer", "done")])
+        for one in await store.take_outgoing(worker, 1000):
+            await store.sent([one.id])
+        moved = await moving
+    assert moved.left == 0
+    assert not any(rows(postgres, database, "anna").values())
+    async with opened(PostgresStore(other)) as store:
+        info = await store.session("anna", "test:3")
+        assert info is not None
+        assert [type(one.entry) for one in await store.read_log(info.id)][-2:] == [ModelAnswered, TurnEnded]
+        assert [row.message.content for row in await store.waiting("anna", "test:9")] == ["new"]
 
 
 async def test_a_copy_that_fails_or_arrives_changed_moves_nothing(postgres, database, other, worker):

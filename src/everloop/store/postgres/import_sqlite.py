@@ -129,16 +129,16 @@ def _counted(file: sqlite3.Connection, database: Connection, table: str, source:
 
 def _compared(file: sqlite3.Connection, database: Connection, source: Path) -> int:
     """Compare all logs entry by entry, and return how many there are."""
-    there = hashes(_rows(file.execute(LOG)))
+    there = _hashes(_rows(file.execute(LOG)))
     with database.cursor(name="log") as cursor:
         cursor.itersize = CHUNK
-        here = hashes(cursor.execute(LOG))
+        here = _hashes(cursor.execute(LOG))
     if different := [session for session in there.keys() | here.keys() if there.get(session) != here.get(session)]:
         raise StoreError(f"{source}: the log of session {min(different)} arrived changed: nothing was moved")
     return len(there)
 
 
-def hashes(log: Iterable[tuple[Any, ...]]) -> dict[int, str]:
+def _hashes(log: Iterable[tuple[Any, ...]]) -> dict[int, str]:
     found: dict[int, Any] = {}
     for session, *row in log:
         if session not in found:

@@ -1,23 +1,25 @@
 """Moves one owner from a PostgreSQL database to another: all of it, compared, or nothing.
 
-The owner's sessions are locked in the old database from the first row that is read until everything is deleted there.
-What arrives is committed in the new database first: a move that is cut off in between leaves the owner in both, and is
-completed when it is run again.
+The log, which only grows, is copied while work goes on. Then the owner's sessions are locked in the old database, the
+rest is copied, and the new database commits: from there on the owner can work in it. Last, everything is deleted in the
+old one. A move that is cut off before that leaves the owner in both, and is completed when it is run again.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...config.sources import DSN
 from ...errors import StoreError
 from . import deleting
 from .connections import connect, explain
-from .import_sqlite import CHUNK, LOG, TABLES, hashes
+from .import_sqlite import TABLES
 from .schema import migrate
 from .transactions import is_alive
 
@@ -25,9 +27,8 @@ if TYPE_CHECKING:
     from .connections import Connection
 
 WAIT_SECONDS = 30.0  # for turns that run, and answers that are being sent
-OF_SESSIONS = ("inbox", "outbox")  # whose rows get new numbers, in the same order
 OF_OWNER = ("timer", "spent", "token", "file_mark", "session_grant")
-OWN = {"session": "owner = %(owner)s", **dict.fromkeys((*OF_SESSIONS, *OF_OWNER), "owner = %(owner)s")}
+BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0"
 HELD = """SELECT worker, key FROM session WHERE owner = %(owner)s AND worker IS NOT NULL
     UNION SELECT o.worker, s.key FROM outbox o JOIN session s ON s.id = o.session
     WHERE o.owner = %(owner)s AND o.sent_at IS NULL AND o.worker IS NOT NULL"""
@@ -37,8 +38,23 @@ LOCK = (
     "SELECT 1 FROM timer WHERE owner = %(owner)s ORDER BY id FOR UPDATE",
 )
 NUMBERS = "SELECT nextval(pg_get_serial_sequence(%s, 'id')) FROM generate_series(1, %s)"
-LOG_OF = LOG.replace("FROM entry", "FROM entry WHERE session = ANY(%s)")
+PLACES = "unnest(%s::bigint[], %s::bigint[])"  # the number of a row, and the one that it gets
+LENGTHS = """SELECT s.id, coalesce((SELECT max(seq) FROM entry e WHERE e.session = s.id), 0) FROM session s
+    WHERE s.id = ANY(%s)"""
+LOG = """COPY (SELECT p.place, e.seq, e.turn, e.kind, e.data, e.at
+    FROM entry e JOIN unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) AS p (id, place, after, until)
+        ON p.id = e.session AND e.seq > p.after AND e.seq <= p.until
+    ORDER BY p.place, e.seq) TO STDOUT"""
 TAKEN_NAME = "SELECT name FROM token WHERE name = ANY(%s) AND revoked_at IS NULL AND hash <> ALL(%s)"
+
+
+class Part(NamedTuple):
+    """A part of a session's log, and the session's number in both databases."""
+
+    id: int
+    place: int
+    after: int
+    until: int
 
 
 @dataclass(slots=True)
@@ -47,7 +63,7 @@ class MovedOwner:
 
     rows: dict[str, int] = field(default_factory=dict)
     logs: int = 0
-    pause: float = 0.0  # seconds
+    pause: float = 0.0  # seconds from the lock until the owner can work in the new database
     left: int = 0  # sessions that came into being in the old database meanwhile
 
 
@@ -64,31 +80,18 @@ def move_owner(
         try:
             migrate(old, source)
             migrate(new, target)
-            if _same_tables(old, new):
+            if _is_same(old, new):
                 raise StoreError(f"{target} is the database that {owner} is in: name another one")
-            _wait_until_idle(old, owner, wait, lease)
-            began = time.monotonic()
-            with old.transaction():
-                old.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
-                with new.transaction():
-                    new.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
-                    moved, sessions = _copy(owner, old, new, source, target, lease)
-                    before_commit()
-                _delete(owner, old, sessions)
-            moved.pause = time.monotonic() - began
-            row = old.execute("SELECT count(*) FROM session WHERE owner = %s", (owner,)).fetchone()
-            moved.left = row[0] if row is not None else 0
-            return moved
+            return _Move(owner, old, new, source, target, lease).run(before_commit, wait)
         except StoreError:
             raise
         except Exception as error:
-            where = source if old.info.transaction_status or old.closed else target
-            raise StoreError(f"{explain(where, error)} Run it again: what is there twice is compared.") from error
+            raise StoreError(f"{explain(source, error)} Run it again: what is there twice is compared.") from error
 
 
-def _same_tables(old: Connection, new: Connection) -> bool:
+def _is_same(old: Connection, new: Connection) -> bool:
     """Whether both are one database: an advisory lock is held in one database of one server."""
-    key = 4_611_686_018_427_387_903 & hash((old.info.backend_pid, time.monotonic_ns()))
+    key = secrets.randbits(62)
     old.execute("SELECT pg_advisory_lock(%s)", (key,))
     try:
         row = new.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
@@ -97,123 +100,161 @@ def _same_tables(old: Connection, new: Connection) -> bool:
     return row == (False,)
 
 
-def _wait_until_idle(old: Connection, owner: str, wait: float, lease: float) -> None:
-    give_up = time.monotonic() + wait
-    while busy := _busy(old, owner, lease):
-        if time.monotonic() > give_up:
-            raise StoreError(f"a worker is at work on {', '.join(busy[:3])}: try again when its turn has ended")
-        time.sleep(0.1)
+class _Move:
+    """One move. A connection that is closed rolls its transaction back."""
+
+    def __init__(self, owner: str, old: Connection, new: Connection, source: DSN, target: DSN, lease: float) -> None:
+        self._owner = owner
+        self._old, self._new = old, new
+        self._source, self._target = source, target
+        self._lease = lease
+        self._places: dict[int, int] = {}  # sessions that are copied, and their numbers in the new database
+        self._lengths: dict[int, int] = {}  # of their logs, so far as they are copied
+        self._moved = MovedOwner(rows={"session": 0, "entry": 0})
+
+    def run(self, before_commit: Callable[[], None], wait: float) -> MovedOwner:
+        self._new.execute(BEGIN)
+        there: dict[str, int] = dict(
+            self._new.execute("SELECT key, id FROM session WHERE owner = %s", (self._owner,)).fetchall()
+        )
+        known = {id: there[key] for id, key in self._sessions().items() if key in there}  # by a move that was cut off
+        self._copy_log(known)
+        self._wait_until_idle(wait)
+        self._old.execute(BEGIN)
+        began = time.monotonic()
+        for query in LOCK:
+            self._old.execute(query, {"owner": self._owner})
+        if busy := self._busy():
+            raise StoreError(f"a worker has just begun to work on {', '.join(busy[:3])}: try again")
+        sessions = self._sessions()
+        if not sessions and not any(self._count(table) for table in OF_OWNER):
+            raise StoreError(f"{self._source} has nothing of {self._owner}: `everloop token list` names owners")
+        if self._places.keys() - sessions.keys():
+            raise StoreError("a session was deleted meanwhile: try again")
+        lengths = self._lengths_of(known)
+        changed = f"{self._target} has a session of the same name with another log"
+        self._compare((Part(id, known[id], 0, length) for id, length in lengths.items()), changed)
+        self._update_sessions()
+        self._copy_log(known)
+        self._copy_rest()
+        before_commit()
+        self._new.execute("COMMIT")
+        self._moved.pause = time.monotonic() - began
+        self._delete(list(sessions))
+        self._old.execute("COMMIT")
+        self._moved.logs, self._moved.left = len(sessions), len(self._sessions())
+        return self._moved
+
+    # ------------------------------------------------------------------------------------------ waiting
+
+    def _wait_until_idle(self, wait: float) -> None:
+        give_up = time.monotonic() + wait
+        while busy := self._busy():
+            if time.monotonic() > give_up:
+                raise StoreError(f"a worker is at work on {', '.join(busy[:3])}: try again when its turn has ended")
+            time.sleep(0.1)
+
+    def _busy(self) -> list[str]:
+        """The sessions that a living worker holds, or sends answers of."""
+        held = self._old.execute(HELD, {"owner": self._owner}).fetchall()
+        return sorted({key for worker, key in held if is_alive(self._old, worker, self._lease)})
+
+    # ------------------------------------------------------------------------------------------ copying
+
+    def _sessions(self) -> dict[int, str]:
+        return dict(self._old.execute("SELECT id, key FROM session WHERE owner = %s", (self._owner,)).fetchall())
+
+    def _count(self, table: str) -> int:
+        row = self._old.execute(f"SELECT count(*) FROM {table} WHERE owner = %s", (self._owner,)).fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def _lengths_of(self, sessions: Iterable[int]) -> dict[int, int]:
+        return dict(self._old.execute(LENGTHS, (list(sessions),)).fetchall())
+
+    def _copy_log(self, known: dict[int, int]) -> None:
+        """Copy sessions and entries that are not copied yet, and compare these entry by entry."""
+        fresh = self._numbered("session", sorted(self._sessions().keys() - known.keys() - self._places.keys()))
+        self._moved.rows["session"] += self._stream("session", {}, fresh)
+        self._places |= fresh
+        lengths = self._lengths_of(self._places)
+        parts = [Part(id, self._places[id], self._lengths.get(id, 0), length) for id, length in lengths.items()]
+        columns = ", ".join(TABLES["entry"])
+        with (
+            self._old.cursor().copy(LOG, _values(parts)) as out,
+            self._new.cursor().copy(f"COPY entry ({columns}) FROM STDIN") as into,
+        ):
+            for row in out:
+                into.write(row)
+                self._moved.rows["entry"] += 1
+        self._compare(parts, f"the log arrived changed in {self._target}: nothing was moved")
+        self._lengths = lengths
+
+    def _compare(self, parts: Iterable[Part], wrong: str) -> None:
+        """Compare logs entry by entry, as both servers write them."""
+        parts = list(parts)
+        there = [part._replace(id=part.place) for part in parts]
+        with (
+            self._old.cursor().copy(LOG, _values(parts)) as mine,
+            self._new.cursor().copy(LOG, _values(there)) as theirs,
+        ):
+            if any(one != other for one, other in zip_longest(mine, theirs)):
+                raise StoreError(wrong)
+
+    def _update_sessions(self) -> None:
+        """What has changed of a session since its log was copied."""
+        columns = [name for name in TABLES["session"] if name not in ("id", "owner", "key")]
+        query = f"SELECT id, {', '.join(columns)} FROM session WHERE id = ANY(%s)"
+        rows = self._old.execute(query, (list(self._places),)).fetchall()
+        update = f"UPDATE session SET {', '.join(f'{name} = %s' for name in columns)} WHERE id = %s"
+        self._new.cursor().executemany(update, [(*row[1:], self._places[row[0]]) for row in rows])
+
+    def _copy_rest(self) -> None:
+        tokens = self._old.execute("SELECT name, hash FROM token WHERE owner = %s", (self._owner,)).fetchall()
+        names, sums = [name for name, _ in tokens], [one for _, one in tokens]
+        if taken := self._new.execute(TAKEN_NAME, (names, sums)).fetchone():
+            raise StoreError(f'{self._target} has another token named "{taken[0]}": revoke one of the two first')
+        for table in ("inbox", "outbox"):
+            query = f"SELECT id FROM {table} WHERE session = ANY(%s) ORDER BY id"
+            ids = [id for (id,) in self._old.execute(query, (list(self._places),)).fetchall()]
+            self._moved.rows[table] = self._stream(table, self._places, self._numbered(table, ids))
+        for table in OF_OWNER:
+            columns = ", ".join(TABLES[table])
+            rows = self._old.execute(f"SELECT {columns} FROM {table} WHERE owner = %s", (self._owner,)).fetchall()
+            values = ", ".join(["%s"] * len(TABLES[table]))
+            insert = f"INSERT INTO {table} ({columns}) VALUES ({values}) ON CONFLICT DO NOTHING"
+            self._new.cursor().executemany(insert, rows)
+            self._moved.rows[table] = len(rows)
+
+    def _numbered(self, table: str, ids: list[int]) -> dict[int, int]:
+        """Give each row the number that it gets in the other database, in the same order."""
+        numbers = sorted(number for (number,) in self._new.execute(NUMBERS, (table, len(ids))).fetchall())
+        return dict(zip(ids, numbers, strict=True))
+
+    def _stream(self, table: str, sessions: dict[int, int], rows: dict[int, int]) -> int:
+        """Copy these rows as the server writes them, with new numbers; `sessions` are those that they belong to."""
+        named = {"id": "r.place", "session": "s.place"}
+        columns = ", ".join(named.get(name, f"t.{name}") for name in TABLES[table])
+        joined = f"{table} t JOIN {PLACES} AS r (id, place) ON r.id = t.id"
+        values = [list(rows), list(rows.values())]
+        if table != "session":
+            joined += f" JOIN {PLACES} AS s (id, place) ON s.id = t.session"
+            values += [list(sessions), list(sessions.values())]
+        count = 0
+        with (
+            self._old.cursor().copy(f"COPY (SELECT {columns} FROM {joined}) TO STDOUT", values) as out,
+            self._new.cursor().copy(f"COPY {table} ({', '.join(TABLES[table])}) FROM STDIN") as into,
+        ):
+            for row in out:
+                into.write(row)
+                count += 1
+        return count
+
+    def _delete(self, sessions: list[int]) -> None:
+        for query in deleting.DELETE:
+            self._old.execute(query, (sessions,))
+        for table in (*OF_OWNER, "rate"):
+            self._old.execute(f"DELETE FROM {table} WHERE owner = %s", (self._owner,))
 
 
-def _busy(old: Connection, owner: str, lease: float) -> list[str]:
-    """The sessions that a living worker holds, or sends answers of."""
-    held = old.execute(HELD, {"owner": owner}).fetchall()
-    return sorted({key for worker, key in held if is_alive(old, worker, lease)})
-
-
-def _copy(
-    owner: str, old: Connection, new: Connection, source: DSN, target: DSN, lease: float
-) -> tuple[MovedOwner, list[int]]:
-    for query in LOCK:
-        old.execute(query, {"owner": owner})
-    if busy := _busy(old, owner, lease):
-        raise StoreError(f"a worker has just begun to work on {', '.join(busy[:3])}: try again")
-    columns, keys = TABLES["session"], {"owner": owner}
-    sessions = _read(old, "session", columns, keys)
-    if not sessions and not any(_read(old, table, ("owner",), keys) for table in OF_OWNER):
-        raise StoreError(f"{source} has nothing of {owner}: `everloop token list` and `everloop sessions` name owners")
-    moved = MovedOwner()
-    there: dict[str, int] = dict(new.execute("SELECT key, id FROM session WHERE owner = %(owner)s", keys).fetchall())
-    places = {row[0]: there[row[2]] for row in sessions if row[2] in there}  # moved before, by a run that was cut off
-    fresh = [row for row in sessions if row[2] not in there]
-    for row, id in zip(fresh, _numbers(new, "session", len(fresh)), strict=True):
-        places[row[0]] = id
-    _write(new, "session", columns, ((places[row[0]], *row[1:]) for row in fresh))
-    moved.rows["session"] = len(sessions)
-    ids = [row[0] for row in fresh]
-    moved.rows["entry"] = _copy_log(old, new, ids, places)
-    for table in OF_SESSIONS:
-        columns = TABLES[table]
-        rows = [row for row in _read(old, table, columns, keys) if row[2] in set(ids)]
-        numbers = _numbers(new, table, len(rows))
-        _write(
-            new, table, columns,
-            ((n, row[1], places[row[2]], *row[3:]) for n, row in zip(numbers, rows, strict=True)),
-        )  # fmt: skip
-        moved.rows[table] = len(rows)
-    _check_tokens(old, new, keys, target)
-    for table in OF_OWNER:
-        columns = TABLES[table]
-        rows = _read(old, table, columns, keys)
-        values = ", ".join(["%s"] * len(columns))
-        insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) ON CONFLICT DO NOTHING"
-        new.cursor().executemany(insert, rows)
-        moved.rows[table] = len(rows)
-    moved.logs = _compare(old, new, places, [row[0] for row in sessions], {row[0] for row in fresh}, target)
-    return moved, [row[0] for row in sessions]
-
-
-def _read(db: Connection, table: str, columns: Sequence[str], keys: dict[str, str]) -> list[tuple[Any, ...]]:
-    order = " ORDER BY id" if "id" in columns else ""
-    return db.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE {OWN[table]}{order}", keys).fetchall()
-
-
-def _numbers(db: Connection, table: str, count: int) -> list[int]:
-    return sorted(number for (number,) in db.execute(NUMBERS, (table, count)).fetchall())
-
-
-def _write(db: Connection, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with db.cursor().copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
-        for row in rows:
-            copy.write_row(row)
-
-
-def _copy_log(old: Connection, new: Connection, sessions: list[int], places: dict[int, int]) -> int:
-    count = 0
-    columns = TABLES["entry"]
-    with old.cursor(name="log") as cursor, new.cursor().copy(f"COPY entry ({', '.join(columns)}) FROM STDIN") as copy:
-        cursor.itersize = CHUNK
-        for session, *row in cursor.execute(LOG_OF, (sessions,)):
-            copy.write_row((places[session], *row))
-            count += 1
-    return count
-
-
-def _check_tokens(old: Connection, new: Connection, keys: dict[str, str], target: DSN) -> None:
-    """A name is one token's in a whole database."""
-    tokens = _read(old, "token", ("name", "hash"), keys)
-    names, sums = [name for name, _ in tokens], [one for _, one in tokens]
-    if taken := new.execute(TAKEN_NAME, (names, sums)).fetchone():
-        raise StoreError(f'{target} has another token named "{taken[0]}": revoke one of the two first')
-
-
-def _compare(
-    old: Connection, new: Connection, places: dict[int, int], sessions: list[int], fresh: set[int], target: DSN
-) -> int:
-    """Compare all logs entry by entry, and return how many there are. One that was moved before may have gone on."""
-    here = {places[session]: digest for session, digest in _hashes(old, sessions).items()}
-    there = _hashes(new, list(places.values()))
-    for session in sessions:
-        place = places[session]
-        if here.get(place) == there.get(place):
-            continue
-        if session in fresh:
-            raise StoreError(f"the log of session {session} arrived changed in {target}: nothing was moved")
-        length = old.execute("SELECT max(seq) FROM entry WHERE session = %s", (session,)).fetchone()
-        begun = new.execute(LOG_OF.replace("ORDER BY", "AND seq <= %s ORDER BY"), ([place], length and length[0] or 0))
-        if hashes(begun.fetchall()).get(place) != here.get(place):
-            raise StoreError(f"{target} has a session of the same name as session {session} with another log")
-    return len(here)
-
-
-def _hashes(db: Connection, sessions: list[int]) -> dict[int, str]:
-    with db.cursor(name="compared") as cursor:
-        cursor.itersize = CHUNK
-        return hashes(cursor.execute(LOG_OF, (sessions,)))
-
-
-def _delete(owner: str, old: Connection, sessions: list[int]) -> None:
-    for query in deleting.DELETE:
-        old.execute(query, (sessions,))
-    for table in (*OF_OWNER, "rate"):
-        old.execute(f"DELETE FROM {table} WHERE owner = %s", (owner,))
+def _values(parts: list[Part]) -> list[list[int]]:
+    return [list(column) for column in zip(*parts, strict=True)] or [[], [], [], []]
